@@ -1,0 +1,242 @@
+"""Asynchronous PPO: which memory, queues and processes exist. The wiring of a run, from top to bottom."""
+
+import logging
+import multiprocessing
+import secrets
+import time
+from pathlib import Path
+
+from algorithms.appo.blueprint import Blueprint, Probe
+from algorithms.appo.config import Config
+from algorithms.appo.placement import Sampling, choose_device, choose_placement, plan_workers, rows_to_time
+from algorithms.appo.probing import probe_in_process
+from algorithms.appo.runs import CONFIG_FILE
+from algorithms.runtime import launch
+from algorithms.runtime.arena import Arena
+from algorithms.runtime.channels import Links
+from algorithms.runtime.checkpointing import Checkpointing, resume
+from algorithms.runtime.messages import Address, WorkerFailed
+from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.node import Node
+from algorithms.runtime.process import Heartbeat, ProcessPlan
+from algorithms.runtime.runner import Budget, InProcess, Processes, Runner, Workers
+from algorithms.runtime.signals import SignalWatch, StopNow
+from algorithms.runtime.state_block import StateBlock
+from algorithms.runtime.supervisor import Supervisor, WorkerError
+from algorithms.runtime.topology import Topology, check_slots, slots_per_group
+from envs.make import check_name
+from utils import cpu
+from utils.errors import Interrupted, ResourceError, UsageError
+from utils.files import append_json_line, write_json_atomic
+from utils.lock import RunLock
+from utils.logging import configure
+
+log = logging.getLogger(__name__)
+
+MEMORY_SHARE = 0.9
+EXTRA_NICENESS = {"learner": 0, "policy_worker": 2, "actor": 10}
+
+
+def train(config: Config) -> int:
+    """Train until the budget is spent, a signal comes or a worker fails; the exit code.
+
+    Raises:
+        AppoError: what went wrong, with its exit code.
+    """
+    configure("main", None)
+    check_name(config.env)
+    directory = config.run.run_directory
+    _make_directory(directory)
+    with RunLock(directory / ".lock"), SignalWatch() as signals:
+        try:
+            reason = APPO(config, signals).run()
+        except Interrupted as interruption:
+            log.info("%s; go on with the same command and --experiment=%s", interruption, config.run.experiment)
+            return interruption.exit_code
+        except StopNow:
+            log.info("ended without saving")
+            return Interrupted.exit_code
+    log.info("finished: %s; results are in %s", reason, directory)
+    return 0
+
+
+class APPO:
+    """One run.
+
+    Args:
+        config: all flags.
+        signals: what a person or the system asks meanwhile; entered by the caller.
+    """
+
+    def __init__(self, config: Config, signals: SignalWatch) -> None:
+        self.config, self.signals = config, signals
+        self.directory = config.run.run_directory
+        self.cores = cpu.available_cores()
+        self.device = choose_device(config.run.device)
+        self.monitor: Monitor | None = None
+
+    def run(self) -> str:
+        """Why the run ended."""
+        self._write_status("starting")
+        try:
+            reason = self._run()
+        except BaseException as error:
+            state = "interrupted" if isinstance(error, Interrupted | StopNow) else "failed"
+            self._write_status(state, str(error))
+            raise
+        self._write_status("finished", reason)
+        return reason
+
+    def _run(self) -> str:
+        seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
+        if self.config.sampling.inference != "serial":
+            launch.start_fork_server(with_torch=self.config.sampling.inference != "central")
+        found = self._probe()
+        self.signals.check()
+        placement = choose_placement(self.config, self.cores, self.device, found.forward_seconds)
+        sampling = plan_workers(self.config, self.cores, placement)
+        budget = Budget.of(self.config.run, self.config.sampling, found.spec.frames_per_step)
+        topology = self._topology(sampling, found)
+        blueprint = Blueprint(self.config, found.spec, found.model, topology, budget, self.device, seed)
+        self._save_config(seed)
+
+        arena = self._arena(blueprint)
+        blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
+        resumed_at = resume(self.directory, blocks, found.model.table)
+        self.monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed_at, budget.env_steps)
+        checkpointing = Checkpointing(self.directory, self.config.run, blocks, found.model.table)
+        workers = self._serial(blueprint, arena) if placement == "serial" else self._processes(blueprint, arena)
+        log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
+        return Runner(workers, self.monitor, checkpointing, budget, self.signals).run()
+
+    def _probe(self) -> Probe:
+        """The environment's spaces and the model's size, found out in a process of its own."""
+        measure = self.config.sampling.inference == "auto" and self.device == "cpu" and self.cores > 1
+        rows = rows_to_time(self.config, self.cores) if measure else ()
+        if self.config.sampling.inference == "serial":
+            from algorithms.appo.probe import probe
+
+            cpu.allocator_settings()
+            cpu.limit_threads(self.config.sampling.learner_main_loop_num_cores)
+            return probe(self.config, rows)
+        timeout = self.config.sampling.reset_timeout_seconds
+        answer = launch.ask_process(probe_in_process, (self.config, rows), timeout, self.signals)
+        if isinstance(answer, WorkerFailed):
+            raise WorkerError(answer.summary, answer.exit_code, answer.traceback)
+        assert isinstance(answer, Probe)
+        return answer
+
+    def _topology(self, sampling: Sampling, found: Probe) -> Topology:
+        c = self.config
+        columns = c.learning.num_batches_per_iteration * c.learning.batch_size // c.learning.rollout
+        rows = sampling.num_envs_per_worker // sampling.num_splits * found.spec.num_agents
+        groups = sampling.num_workers * sampling.num_splits
+        accumulate = c.sampling.num_minibatches_to_accumulate
+        waiting = 1 if accumulate < 0 else -(-accumulate // c.learning.num_batches_per_iteration)
+        slots = slots_per_group(
+            minimum=c.sampling.min_traj_buffers_per_worker,
+            waiting_batches=waiting,
+            batch_columns=columns * c.sampling.num_policies,
+            rows=rows,
+            groups=groups,
+        )
+        check_slots(slots=slots, rows=rows, groups=groups, batch_columns=columns)
+        return Topology(
+            placement=sampling.placement,
+            num_actors=sampling.num_workers,
+            groups_per_actor=sampling.num_splits,
+            slots_per_group=slots,
+            num_policies=c.sampling.num_policies,
+            policy_workers_per_policy=c.sampling.policy_workers_per_policy,
+            rows=rows,
+            rollout=c.learning.rollout,
+        )
+
+    def _arena(self, blueprint: Blueprint) -> Arena:
+        fields = blueprint.fields()
+        needed, available = sum(f.nbytes for f in fields), cpu.available_memory_bytes()
+        if needed > MEMORY_SHARE * available:
+            raise ResourceError(
+                f"the run needs {needed / 2**20:.0f} MiB of shared memory, {available / 2**20:.0f} MiB are free: lower "
+                "--num_workers, --num_envs_per_worker or --min_traj_buffers_per_worker"
+            )
+        return Arena.create(fields)
+
+    def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
+        """All workers in this process."""
+        plan = self._plan(blueprint, arena, None, "main", 0)
+
+        def build(outbox: launch.Outbox) -> Node:
+            return Node(blueprint(plan, Heartbeat(arena, 0)), blueprint.topology.address_of, outbox)
+
+        return InProcess(build)
+
+    def _processes(self, blueprint: Blueprint, arena: Arena) -> Workers:
+        """Every worker in the process that the topology gives it."""
+        links = Links(blueprint.topology)
+        supervisor = Supervisor(links.bells, self.config.sampling.reset_timeout_seconds)
+
+        def start() -> None:
+            for row, name in enumerate(blueprint.topology.processes()):
+                self.signals.check()
+                plan = self._plan(blueprint, arena, links, name, row)
+                # CUDA wants a process that shares nothing with a parent; everything else forks in milliseconds.
+                by_spawn = any(w.role != "actor" for w in plan.workers) and not launch.can_fork(self.device)
+                method = "spawn" if by_spawn else "forkserver"
+                with launch.signals_blocked():
+                    supervisor.start(multiprocessing.get_context(method), plan, blueprint)
+
+        return Processes(supervisor, blueprint.topology, start, self.signals)
+
+    def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:
+        workers = blueprint.topology.processes()[name]
+        s, role = self.config.sampling, workers[0].role
+        is_actor = role == "actor"
+        gpus = ",".join(map(str, s.actor_worker_gpus)) if is_actor and len(workers) == 1 else None
+        single = self.config.env.force_envs_single_thread
+        return ProcessPlan(
+            name=name,
+            row=row,
+            workers=workers,
+            links=links.of(name, workers) if links else None,
+            arena=arena,
+            log_path=(self.directory / "logs" / f"{name}.log").absolute(),
+            parent_pid=multiprocessing.current_process().pid or 0,
+            niceness=s.default_niceness + EXTRA_NICENESS[role],
+            cores=self._cores_of(workers[0], blueprint.topology),
+            threads=s.learner_main_loop_num_cores if role == "learner" else 1 if single else self.cores,
+            visible_gpus=gpus,
+        )
+
+    def _cores_of(self, worker: Address, topology: Topology) -> frozenset[int]:
+        """Actors are pinned where there are whole cores to pin them to; learners and policy workers never."""
+        allowed = cpu.allowed_cores()
+        if worker.role != "actor" or not self.config.sampling.set_workers_cpu_affinity or self.cores < len(allowed):
+            return frozenset()
+        return cpu.affinity_plan(topology.num_actors, allowed)[worker.index]
+
+    def _save_config(self, seed: int) -> None:
+        flat = self.config.to_flat() | {"seed": seed}
+        write_json_atomic(self.directory / CONFIG_FILE, flat)
+        append_json_line(self.directory / "config_history.jsonl", {"time": time.time(), "flags": flat})
+
+    def _write_status(self, state: str, reason: str = "") -> None:
+        totals = self.monitor.totals() if self.monitor else {}
+        returns = [p.episode_return.mean for p in self.monitor.policies if p.episodes] if self.monitor else []
+        status = {"state": state, "reason": reason, "time": time.time(), "totals": totals, "return_mean": returns}
+        write_json_atomic(self.directory / "status.json", status)
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
+
+
+def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:
+    return (
+        f"{directory}: {sampling.placement} inference on {device}, {sampling.num_workers} actors x "
+        f"{sampling.num_envs_per_worker} envs in {sampling.num_splits} groups, {topology.slots_per_group} slots per group, "
+        f"{arena.nbytes / 2**20:.0f} MiB shared"
+    )

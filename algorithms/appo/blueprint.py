@@ -1,0 +1,146 @@
+"""What a run is made of, known before any worker exists; torch-free, so that actors and main can read it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from algorithms.appo.config import Config
+from algorithms.runtime.actor_worker import ActorWorker
+from algorithms.runtime.arena import Field
+from algorithms.runtime.channels import Mailboxes
+from algorithms.runtime.env_group import EnvGroup, GroupPlan
+from algorithms.runtime.messages import Address
+from algorithms.runtime.node import Worker
+from algorithms.runtime.process import Activity, Heartbeat, ProcessPlan
+from algorithms.runtime.runner import Budget
+from algorithms.runtime.state_block import StateBlock
+from algorithms.runtime.topology import Topology
+from algorithms.runtime.trajectories import FinalObservations, Trajectories, sizes_of
+from algorithms.runtime.weights import WeightRing
+from envs.make import make_group
+from envs.spec import EnvSpec
+
+# Every random generator of a run derives from --seed through one of these branches.
+SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3}
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What memory must be reserved for a model.
+
+    Attributes:
+        table: name and shape of every weight.
+        rnn_state_size: H.
+        num_moments: values of the running statistics.
+    """
+
+    table: list[tuple[str, tuple[int, ...]]]
+    rnn_state_size: int
+    num_moments: int
+
+    @property
+    def num_weights(self) -> int:
+        """P."""
+        return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in self.table)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found out about the environment and its model before memory is reserved.
+
+    Attributes:
+        spec: of the environment.
+        model: of its network.
+        forward_seconds: of one forward pass by number of rows; empty when nothing was measured.
+    """
+
+    spec: EnvSpec
+    model: ModelDescription
+    forward_seconds: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Everything workers are built from; travels to every process at its start.
+
+    Attributes:
+        config: all flags; each worker is given its part.
+        spec: of the environment.
+        model: what the weights look like.
+        topology: how many of everything, and where.
+        budget: when training ends.
+        device: of the networks, "cpu" or "cuda".
+        seed: of the run.
+    """
+
+    config: Config
+    spec: EnvSpec
+    model: ModelDescription
+    topology: Topology
+    budget: Budget
+    device: str
+    seed: int
+
+    def seeds(self, branch: str, *index: int) -> np.random.SeedSequence:
+        """The random seeds of one worker; generations differ, restarts do not repeat a past."""
+        return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
+
+    def fields(self) -> list[Field]:
+        """The shared memory of the run."""
+        c, t = self.config, self.topology
+        sizes = sizes_of(t, self.spec, self.model.rnn_state_size, c.learning.segment_steps)
+        fields = Trajectories.declare(sizes, self.spec) + FinalObservations.declare(sizes, self.spec)
+        fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]
+        for policy in range(t.num_policies):
+            fields += WeightRing.declare(policy, self.model.num_weights)
+            fields += StateBlock.declare(policy, self.model.num_weights, self.model.num_moments)
+        return fields
+
+    def __call__(self, plan: ProcessPlan, heartbeat: Heartbeat) -> Mapping[Address, Worker]:
+        """The workers of a process, ready to begin; torch is imported only where there is a network."""
+        make: dict[str, Callable[[Address], Worker]] = {"actor": partial(make_actor, self, plan, heartbeat)}
+        if any(address.role != "actor" for address in plan.workers):
+            from algorithms.appo.build import make_learner, make_policy_worker
+
+            make["learner"] = partial(make_learner, self, plan.arena)
+            make["policy_worker"] = partial(make_policy_worker, self, plan.arena)
+        return {address: make[address.role](address) for address in plan.workers}
+
+
+def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, address: Address) -> ActorWorker:
+    """An actor whose environments are made and reset."""
+    trajectories = Trajectories.attach(plan.arena, blueprint.spec)
+    finals = FinalObservations.attach(plan.arena, blueprint.spec)
+    groups = []
+    for index in blueprint.topology.groups_of(address.index):
+        heartbeat.beat(Activity.RESETTING)
+        group_plan = _group_plan(blueprint, index, plan.generation)
+        seeds = blueprint.seeds("group", index, plan.generation)
+        envs = make_group(
+            blueprint.config.env,
+            blueprint.topology.rows // blueprint.spec.num_agents,
+            worker_index=index,
+            seed=int(seeds.generate_state(1)[0]),
+            decorrelate_steps=blueprint.config.learning.rollout,
+        )
+        groups.append(EnvGroup(group_plan, envs, trajectories, finals, seeds))
+        groups[-1].reset()
+    return ActorWorker(address, groups)
+
+
+def _group_plan(blueprint: Blueprint, index: int, generation: int) -> GroupPlan:
+    c, t = blueprint.config, blueprint.topology
+    return GroupPlan(
+        index=index,
+        slots=t.slots_of(index),
+        # Slots of different groups end at different times from the start on, so learners get them evenly.
+        start=0 if generation else index * t.rollout // t.num_groups,
+        num_policies=t.num_policies,
+        per_row_policy=c.population.pbt_mix_policies_in_one_env,
+        reward_scale=c.env.reward_scale,
+        reward_clip=c.env.reward_clip,
+        keep=c.sampling.sampler_only,
+        generation=generation,
+    )

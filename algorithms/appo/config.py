@@ -1,0 +1,349 @@
+"""Everything the command line of APPO can say: the learner's flags, the composition of all parts, and its checks."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, get_type_hints
+
+from algorithms.appo.runs import check_name, check_place, new_name, saved_flags
+from algorithms.models.config import ModelConfig
+from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from envs.config import EnvConfig
+from envs.presets import preset
+from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help, words_of
+from utils.config import Flag, flag, flags_of
+from utils.errors import UsageError
+from utils.files import read_mapping
+from utils.values import from_plain, nearest, shown
+
+
+@dataclass(frozen=True)
+class LearningConfig:
+    """Learning."""
+
+    rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the learner", minimum=1)
+    recurrence: int = flag(
+        0,
+        "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout (originally 32)",
+        minimum=0,
+    )
+    batch_size: int = flag(
+        1024, "samples (env steps of an agent) per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
+    )
+    num_batches_per_iteration: int = flag(
+        1, "batches collected before training on them; more allow shuffling and add policy lag", minimum=1
+    )
+    ppo_epochs: int = flag(1, "passes over the collected batches", minimum=1)
+    shuffle_minibatches: bool = flag(True, "draw trajectories into new batches in every epoch")
+    microbatch_size: int = flag(
+        0,
+        "samples per forward and backward pass, a multiple of rollout: saves memory, same result; 0 = batch_size",
+        minimum=0,
+    )
+    learning_rate: float = flag(1e-4, "step size of Adam", minimum=0, mutation="scale")
+    lr_schedule: str = flag(
+        "constant",
+        "change of the learning rate: linear falls to 0 at train_for_env_steps, kl_adaptive_* keeps the KL divergence"
+        " of a minibatch or an epoch near lr_schedule_kl_threshold",
+        choices=("constant", "linear", "kl_adaptive_minibatch", "kl_adaptive_epoch"),
+    )
+    lr_schedule_kl_threshold: float = flag(0.008, "KL divergence that kl_adaptive_* schedules aim at", minimum=1e-12)
+    lr_adaptive_min: float = flag(1e-6, "smallest learning rate of kl_adaptive_* schedules", minimum=0)
+    lr_adaptive_max: float = flag(1e-2, "largest learning rate of kl_adaptive_* schedules", minimum=0)
+    adam_eps: float = flag(1e-6, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0)
+    adam_beta1: float = flag(0.9, "decay of Adam's mean of gradients", minimum=0, maximum=0.999999)
+    adam_beta2: float = flag(0.999, "decay of Adam's mean of squared gradients", minimum=0, maximum=0.99999999)
+    max_grad_norm: float = flag(4.0, "limit of the L2 norm of the whole gradient; 0 = off", minimum=0, mutation="scale")
+    gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
+    gae_lambda: float = flag(
+        0.95, "mixing of n-step estimates by GAE, used with --with_vtrace=False", minimum=0, maximum=1
+    )
+    with_vtrace: bool = flag(True, "V-trace off-policy corrected returns instead of GAE")
+    vtrace_rho: float = flag(1.0, "upper limit of the importance weight of a temporal difference", minimum=0)
+    vtrace_c: float = flag(1.0, "upper limit of the importance weight of the trace", minimum=0)
+    vtrace_lambda: float = flag(1.0, "further discount of the trace of V-trace", minimum=0, maximum=1)
+    normalize_returns: bool = flag(
+        True, "let the critic predict returns in units of their running standard deviation", fixed_on_resume=True
+    )
+    ppo_clip_ratio: float = flag(
+        0.1, "e of the clip of the probability ratio to [1/(1+e), 1+e]", minimum=0, mutation="scale"
+    )
+    ppo_clip_value: float = flag(
+        1.0,
+        "largest change of the value from its behaviour estimate, in units of the critic; 0 = off",
+        minimum=0,
+        mutation="scale",
+    )
+    exploration_loss: str = flag(
+        "entropy",
+        "bonus for exploring: entropy, or symmetric_kl to the uniform distribution (discrete actions only)",
+        choices=("entropy", "symmetric_kl"),
+    )
+    exploration_loss_coeff: float = flag(0.003, "weight of the exploration loss", minimum=0, mutation="scale")
+    value_loss_coeff: float = flag(0.5, "weight of the value loss", minimum=0, mutation="scale")
+    kl_loss_coeff: float = flag(0.0, "weight of the KL divergence to the behaviour policy; 0 = off", minimum=0)
+
+    @property
+    def segment_steps(self) -> int:
+        """Steps of one segment of backpropagation through time."""
+        return self.recurrence or self.rollout
+
+
+@dataclass(frozen=True)
+class PopulationConfig:
+    """Population-based training."""
+
+    with_pbt: bool = flag(False, "population-based training; not part of this version")
+    pbt_mix_policies_in_one_env: bool = flag(True, "let different policies play in one multi-agent env")
+    pbt_period_env_steps: int = flag(5_000_000, "env steps of a policy between two of its mutations", minimum=1)
+    pbt_start_mutation: int = flag(20_000_000, "env steps before the first mutation", minimum=0)
+    pbt_replace_fraction: float = flag(
+        0.3, "share of policies that are worst, or best, enough to be replaced, or copied", minimum=0, maximum=1
+    )
+    pbt_mutation_rate: float = flag(0.15, "probability that a mutation changes a value", minimum=0, maximum=1)
+    pbt_replace_reward_gap: float = flag(
+        0.1, "smallest relative gap of the objective at which weights are replaced", minimum=0
+    )
+    pbt_replace_reward_gap_absolute: float = flag(
+        1e-6, "smallest absolute gap of the objective at which weights are replaced", minimum=0
+    )
+    pbt_optimize_batch_size: bool = flag(False, "mutate batch_size too")
+    pbt_target_objective: str = flag("true_reward", "episode statistic by which policies are ranked")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All flags of a training run; every component receives its part, never the whole."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, object]) -> Self:
+        """Compose a configuration of flags in one flat mapping, as JSON holds it; what is missing has its default.
+
+        Raises:
+            UsageError: an unknown flag, or a value that is not the flag's. Flags are not checked against each other.
+        """
+        typed = _typed(values, "configuration")
+        parts = {
+            part: PARTS[part](**{name: typed[name] for name in flags if name in typed})
+            for part, flags in FLAGS_BY_PART.items()
+        }
+        return cls(**parts)
+
+    def to_flat(self) -> dict[str, object]:
+        """Return every flag and its value in one flat mapping that JSON can hold."""
+        flat = {name: getattr(getattr(self, part), name) for part, flags in FLAGS_BY_PART.items() for name in flags}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
+
+
+def _headless() -> bool:
+    return os.name == "posix" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Playing a trained policy."""
+
+    env: str = flag("", "environment id whose newest run is played; empty = that of the run named by --experiment")
+    experiment: str = flag("", "name of the run's folder; empty = the newest run of --env")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    policy_index: int = flag(0, "which policy of the run plays", minimum=0)
+    max_num_episodes: int = flag(10, "stop after this many episodes; 0 = no limit", minimum=0)
+    max_num_frames: int = flag(0, "stop after this many env steps (frames); 0 = no limit", minimum=0)
+    deterministic: bool = flag(False, "take the most probable action instead of sampling one")
+    continuous_actions_sample: bool = flag(True, "sample continuous actions; False = take their mean")
+    seed: int | None = flag(
+        None, "seed of the episodes and the sampling; none = a random one", minimum=0, maximum=2**63 - 1
+    )
+    no_render: bool = flag(_headless(), "open no window; set by default where there is no display")
+    fps: float = flag(0, "frames shown per second; 0 = as fast as possible", minimum=0)
+    render_action_repeat: int | None = flag(
+        None, "env frames per action while playing; none = as in training", minimum=1
+    )
+    device: str = flag(
+        "cpu",
+        "where the network runs; gpu is accepted as cuda",
+        choices=("auto", "cpu", "cuda"),
+        synonyms={"gpu": "cuda"},
+    )
+    json: bool = flag(False, "print one JSON object with the results instead of text")
+
+
+PARTS: dict[str, type] = get_type_hints(Config)
+FLAGS_BY_PART: dict[str, dict[str, Flag]] = {part: flags_of(cls) for part, cls in PARTS.items()}
+FLAGS: dict[str, Flag] = {name: flag for flags in FLAGS_BY_PART.values() for name, flag in flags.items()}
+ALIASES: dict[str, str] = {alias: flag.name for flag in FLAGS.values() for alias in flag.aliases}
+LOCATION = ("config", "experiment", "experiments_root", "train_dir")
+"""Flags that a saved run does not decide: they say where it is, and its folder may have been moved."""
+
+TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
+ENJOY_USAGE = "enjoy_appo.py [--env=ID] [flags]      for example: enjoy_appo.py --env=CartPole-v1"
+
+
+def parse_train(argv: Sequence[str]) -> Config:
+    """Return the configuration of a training command line, all sources resolved (see `resolve`)."""
+    return resolve(parse_train_flags(argv))[0]
+
+
+def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
+    """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
+    if wants_help(argv):
+        groups = {part.capitalize(): flags for part, flags in FLAGS_BY_PART.items()}
+        print_and_exit(format_help(TRAIN_USAGE, groups, preset(_env_in(argv))))
+    return parse_command_line(argv, FLAGS)
+
+
+def parse_enjoy(argv: Sequence[str]) -> EvaluationConfig:
+    """Return the configuration of an evaluation command line; `--help` prints the flags and exits."""
+    flags = flags_of(EvaluationConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(ENJOY_USAGE, {"Evaluation": flags}, {}))
+    config = EvaluationConfig(**parse_command_line(argv, flags))  # type: ignore[arg-type]
+    _check_folders(config)
+    return config
+
+
+def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
+    """Complete the flags of the command line: config file, saved run, env preset and default, in this order.
+
+    Args:
+        given: flag -> value, converted, of the flags on the command line.
+
+    Returns:
+        The checked configuration, and for every flag the source it came from. An unnamed run gets its name here.
+
+    Raises:
+        UsageError: a source is damaged, a saved run would change what it cannot, or flags contradict each other.
+    """
+    layers: list[tuple[str, Mapping[str, object]]] = [("command line", given)]
+    if path := given.get("config"):
+        layers.append(("config file", _config_file(str(path))))
+    asked, _ = _merged(layers)
+    run = RunConfig(**{name: asked[name] for name in LOCATION if name in asked})  # type: ignore[arg-type]
+    _check_folders(run)
+    saved = _saved_run(run, asked)
+    env = str(asked.get("env") or saved.get("env", ""))
+    if not env:
+        missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
+        raise UsageError(f"--env is required, for example --env=CartPole-v1{missing}")
+    layers += [("saved run", saved), ("env preset", preset(env))]
+    values, origins = _merged(layers)
+    values["experiment"] = run.experiment or new_name(run.run_directory, env)
+    config = Config.from_flat(values)
+    check_place(config.run.run_directory)
+    check(config)
+    return config, {name: origins.get(name, "default") for name in FLAGS}
+
+
+def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return `flag old -> new` for every flag of both mappings (as `Config.to_flat`) whose value differs."""
+    pairs = {name: (before[name], after[name]) for name in after if name in before and before[name] != after[name]}
+    return [f"{name} {words_of(old)} -> {words_of(new)}" for name, (old, new) in pairs.items()]
+
+
+def check(config: Config) -> None:
+    """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
+    _check_learning(config.learning)
+    _check_sampling(config.sampling)
+    if not config.model.encoder_mlp_layers:
+        raise UsageError("--encoder_mlp_layers needs at least one layer")
+    if config.population.with_pbt:
+        raise UsageError("population-based training is not part of this version: leave out --with_pbt")
+    if config.logging.verify_reproduction and config.learning.learning_rate != 0:
+        rate = words_of(config.learning.learning_rate)
+        raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {rate}")
+
+
+def _check_learning(learning: LearningConfig) -> None:
+    rollout = learning.rollout
+    if learning.batch_size % rollout:
+        raise UsageError(f"--batch_size={learning.batch_size} is not a multiple of --rollout={rollout}")
+    if rollout % learning.segment_steps:
+        raise UsageError(f"--rollout={rollout} is not a multiple of --recurrence={learning.recurrence}")
+    if learning.microbatch_size % rollout:
+        raise UsageError(f"--microbatch_size={learning.microbatch_size} is not a multiple of --rollout={rollout}")
+    if learning.microbatch_size > learning.batch_size:
+        raise UsageError(
+            f"--microbatch_size={learning.microbatch_size} is larger than --batch_size={learning.batch_size}"
+        )
+    if learning.lr_adaptive_min > learning.lr_adaptive_max:
+        raise UsageError(
+            f"--lr_adaptive_min={learning.lr_adaptive_min:g} is above --lr_adaptive_max={learning.lr_adaptive_max:g}"
+        )
+
+
+def _check_sampling(sampling: SamplingConfig) -> None:
+    envs, splits = sampling.num_envs_per_worker, sampling.worker_num_splits
+    if envs and splits and envs % splits:
+        raise UsageError(f"--num_envs_per_worker={envs} is not a multiple of --worker_num_splits={splits}")
+
+
+def _check_folders(run: RunConfig | EvaluationConfig) -> None:
+    if not run.train_dir:
+        raise UsageError("--train_dir must not be empty")
+    for part in run.experiments_root.split("/") if run.experiments_root else ():
+        check_name("experiments_root", part)
+    if run.experiment:
+        check_name("experiment", run.experiment)
+
+
+def _config_file(path: str) -> dict[str, object]:
+    values = _typed(read_mapping(Path(path)), f"--config={shown(path)}")
+    if "config" in values:
+        raise UsageError(f"--config={shown(path)}: a config file cannot name another one")
+    return values
+
+
+def _saved_run(run: RunConfig, asked: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags of the run that is to be resumed, nothing for a new one; refuse changes it cannot take."""
+    if not run.experiment:
+        return {}
+    stored = _typed(saved_flags(run.run_directory), f"saved configuration of run {run.experiment}")
+    saved = {name: value for name, value in stored.items() if name not in LOCATION}
+    fixed = {name: value for name, value in asked.items() if FLAGS[name].fixed_on_resume}
+    if changes := changed_flags(saved, fixed):
+        raise UsageError(f"run {run.experiment} cannot change {', '.join(changes)}; give another --experiment")
+    return saved
+
+
+def _typed(values: Mapping[str, object], source: str) -> dict[str, object]:
+    """Convert plain values by their flags; errors name the source."""
+    typed: dict[str, object] = {}
+    for word, value in values.items():
+        name = ALIASES.get(word, word)
+        if name not in FLAGS:
+            raise UsageError(f"{source}: unknown flag {shown(word)}{nearest(word, FLAGS)}")
+        try:
+            typed[name] = from_plain(FLAGS[name], value)
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from None
+    return typed
+
+
+def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the value of every flag and the layer it comes from; earlier layers win."""
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in reversed(layers):
+        values.update(layer)
+        origins.update(dict.fromkeys(layer, origin))
+    return values, origins
+
+
+def _env_in(argv: Sequence[str]) -> str:
+    """Return the env named on a command line that need not be right otherwise."""
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word == "--env":
+            return following
+        if word.startswith("--env="):
+            return word.removeprefix("--env=")
+    return ""

@@ -1,0 +1,301 @@
+"""The APPO learner: V-trace (or GAE) targets, the PPO surrogate, one optimizer step per minibatch.
+
+`Learner.update` is the hot path and `Learner.loss` is the algorithm; nothing here knows a process.
+"""
+
+import base64
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from algorithms.appo.config import LearningConfig
+from algorithms.appo.statistics import RunningStatistics
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.ops import losses
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.ops.returns import Returns, gae, vtrace
+from algorithms.runtime.batches import Batch
+from algorithms.runtime.flat_module import FlatModule, split
+from algorithms.runtime.state_block import LearnerState
+from envs.spec import MASK_KEY, EnvSpec
+
+METRICS = (
+    "loss",
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "kl_divergence",
+    "ratio_mean",
+    "ratio_max",
+    "fraction_clipped",
+    "advantage_std",
+    "value_mean",
+    "grad_norm",
+    "learning_rate",
+    "skipped",
+)
+
+
+class Whole(NamedTuple):
+    """What the parts of a minibatch must share so that they add up to the undivided one; scalars."""
+
+    count: Tensor  # valid steps
+    advantage: tuple[Tensor, Tensor]  # mean and standard deviation
+
+
+class Learner:
+    """Trains one policy.
+
+    Args:
+        flat: the model with all its weights in one vector, on its device.
+        spec: of the environment.
+        config: the learning flags.
+        seed: of the order of minibatches.
+
+    Attributes:
+        version: published weight sets so far, counted from 1.
+        updates: optimizer steps so far.
+    """
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec, config: LearningConfig, seed: int) -> None:
+        assert isinstance(flat.module, ActorCritic)
+        self.flat, self.model, self.config, self.parts = flat, flat.module, config, spec.action.parts
+        self.masked = bool(spec.action_mask)
+        self.version, self.updates = 1, 0
+        device = flat.flat.device
+        self.generator = torch.Generator().manual_seed(seed)
+        self.statistics = RunningStatistics(self.model, config.normalize_returns)
+        # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.
+        self.weights = nn.Parameter(flat.flat[: flat.num_parameters], requires_grad=True)
+        self.gradient = torch.zeros_like(self.weights)
+        self.weights.grad = self.gradient
+        for parameter, view in zip(self.model.parameters(), split(self.gradient, self._parameter_table()), strict=True):
+            parameter.grad = view
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=device)
+        self.optimizer = torch.optim.Adam(
+            [self.weights],
+            lr=self.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            fused=True,
+        )
+        self._metric_sum = torch.zeros(len(METRICS), device=device)
+        self._metric_count = 0
+        self._kl = torch.zeros((), device=device)
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """Pass over a macro batch `ppo_epochs` times; yields after each optimizer step, when weights can be published.
+
+        Args:
+            batch: B columns on the device of the model.
+            progress: share of the training budget that is used up, in [0, 1]; drives the linear schedule.
+        """
+        if self.config.lr_schedule == "linear":
+            self.learning_rate.fill_(self.config.learning_rate * max(0.0, 1.0 - progress))
+        plan = [columns for _ in range(self.config.ppo_epochs) for columns in self._minibatches(batch)]
+        per_epoch = len(plan) // self.config.ppo_epochs
+        targets: list[tuple[Tensor, Tensor]] = []
+        for i, columns in enumerate(plan):
+            minibatch = batch if columns is None else batch.columns(columns)
+            target = self.update(minibatch)
+            if i >= len(plan) - per_epoch:  # the last pass sees every step once
+                targets.append((target, minibatch.valid))
+            self._adapt_learning_rate(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
+            if i == len(plan) - 1:
+                self.statistics.update(batch, targets)
+            self.updates += 1
+            self.version += 1
+            yield
+
+    def update(self, batch: Batch) -> Tensor:
+        """Make one optimizer step on a minibatch [T, B]; its value targets [T, B] in units of return.
+
+        Microbatches are a memory feature: their weighted gradients add up to that of the whole minibatch.
+        """
+        parts = self._microbatches(batch)
+        whole = self._whole(parts) if len(parts) > 1 else None
+        self.gradient.zero_()
+        targets = []
+        metrics = torch.zeros(len(METRICS), device=self.gradient.device)
+        for part in parts:
+            loss, target, part_metrics = self.loss(part, whole)
+            loss.backward()  # type: ignore[no-untyped-call]
+            targets.append(target)
+            metrics[: len(part_metrics)] += part_metrics
+        norm = torch.linalg.vector_norm(self.gradient)
+        if self.config.max_grad_norm:
+            self.gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        # A step with non-finite gradients is skipped inside fused Adam: multiplying by zero would make NaN of them.
+        skipped = (~norm.isfinite()).float()
+        self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        self.optimizer.step()
+        metrics[-3:] = torch.stack((norm, self.learning_rate, skipped))
+        self._kl += metrics[METRICS.index("kl_divergence")]
+        self._metric_sum += metrics
+        self._metric_count += 1
+        return torch.cat(targets, dim=1)
+
+    def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The APPO objective of a minibatch, or the share that a microbatch has in that of the whole.
+
+        Returns:
+            Scalar loss, value targets [T, B] in units of return, and the values of the first `METRICS`.
+
+        Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; targets Espeholt et al. 2018, arXiv:1802.01561.
+        """
+        c, valid, model = self.config, batch.valid, self.model
+        policy, value = self._unroll(batch)
+        log_prob = policy.log_prob(batch.action)
+        behavior_log_prob = torch.where(valid, batch.behavior_log_prob, log_prob.detach())
+        ratio = losses.clamped_ratio(log_prob, behavior_log_prob)
+        target = self.returns(batch, ratio.detach(), model.denormalize_value(value.detach()))
+        advantage = losses.normalize_advantage(target.advantage, valid, whole.advantage if whole else None)
+        surrogate = losses.ppo_policy_loss(ratio, advantage, c.ppo_clip_ratio)
+        policy_loss = losses.masked_mean(surrogate, valid)
+        behavior_value = model.normalize_value(torch.where(valid, batch.behavior_value, 0.0))
+        goal = model.normalize_value(target.target)
+        value_error = losses.clipped_value_loss(value[:-1], behavior_value, goal, c.ppo_clip_value)
+        value_loss = losses.masked_mean(value_error, valid)
+        behavior = ActionDistribution(self.parts, batch.behavior_logits, policy.action_mask)
+        kl = losses.masked_mean(behavior.kl(policy), valid)
+        exploration_loss, entropy = self._exploration(policy, valid)
+        loss = policy_loss + c.value_loss_coeff * value_loss + exploration_loss + c.kl_loss_coeff * kl
+        share = valid.sum() / whole.count if whole else torch.ones((), device=loss.device)
+        clipped = (ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))
+        metrics = (
+            *(loss, policy_loss, value_loss, entropy, kl),
+            losses.masked_mean(ratio, valid),
+            losses.zero_invalid(ratio, valid).max(),
+            losses.masked_mean(clipped.float(), valid),
+            losses.masked_mean_and_std(target.advantage, valid)[1],
+            losses.masked_mean(model.denormalize_value(value[:-1]), valid),
+        )
+        return loss * share, target.target, torch.stack([m.detach() for m in metrics]) * share
+
+    def returns(self, batch: Batch, ratio: Tensor, value: Tensor) -> Returns:
+        """Advantages and value targets [T, B] from the current values [T+1, B], in units of return."""
+        c = self.config
+        final_value = batch.final_value if len(batch.final_value) else None
+        signals = {name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")}
+        if not c.with_vtrace:
+            return gae(value=value, final_value=final_value, gamma=c.gamma, gae_lambda=c.gae_lambda, **signals)
+        clips = {"rho_clip": c.vtrace_rho, "c_clip": c.vtrace_c, "vtrace_lambda": c.vtrace_lambda}
+        return vtrace(ratio=ratio, value=value, final_value=final_value, gamma=c.gamma, **clips, **signals)
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call; the one place that waits for the device."""
+        if not self._metric_count:
+            return {}
+        means = (self._metric_sum / self._metric_count).tolist()
+        self._metric_sum.zero_()
+        self._metric_count = 0
+        return dict(zip(METRICS, means, strict=True))
+
+    def state(self) -> LearnerState:
+        """Everything that training continues from."""
+        vectors = np.zeros((3, len(self.flat.flat)), np.float32)
+        vectors[0] = self.flat.flat.cpu().numpy()
+        adam = self.optimizer.state[self.weights]
+        if adam:
+            vectors[1, : self.flat.num_parameters] = adam["exp_avg"].cpu().numpy()
+            vectors[2, : self.flat.num_parameters] = adam["exp_avg_sq"].cpu().numpy()
+        meta = {
+            "version": self.version,
+            "updates": self.updates,
+            "adam_steps": float(adam["step"]) if adam else 0.0,
+            "learning_rate": float(self.learning_rate),
+            "generator": base64.b64encode(self.generator.get_state().numpy().tobytes()).decode(),
+        }
+        return LearnerState(vectors, self.statistics.to_array(), meta)
+
+    def restore(self, state: LearnerState) -> None:
+        """Continue from a state; the version is the caller's to raise.
+
+        Raises:
+            ValueError: the state belongs to another model.
+        """
+        if state.vectors.shape != (3, len(self.flat.flat)):
+            raise ValueError(f"the state has {state.vectors.shape[-1]} weights, the model {len(self.flat.flat)}")
+        device, count = self.gradient.device, self.flat.num_parameters
+        weights, first, second = (torch.from_numpy(v.copy()).to(device) for v in state.vectors)
+        self.flat.flat.copy_(weights)
+        if state.meta["adam_steps"]:
+            self.optimizer.state[self.weights] = {
+                "step": torch.tensor(state.meta["adam_steps"], dtype=torch.float32, device=device),
+                "exp_avg": first[:count],
+                "exp_avg_sq": second[:count],
+            }
+        self.statistics.load_array(state.moments)
+        self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
+        if self.config.lr_schedule.startswith("kl_adaptive"):
+            self.learning_rate.fill_(state.meta["learning_rate"])
+        random_state = np.frombuffer(base64.b64decode(state.meta["generator"]), np.uint8)
+        self.generator.set_state(torch.from_numpy(random_state.copy()))
+
+    def _unroll(self, batch: Batch) -> tuple[ActionDistribution, Tensor]:
+        """The current policy [T, B] and normalized values [T+1, B]."""
+        logits, value = self.model.unroll(batch.obs, batch.first, batch.rnn_state, self.config.segment_steps)
+        mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
+        return ActionDistribution(self.parts, logits, mask), value
+
+    def _exploration(self, policy: ActionDistribution, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted exploration loss and the mean entropy."""
+        coefficient = self.config.exploration_loss_coeff
+        entropy = losses.masked_mean(policy.entropy(), valid)
+        if self.config.exploration_loss == "symmetric_kl" and coefficient:
+            return coefficient * losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid), entropy
+        return -coefficient * entropy, entropy
+
+    def _minibatches(self, batch: Batch) -> list[Tensor | None]:
+        """Columns of every minibatch of one epoch; those without a valid step make no update."""
+        count = batch.valid.shape[1]
+        size = min(count, self.config.batch_size // self.config.rollout)
+        if size == count:
+            return [None]
+        order = (
+            torch.randperm(count, generator=self.generator) if self.config.shuffle_minibatches else torch.arange(count)
+        )
+        return [columns.to(batch.valid.device) for columns in order.split(size)]
+
+    def _microbatches(self, batch: Batch) -> list[Batch]:
+        size = self.config.microbatch_size // self.config.rollout
+        columns = batch.valid.shape[1]
+        if not size or size >= columns:
+            return [batch]
+        return [batch.columns(slice(i, i + size)) for i in range(0, columns, size)]
+
+    @torch.no_grad()
+    def _whole(self, parts: list[Batch]) -> Whole:
+        """One pass without gradients for what all parts share."""
+        advantages = []
+        for part in parts:
+            policy, value = self._unroll(part)
+            log_prob = policy.log_prob(part.action)
+            ratio = losses.clamped_ratio(log_prob, torch.where(part.valid, part.behavior_log_prob, log_prob))
+            advantages.append(self.returns(part, ratio, self.model.denormalize_value(value)).advantage)
+        valid = torch.cat([part.valid for part in parts], dim=1)
+        return Whole(valid.sum().clamp(min=1), losses.masked_mean_and_std(torch.cat(advantages, dim=1), valid))
+
+    def _adapt_learning_rate(self, *, end_of_epoch: bool, minibatches: int) -> None:
+        """Keep the KL divergence near its threshold; on the device, so nothing waits."""
+        schedule = self.config.lr_schedule
+        kl = self._kl
+        if schedule == "kl_adaptive_minibatch" or (schedule == "kl_adaptive_epoch" and end_of_epoch):
+            if schedule == "kl_adaptive_epoch":
+                kl = kl / minibatches
+            threshold, rate = self.config.lr_schedule_kl_threshold, self.learning_rate
+            factor = torch.where(kl > 2 * threshold, 1 / 1.5, torch.where(kl < 0.5 * threshold, 1.5, 1.0))
+            rate.mul_(factor).clamp_(self.config.lr_adaptive_min, self.config.lr_adaptive_max)
+            self._kl.zero_()
+        elif schedule != "kl_adaptive_epoch":
+            self._kl.zero_()
+
+    def _parameter_table(self) -> list[tuple[str, tuple[int, ...]]]:
+        names = [name for name, _ in self.model.named_parameters()]
+        table = [(name, shape) for name, shape in self.flat.table if name in set(names)]
+        assert sum(math.prod(shape) for _, shape in table) == self.flat.num_parameters
+        return table

@@ -1,0 +1,85 @@
+"""Which runs exist in train_dir: names for new ones, the saved flags of old ones. Reads only."""
+
+import os
+import re
+from pathlib import Path
+
+from utils.errors import UsageError
+from utils.files import read_mapping
+from utils.values import shown
+
+CONFIG_FILE = "config.json"
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+
+
+def check_name(flag: str, name: str) -> None:
+    """Refuse a name that could leave its folder, hide in it or surprise a shell (UsageError)."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"--{flag}={shown(name)} is no name for a folder: use at most 200 of A-Z a-z 0-9 . _ - and no leading dot"
+        )
+
+
+def check_place(directory: Path) -> None:
+    """Refuse a run directory that cannot be created or written (UsageError), without creating anything."""
+    try:
+        existing = directory.absolute()
+        while not os.path.lexists(existing):
+            existing = existing.parent
+        usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot use {shown(str(directory))}: {error}") from None
+    if not usable:
+        reason = "not writable" if existing.is_dir() else "not a folder"
+        raise UsageError(f"cannot write the run to {shown(str(directory))}: {shown(str(existing))} is {reason}")
+
+
+def new_name(group: Path, env: str) -> str:
+    """Return the name of a new run: the env's own name and the first number after those in use."""
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[:/]", env)[-1])[:190].lstrip(".") or "run"
+    pattern = re.compile(re.escape(stem) + r"_(\d{1,9})")
+    numbers = [int(match[1]) for name in _folders(group) if (match := pattern.fullmatch(name))]
+    return f"{stem}_{max(numbers, default=0) + 1}"
+
+
+def _folders(group: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(group))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"cannot list {shown(str(group))}: {error.strerror}") from None
+
+
+def saved_flags(directory: Path) -> dict[str, object]:
+    """Return the flags with which a run was last started, as stored; nothing if it was never started.
+
+    Raises:
+        UsageError: the stored configuration is damaged or not readable.
+    """
+    path = directory / CONFIG_FILE
+    return read_mapping(path) if os.path.lexists(path) else {}
+
+
+def _env_of(directory: Path) -> object:
+    """Return the env of a run, None where that cannot be read: a damaged run must not hide the good ones."""
+    try:
+        return saved_flags(directory).get("env")
+    except UsageError:
+        return None
+
+
+def newest_run(group: Path, env: str) -> Path:
+    """Return the directory of the run of an env (of any if empty) that was started last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    started = []
+    for name in _folders(group):
+        path = group / name / CONFIG_FILE
+        if path.is_file() and (not env or _env_of(group / name) == env):
+            started.append((path.stat().st_mtime_ns, group / name))
+    if not started:
+        raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")
+    return max(started)[1]

@@ -1,0 +1,82 @@
+"""Running statistics of observations and returns, kept by the learner in float64 and published with the weights."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.ops.normalization import Moments, inv_std, merge_batch, std
+from algorithms.runtime.batches import Batch
+
+# Returns grow while a policy learns; statistics of all that ever was would lag far behind. The oldest samples fade.
+RETURN_MEMORY_SAMPLES = 100_000
+
+
+class RunningStatistics:
+    """Moments of every normalized observation and of the returns.
+
+    Args:
+        model: whose buffers are set after each update.
+        normalize_returns: whether the critic predicts in units of the returns' standard deviation.
+    """
+
+    def __init__(self, model: ActorCritic, normalize_returns: bool) -> None:
+        self.model, self.normalize_returns = model, normalize_returns
+        device = model.return_mean.device
+        self.observation = {
+            key: Moments.empty(tuple(scaling.mean.shape), device)
+            for key, scaling in zip(model.keys, model.scalings, strict=True)
+            if key in model.normalized_keys
+        }
+        self.returns = Moments.empty((), device)
+
+    @torch.no_grad()
+    def update(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
+        """Take in a trained batch, each of its valid steps once, and set the model's buffers.
+
+        Args:
+            batch: [T, B]; its observations.
+            targets: value targets and validity of the minibatches of one pass, each [T, B'].
+        """
+        valid = batch.valid.flatten()
+        for key, moments in self.observation.items():
+            self.observation[key] = merge_batch(moments, batch.obs[key][:-1].flatten(0, 1), valid)
+        if self.normalize_returns:
+            for target, mask in targets:
+                self.returns = merge_batch(self.returns, target.flatten(), mask.flatten())
+            fade = (RETURN_MEMORY_SAMPLES / self.returns.count.clamp(min=1)).clamp(max=1.0)
+            self.returns = Moments(self.returns.count * fade, self.returns.mean, self.returns.m2 * fade)
+        self._set_buffers()
+
+    def to_array(self) -> NDArray[np.float64]:
+        """All moments as one vector."""
+        moments = [*self.observation.values(), self.returns]
+        return torch.cat([t.reshape(-1) for m in moments for t in (m.count, m.mean, m.m2)]).cpu().numpy()
+
+    def load_array(self, array: NDArray[np.float64]) -> None:
+        """The inverse of `to_array`; the model's buffers travel with its weights.
+
+        Raises:
+            ValueError: the vector is of another length.
+        """
+        if array.shape != self.to_array().shape:
+            raise ValueError(f"the state has {array.size} statistics, the model {self.to_array().size}")
+        place = 0
+
+        def next_part(like: Tensor) -> Tensor:
+            nonlocal place
+            part = torch.from_numpy(array[place : place + like.numel()].copy()).reshape(like.shape)
+            place += like.numel()
+            return part.to(like.device)
+
+        for key, m in self.observation.items():
+            self.observation[key] = Moments(next_part(m.count), next_part(m.mean), next_part(m.m2))
+        m = self.returns
+        self.returns = Moments(next_part(m.count), next_part(m.mean), next_part(m.m2))
+
+    def _set_buffers(self) -> None:
+        for key, moments in self.observation.items():
+            self.model.set_observation_statistics(key, moments.mean.float(), inv_std(moments))
+        if self.normalize_returns:
+            self.model.set_return_statistics(self.returns.mean.float(), std(self.returns))

@@ -1,0 +1,199 @@
+"""The network that acts and is trained: what to do in a state, and what the state is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.models.cores import Core, autocast_off
+from algorithms.models.encoders import InputScaling, Observations
+from algorithms.ops.checks import require_shape
+from envs.spec import ActionPart
+
+
+class Tower(nn.Module):
+    """An encoder and the core behind it.
+
+    Args:
+        encoder: Maps scaled observations [N,*] to [N,core's input size].
+        core: The memory.
+    """
+
+    def __init__(self, encoder: nn.Module, core: Core) -> None:
+        super().__init__()
+        self.encoder, self.core = encoder, core
+        self.output_size, self.state_size = core.output_size, core.state_size
+
+    def step(self, obs: Observations, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of N rows: features [N,output_size] and the next state [N,state_size]."""
+        return self.core.step(self.encoder(obs), first, state)
+
+    def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> Tensor:
+        """All steps: obs{key} [(T+1)*B,*], first [T+1,B], state [T/recurrence,B,state_size] -> [T+1,B,output_size]."""
+        features = self.encoder(obs).reshape(*first.shape, -1)
+        return self.core.unroll(features, first, state)
+
+
+class PolicyHead(nn.Module):
+    """Features to the logits of all action parts, side by side.
+
+    Args:
+        input_size: Features per row.
+        parts: The factors of the action distribution.
+        adaptive_stddev: The log standard deviations of gaussian parts are outputs; else they are free parameters, the
+            same in every state.
+        initial_log_stddev: What they start from, either way (the weights of the layer must start small).
+    """
+
+    def __init__(
+        self, input_size: int, parts: Sequence[ActionPart], *, adaptive_stddev: bool, initial_log_stddev: float
+    ) -> None:
+        super().__init__()
+        self.initial_log_stddev = initial_log_stddev
+        self.gaussian_sizes = [part.size if part.kind == "gaussian" else 0 for part in parts]
+        self.output_sizes = [
+            part.size if part.kind == "gaussian" and not adaptive_stddev else part.num_logits for part in parts
+        ]
+        self.linear = nn.Linear(input_size, sum(self.output_sizes))
+        self.log_stddev: nn.Parameter | None = None
+        if not adaptive_stddev and any(self.gaussian_sizes):
+            self.log_stddev = nn.Parameter(torch.full((sum(self.gaussian_sizes),), initial_log_stddev))
+
+    def initialize_biases(self) -> None:
+        """Zero, except that adaptive standard deviations start at their initial value."""
+        with torch.no_grad():
+            self.linear.bias.zero_()
+            if self.log_stddev is not None:
+                return
+            for bias, size in zip(torch.split(self.linear.bias, self.output_sizes), self.gaussian_sizes, strict=True):
+                bias[len(bias) - size :].fill_(self.initial_log_stddev)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits [...,L] of features [...,input_size]."""
+        logits: Tensor = self.linear(features)
+        if self.log_stddev is None:
+            return logits
+        outputs = torch.split(logits, self.output_sizes, dim=-1)
+        log_stddevs = torch.split(self.log_stddev.expand(*logits.shape[:-1], -1), self.gaussian_sizes, dim=-1)
+        return torch.cat([piece for pair in zip(outputs, log_stddevs, strict=True) for piece in pair], dim=-1)
+
+
+class ActorCritic(nn.Module):
+    """Policy and value function, sharing one tower or with one tower each.
+
+    All parameters and buffers are float32. Observations are scaled here and the recurrent state is zeroed here where an
+    episode starts; nobody else does either. An action mask is not applied here but by `ActionDistribution`, so that
+    acting and learning cannot differ in it. Use `eval()` for a model that only acts.
+
+    Args:
+        scalings: Per observation key, what happens to it before the encoders.
+        actor: Tower of the policy, and of the value when there is no critic.
+        critic: Tower of the value alone.
+        policy_head: Logits of the actor's features.
+
+    Attributes:
+        keys: The observation keys the model reads.
+        normalized_keys: Those with running statistics, set by `set_observation_statistics`.
+        rnn_state_size: H; 0 without a recurrent core. With two towers the actor's state comes first.
+        return_mean, return_std: Scalars: `value` is in units of (return - return_mean) / return_std.
+    """
+
+    return_mean: Tensor
+    return_std: Tensor
+
+    def __init__(
+        self, scalings: dict[str, InputScaling], actor: Tower, critic: Tower | None, policy_head: PolicyHead
+    ) -> None:
+        super().__init__()
+        self.keys = tuple(scalings)
+        self.normalized_keys = tuple(key for key, scaling in scalings.items() if scaling.running)
+        self.scalings = nn.ModuleList(scalings.values())
+        self.actor, self.critic, self.policy_head = actor, critic, policy_head
+        self.value_head = nn.Linear((critic or actor).output_size, 1)
+        self.rnn_state_size = actor.state_size + (critic.state_size if critic else 0)
+        self.register_buffer("return_mean", torch.zeros(()))
+        self.register_buffer("return_std", torch.ones(()))
+
+    def act(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Answer N rows, one step each.
+
+        Args:
+            obs: {key} [N,*] as the environment gave it; not modified.
+            first: [N] bool: this observation starts an episode.
+            rnn_state: [N,H] as the previous call returned it for the same rows; not modified.
+
+        Returns:
+            logits [N,L], value [N] in normalised units, rnn_state [N,H] after the step; all float32.
+        """
+        obs = self._scaled(obs)
+        if self.critic is None:
+            features, rnn_state = self.actor.step(obs, first, rnn_state)
+            return *self._heads(features, features), rnn_state
+        actor_state, critic_state = self._split(rnn_state)
+        actor_features, actor_state = self.actor.step(obs, first, actor_state)
+        critic_features, critic_state = self.critic.step(obs, first, critic_state)
+        return *self._heads(actor_features, critic_features), torch.cat((actor_state, critic_state), dim=-1)
+
+    def unroll(self, obs: Observations, first: Tensor, rnn_state: Tensor, recurrence: int) -> tuple[Tensor, Tensor]:
+        """Repeat on whole trajectories what `act` computed step by step, differentiably.
+
+        Args:
+            obs: {key} [T+1,B,*]; not modified.
+            first: [T+1,B] bool.
+            rnn_state: [T/recurrence,B,H], the state before every BPTT segment of `recurrence` steps; gets no gradient.
+                Step T continues from the last segment.
+            recurrence: Steps per segment; divides T.
+
+        Returns:
+            logits [T,B,L] and value [T+1,B] in normalised units; float32.
+
+        Raises:
+            ValueError: the state does not have one row per segment and column.
+        """
+        num_steps, num_columns = first.shape[0] - 1, first.shape[1]
+        require_shape("rnn_state", rnn_state, (num_steps // recurrence, num_columns, self.rnn_state_size))
+        if num_steps % recurrence:
+            raise ValueError(f"recurrence {recurrence} does not divide the {num_steps} steps of a trajectory")
+        obs = self._scaled({key: obs[key].flatten(0, 1) for key in self.keys})
+        if self.critic is None:
+            features = self.actor.unroll(obs, first, rnn_state)
+            return self._heads(features[:-1], features)
+        actor_state, critic_state = self._split(rnn_state)
+        actor_features = self.actor.unroll(obs, first, actor_state)
+        return self._heads(actor_features[:-1], self.critic.unroll(obs, first, critic_state))
+
+    def normalize_value(self, value: Tensor) -> Tensor:
+        """From reward units to those of the value head."""
+        return (value - self.return_mean) / self.return_std
+
+    def denormalize_value(self, value: Tensor) -> Tensor:
+        """From the units of the value head to reward units."""
+        return value * self.return_std + self.return_mean
+
+    @torch.no_grad()
+    def set_return_statistics(self, mean: Tensor | float, std: Tensor | float) -> None:
+        """Copy the statistics of the returns into the buffers, in place (they may be views of a flat vector)."""
+        self.return_mean.copy_(torch.as_tensor(mean))
+        self.return_std.copy_(torch.as_tensor(std))
+
+    @torch.no_grad()
+    def set_observation_statistics(self, key: str, mean: Tensor, inv_std: Tensor) -> None:
+        """Copy the statistics of the raw observation `key`, both [*shape], into the buffers, in place."""
+        scaling = self.get_submodule(f"scalings.{self.keys.index(key)}")
+        assert isinstance(scaling, InputScaling)
+        scaling.mean.copy_(mean)
+        scaling.inv_std.copy_(inv_std)
+
+    def _scaled(self, obs: Observations) -> Observations:
+        return {key: scaling(obs[key]) for key, scaling in zip(self.keys, self.scalings, strict=True)}
+
+    def _split(self, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
+        """The parts [...,H] of the actor and of the critic."""
+        return rnn_state[..., : self.actor.state_size], rnn_state[..., self.actor.state_size :]
+
+    def _heads(self, actor_features: Tensor, critic_features: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [...,L] and value [...], computed in float32 even under autocast: bf16 has two to three digits."""
+        with autocast_off(actor_features.device.type):
+            return self.policy_head(actor_features.float()), self.value_head(critic_features.float()).squeeze(-1)

@@ -1,0 +1,237 @@
+"""From flags and an environment's description to a model: which networks, and how their weights start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from importlib import import_module
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower
+from algorithms.models.config import ModelConfig
+from algorithms.models.cores import Core, IdentityCore, RecurrentCore
+from algorithms.models.encoders import (
+    CONVNET_ATARI,
+    CONVNET_SIMPLE,
+    MIN_CONVNET_SIDE,
+    DictEncoder,
+    Encoder,
+    InputScaling,
+    conv_encoder,
+    image_sides,
+    impala_encoder,
+    mlp_encoder,
+)
+from algorithms.ops.checks import require_shape
+from envs.spec import MASK_KEY, SINGLE_KEY, EnvSpec, ObservationSpec
+from utils.errors import UsageError
+
+Shape = tuple[int, ...]
+
+POLICY_OUTPUT_GAIN = 0.01
+
+
+def _extra_layers(config: ModelConfig) -> Shape:
+    return (config.hidden_size,) * config.encoder_extra_fc_layers
+
+
+ENCODERS: dict[str, Callable[[Shape, ModelConfig], Encoder]] = {
+    "mlp": lambda shape, c: mlp_encoder(shape, c.encoder_mlp_layers, c.nonlinearity),
+    "convnet_simple": lambda shape, c: conv_encoder(shape, CONVNET_SIMPLE, _extra_layers(c), c.nonlinearity),
+    "convnet_atari": lambda shape, c: conv_encoder(shape, CONVNET_ATARI, _extra_layers(c), c.nonlinearity),
+    "convnet_impala": lambda shape, c: impala_encoder(shape, _extra_layers(c), c.nonlinearity),
+    "resnet_impala": lambda shape, c: impala_encoder(shape, _extra_layers(c), c.nonlinearity),
+}
+"""The encoders by the name `--encoder_subtype` knows them by."""
+
+_SUBTYPES: dict[str, tuple[str, ...]] = {
+    "auto": ("convnet_simple", "convnet_atari", "convnet_impala", "resnet_impala", "mlp"),
+    "mlp": ("mlp",),
+    "conv": ("convnet_simple", "convnet_atari", "convnet_impala"),
+    "resnet": ("resnet_impala",),
+}
+"""What each `--encoder_type` allows; the first is what `--encoder_subtype=auto` means."""
+
+_MIN_SIDES = {"convnet_simple": MIN_CONVNET_SIDE, "convnet_atari": MIN_CONVNET_SIDE}
+
+
+def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
+    """Make the model of an environment; its weights are drawn from torch's global generator.
+
+    Raises:
+        UsageError: the flags name an encoder that cannot read these observations, or a custom one that fails.
+    """
+    observations = {key: spec for key, spec in env_spec.observations.items() if key != MASK_KEY}
+    if not observations:
+        raise UsageError(f"the environment shows nothing but {MASK_KEY}; a model needs an observation")
+    actor = _tower(config, observations)
+    critic = None if config.actor_critic_share_weights else _tower(config, observations)
+    policy_head = PolicyHead(
+        actor.output_size,
+        env_spec.action.parts,
+        adaptive_stddev=config.adaptive_stddev,
+        initial_log_stddev=math.log(config.initial_stddev),
+    )
+    scalings = {key: _scaling(config, key, spec) for key, spec in observations.items()}
+    model = ActorCritic(scalings, actor, critic, policy_head)
+    _initialize_heads(config, model)
+    return model
+
+
+def describe(model: nn.Module) -> str:
+    """One line per parameter, then their sum."""
+    rows = [(name, str(list(p.shape)), f"{p.numel():,}") for name, p in model.named_parameters()]
+    rows.append(("total", "", f"{sum(p.numel() for p in model.parameters()):,}"))
+    width_name, width_shape, width_count = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(f"{n:{width_name}}  {s:{width_shape}}  {c:>{width_count}}" for n, s, c in rows)
+
+
+def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec]) -> dict[str, str]:
+    """Which of `ENCODERS` reads each observation key.
+
+    An image is an observation of three dimensions whose sides the chosen net can take; everything else, be it the
+    smaller key of a Dict, is flattened into an mlp.
+
+    Raises:
+        UsageError: type and subtype contradict each other, or an image net was asked for and there is no image.
+    """
+    allowed, subtype = _SUBTYPES[config.encoder_type], config.encoder_subtype
+    if subtype == "auto":
+        subtype = allowed[0]
+    if subtype not in allowed:
+        raise UsageError(
+            f"--encoder_subtype={subtype} does not go with --encoder_type={config.encoder_type}; "
+            f"choose from {', '.join(allowed)}"
+        )
+    min_side = _MIN_SIDES.get(subtype, 1)
+    names = {key: subtype if _is_image(spec.shape, min_side) else "mlp" for key, spec in observations.items()}
+    was_asked_for = (config.encoder_type, config.encoder_subtype) != ("auto", "auto")
+    if was_asked_for and subtype not in names.values():
+        shapes = ", ".join(f"{key} {list(spec.shape)}" for key, spec in observations.items())
+        raise UsageError(
+            f"encoder {subtype} needs an image [C,H,W] or [H,W,C] of at least {min_side}x{min_side} pixels; "
+            f"the environment shows {shapes}"
+        )
+    return names
+
+
+def load_custom_encoder(config: ModelConfig, observations: dict[str, ObservationSpec]) -> nn.Module:
+    """Make the user's encoder and try it on two rows of zeros.
+
+    It is called as Class(observations, config) and must be an nn.Module with `output_size` that maps the scaled float32
+    observations {key} [N,*] to [N,output_size]. Its weights stay as it made them.
+
+    Raises:
+        UsageError: it cannot be imported, made or called, or breaks this contract.
+    """
+    flag = f"--encoder_custom={config.encoder_custom}"
+    module_name, _, class_name = config.encoder_custom.partition(":")
+    if not module_name or not class_name:
+        raise UsageError(f"{flag} must read package.module:Class")
+    try:
+        encoder: nn.Module = getattr(import_module(module_name), class_name)(observations, config)
+        _check_contract(encoder, observations)
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"{flag} failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    return encoder
+
+
+@torch.no_grad()
+def _check_contract(encoder: object, observations: dict[str, ObservationSpec]) -> None:
+    """Raise TypeError or ValueError, or what the encoder raises, unless it can be the encoder of a tower."""
+    if not isinstance(encoder, nn.Module):
+        raise TypeError(f"a {type(encoder).__name__} is no torch.nn.Module")
+    for name, tensor in chain(encoder.named_parameters(), encoder.named_buffers()):
+        if tensor.dtype != torch.float32:
+            raise TypeError(f"{name} is of {tensor.dtype}; all parameters and buffers must be of torch.float32")
+    was_training = encoder.training
+    encoder.eval()  # so that the trial leaves no trace in running statistics
+    output = encoder({key: torch.zeros(2, *spec.shape) for key, spec in observations.items()})
+    encoder.train(was_training)
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        raise TypeError("its output is no tensor of floats")
+    require_shape("its output for two rows", output, (2, _output_size(encoder)))
+
+
+def _output_size(encoder: nn.Module) -> int:
+    size = encoder.output_size
+    if not isinstance(size, int):
+        raise TypeError(f"its output_size is a {type(size).__name__}, not an int")
+    return size
+
+
+def _tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -> Tower:
+    encoder: nn.Module
+    if config.encoder_custom:
+        encoder = load_custom_encoder(config, observations)
+    else:
+        names = encoder_names(config, observations)
+        encoder = DictEncoder({key: ENCODERS[names[key]](spec.shape, config) for key, spec in observations.items()})
+        _initialize_layers(config, encoder)
+        if config.use_spectral_norm:
+            _normalize_spectrally(encoder)
+    return Tower(encoder, _core(config, _output_size(encoder)))
+
+
+def _core(config: ModelConfig, input_size: int) -> Core:
+    if not config.use_rnn:
+        return IdentityCore(input_size)
+    core = RecurrentCore(config.rnn_type, input_size, config.hidden_size, config.rnn_num_layers)
+    for name, parameter in core.rnn.named_parameters():
+        if name.startswith("bias"):
+            nn.init.zeros_(parameter)
+            continue
+        # A recurrent layer stacks the matrices of its gates; each is drawn by itself.
+        for gate in torch.split(parameter.detach(), config.hidden_size):
+            _draw(config, gate, config.policy_init_gain)
+    return core
+
+
+def _scaling(config: ModelConfig, key: str, spec: ObservationSpec) -> InputScaling:
+    is_single = key == SINGLE_KEY
+    return InputScaling(
+        spec.shape,
+        subtract_mean=config.obs_subtract_mean if is_single else 0.0,
+        scale=config.obs_scale if is_single else 1.0,
+        running=config.normalize_input and spec.dtype.startswith("float"),
+    )
+
+
+def _initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
+    for module in encoder.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            _draw(config, module.weight, config.policy_init_gain)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def _initialize_heads(config: ModelConfig, model: ActorCritic) -> None:
+    # A small last layer makes all actions about equally likely (gaussian: means near 0) whatever the features are, so
+    # that exploration starts unbiased and the first updates do not undo chance (https://arxiv.org/abs/2006.05990, 3.2).
+    _draw(config, model.policy_head.linear.weight, POLICY_OUTPUT_GAIN)
+    model.policy_head.initialize_biases()
+    _draw(config, model.value_head.weight, config.policy_init_gain)
+    nn.init.zeros_(model.value_head.bias)
+
+
+def _draw(config: ModelConfig, weight: Tensor, gain: float) -> None:
+    draw = nn.init.orthogonal_ if config.policy_initialization == "orthogonal" else nn.init.xavier_uniform_
+    draw(weight, gain=gain)
+
+
+def _normalize_spectrally(encoder: nn.Module) -> None:
+    """Bound the largest singular value of every Linear layer by 1.
+
+    The estimate of it advances with every forward pass in training mode; a model that acts is in eval mode.
+    """
+    for module in list(encoder.modules()):
+        if isinstance(module, nn.Linear):
+            spectral_norm(module)
+
+
+def _is_image(shape: Shape, min_side: int) -> bool:
+    return len(shape) == 3 and min(image_sides(shape)) >= min_side

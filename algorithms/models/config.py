@@ -1,0 +1,68 @@
+"""What learns: the flags of the network."""
+
+from dataclasses import dataclass
+
+from utils.config import flag
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Network."""
+
+    encoder_type: str = flag(
+        "auto",
+        "family of the encoder; auto = conv for images, mlp for vectors",
+        choices=("auto", "mlp", "conv", "resnet"),
+        fixed_on_resume=True,
+    )
+    encoder_subtype: str = flag(
+        "auto",
+        "layers of the encoder; auto = the usual one of its family (convnet_atari is the Nature network)",
+        choices=("auto", "convnet_simple", "convnet_atari", "convnet_impala", "resnet_impala", "mlp"),
+        fixed_on_resume=True,
+    )
+    encoder_custom: str = flag(
+        "",
+        "your own encoder as package.module:Class, called with observation specs and network flags; empty = none",
+        fixed_on_resume=True,
+        aliases=("encoder",),
+    )
+    encoder_mlp_layers: tuple[int, ...] = flag(
+        (512, 512), "units of each layer of the mlp encoder, separated by commas", minimum=1, fixed_on_resume=True
+    )
+    encoder_extra_fc_layers: int = flag(
+        1, "fully connected layers of hidden_size units after the convolutions", minimum=0, fixed_on_resume=True
+    )
+    hidden_size: int = flag(
+        512, "units of the fully connected layers after convolutions and of the RNN", minimum=1, fixed_on_resume=True
+    )
+    nonlinearity: str = flag("elu", "activation of every layer", choices=("elu", "relu", "tanh"), fixed_on_resume=True)
+    policy_initialization: str = flag(
+        "orthogonal", "initial weights of all layers", choices=("orthogonal", "xavier_uniform")
+    )
+    policy_init_gain: float = flag(1.0, "gain of the initial weights of the hidden layers", minimum=0)
+    actor_critic_share_weights: bool = flag(
+        True, "one encoder and core for actor and critic, or one each", fixed_on_resume=True
+    )
+    adaptive_stddev: bool = flag(
+        True,
+        "standard deviation of continuous actions as an output of the network, or one free parameter per action",
+        fixed_on_resume=True,
+    )
+    initial_stddev: float = flag(1.0, "standard deviation of continuous actions at the start", minimum=1e-6)
+    use_spectral_norm: bool = flag(False, "spectral normalization of the fully connected layers", fixed_on_resume=True)
+    use_rnn: bool = flag(True, "a recurrent core between encoder and heads", fixed_on_resume=True)
+    rnn_type: str = flag("gru", "cell of the recurrent core", choices=("gru", "lstm"), fixed_on_resume=True)
+    rnn_num_layers: int = flag(1, "layers of the recurrent core", minimum=1, fixed_on_resume=True)
+    normalize_input: bool = flag(
+        True, "normalize float observations by their running mean and standard deviation", fixed_on_resume=True
+    )
+    obs_subtract_mean: float = flag(
+        0.0, "constant subtracted from the main observation (key obs)", fixed_on_resume=True
+    )
+    obs_scale: float = flag(
+        1.0,
+        "constant the main observation is divided by after the subtraction, usually 255 for images",
+        minimum=1e-12,
+        fixed_on_resume=True,
+    )

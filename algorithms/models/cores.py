@@ -1,0 +1,120 @@
+"""What a policy remembers between steps: nothing, or the state of a GRU or LSTM."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.ops import recurrent
+
+
+def autocast_off(device_type: str) -> AbstractContextManager[object]:
+    """A context without autocast on that kind of device; costs next to nothing where there is none anyway."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
+class IdentityCore(nn.Module):
+    """No memory: features pass unchanged and the state has no elements."""
+
+    state_size = 0
+
+    def __init__(self, input_size: int) -> None:
+        super().__init__()
+        self.output_size = input_size
+
+    def step(self, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x [N,D] and the state [N,0]."""
+        return x, state
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        """Return x [T+1,B,D]."""
+        return x
+
+
+class RecurrentCore(nn.Module):
+    """A GRU or an LSTM whose whole state is one row of numbers.
+
+    A state row [H] holds, layer after layer, the hidden vectors and then (LSTM) the cell vectors.
+
+    Args:
+        rnn_type: gru or lstm.
+        input_size: D, features per step.
+        hidden_size: Width of the state vector of one layer and of the output.
+        num_layers: Stacked layers.
+    """
+
+    def __init__(self, rnn_type: str, input_size: int, hidden_size: int, num_layers: int) -> None:
+        super().__init__()
+        self.is_lstm = rnn_type == "lstm"
+        self.rnn: nn.RNNBase = (nn.LSTM if self.is_lstm else nn.GRU)(input_size, hidden_size, num_layers)
+        self.num_layers = num_layers
+        self.output_size = hidden_size
+        self.num_vectors = num_layers * (2 if self.is_lstm else 1)
+        self.state_size = self.num_vectors * hidden_size
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance through the steps of x without any reset.
+
+        Args:
+            x: [t,B,D].
+            state: [B,H] before the first of the t steps.
+
+        Returns:
+            Output [t,B,hidden_size] and the state [B,H] after the last step, both float32.
+        """
+        vectors = state.reshape(-1, self.num_vectors, self.output_size).transpose(0, 1).contiguous()
+        # On the CPU autocast knows no GRU, and its bf16 LSTM raises on processors without bf16: both run in float32.
+        with autocast_off("cpu"):
+            if self.is_lstm:
+                y, after = self.rnn(x.float(), (vectors[: self.num_layers], vectors[self.num_layers :]))
+                vectors = torch.cat(after)
+            else:
+                y, vectors = self.rnn(x.float(), vectors)
+        return y.float(), vectors.transpose(0, 1).flatten(1).float()
+
+    def step(self, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one step of N rows.
+
+        Args:
+            x: [N,D].
+            first: [N] bool: this observation starts an episode, so the row's state counts as zero.
+            state: [N,H] as the step before left it.
+        """
+        # Filled, not multiplied: a state that is not finite must end with its episode. No copy to the host either.
+        y, state = self(x.unsqueeze(0), state.masked_fill(first.unsqueeze(1), 0.0))
+        return y.squeeze(0), state
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        """Repeat what acting did, in segments that each start from the state stored then.
+
+        Backpropagation through time ends at a segment's start and at every reset. The segments run side by side, as
+        columns of one batch: with T segments of one step that is one call instead of T.
+
+        Args:
+            x: [T+1,B,D].
+            first: [T+1,B] bool.
+            state: [T/recurrence,B,H] before each segment. Row T continues from the last segment.
+
+        Returns:
+            [T+1,B,hidden_size].
+        """
+        num_segments, num_columns = state.shape[:2]
+        steps, starts = _side_by_side(x[:-1], num_segments), _side_by_side(first[:-1], num_segments)
+        y, after = recurrent.unroll(self, steps, starts, state.detach().flatten(0, 1))
+        y_last, _ = recurrent.unroll(self, x[-1:], first[-1:], after[-num_columns:])
+        return torch.cat((_one_after_another(y, num_segments), y_last))
+
+
+Core = IdentityCore | RecurrentCore
+
+
+def _side_by_side(x: Tensor, num_segments: int) -> Tensor:
+    """[T,B,*] -> [T/num_segments, num_segments*B, *]."""
+    return x.reshape(num_segments, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+
+def _one_after_another(x: Tensor, num_segments: int) -> Tensor:
+    """[t,num_segments*B,*] -> [num_segments*t, B, *]: the reverse of `_side_by_side`."""
+    return x.reshape(x.shape[0], num_segments, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)

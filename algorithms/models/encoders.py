@@ -1,0 +1,187 @@
+"""From the observations of one moment to a feature vector: scaling, the networks per observation, their join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.ops.normalization import normalize
+
+CLIP = 10.0
+"""Bound of a standardised observation, in standard deviations."""
+
+Observations = dict[str, Tensor]
+ConvLayer = tuple[int, int, int]
+
+CONVNET_SIMPLE: tuple[ConvLayer, ...] = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
+"""Output channels, kernel size and stride, both in pixels; the net of Sample Factory."""
+
+CONVNET_ATARI: tuple[ConvLayer, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""The net of Mnih et al. 2015 (https://www.nature.com/articles/nature14236)."""
+
+IMPALA_CHANNELS = (16, 32, 32)
+"""Channels of the three stages of the deep net of Espeholt et al. 2018 (https://arxiv.org/abs/1802.01561, fig. 3)."""
+
+MIN_CONVNET_SIDE = 36
+"""Pixels: the smallest square that both stacks above reduce to at least one pixel."""
+
+_NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def nonlinearity(name: str) -> nn.Module:
+    """The module of `elu`, `relu` or `tanh`."""
+    return _NONLINEARITIES[name]()
+
+
+def is_channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image of three dimensions is [C,H,W] rather than [H,W,C].
+
+    The smaller of the first and the last dimension holds the channels; on a tie the first does.
+    """
+    return shape[0] <= shape[2]
+
+
+def image_sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Height and width, in pixels, of an image of three dimensions."""
+    return (shape[1], shape[2]) if is_channels_first(shape) else (shape[0], shape[1])
+
+
+class InputScaling(nn.Module):
+    """One observation as float32, shifted and scaled; the tensor it is given is never changed.
+
+    With running statistics the constants are only what the statistics start from: the statistics are those of the raw
+    observation, and standardising cancels any constant shift and scale. Without them the constants stay.
+
+    Args:
+        shape: The observation of one row.
+        subtract_mean, scale: The constants of x -> (x - subtract_mean) / scale.
+        running: Keep `mean` and `inv_std` [*shape] as buffers and clip the result to +-`CLIP`.
+    """
+
+    mean: Tensor
+    inv_std: Tensor
+
+    def __init__(self, shape: tuple[int, ...], *, subtract_mean: float, scale: float, running: bool) -> None:
+        super().__init__()
+        self.subtract_mean, self.scale, self.running = subtract_mean, scale, running
+        if running:
+            self.register_buffer("mean", torch.full(shape, subtract_mean, dtype=torch.float32))
+            self.register_buffer("inv_std", torch.full(shape, 1.0 / scale, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale x [N,*shape]."""
+        if self.running:
+            return normalize(x, self.mean, self.inv_std, CLIP)
+        # A Python float promotes uint8 to float32, so an image is cast and scaled in one pass over its memory.
+        if self.subtract_mean != 0.0:
+            x = x - self.subtract_mean
+        if self.scale != 1.0:
+            x = x / self.scale
+        return x.float()
+
+
+class Encoder(nn.Sequential):
+    """The layers that map one observation [N,*] to features [N,output_size]."""
+
+    def __init__(self, layers: Sequence[nn.Module], output_size: int) -> None:
+        super().__init__(*layers)
+        self.output_size = output_size
+
+
+def mlp_encoder(shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str) -> Encoder:
+    """Flatten, then one Linear layer and nonlinearity per entry of `layer_sizes`."""
+    layers, size = _linear_layers(torch.Size(shape).numel(), layer_sizes, activation)
+    if len(shape) == 1:
+        return Encoder(layers, size)
+    # An observation without dimensions is [N]: nn.Flatten would leave it so.
+    return Encoder([nn.Flatten() if shape else nn.Unflatten(0, (-1, 1)), *layers], size)
+
+
+def conv_encoder(
+    shape: tuple[int, ...], conv_layers: tuple[ConvLayer, ...], extra_layer_sizes: tuple[int, ...], activation: str
+) -> Encoder:
+    """A stack of convolutions, then Linear layers; a nonlinearity after each."""
+    layers, channels = _image_layers(shape)
+    for out_channels, kernel_size, stride in conv_layers:
+        layers += [nn.Conv2d(channels, out_channels, kernel_size, stride), nonlinearity(activation)]
+        channels = out_channels
+    return _with_linear_layers(layers, shape, extra_layer_sizes, activation)
+
+
+def impala_encoder(shape: tuple[int, ...], extra_layer_sizes: tuple[int, ...], activation: str) -> Encoder:
+    """The residual net of IMPALA: per stage a convolution, a pooling that halves the image, two residual blocks."""
+    layers, channels = _image_layers(shape)
+    for out_channels in IMPALA_CHANNELS:
+        layers += [
+            nn.Conv2d(channels, out_channels, 3, padding=1),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            ResidualBlock(out_channels, activation),
+            ResidualBlock(out_channels, activation),
+        ]
+        channels = out_channels
+    return _with_linear_layers([*layers, nonlinearity(activation)], shape, extra_layer_sizes, activation)
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(f(conv(f(x)))) with 3x3 kernels and as many channels out as in."""
+
+    def __init__(self, channels: int, activation: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nonlinearity(activation),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nonlinearity(activation),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform x [N,channels,height,width]."""
+        change: Tensor = self.layers(x)
+        return x + change
+
+
+class DictEncoder(nn.Module):
+    """One encoder per observation key, their features side by side."""
+
+    def __init__(self, encoders: dict[str, Encoder]) -> None:
+        super().__init__()
+        self.keys = tuple(encoders)
+        # A list, because keys may hold "." or the name of a method, which nn.ModuleDict refuses.
+        self.encoders = nn.ModuleList(encoders.values())
+        self.output_size = sum(encoder.output_size for encoder in encoders.values())
+
+    def forward(self, obs: Observations) -> Tensor:
+        """Encode obs{key} [N,*] to [N,output_size]."""
+        features = [encoder(obs[key]) for key, encoder in zip(self.keys, self.encoders, strict=True)]
+        return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
+
+
+class _ToChannelsFirst(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        """Show x [N,H,W,C] as [N,C,H,W] without copying it."""
+        return x.permute(0, 3, 1, 2)
+
+
+def _image_layers(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
+    """What precedes the first convolution, and the channels it sees."""
+    return ([], shape[0]) if is_channels_first(shape) else ([_ToChannelsFirst()], shape[2])
+
+
+def _linear_layers(size: int, layer_sizes: tuple[int, ...], activation: str) -> tuple[list[nn.Module], int]:
+    layers: list[nn.Module] = []
+    for layer_size in layer_sizes:
+        layers += [nn.Linear(size, layer_size), nonlinearity(activation)]
+        size = layer_size
+    return layers, size
+
+
+def _with_linear_layers(
+    layers: list[nn.Module], shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str
+) -> Encoder:
+    image_layers = nn.Sequential(*layers, nn.Flatten())
+    with torch.no_grad():
+        num_features = image_layers(torch.zeros(1, *shape)).shape[1]
+    linear_layers, size = _linear_layers(num_features, layer_sizes, activation)
+    return Encoder([*image_layers, *linear_layers], size)

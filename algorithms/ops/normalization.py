@@ -1,0 +1,97 @@
+"""Running statistics of observations and returns, and normalization with them.
+
+Statistics are kept in float64 (a float32 mean stops moving after 2^24 samples) and used in float32. Nothing here
+changes its arguments: batches are used for several epochs, and one normalized in place is normalized again by each.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.ops.checks import require_shape
+
+VARIANCE_EPS = 1e-5
+"""Added to a variance: a feature that never changed must not turn its first change into infinity."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """What is known of a distribution: enough to merge two samples exactly.
+
+    Attributes:
+        count: scalar float64, how many samples.
+        mean: [*] float64.
+        m2: [*] float64, sum of squared distances from the mean.
+    """
+
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], device: torch.device | str = "cpu") -> "Moments":
+        """Moments of no sample at all."""
+        mean, m2 = (torch.zeros(shape, dtype=torch.float64, device=device) for _ in range(2))
+        return cls(torch.zeros((), dtype=torch.float64, device=device), mean, m2)
+
+
+def merge_batch(moments: Moments, x: Tensor, valid: Tensor) -> Moments:
+    """Moments of everything seen so far and the valid rows of a batch.
+
+    Args:
+        moments: of features of shape [*].
+        x: [N, *], N may be 0; what stands in invalid rows, NaN included, has no influence.
+        valid: [N] bool.
+
+    Returns:
+        New moments; equal to the old ones when no row is valid.
+
+    Raises:
+        ValueError: shapes disagree.
+
+    Source: Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
+    """
+    require_shape("valid", valid, (None,))
+    require_shape("x", x, (valid.shape[0], *moments.mean.shape))
+    skipped = ~valid.reshape((-1,) + (1,) * moments.mean.dim())
+    x = x.detach().to(torch.float64)
+    batch_count = valid.sum().to(torch.float64)
+    batch_mean = x.masked_fill(skipped, 0.0).sum(0) / batch_count.clamp(min=1)
+    batch_m2 = (x - batch_mean).masked_fill_(skipped, 0.0).square_().sum(0)
+
+    count = moments.count + batch_count
+    share = batch_count / count.clamp(min=1)
+    shift = batch_mean - moments.mean
+    return Moments(
+        count=count,
+        mean=moments.mean + shift * share,
+        m2=moments.m2 + batch_m2 + shift.square() * (moments.count * share),
+    )
+
+
+def std(moments: Moments, eps: float = VARIANCE_EPS) -> Tensor:
+    """Standard deviation, [*] float32, as sqrt(variance + eps); 1 while nothing has been seen."""
+    variance = moments.m2 / moments.count.clamp(min=1)
+    return (variance + eps).sqrt().masked_fill(moments.count == 0, 1.0).to(torch.float32)
+
+
+def inv_std(moments: Moments, eps: float = VARIANCE_EPS) -> Tensor:
+    """Reciprocal of `std`, [*] float32: normalizing multiplies, which is cheaper than dividing."""
+    return std(moments, eps).reciprocal()
+
+
+def normalize(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
+    """Compute (x - mean) * inv_std within [-clip, clip], in new memory.
+
+    Args:
+        x: [..., *], never modified.
+        mean: [*] float32.
+        inv_std: [*] float32.
+        clip: limit of the result, in standard deviations; infinity = none.
+
+    Returns:
+        [..., *] float32.
+    """
+    # The later operations work in place on the fresh result of the first: fresh memory costs more than arithmetic.
+    return x.to(torch.float32).sub(mean).mul_(inv_std).clamp_(-clip, clip)

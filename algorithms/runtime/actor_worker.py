@@ -1,0 +1,68 @@
+"""The actor worker: steps the groups whose actions have arrived."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from algorithms.runtime.env_group import EnvGroup
+from algorithms.runtime.messages import ActionsReady, Address, Begin, Message, SlotReleased, Stop, WorkerReport
+
+REPORT_SECONDS = 1.0
+
+
+class ActorWorker:
+    """Owns some groups; knows no policy and no process.
+
+    Args:
+        address: of this worker.
+        groups: the groups it steps.
+    """
+
+    def __init__(self, address: Address, groups: Sequence[EnvGroup]) -> None:
+        self.address = address
+        self.groups = {group.plan.index: group for group in groups}
+        self.group_of_slot = {slot: group for group in groups for slot in group.plan.slots}
+        self.ready: deque[EnvGroup] = deque()
+        self._reported = time.monotonic()
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Note what has arrived; a message that is not current is dropped."""
+        match message:
+            case ActionsReady(policy, index, slot, step, generation):
+                group = self.groups[index]
+                if (slot, step, generation) == (group.slot, group.step, group.plan.generation):
+                    if policy in group.waiting:
+                        group.waiting.remove(policy)
+                        if not group.waiting:
+                            self.ready.append(group)
+            case SlotReleased(_, slot):
+                yield from self.group_of_slot[slot].release(message)
+            case Begin():
+                for group in self.groups.values():
+                    yield from group.begin()
+            case Stop():
+                self.ready.clear()
+                for group in self.groups.values():
+                    yield from group.episodes.flush(now=True)
+                yield self.report()
+                for group in self.groups.values():
+                    group.envs.close()
+
+    def pending(self) -> bool:
+        """Whether a group can be stepped."""
+        return bool(self.ready)
+
+    def work(self) -> Iterator[Message]:
+        """Step every group that was ready at the call."""
+        for _ in range(len(self.ready)):
+            yield from self.ready.popleft().advance()
+        if time.monotonic() - self._reported >= REPORT_SECONDS:
+            self._reported = time.monotonic()
+            yield self.report()
+
+    def report(self) -> WorkerReport:
+        """Totals over all groups."""
+        groups = self.groups.values()
+        totals = {name: sum(g.totals[name] for g in groups) for name in next(iter(groups)).totals}
+        totals["episodes"] = sum(g.episodes.count for g in groups)
+        return WorkerReport(str(self.address), totals)

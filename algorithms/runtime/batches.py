@@ -1,0 +1,207 @@
+"""From slots to batches: columns are copied out of the slots that hold them, and the slots go back at once.
+
+A batch is `columns` trajectories of the rollout length; the columns of one slot may go to two batches.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.runtime.arena import Array
+from algorithms.runtime.messages import SlotReleased, TrajectoryReady
+from algorithms.runtime.trajectories import Trajectories
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trajectories of B columns, time-major. The fields are those of `Trajectories`, see there."""
+
+    obs: dict[str, Tensor]  # [T+1, B, *]
+    first: Tensor  # [T+1, B]
+    valid: Tensor  # [T, B], and acted by the policy that trains
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_value: Tensor  # [T, B], or [0, B] when the environment needs none
+    action: Tensor  # [T, B, A]
+    behavior_logits: Tensor  # [T, B, L]
+    behavior_log_prob: Tensor
+    behavior_value: Tensor
+    policy_version: Tensor
+    rnn_state: Tensor  # [N, B, H]
+
+    def columns(self, index: Tensor | slice) -> Self:
+        """The batch of some of the columns."""
+        return self._map(lambda tensor: tensor[:, index])
+
+    def to(self, device: str) -> Self:
+        """The batch on a device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _map(self, function: Any) -> Self:
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["obs"] = {key: function(tensor) for key, tensor in self.obs.items()}
+        return type(self)(**{name: v if name == "obs" else function(v) for name, v in values.items()})
+
+
+class BatchCounts(NamedTuple):
+    """What became of the trajectories handed over so far; steps are valid ones of the policy that trains."""
+
+    trajectories: int  # slots received
+    released: int  # slots given back
+    discarded: int  # steps too old to train on
+    in_flight: int  # steps neither trained nor discarded yet
+
+
+class BatchSource(Protocol):
+    """Where a learner worker gets its batches from."""
+
+    @property
+    def waiting(self) -> int:
+        """Slots that are not used up."""
+        ...
+
+    def counts(self) -> BatchCounts:
+        """What became of the trajectories."""
+        ...
+
+    def add(self, message: TrajectoryReady) -> None:
+        """A slot has been handed over."""
+        ...
+
+    def fill(self, version: int) -> Iterator[SlotReleased]:
+        """Move what has been handed over towards the next batch."""
+        ...
+
+    def take(self) -> Batch | None:
+        """The next batch, or None while it is not full."""
+        ...
+
+    def trained(self) -> Iterator[SlotReleased]:
+        """The last batch has been trained and its weights are published."""
+        ...
+
+
+class ColumnBatches:
+    """FIFO batches of one policy.
+
+    Args:
+        trajectories: the shared arrays.
+        policy: whose steps count.
+        columns: trajectories per macro batch.
+        max_policy_lag: a column whose oldest valid step was acted this many versions ago is discarded.
+        hold: release slots only after training (synchronous runs of a single policy).
+        num_policies: a column without a step of `policy` is skipped.
+    """
+
+    def __init__(
+        self, trajectories: Trajectories, policy: int, columns: int, max_policy_lag: int, hold: bool, num_policies: int
+    ) -> None:
+        self.trajectories, self.policy, self.num_columns = trajectories, policy, columns
+        self.max_policy_lag, self.hold, self.num_policies = max_policy_lag, hold and num_policies == 1, num_policies
+        self.queue: deque[TrajectoryReady] = deque()
+        self.held: list[TrajectoryReady] = []
+        self.next_column = 0  # of the first waiting slot
+        self.filled = 0
+        self.staged_samples = 0
+        self.discarded = self.released = self.trajectories_seen = 0
+        self._sources = {f.name: getattr(trajectories, f.name) for f in fields(Batch) if f.name != "obs"}
+        self._staging = {name: self._staging_for(a) for name, a in self._sources.items()}
+        self._staging_obs = {key: self._staging_for(a) for key, a in trajectories.obs.items()}
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Queue a slot unless the message is of an earlier hand-over."""
+        if message.sequence == self.trajectories.sequence[message.slot]:
+            self.queue.append(message)
+            self.trajectories_seen += 1
+
+    def fill(self, version: int) -> Iterator[SlotReleased]:
+        """Copy waiting columns into the batch until it is full; release the slots that are used up."""
+        while self.queue and self.filled < self.num_columns:
+            message = self.queue[0]
+            fresh = self._fresh(message.slot, version)
+            room = self.num_columns - self.filled
+            end = int(fresh[room]) if len(fresh) > room else self.trajectories.valid.shape[2]
+            staged = self._copy(message.slot, fresh[:room])
+            handed_over = self._mine(message.slot)[:, self.next_column : end]
+            self.discarded += int(np.count_nonzero(handed_over)) - staged
+            self.next_column = end
+            if end < self.trajectories.valid.shape[2]:
+                return
+            self.queue.popleft()
+            self.next_column = 0
+            if self.hold:
+                self.held.append(message)
+            else:
+                yield self._release(message)
+
+    def take(self) -> Batch | None:
+        """The batch when it is full, else None; its tensors are overwritten by the next `fill`."""
+        if self.filled < self.num_columns:
+            return None
+        self.filled = self.staged_samples = 0
+        tensors = {name: torch.from_numpy(a) for name, a in self._staging.items()}
+        return Batch(obs={key: torch.from_numpy(a) for key, a in self._staging_obs.items()}, **tensors)
+
+    def trained(self) -> Iterator[SlotReleased]:
+        """Release what was held during training."""
+        held, self.held = self.held, []
+        for message in held:
+            yield self._release(message)
+
+    @property
+    def waiting(self) -> int:
+        """Slots that are not used up."""
+        return len(self.queue)
+
+    def counts(self) -> BatchCounts:
+        """What became of the trajectories."""
+        in_flight = self.staged_samples
+        for i, message in enumerate(self.queue):
+            in_flight += int(np.count_nonzero(self._mine(message.slot)[:, self.next_column if i == 0 else 0 :]))
+        return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight)
+
+    def _mine(self, slot: int) -> Array:
+        """[T, R] valid steps of this policy."""
+        valid = self.trajectories.valid[slot]
+        if self.num_policies == 1:
+            return valid
+        return valid & (self.trajectories.policy_id[slot, : len(valid)] == self.policy)
+
+    def _fresh(self, slot: int, version: int) -> Array:
+        """Columns from `next_column` on that hold a step of this policy and none that is too old."""
+        mine = self._mine(slot)[:, self.next_column :]
+        acted = np.where(mine, self.trajectories.policy_version[slot, :, self.next_column :], version)
+        fresh = version - acted.min(axis=0) < self.max_policy_lag
+        return (fresh & mine.any(axis=0)).nonzero()[0] + self.next_column
+
+    def _copy(self, slot: int, columns: Array) -> int:
+        """Copy columns of a slot to the end of the batch; the valid steps in them."""
+        if not len(columns):
+            return 0
+        start, end = self.filled, self.filled + len(columns)
+        whole = columns[-1] - columns[0] + 1 == len(columns)
+        index: Any = slice(int(columns[0]), int(columns[-1]) + 1) if whole else columns
+        for name, staging in self._staging.items():
+            staging[:, start:end] = self._sources[name][slot][:, index]
+        for key, staging in self._staging_obs.items():
+            staging[:, start:end] = self.trajectories.obs[key][slot][:, index]
+        mine = self._mine(slot)[:, index]
+        self._staging["valid"][:, start:end] = mine
+        self.filled = end
+        samples = int(np.count_nonzero(mine))
+        self.staged_samples += samples
+        return samples
+
+    def _release(self, message: TrajectoryReady) -> SlotReleased:
+        self.released += 1
+        return SlotReleased(self.policy, message.slot, message.sequence)
+
+    def _staging_for(self, source: Array) -> Array:
+        """[steps, columns, ...] for a field [S, steps, R, ...]."""
+        return np.zeros((source.shape[1], self.num_columns, *source.shape[3:]), source.dtype)

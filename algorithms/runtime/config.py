@@ -1,0 +1,117 @@
+"""Where and how long to run: the flags of processes, the run and its reports."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.config import flag
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Run."""
+
+    algo: str = flag("APPO", "algorithm", choices=("APPO",), fixed_on_resume=True)
+    experiment: str = flag(
+        "",
+        "name of the run's folder, an existing one is resumed; empty = a new numbered folder such as CartPole-v1_1",
+    )
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    config: str = flag(
+        "", "JSON, TOML or YAML file of flags; the command line overrules it, it overrules all else; empty = none"
+    )
+    device: str = flag(
+        "auto",
+        "where the networks run; auto = cuda if there is one, else cpu; gpu is accepted as cuda",
+        choices=("auto", "cpu", "cuda"),
+        synonyms={"gpu": "cuda"},
+    )
+    seed: int | None = flag(
+        None, "seed from which all random numbers derive; none = drawn once and stored", minimum=0, maximum=2**63 - 1
+    )
+    save_every_sec: int = flag(120, "seconds between checkpoints", minimum=1)
+    keep_checkpoints: int = flag(3, "newest checkpoints kept per policy", minimum=1)
+    save_milestones_sec: int = flag(-1, "seconds between checkpoints that are kept for ever; -1 = none", minimum=-1)
+    train_for_env_steps: int = flag(
+        10_000_000_000, "stop when every policy has learned from this many env steps (frames)", minimum=1
+    )
+    train_for_seconds: float = flag(1e10, "stop after this many seconds of this start", minimum=0)
+    train_until_return: float | None = flag(
+        None, "stop when the mean return of the last stats_avg episodes reaches this; none = never"
+    )
+
+    @property
+    def run_directory(self) -> Path:
+        """The folder of the run: train_dir/experiments_root/experiment."""
+        return Path(self.train_dir, self.experiments_root, self.experiment)
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """Sampling and processes."""
+
+    inference: str = flag(
+        "auto",
+        "where actions are computed: central = policy worker processes, local = inside each actor, serial = everything"
+        " in one process, auto = measured at the start",
+        choices=("auto", "central", "local", "serial"),
+    )
+    num_workers: int = flag(0, "actor processes; 0 = tuned to the machine (originally one per core)", minimum=0)
+    num_envs_per_worker: int = flag(
+        0, "envs of one actor, a multiple of worker_num_splits; 0 = tuned (originally 2)", minimum=0
+    )
+    worker_num_splits: int = flag(
+        0,
+        "groups into which an actor's envs are split, one steps while others wait for actions; 2 = double buffering,"
+        " 1 = off, 0 = tuned (originally 2)",
+        minimum=0,
+    )
+    policy_workers_per_policy: int = flag(1, "inference processes per policy", minimum=1)
+    num_policies: int = flag(1, "policies trained together", minimum=1, fixed_on_resume=True)
+    max_policy_lag: int = flag(
+        100, "trajectories whose oldest step was acted this many updates ago, or more, are discarded", minimum=1
+    )
+    min_traj_buffers_per_worker: int = flag(2, "lower bound of trajectory slots per group of envs", minimum=1)
+    num_minibatches_to_accumulate: int = flag(
+        -1,
+        "minibatches that may wait for the learner before sampling pauses; -1 = 2 * num_batches_per_iteration, 0 ="
+        " none: sampling stops while training",
+        minimum=-1,
+    )
+    decorrelate_experience_max_seconds: float = flag(
+        0.0,
+        "seconds the last actor sleeps after its first trajectory, earlier ones less; 0 (originally 10) = no sleep, the"
+        " first trajectories of different groups start at different lengths instead",
+        minimum=0,
+    )
+    set_workers_cpu_affinity: bool = flag(True, "pin actors to CPU cores")
+    reset_timeout_seconds: float = flag(
+        120, "seconds the first reset of an env may take before the run ends with its stack", minimum=0.001
+    )
+    default_niceness: int = flag(
+        0, "niceness of the learner; policy workers get 2 more, actors 10 more", minimum=-20, maximum=19
+    )
+    train_in_background_thread: bool = flag(True, "on CUDA, upload the next batch while training; no effect on CPU")
+    learner_main_loop_num_cores: int = flag(1, "torch threads of the learner on CPU", minimum=1)
+    actor_worker_gpus: tuple[int, ...] = flag(
+        (), "indices of the GPUs that actors may see (for rendering), separated by commas; empty = none", minimum=0
+    )
+    sampler_only: bool = flag(False, "sample and never train, to measure the throughput of sampling")
+    benchmark: bool = flag(
+        False, "stop after 2 million env steps or 1 million samples and skip the waits of a normal start"
+    )
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """Reports."""
+
+    stats_avg: int = flag(100, "episodes over which returns and lengths are averaged", minimum=1)
+    experiment_summaries_interval: float = flag(20, "seconds between TensorBoard summaries", minimum=0.1)
+    report_interval_seconds: float = flag(5, "seconds between lines on the console", minimum=0.1)
+    tensorboard: bool = flag(True, "write TensorBoard summaries beside metrics.jsonl")
+    verify_reproduction: bool = flag(
+        False,
+        "debug: with --learning_rate=0 recompute stored behaviour logits and values and report the largest relative"
+        " difference",
+    )

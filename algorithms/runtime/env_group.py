@@ -1,0 +1,226 @@
+"""One vectorized environment and the trajectory slots it fills: the hot path of an actor worker.
+
+A group waits for actions, takes a step, writes it into its slot and asks for the next actions. At the end of a slot it hands
+the slot over and goes on in a free one; when there is none it stays put until a learner releases one. That is all the
+back-pressure there is.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from algorithms.runtime.arena import Array
+from algorithms.runtime.episodes import Episodes
+from algorithms.runtime.messages import ActionRequest, EpisodesDone, SlotReleased, TrajectoryReady
+from algorithms.runtime.trajectories import FinalObservations, Trajectories
+from envs.spec import GroupEnv, StepRow
+
+Outgoing = ActionRequest | TrajectoryReady | EpisodesDone
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What a group is told once.
+
+    Attributes:
+        index: number of the group in the run.
+        slots: the slots it owns.
+        start: step at which its first trajectory starts, so that the groups' slots complete evenly.
+        num_policies: policies to draw from.
+        per_row_policy: whether the agents of one env may play under different policies.
+        reward_scale: factor on rewards for training.
+        reward_clip: bound on their absolute value after scaling; 0: none.
+        keep: never hand slots over (sampling speed only).
+        generation: how often the group's actor has been started.
+    """
+
+    index: int
+    slots: Sequence[int]
+    start: int
+    num_policies: int = 1
+    per_row_policy: bool = True
+    reward_scale: float = 1.0
+    reward_clip: float = 0.0
+    keep: bool = False
+    generation: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """Views of one step of one slot, made once: indexing them anew would cost more than the rest of the step."""
+
+    action: Array
+    valid: Array
+    out: StepRow
+
+
+class EnvGroup:
+    """The environments of one group, and where in which slot they are."""
+
+    def __init__(
+        self,
+        plan: GroupPlan,
+        envs: GroupEnv,
+        trajectories: Trajectories,
+        finals: FinalObservations,
+        seeds: np.random.SeedSequence,
+    ) -> None:
+        self.plan, self.envs, self.trajectories = plan, envs, trajectories
+        env_seeds, policy_seeds = seeds.spawn(2)
+        self.seeds = [int(s) for s in env_seeds.generate_state(envs.num_rows // envs.spec.num_agents)]
+        self.rng = np.random.default_rng(policy_seeds)
+        self.rollout = trajectories.valid.shape[1]
+        self.steps = {slot: self._steps(slot, finals) for slot in plan.slots}
+        self.free = deque(plan.slots)
+        self.slot, self.step = -1, plan.start
+        self.waiting: set[int] = set()  # policies whose actions the present step still lacks
+        self.present: tuple[int, ...] = (0,)  # policies that act in this group now
+        self.episodes = Episodes(envs.num_rows, envs.spec.frames_per_step)
+        self.totals = dict.fromkeys(("collected", "reset_rows", "trajectories", "sent", "released"), 0)
+        carried = trajectories.first[plan.slots[0], 0]
+        self._carry_obs = {key: np.empty_like(a[plan.slots[0], 0]) for key, a in trajectories.obs.items()}
+        self._carry_first = np.ones_like(carried)
+        self._carry_policy = np.zeros(carried.shape, np.int32)
+
+    def begin(self) -> Iterator[Outgoing]:
+        """Reset the environments and ask for the first actions."""
+        self.reset()
+        yield from self._begin_trajectory()
+
+    def reset(self) -> None:
+        """Reset every environment; their first observations wait for the first slot."""
+        self.envs.reset(self.seeds, self._carry_obs)
+        self._draw_policies(self._carry_policy, self._carry_first)
+
+    def advance(self) -> Iterator[Outgoing]:
+        """Take the step whose actions have arrived, and ask for the next ones or hand the slot over."""
+        slot, step = self.slot, self.step
+        if step == self.rollout:  # only final values were missing
+            yield from self._hand_over()
+            return
+        now = self.steps[slot][step]
+        stats = self.envs.step(now.action, now.out)
+        if self.envs.spec.same_step:
+            now.valid[:] = True
+        else:
+            np.logical_not(now.out.first, out=now.valid)
+        self.episodes.record(now.out, now.valid, self.trajectories.policy_id[slot, step], stats)
+        self._shape(now.out.reward)
+        if self.plan.num_policies > 1:
+            self._carry_on_policies(slot, step)
+        self.step = step + 1
+        if self.step < self.rollout or (now.out.has_final is not None and now.out.has_final.any()):
+            yield from self._request()
+        else:
+            yield from self._hand_over()
+
+    def release(self, message: SlotReleased) -> Iterator[Outgoing]:
+        """Take back a slot from one learner; go on if the group waited for it."""
+        slot, owner = message.slot, self.trajectories.owner
+        bit = 1 << message.policy
+        if message.sequence != self.trajectories.sequence[slot] or not int(owner[slot]) & bit:
+            return
+        owner[slot] &= ~bit
+        self.totals["released"] += 1
+        if not owner[slot]:
+            self.free.append(slot)
+            if self.slot < 0:
+                yield from self._begin_trajectory()
+
+    def _steps(self, slot: int, finals: FinalObservations) -> list[_Step]:
+        t, index, same_step = self.trajectories, self.plan.index, self.envs.spec.same_step
+        final_obs = {key: a[index] for key, a in finals.final_obs.items()} if same_step else {}
+        has_final = finals.has_final[index] if same_step else None
+        return [
+            _Step(
+                t.action[slot, i],
+                t.valid[slot, i],
+                StepRow(
+                    obs={key: a[slot, i + 1] for key, a in t.obs.items()},
+                    first=t.first[slot, i + 1],
+                    reward=t.reward[slot, i],
+                    terminated=t.terminated[slot, i],
+                    truncated=t.truncated[slot, i],
+                    final_obs=final_obs,
+                    has_final=has_final,
+                ),
+            )
+            for i in range(self.rollout)
+        ]
+
+    def _begin_trajectory(self) -> Iterator[Outgoing]:
+        """Go on in a free slot, or stay put until a learner releases one."""
+        if not self.free:
+            self.slot = -1
+            return
+        slot, t = self.free.popleft(), self.trajectories
+        start = 0 if self.totals["trajectories"] else self.plan.start
+        for key, row in self._carry_obs.items():
+            t.obs[key][slot, start] = row
+        t.first[slot, start] = self._carry_first
+        t.policy_id[slot, start] = self._carry_policy
+        if start:  # the steps before a late start were never taken
+            t.first[slot, : start + 1] = True
+            t.valid[slot, :start] = False
+        self.slot, self.step = slot, start
+        yield from self._request()
+
+    def _request(self) -> Iterator[Outgoing]:
+        self.waiting = set(self.present)
+        if self.plan.num_policies > 1 and self.envs.spec.same_step and self.step:
+            has_final = self.steps[self.slot][self.step - 1].out.has_final
+            self.waiting.update(self.trajectories.policy_id[self.slot, self.step - 1][has_final].tolist())
+        for policy in sorted(self.waiting):
+            yield ActionRequest(policy, self.plan.index, self.slot, self.step, self.plan.generation)
+
+    def _hand_over(self) -> Iterator[Outgoing]:
+        """Give the slot to the learners of the policies that acted in it, and begin the next trajectory."""
+        slot, t, end = self.slot, self.trajectories, self.rollout
+        for key, row in self._carry_obs.items():
+            row[:] = t.obs[key][slot, end]
+        self._carry_first[:] = t.first[slot, end]
+        self._carry_policy[:] = t.policy_id[slot, end]
+        valid = int(np.count_nonzero(t.valid[slot]))
+        self.totals["collected"] += valid
+        self.totals["reset_rows"] += t.valid[slot].size - valid
+        self.totals["trajectories"] += 1
+        yield from self.episodes.flush()
+        if self.plan.keep:
+            self.free.append(slot)
+        else:
+            policies = self._policies_of(slot)
+            self.totals["sent"] += len(policies)
+            t.sequence[slot] += 1
+            t.owner[slot] = sum(1 << p for p in policies)
+            for policy in policies:
+                yield TrajectoryReady(policy, slot, int(t.sequence[slot]), self.plan.generation)
+        yield from self._begin_trajectory()
+
+    def _policies_of(self, slot: int) -> list[int]:
+        if self.plan.num_policies == 1:
+            return [0]
+        return [int(p) for p in np.unique(self.trajectories.policy_id[slot, : self.rollout])]
+
+    def _shape(self, reward: Array) -> None:
+        if self.plan.reward_scale != 1.0:
+            np.multiply(reward, self.plan.reward_scale, out=reward)
+        if self.plan.reward_clip:
+            np.clip(reward, -self.plan.reward_clip, self.plan.reward_clip, out=reward)
+
+    def _carry_on_policies(self, slot: int, step: int) -> None:
+        policy, first = self.trajectories.policy_id[slot], self.trajectories.first[slot, step + 1]
+        policy[step + 1] = policy[step]
+        if first.any():
+            self._draw_policies(policy[step + 1], first)
+
+    def _draw_policies(self, policy: Array, first: Array) -> None:
+        """Draw the policy of every row that starts an episode, [R] in place: an episode is played by one policy."""
+        if self.plan.num_policies > 1:
+            agents = self.envs.spec.num_agents
+            drawn = self.rng.integers(self.plan.num_policies, size=first.shape, dtype=np.int32)
+            if not self.plan.per_row_policy:
+                drawn = np.repeat(drawn[::agents], agents)
+            policy[first] = drawn[first]
+            self.present = tuple(int(p) for p in np.unique(policy))

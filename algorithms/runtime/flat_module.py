@@ -1,0 +1,35 @@
+"""All weights of a module in one vector, so that publishing, fetching, clipping and Adam are one call each."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class FlatModule:
+    """All parameters, then all float buffers, of a module as views of one float32 vector.
+
+    Attributes:
+        module: the module, its tensors now views.
+        flat: [P] the vector.
+        num_parameters: length of the prefix that is trained.
+        table: (name, shape) of every view, in order.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = [*module.named_parameters(), *((n, b) for n, b in module.named_buffers() if b.is_floating_point())]
+        self.module = module
+        self.table = [(name, tuple(tensor.shape)) for name, tensor in named]
+        self.num_parameters = sum(p.numel() for p in module.parameters())
+        self.flat = torch.cat([t.detach().reshape(-1).float() for _, t in named])
+        for (_, tensor), view in zip(named, split(self.flat, self.table), strict=True):
+            tensor.data = view
+
+
+def split(flat: Tensor, table: list[tuple[str, tuple[int, ...]]]) -> list[Tensor]:
+    """The views of a flat vector that a table describes."""
+    views, start = [], 0
+    for _, shape in table:
+        size = int(np.prod(shape, dtype=np.int64))
+        views.append(flat[start : start + size].view(shape))
+        start += size
+    return views

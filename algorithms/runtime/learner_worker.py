@@ -1,0 +1,169 @@
+"""The learner worker: feeds batches to a learner, publishes its weights and keeps its state block; knows no loss."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from algorithms.runtime.batches import Batch, BatchSource
+from algorithms.runtime.flat_module import FlatModule
+from algorithms.runtime.messages import Address, LearnerReport, Message, SaveState, StateSaved, Stop, TrajectoryReady
+from algorithms.runtime.state_block import LearnerState, StateBlock
+from algorithms.runtime.weights import WeightRing
+from utils.failpoints import failpoint
+
+REPORT_SECONDS = 0.5
+STATE_SECONDS = 1.0
+
+
+class Learner(Protocol):
+    """What a learner worker needs of an algorithm."""
+
+    flat: FlatModule
+    version: int
+    updates: int
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """Train on a batch; yields after each optimizer step, having raised `version` and `updates`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call."""
+        ...
+
+    def state(self) -> LearnerState:
+        """Everything that training continues from."""
+        ...
+
+    def restore(self, state: LearnerState) -> None:
+        """Continue from a state."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a learner worker is told once.
+
+    Attributes:
+        frames_per_step: env steps per sample.
+        env_steps: budget; training stops when it is reached.
+        samples: budget in samples.
+        max_policy_lag: by which (and one) the version is raised when weights are restored, so that no older trajectory
+            is taken for a fresh one.
+        device: of the learner.
+    """
+
+    frames_per_step: int
+    env_steps: int
+    samples: int
+    max_policy_lag: int
+    device: str
+
+
+class LearnerWorker:
+    """Trains one policy on what its batch source delivers.
+
+    Args:
+        address: of this worker; its index is the policy.
+        plan: what it is told once.
+        learner: the algorithm.
+        batches: where batches come from.
+        ring: where weights are published.
+        block: where the state is kept; if it holds one, training continues from it.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        plan: TrainingPlan,
+        learner: Learner,
+        batches: BatchSource,
+        ring: WeightRing,
+        block: StateBlock,
+    ) -> None:
+        self.address, self.plan, self.learner = address, plan, learner
+        self.batches, self.ring, self.block = batches, ring, block
+        self.totals = {"env_steps": 0, "samples": 0, "discarded": 0, "trajectories": 0, "released": 0, "in_flight": 0}
+        self.lag_sum = self.lag_samples = self.lag_max = 0
+        self.stopped = False
+        if (state := block.read()) is not None:
+            learner.restore(state)
+            learner.version = max(learner.version, ring.published) + plan.max_policy_lag + 1
+            self.totals |= {name: int(state.meta[name]) for name in ("env_steps", "samples", "discarded")}
+        self._discarded_before = self.totals["discarded"]
+        self._publish()
+        self._reported = self._saved = time.monotonic()
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Note a trajectory, or answer main."""
+        match message:
+            case TrajectoryReady():
+                self.batches.add(message)
+            case SaveState():
+                yield self._save()
+            case Stop():
+                self.stopped = True
+                yield self._save()
+                yield self._report()
+
+    def pending(self) -> bool:
+        """Whether there is something to copy or to train on."""
+        return self.batches.waiting > 0 and not self.stopped and not self._budget_reached()
+
+    def work(self) -> Iterator[Message]:
+        """Fill the batch and, if that makes it full, train on it and publish after every optimizer step."""
+        yield from self.batches.fill(self.learner.version)
+        batch = self.batches.take()
+        if batch is not None:
+            self._count(batch)
+            progress = self.totals["env_steps"] / self.plan.env_steps
+            failpoint("learner.batch")
+            for _ in self.learner.learn(batch.to(self.plan.device), progress):
+                self._publish()
+                failpoint("learner.step")
+            yield from self.batches.trained()
+        now = time.monotonic()
+        if now - self._saved >= STATE_SECONDS:
+            self._save()
+        if now - self._reported >= REPORT_SECONDS or self._budget_reached():
+            yield self._report()
+
+    def _publish(self) -> None:
+        self.ring.publish(self.learner.flat.flat.cpu().numpy(), self.learner.version)
+
+    def _budget_reached(self) -> bool:
+        return self.totals["env_steps"] >= self.plan.env_steps or self.totals["samples"] >= self.plan.samples
+
+    def _count(self, batch: Batch) -> None:
+        """Count the valid steps of a batch once, and how old they are in updates."""
+        samples = int(batch.valid.sum())
+        self.totals["samples"] += samples
+        self.totals["env_steps"] += samples * self.plan.frames_per_step
+        lag = (self.learner.version - batch.policy_version)[batch.valid]
+        self.lag_sum += int(lag.sum())
+        self.lag_samples += samples
+        self.lag_max = max(self.lag_max, int(lag.max()))
+
+    def _save(self) -> StateSaved:
+        state = self.learner.state()
+        self._refresh_totals()
+        state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})
+        self.block.write(state)
+        self._saved = time.monotonic()
+        return StateSaved(self.address.index, self.totals["env_steps"])
+
+    def _refresh_totals(self) -> None:
+        counts = self.batches.counts()
+        self.totals["discarded"] = self._discarded_before + counts.discarded
+        self.totals["trajectories"], self.totals["released"] = counts.trajectories, counts.released
+        self.totals["in_flight"] = counts.in_flight
+        self.totals["updates"] = self.learner.updates
+
+    def _report(self) -> LearnerReport:
+        self._reported = time.monotonic()
+        self._refresh_totals()
+        metrics = {f"train/{name}": value for name, value in self.learner.metrics().items()}
+        if self.lag_samples:
+            metrics |= {"train/policy_lag_mean": self.lag_sum / self.lag_samples, "train/policy_lag_max": self.lag_max}
+            self.lag_sum = self.lag_samples = self.lag_max = 0
+        return LearnerReport(self.address.index, self.learner.version, dict(self.totals), metrics)

@@ -1,0 +1,182 @@
+"""What main knows of a run: counters and statistics per policy, and where they are written."""
+
+import logging
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.messages import EpisodesDone, LearnerReport, Message, WorkerReport
+from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic
+
+log = logging.getLogger(__name__)
+
+FIRST_SUMMARY_SECONDS = 1.0
+
+
+class PolicyProgress:
+    """Counters and statistics of one policy.
+
+    Attributes:
+        totals: of its learner, see `LearnerReport`.
+        episode_return, length: of its last episodes.
+        stats: the same for statistics reported by the environment.
+    """
+
+    def __init__(self, stats_avg: int) -> None:
+        self.stats_avg = stats_avg
+        self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "discarded": 0, "updates": 0}
+        self.version = 0
+        self.episodes = 0
+        self.episode_return, self.length = RunningStatistic(stats_avg), RunningStatistic(stats_avg)
+        self.stats: dict[str, RunningStatistic] = {}
+        self.metrics: dict[str, float] = {}
+        self.env_step_rate, self.sample_rate = RateMeter(), RateMeter()
+
+    def add_episodes(self, done: EpisodesDone, policy: int) -> None:
+        """Take in the episodes this policy played."""
+        mine = done.policy == policy
+        self.episodes += int(np.count_nonzero(mine))
+        self.episode_return.append(done.episode_return[mine])
+        self.length.append(done.length[mine])
+        for owner, stats in done.stats:
+            if owner == policy:
+                for name, value in stats.items():
+                    self.stats.setdefault(name, RunningStatistic(self.stats_avg)).append(value)
+
+    def tags(self) -> dict[str, float]:
+        """TensorBoard tag -> value, only what is known."""
+        values = {"perf/version": float(self.version), "perf/episodes": float(self.episodes), **self.metrics}
+        statistics = {
+            "reward": self.episode_return,
+            "len": self.length,
+            **{f"stats/{n}": s for n, s in self.stats.items()},
+        }
+        for name, statistic in statistics.items():
+            if statistic.count:
+                values |= {f"{name}/mean": statistic.mean, f"{name}/min": statistic.min, f"{name}/max": statistic.max}
+        rates = {"env_steps_per_second": self.env_step_rate, "samples_per_second": self.sample_rate}
+        values |= {f"perf/{name}": meter.rates()[10.0] for name, meter in rates.items()}
+        return {tag: value for tag, value in values.items() if math.isfinite(value)}
+
+
+class Monitor:
+    """Listens to all reports; writes metrics.jsonl, TensorBoard summaries and the line on the console.
+
+    Args:
+        directory: of the run.
+        num_policies: members of the population.
+        config: the logging flags.
+        resumed_at: env steps of each policy before this start, by which TensorBoard hides what a crash left behind.
+        budget_env_steps: of a policy, for the estimate of the time left.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        num_policies: int,
+        config: LoggingConfig,
+        resumed_at: Iterable[int],
+        budget_env_steps: int,
+    ) -> None:
+        self.config, self.budget_env_steps = config, budget_env_steps
+        self.policies = [PolicyProgress(config.stats_avg) for _ in range(num_policies)]
+        self.workers: dict[str, dict[str, int]] = {}
+        self.metrics_log = MetricsLog(directory / "metrics.jsonl")
+        self.writers: list[EventWriter] = []
+        for policy, env_steps in enumerate(resumed_at):
+            self.policies[policy].totals["env_steps"] = env_steps
+            if config.tensorboard:
+                purge_step = env_steps + 1 if env_steps else None
+                self.writers.append(EventWriter(directory / ".summary" / f"p{policy}", purge_step=purge_step))
+        self.started = time.monotonic()
+        self._summary_interval = FIRST_SUMMARY_SECONDS
+        self._next_summary = self.started + FIRST_SUMMARY_SECONDS
+        self._next_line = self.started + min(config.report_interval_seconds, FIRST_SUMMARY_SECONDS * 2)
+
+    def handle(self, message: Message) -> None:
+        """Take in a report."""
+        match message:
+            case EpisodesDone():
+                for policy, progress in enumerate(self.policies):
+                    progress.add_episodes(message, policy)
+            case LearnerReport(policy, version, totals, metrics):
+                progress = self.policies[policy]
+                progress.version = version
+                progress.totals |= totals
+                progress.metrics |= metrics
+                now = time.monotonic()
+                progress.env_step_rate.add(now, totals["env_steps"])
+                progress.sample_rate.add(now, totals["samples"])
+            case WorkerReport(worker, totals):
+                self.workers[worker] = totals
+
+    def tick(self, now: float) -> None:
+        """Write what is due at this monotonic time."""
+        if now >= self._next_summary:
+            self.write_summaries(now)
+            self._summary_interval = min(2 * self._summary_interval, self.config.experiment_summaries_interval)
+            self._next_summary = now + self._summary_interval
+        if now >= self._next_line:
+            log.info(self.line())
+            self._next_line = now + self.config.report_interval_seconds
+
+    def write_summaries(self, now: float) -> None:
+        """A record of every policy for metrics.jsonl and TensorBoard."""
+        for policy, progress in enumerate(self.policies):
+            tags = progress.tags()
+            counters = {name: progress.totals[name] for name in ("env_steps", "samples", "discarded")}
+            record = {"elapsed_seconds": round(now - self.started, 3), "policy": policy, **counters}
+            self.metrics_log.append({**record, **tags})
+            if self.writers:
+                tags = {**tags, "perf/samples": counters["samples"], "perf/discarded": counters["discarded"]}
+                self.writers[policy].add(counters["env_steps"], tags)
+
+    def line(self) -> str:
+        """One line: progress, speed, lag, return and time left."""
+        parts = []
+        for policy, progress in enumerate(self.policies):
+            rates = progress.env_step_rate.rates()
+            speed = "/".join("-" if math.isnan(rate) else _short(rate) for rate in rates.values())
+            name = f"policy {policy}: " if len(self.policies) > 1 else ""
+            part = f"{name}env steps {_short(progress.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"
+            lag = progress.metrics.get("train/policy_lag_mean")
+            part += f", lag {lag:.1f}" if lag is not None else ""
+            if progress.episode_return.count:
+                part += f", return {progress.episode_return.mean:.2f} over {progress.episode_return.count} episodes"
+            left = (self.budget_env_steps - progress.totals["env_steps"]) / rates[60.0] if rates[60.0] > 0 else math.inf
+            part += f", {left / 60:.0f} min left" if left < 1e6 else ""
+            parts.append(part)
+        if not any(p.totals["samples"] for p in self.policies) and self.workers:
+            collected = sum(totals["collected"] for totals in self.workers.values())
+            parts.append(
+                f"collected {_short(collected)} steps, {_short(collected / (time.monotonic() - self.started))}/s"
+            )
+        return " | ".join(parts)
+
+    def totals(self) -> dict[str, int]:
+        """Counters of the whole run, summed over workers and policies."""
+        sums: dict[str, int] = {}
+        for source in [*(p.totals for p in self.policies), *self.workers.values()]:
+            for name, value in source.items():
+                key = f"actors_{name}" if source in self.workers.values() else name
+                sums[key] = sums.get(key, 0) + value
+        return sums
+
+    def close(self) -> None:
+        """Write the last summaries and close the files."""
+        self.write_summaries(time.monotonic())
+        self.metrics_log.close()
+        for writer in self.writers:
+            writer.close()
+
+
+def _short(number: float) -> str:
+    """12.3k, 4.56M."""
+    for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if number >= limit:
+            return f"{number / divisor:.3g}{unit}"
+    return f"{number:.0f}"

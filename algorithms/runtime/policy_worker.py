@@ -1,0 +1,190 @@
+"""The policy worker: answers every request that waits with one forward pass."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.runtime.arena import Array
+from algorithms.runtime.flat_module import FlatModule
+from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
+from algorithms.runtime.trajectories import FinalObservations, Trajectories
+from algorithms.runtime.weights import WeightRing
+from envs.spec import MASK_KEY, EnvSpec
+
+
+class ActingModel(Protocol):
+    """What a policy worker needs of a model; N rows."""
+
+    rnn_state_size: int
+
+    def act(self, obs: dict[str, Tensor], first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [N, L], value [N] in normalized units and the next state [N, H]."""
+        ...
+
+    def denormalize_value(self, value: Tensor) -> Tensor:
+        """Values in units of return."""
+        ...
+
+
+@dataclass(frozen=True)
+class ActingPlan:
+    """What a policy worker is told once.
+
+    Attributes:
+        spec: of the environment.
+        num_groups: groups of the whole run.
+        recurrence: steps of a BPTT segment; the recurrent state is recorded before each.
+        num_policies: policies that may act in one group.
+        device: of the forward pass.
+        seed: of the sampling of actions.
+    """
+
+    spec: EnvSpec
+    num_groups: int
+    recurrence: int
+    num_policies: int
+    device: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Where the rows of one forward pass lie: indices that select them as [*lead, ...] from shared arrays."""
+
+    at: tuple[Any, ...]  # of trajectory fields
+    state: Any  # of the live recurrent state
+    lead: tuple[int, ...]
+
+
+class PolicyWorker:
+    """Acts for one policy in its groups and keeps their live recurrent state.
+
+    Args:
+        address: of this worker; its index is the policy.
+        plan: what it is told once.
+        flat: the acting model with its weights in one vector.
+        ring: where the learner publishes weights.
+        trajectories, finals: the shared arrays.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        plan: ActingPlan,
+        flat: FlatModule,
+        ring: WeightRing,
+        trajectories: Trajectories,
+        finals: FinalObservations,
+    ) -> None:
+        self.address, self.plan, self.ring, self.flat = address, plan, ring, flat
+        self.model: ActingModel = flat.module  # type: ignore[assignment]
+        self.trajectories, self.finals = trajectories, finals
+        self.rollout, rows = trajectories.valid.shape[1:]
+        self.version = 0
+        self.requests: list[ActionRequest] = []
+        self.generator = torch.Generator(plan.device).manual_seed(plan.seed)
+        self.live_state = torch.zeros(plan.num_groups, rows, self.model.rnn_state_size, device=plan.device)
+        self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
+        self.first = torch.from_numpy(trajectories.first)
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Note a request; it is answered with all others that wait."""
+        if isinstance(message, ActionRequest):
+            self.requests.append(message)
+        yield from ()
+
+    def pending(self) -> bool:
+        """Whether a request waits."""
+        return bool(self.requests)
+
+    def work(self) -> Iterator[Message]:
+        """Answer what waits."""
+        requests, self.requests = self.requests, []
+        yield from self.answer(requests)
+
+    @torch.inference_mode()
+    def answer(self, requests: list[ActionRequest]) -> Iterator[ActionsReady]:
+        """Answer the requests with one forward pass over their K x R rows."""
+        self._refresh_weights()
+        if self.plan.spec.same_step:
+            for request in requests:
+                self._value_final_observations(request)
+        acting = [request for request in requests if request.step < self.rollout]
+        if acting and (rows := self._rows(acting)):
+            self._snapshot_states(acting)
+            obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
+            mask = obs[MASK_KEY].flatten(1) > 0 if self.plan.spec.action_mask else None
+            state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
+            logits, value, next_state = self.model.act(obs, self._gather(self.first, rows), state)
+            distribution = ActionDistribution(self.plan.spec.action.parts, logits, mask)
+            action = distribution.sample(self.generator)
+            self.live_state[rows.state] = next_state.view(*rows.lead, next_state.shape[-1])
+            t = self.trajectories
+            self._scatter(t.action, rows, action)
+            self._scatter(t.behavior_logits, rows, logits)
+            self._scatter(t.behavior_log_prob, rows, distribution.log_prob(action))
+            self._scatter(t.behavior_value, rows, self.model.denormalize_value(value))
+            t.policy_version[rows.at] = self.version
+        for policy, group, slot, step, generation in requests:
+            yield ActionsReady(policy, group, slot, step, generation)
+
+    def _refresh_weights(self) -> None:
+        self.version, weights = self.ring.fetch(self.version)
+        if weights is not None:
+            self.flat.flat.copy_(torch.from_numpy(weights))
+
+    def _rows(self, requests: list[ActionRequest]) -> _Rows | None:
+        """The rows of this policy in the requests; None when there are none."""
+        num_rows = self.trajectories.valid.shape[2]
+        if self.plan.num_policies == 1 and len(requests) == 1:  # plain views, no copy
+            one = requests[0]
+            return _Rows((one.slot, one.step), one.group, (num_rows,))
+        groups = np.array([r.group for r in requests])
+        slots, steps = np.array([r.slot for r in requests]), np.array([r.step for r in requests])
+        if self.plan.num_policies == 1:
+            return _Rows((slots, steps), groups, (len(requests), num_rows))
+        request, row = np.nonzero(self.trajectories.policy_id[slots, steps] == self.address.index)
+        if not len(row):
+            return None
+        return _Rows((slots[request], steps[request], row), (groups[request], row), (len(row),))
+
+    def _gather(self, tensor: Tensor, rows: _Rows) -> Tensor:
+        """The rows of a field, [N, ...] on the device of the model."""
+        return tensor[rows.at].flatten(0, len(rows.lead) - 1).to(self.plan.device)
+
+    def _scatter(self, field: Array, rows: _Rows, value: Tensor) -> None:
+        """Write a result [N, ...] where its rows lie."""
+        field[rows.at] = value.cpu().numpy().reshape(rows.lead + value.shape[1:])
+
+    def _snapshot_states(self, requests: list[ActionRequest]) -> None:
+        """Record the recurrent state before every BPTT segment."""
+        if not self.model.rnn_state_size:
+            return
+        for _, group, slot, step, _ in requests:
+            if step % self.plan.recurrence == 0:
+                mine = self.trajectories.policy_id[slot, step] == self.address.index
+                state = self.live_state[group].cpu().numpy()
+                self.trajectories.rnn_state[slot, step // self.plan.recurrence][mine] = state[mine]
+
+    def _value_final_observations(self, request: ActionRequest) -> None:
+        """Value the true final observations of rows that a SAME_STEP environment has reset already.
+
+        It is done once, by the policy that acted, with its live state: the model sees the observation as the next one of
+        the same episode, and the state afterwards is thrown away.
+        """
+        policy, group, slot, step, _ = request
+        if not step:  # row 0 continues a slot whose final values were asked for with step T
+            return
+        rows = self.finals.has_final[group] & (self.trajectories.policy_id[slot, step - 1] == policy)
+        if not rows.any():
+            return
+        obs = {key: torch.from_numpy(a[group][rows]).to(self.plan.device) for key, a in self.finals.final_obs.items()}
+        state = self.live_state[group][torch.from_numpy(rows)]
+        first = torch.zeros(len(state), dtype=torch.bool, device=self.plan.device)
+        _, value, _ = self.model.act(obs, first, state)
+        self.trajectories.final_value[slot, step - 1, rows] = self.model.denormalize_value(value).cpu().numpy()

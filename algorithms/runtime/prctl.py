@@ -1,0 +1,24 @@
+"""Tie the life of a process to that of its parent, with the kernel's help."""
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+server_pid: int | None = None
+"""In a fork server and its children: the server, see `fork_server`."""
+
+
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """Ask for SIGKILL when the thread that started this process ends.
+
+    Args:
+        parent_pid: who the parent should be. The signal is not retroactive: a parent that died before this call is noticed
+            by the change of parent, and this process ends itself.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent_pid is not None and os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,160 @@
+"""The shell around the workers of one process: start, signals, the loop, and how errors leave it."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from algorithms.runtime import prctl
+from algorithms.runtime.arena import Arena, Field
+from algorithms.runtime.channels import Channels, ProcessLinks
+from algorithms.runtime.messages import Address, Stop, WorkerFailed, WorkerReady
+from algorithms.runtime.node import Node, Worker
+from utils import cpu, failpoints, logging
+from utils.errors import AppoError
+
+IDLE_SECONDS = 0.2
+
+
+class Activity(IntEnum):
+    """What a process is doing, as its heartbeat says."""
+
+    STARTING = 0
+    RESETTING = 1
+    WAITING = 2
+    WORKING = 3
+    STOPPING = 4
+
+
+class Heartbeat:
+    """A row per process in the arena: what it does, since when (monotonic ns), and how many turns it has made."""
+
+    def __init__(self, arena: Arena, row: int) -> None:
+        self._row = arena["heartbeat"][row]
+
+    @staticmethod
+    def declare(num_processes: int) -> Field:
+        """The arena field; a row is 128 bytes long so that no two writers share a cache line."""
+        return Field("heartbeat", (num_processes, 16), "int64")
+
+    def beat(self, activity: Activity) -> None:
+        """Say what is being done from now on."""
+        self._row[:2] = (activity, time.monotonic_ns())
+        self._row[2] += 1
+
+    def read(self) -> tuple[Activity, float, int]:
+        """Activity, since when in monotonic seconds, turns."""
+        activity, since_ns, turns = self._row[:3].tolist()
+        return Activity(activity), since_ns / 1e9, turns
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """What a process is told at its start.
+
+    Attributes:
+        name: unique in the run.
+        row: of its heartbeat.
+        workers: addresses of the workers it holds.
+        links: doorbells and queues; None when all workers live in main.
+        arena: the shared memory.
+        log_path: its log file.
+        parent_pid: of main; a child of the fork server knows its parent by itself.
+        niceness: relative to main.
+        cores: to which it is pinned; empty: not pinned.
+        threads: of its numeric libraries.
+        visible_gpus: value of CUDA_VISIBLE_DEVICES; None leaves it alone.
+        generation: how often this process has been started before in the run.
+    """
+
+    name: str
+    row: int
+    workers: tuple[Address, ...]
+    links: ProcessLinks | None
+    arena: Arena
+    log_path: Path
+    parent_pid: int
+    niceness: int
+    cores: frozenset[int]
+    threads: int
+    visible_gpus: str | None = None
+    generation: int = 0
+
+
+Build = Callable[[ProcessPlan, Heartbeat], Mapping[Address, Worker]]
+
+
+def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
+    """Entry of every worker process: build its workers, then let them work until main says stop.
+
+    An error of any kind reaches main with its traceback before the process ends.
+    """
+    _enter(plan)
+    heartbeat = Heartbeat(plan.arena, plan.row)
+    heartbeat.beat(Activity.STARTING)
+    try:
+        assert plan.links is not None
+        workers = build(plan, heartbeat)
+        channels = Channels(plan.links, plan.arena, pipe, plan.workers)
+        node = Node(workers, plan.links.topology.address_of, channels.send)
+        channels.send(WorkerReady(plan.name))
+        _loop(node, channels, heartbeat)
+    except (
+        BaseException
+    ) as error:  # SystemExit and KeyboardInterrupt from an environment are failures, not our shutdown
+        with contextlib.suppress(OSError):
+            pipe.send(failure_of(plan.name, error))
+        sys.exit(1)
+    heartbeat.beat(Activity.STOPPING)
+
+
+def failure_of(name: str, error: BaseException) -> WorkerFailed:
+    """What main is told about an error."""
+    exit_code = error.exit_code if isinstance(error, AppoError) else 1
+    summary = str(error) if isinstance(error, AppoError) else f"{type(error).__name__}: {error}"
+    return WorkerFailed(name, exit_code, summary, "".join(traceback.format_exception(error)))
+
+
+def _enter(plan: ProcessPlan) -> None:
+    """What must hold in this process before anything is built."""
+    prctl.die_with_parent(prctl.server_pid or plan.parent_pid)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # only main reacts; it will tell us
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # main blocks signals while it starts a process
+    cpu.allocator_settings()
+    cpu.set_niceness(plan.niceness)
+    if plan.cores:
+        cpu.pin_to(plan.cores)
+    cpu.limit_threads(plan.threads)
+    if plan.visible_gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = plan.visible_gpus
+    logging.configure(plan.name, plan.log_path)
+    _redirect_output(plan.log_path)
+    failpoints.arm(worker=plan.workers[0].index)
+
+
+def _redirect_output(path: Path) -> None:
+    """What environments and libraries print belongs in the log file of the process, not between main's lines."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _loop(node: Node, channels: Channels, heartbeat: Heartbeat) -> None:
+    """Work while there is work, wait for the doorbell while there is none."""
+    busy = False
+    while True:
+        heartbeat.beat(Activity.WORKING if busy else Activity.WAITING)
+        for message in channels.receive(0.0 if busy else IDLE_SECONDS):
+            node.deliver(message)
+            if isinstance(message, Stop):
+                return
+        busy = node.turn()

@@ -1,0 +1,242 @@
+"""The main loop: listen to the workers, ask for checkpoints, stop when it is time, and leave nothing behind."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from algorithms.runtime.checkpointing import Checkpointing
+from algorithms.runtime.config import RunConfig, SamplingConfig
+from algorithms.runtime.messages import Begin, Message, Stop, WorkerReady
+from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.node import Node
+from algorithms.runtime.signals import SignalWatch
+from algorithms.runtime.supervisor import Supervisor
+from algorithms.runtime.topology import Topology
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+STOP_SECONDS = 4.0
+BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES = 2_000_000, 1_000_000
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a run has done what was asked of it.
+
+    Attributes:
+        env_steps, samples: per policy.
+        seconds: of this start.
+        episode_return: mean return of the last episodes that every policy must reach; None: any.
+        collected: steps of all actors; for runs that only sample.
+    """
+
+    env_steps: int
+    samples: int
+    seconds: float
+    episode_return: float | None
+    collected: int | None
+
+    @classmethod
+    def of(cls, run: RunConfig, sampling: SamplingConfig, frames_per_step: int) -> "Budget":
+        """The budget that the flags describe."""
+        env_steps, samples = run.train_for_env_steps, 2**62
+        if sampling.benchmark:
+            env_steps, samples = min(env_steps, BENCHMARK_ENV_STEPS), BENCHMARK_SAMPLES
+        collected = min(-(-env_steps // frames_per_step), samples) if sampling.sampler_only else None
+        return cls(env_steps, samples, run.train_for_seconds, run.train_until_return, collected)
+
+    def spent(self, monitor: Monitor, now: float) -> str | None:
+        """Why the run is over, or None while it is not."""
+        policies = monitor.policies
+        if now - monitor.started >= self.seconds:
+            return f"{self.seconds:g} seconds are over"
+        if all(p.totals["env_steps"] >= self.env_steps or p.totals["samples"] >= self.samples for p in policies):
+            return f"every policy has learned from {min(p.totals['env_steps'] for p in policies)} env steps"
+        if self.collected is not None and sum(w["collected"] for w in monitor.workers.values()) >= self.collected:
+            return f"{self.collected} steps are collected"
+        goal = self.episode_return
+        if goal is not None and all(_reached(p.episode_return.mean, goal, p.episodes, p.stats_avg) for p in policies):
+            return f"the mean return has reached {min(p.episode_return.mean for p in policies):.2f}"
+        return None
+
+
+def _reached(mean: float, goal: float, episodes: int, window: int) -> bool:
+    return episodes >= window and mean >= goal
+
+
+class Workers(Protocol):
+    """All workers of a run, wherever they live."""
+
+    def start(self) -> None:
+        """Bring all workers up and let them begin."""
+        ...
+
+    def poll(self, timeout_seconds: float) -> Iterable[Message]:
+        """Messages for main, after waiting for at most this long."""
+        ...
+
+    def send(self, message: Message) -> None:
+        """Give a message to its worker."""
+        ...
+
+    def stop(self, deadline: float) -> Iterator[Message]:
+        """End all workers until monotonic `deadline`; yields their last messages."""
+        ...
+
+    def close(self) -> None:
+        """End whatever is left."""
+        ...
+
+
+class InProcess:
+    """All workers in this process, in order.
+
+    Args:
+        topology: of the run.
+        build: makes the node, given what receives the messages for main.
+    """
+
+    def __init__(self, build: Callable[[Callable[[Message], None]], Node]) -> None:
+        self._outbox: list[Message] = []
+        self._build = build
+        self._node: Node | None = None
+
+    def start(self) -> None:
+        """Build the workers and let them begin."""
+        self._node = self._build(self._outbox.append)
+        self._node.deliver(Begin())
+
+    def poll(self, timeout_seconds: float) -> list[Message]:
+        """One turn of every worker."""
+        assert self._node is not None
+        if not self._node.turn():
+            time.sleep(min(timeout_seconds, 0.01))  # only a spent budget or a bug leaves all workers idle
+        messages, self._outbox[:] = list(self._outbox), []
+        return messages
+
+    def send(self, message: Message) -> None:
+        """Give a message to its worker."""
+        assert self._node is not None
+        self._node.deliver(message)
+
+    def stop(self, deadline: float) -> Iterator[Message]:
+        """Collect the last messages."""
+        if self._node is not None:
+            self._node.deliver(Stop())
+        yield from self._outbox
+        self._outbox.clear()
+
+    def close(self) -> None:
+        """Nothing is left when the objects are gone."""
+        self._node = None
+
+
+class Processes:
+    """Workers in processes of their own.
+
+    Args:
+        supervisor: of the processes.
+        topology: of the run.
+        start: starts every process through the supervisor.
+        signals: looked at while waiting for them.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, topology: Topology, start: Callable[[], None], signals: SignalWatch
+    ) -> None:
+        self.supervisor, self.topology, self._start, self.signals = supervisor, topology, start, signals
+        self._home = {w: name for name, workers in topology.processes().items() for w in workers}
+
+    def start(self) -> None:
+        """Start all processes and, when the last of them is ready, let them begin."""
+        self._start()
+        waiting = set(self.topology.processes())
+        while waiting:
+            self.signals.check()
+            for name, message in self.supervisor.poll(POLL_SECONDS):
+                if isinstance(message, WorkerReady):
+                    waiting.discard(name)
+        for name in self.topology.processes():
+            self.supervisor.send(name, Begin())
+
+    def poll(self, timeout_seconds: float) -> list[Message]:
+        """Messages for main."""
+        return [message for _, message in self.supervisor.poll(timeout_seconds)]
+
+    def send(self, message: Message) -> None:
+        """Give a message to its worker."""
+        self.supervisor.send(self._home[self.topology.address_of(message)], message)
+
+    def stop(self, deadline: float) -> Iterator[Message]:
+        """End the actors first, then who acts for them, then the learners, so that every step is accounted for."""
+        names = [name for name in self.topology.processes() if name in self.supervisor.places]
+        for role in ("actor", "policy_worker", "learner"):
+            for _, message in self.supervisor.stop([n for n in names if n.startswith(role)], deadline):
+                yield message
+
+    def close(self) -> None:
+        """Kill what has not ended."""
+        self.supervisor.kill_all()
+
+
+class Runner:
+    """Runs to the end of the budget, a signal or a failure.
+
+    Args:
+        workers: all workers.
+        monitor: told every report.
+        checkpointing: told every report; asks for states.
+        budget: when to stop.
+        signals: entered by the caller.
+    """
+
+    def __init__(
+        self, workers: Workers, monitor: Monitor, checkpointing: Checkpointing, budget: Budget, signals: SignalWatch
+    ) -> None:
+        self.workers, self.monitor, self.checkpointing = workers, monitor, checkpointing
+        self.budget, self.signals = budget, signals
+
+    def run(self) -> str:
+        """Why the run ended. Whatever happens, no process is left; what was learned is saved unless a worker failed badly.
+
+        Raises:
+            Interrupted: a signal ended it, after saving.
+            AppoError: a worker failed.
+        """
+        try:
+            try:
+                reason = self._train()
+            except Exception:
+                self._finish()
+                raise
+            self._finish()
+            return reason
+        finally:
+            self.workers.close()
+            self.monitor.close()
+
+    def _train(self) -> str:
+        self.workers.start()
+        self.monitor.started = time.monotonic()
+        while True:
+            self.signals.check()
+            for message in self.workers.poll(POLL_SECONDS):
+                self.monitor.handle(message)
+                self.checkpointing.handle(message)
+            now = time.monotonic()
+            self.monitor.tick(now)
+            for request in self.checkpointing.tick(now):
+                self.workers.send(request)
+            if reason := self.budget.spent(self.monitor, now):
+                return reason
+
+    def _finish(self) -> None:
+        """Stop the workers, take their last reports and save."""
+        for message in self.workers.stop(time.monotonic() + STOP_SECONDS):
+            self.monitor.handle(message)
+        self.workers.close()
+        self.checkpointing.finish()
+        log.info("%s", self.monitor.line())

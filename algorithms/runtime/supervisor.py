@@ -1,0 +1,166 @@
+"""The processes of a run as main sees them: started, listened to, and ended, whatever happens."""
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+
+from algorithms.runtime.channels import Doorbell
+from algorithms.runtime.messages import Message, Stop, WorkerFailed
+from algorithms.runtime.process import Activity, Build, Heartbeat, ProcessPlan, run_process
+from utils.errors import AppoError
+from utils.logging import tail
+
+JOIN_SECONDS = 1.0
+STACK_SECONDS = 1.0
+
+
+class WorkerError(AppoError):
+    """A worker process failed or died; `traceback` is its own, if it could still send it."""
+
+    def __init__(self, summary: str, exit_code: int = 1, traceback: str = "") -> None:
+        super().__init__(summary)
+        self.exit_code, self.traceback = exit_code, traceback
+
+
+@dataclass
+class Place:
+    """Where one process of the run lives; a process that is started again in it gets the next generation."""
+
+    plan: ProcessPlan
+    process: BaseProcess
+    pipe: Connection
+    heartbeat: Heartbeat
+
+
+class Supervisor:
+    """Starts processes, passes messages between them and main, and ends them.
+
+    Args:
+        bells: doorbell of every process by name.
+        reset_timeout_seconds: how long environments may take for their first reset.
+    """
+
+    def __init__(self, bells: Mapping[str, Doorbell], reset_timeout_seconds: float) -> None:
+        self.bells, self.reset_timeout_seconds = bells, reset_timeout_seconds
+        self.places: dict[str, Place] = {}
+
+    def start(self, context: ForkServerContext | SpawnContext, plan: ProcessPlan, build: Build) -> None:
+        """Start a process; from the main thread only, as the parent-death signal follows the starting thread."""
+        ours, theirs = context.Pipe(duplex=True)
+        process = context.Process(target=run_process, args=(plan, theirs, build), name=plan.name, daemon=False)
+        process.start()
+        theirs.close()
+        self.places[plan.name] = Place(plan, process, ours, Heartbeat(plan.arena, plan.row))
+
+    def poll(self, timeout_seconds: float) -> list[tuple[str, Message]]:
+        """Messages that have arrived from workers, after waiting for at most this long.
+
+        Raises:
+            WorkerError: a worker failed, died, or hangs in the first reset of an environment.
+        """
+        waiting = [w for p in self.places.values() for w in (p.pipe, p.process.sentinel)]
+        ready = set(multiprocessing.connection.wait(waiting, timeout_seconds))
+        messages = []
+        for name, place in self.places.items():
+            if place.pipe in ready or place.process.sentinel in ready:
+                messages += [(name, message) for message in _received(place.pipe)]
+        for name, place in self.places.items():
+            for sender, message in messages:
+                if sender == name and isinstance(message, WorkerFailed):
+                    raise WorkerError(f"{name}: {message.summary}", message.exit_code, message.traceback)
+            if place.process.sentinel in ready:
+                raise WorkerError(_cause_of_death(name, place.process))
+        self._check_resets()
+        return messages
+
+    def send(self, name: str, message: Message) -> None:
+        """Leave a message for a process and wake it; one that is gone is noticed by `poll`."""
+        with contextlib.suppress(OSError):
+            self.places[name].pipe.send(message)
+            self.bells[name].ring()
+
+    def stop(self, names: list[str], deadline: float) -> Iterator[tuple[str, Message]]:
+        """Ask processes to stop; yields their last messages until all have ended or monotonic `deadline` has passed."""
+        for name in names:
+            self.send(name, Stop())
+        running = dict.fromkeys(names)
+        while running and (left := deadline - time.monotonic()) > 0:
+            places = {name: self.places[name] for name in running}
+            waiting = [w for p in places.values() for w in (p.pipe, p.process.sentinel) if not _closed(w)]
+            ready = set(multiprocessing.connection.wait(waiting, min(left, 0.1)))
+            for name, place in places.items():
+                for message in _received(place.pipe):
+                    yield name, message
+                if place.process.sentinel in ready:
+                    for message in _received(place.pipe):
+                        yield name, message
+                    del running[name]
+
+    def kill_all(self) -> None:
+        """End whatever still runs, and forget all processes."""
+        for place in self.places.values():
+            if place.process.is_alive():
+                place.process.kill()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for place in self.places.values():
+            place.process.join(max(0.0, deadline - time.monotonic()))
+            place.pipe.close()
+        self.places.clear()
+
+    def _check_resets(self) -> None:
+        for name, place in self.places.items():
+            activity, since, _ = place.heartbeat.read()
+            seconds = time.monotonic() - since
+            if activity is Activity.RESETTING and seconds > self.reset_timeout_seconds:
+                stack = stack_of(place)
+                summary = f"{name}: the first reset of its environments took longer than {seconds:.0f} s"
+                raise WorkerError(summary, exit_code=3, traceback=stack)
+
+
+def stack_of(place: Place) -> str:
+    """The Python stacks of a process that may hang, as it dumps them into its log file."""
+    path = place.plan.log_path
+    before = path.stat().st_size if path.exists() else 0
+    os.kill(place.process.pid or 0, signal.SIGUSR1)
+    deadline = time.monotonic() + STACK_SECONDS
+    size = before
+    while time.monotonic() < deadline:  # the dump has ended when the file has stopped growing
+        multiprocessing.connection.wait([place.process.sentinel], 0.05)
+        grown = path.stat().st_size if path.exists() else 0
+        if grown > before and grown == size:
+            break
+        size = grown
+    return "\n".join(tail(path, 60)) + "\n"
+
+
+def _received(pipe: Connection) -> list[Message]:
+    messages: list[Message] = []
+    if pipe.closed:
+        return messages
+    try:
+        while pipe.poll(0):
+            messages.append(pipe.recv())
+    except (EOFError, OSError):  # the other end is gone; its sentinel tells
+        pass
+    return messages
+
+
+def _closed(waitable: object) -> bool:
+    return isinstance(waitable, Connection) and waitable.closed
+
+
+def _cause_of_death(name: str, process: BaseProcess) -> str:
+    process.join(0.5)
+    code = process.exitcode
+    if code is None or code >= 0:
+        return f"{name} ended unexpectedly with exit code {code}"
+    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+    return f"{name} was killed by {signal.Signals(-code).name}{hint}"

@@ -1,0 +1,98 @@
+"""The shared memory of trajectories: one declaration per field is its shape, its documentation and its allocation."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from algorithms.runtime.arena import Arena, Array, Field
+from algorithms.runtime.topology import Topology
+from envs.spec import EnvSpec
+
+
+def dims(shape: str, dtype: type[Any] | str) -> Any:
+    """Declare a shared array by its named dimensions; `dtype` is a numpy type, or "action" for that of the action space."""
+    return dataclasses.field(metadata={"dims": shape.split(), "dtype": dtype})
+
+
+def sizes_of(topology: Topology, spec: EnvSpec, rnn_state_size: int, recurrence: int) -> dict[str, int]:
+    """The size of every named dimension."""
+    return {
+        "S": topology.num_slots,
+        "T": topology.rollout,
+        "T+1": topology.rollout + 1,
+        "R": topology.rows,
+        "A": spec.action.num_values,
+        "L": spec.action.num_logits,
+        "H": rnn_state_size,
+        "N": topology.rollout // recurrence,  # BPTT segments
+        "F": topology.rollout if spec.same_step else 0,  # steps that can need a separate final value
+        "G": topology.num_groups,
+        "G'": topology.num_groups if spec.same_step else 0,
+    }
+
+
+class SharedArrays:
+    """Base of dataclasses whose fields are arena arrays; `obs` and `final_obs` are dicts by observation key."""
+
+    @classmethod
+    def declare(cls, sizes: dict[str, int], spec: EnvSpec) -> list[Field]:
+        """The arena fields of this class."""
+        fields = []
+        for declared in dataclasses.fields(cls):  # type: ignore[arg-type]
+            shape = tuple(sizes[d] for d in declared.metadata["dims"])
+            name, dtype = f"{cls.__name__}.{declared.name}", declared.metadata["dtype"]
+            if dtype == "observation":
+                fields += [Field(f"{name}.{key}", shape + o.shape, o.dtype) for key, o in spec.observations.items()]
+            else:
+                numpy_type = spec.action.dtype if dtype == "action" else dtype
+                fields.append(Field(name, shape, np.dtype(numpy_type).name))
+        return fields
+
+    @classmethod
+    def attach(cls, arena: Arena, spec: EnvSpec) -> Self:
+        """The arrays as laid out in the arena."""
+        arrays: dict[str, Any] = {}
+        for declared in dataclasses.fields(cls):  # type: ignore[arg-type]
+            name = f"{cls.__name__}.{declared.name}"
+            if declared.metadata["dtype"] == "observation":
+                arrays[declared.name] = {key: arena[f"{name}.{key}"] for key in spec.observations}
+            else:
+                arrays[declared.name] = arena[name]
+        return cls(**arrays)
+
+
+@dataclass(frozen=True)
+class Trajectories(SharedArrays):
+    """What actors and policies record and learners read. S slots, T steps, R rows, time-major within a slot.
+
+    Index T holds the real bootstrap observation; it becomes row 0 of the group's next slot. Two signals, neither derived
+    from the other: `first` (this observation starts an episode: the model zeroes its state, nothing else does) and
+    `valid` (this step was really taken by an active agent in a living env: it masks every loss and statistic).
+    """
+
+    obs: dict[str, Array] = dims("S T+1 R", "observation")
+    first: Array = dims("S T+1 R", np.bool_)
+    policy_id: Array = dims("S T+1 R", np.int32)  # redrawn exactly where `first` is true
+    valid: Array = dims("S T R", np.bool_)
+    reward: Array = dims("S T R", np.float32)  # scaled and clipped
+    terminated: Array = dims("S T R", np.bool_)
+    truncated: Array = dims("S T R", np.bool_)
+    final_value: Array = dims("S F R", np.float32)  # V of the true final observation; SAME_STEP environments only
+    action: Array = dims("S T R A", "action")  # as sampled: neither clipped nor squashed
+    behavior_logits: Array = dims("S T R L", np.float32)
+    behavior_log_prob: Array = dims("S T R", np.float32)
+    behavior_value: Array = dims("S T R", np.float32)  # in units of return
+    policy_version: Array = dims("S T R", np.int64)
+    rnn_state: Array = dims("S N R H", np.float32)  # before every BPTT segment
+    owner: Array = dims("S", np.int64)  # policies that still hold the slot, as bits; 0: its actor's
+    sequence: Array = dims("S", np.int64)  # hand-overs of the slot so far
+
+
+@dataclass(frozen=True)
+class FinalObservations(SharedArrays):
+    """True final observations of the rows of a group that ended in its last step; SAME_STEP environments only."""
+
+    final_obs: dict[str, Array] = dims("G' R", "observation")
+    has_final: Array = dims("G' R", np.bool_)

@@ -1,0 +1,86 @@
+"""How a learner's weights reach policy workers: a ring of flat vectors in the arena, without any lock.
+
+Each of the K buffers has a sequence word: odd from before its first byte is written until after the last, then twice the
+version. A reader accepts a copy only if the word was right before and after, and the checksum that travelled with the
+copy agrees. Relies on the store order of x86-64; elsewhere publishing and fetching make one system call in between.
+"""
+
+import os
+import platform
+
+import numpy as np
+
+from algorithms.runtime.arena import Arena, Array, Field
+from utils.failpoints import failpoint
+
+RING = 4
+FETCH_ATTEMPTS = 8
+STRONG_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
+
+
+def checksum(vector: Array) -> np.uint64:
+    """64-bit sum over the words of a float32 vector; any single changed word changes it."""
+    return np.add.reduce(vector.view(np.uint32), dtype=np.uint64)
+
+
+def barrier() -> None:
+    """Order the stores before against those after, where the processor does not do it by itself."""
+    if not STRONG_STORE_ORDER:
+        os.getppid()
+
+
+class WeightRing:
+    """The published weight sets of one policy. One writer (its learner), any number of readers."""
+
+    def __init__(self, arena: Arena, policy: int) -> None:
+        self._buffer = arena[f"weights.{policy}.buffer"]
+        self._sequence = arena[f"weights.{policy}.sequence"]
+        self._checksum = arena[f"weights.{policy}.checksum"]
+        self._published = arena[f"weights.{policy}.published"]
+
+    @staticmethod
+    def declare(policy: int, size: int) -> list[Field]:
+        """The arena fields of one policy with `size` float32 values."""
+        return [
+            Field(f"weights.{policy}.buffer", (RING, size), "float32"),
+            Field(f"weights.{policy}.sequence", (RING,), "int64"),
+            Field(f"weights.{policy}.checksum", (RING,), "uint64"),
+            Field(f"weights.{policy}.published", (1,), "int64"),
+        ]
+
+    @property
+    def published(self) -> int:
+        """The newest version, 0 while there is none: versions count from 1."""
+        return int(self._published[0])
+
+    def publish(self, weights: Array, version: int) -> None:
+        """Make these weights the newest; `version` must be larger than every one before."""
+        place = version % RING
+        self._sequence[place] = 2 * version - 1
+        barrier()
+        self._buffer[place] = weights
+        self._checksum[place] = checksum(self._buffer[place])
+        failpoint("learner.publish")
+        barrier()
+        self._sequence[place] = 2 * version
+        barrier()
+        self._published[0] = version
+
+    def fetch(self, version: int) -> tuple[int, Array | None]:
+        """The newest version and a copy of its weights [P]; None for the weights when `version` is the newest.
+
+        A copy that a publication overtook is repeated; after a few attempts the caller keeps what it has until the next
+        call.
+        """
+        for _ in range(FETCH_ATTEMPTS):
+            newest = self.published
+            if newest == version:
+                break
+            place = newest % RING
+            before = int(self._sequence[place])
+            barrier()
+            copy, expected = self._buffer[place].copy(), self._checksum[place]
+            barrier()
+            if before == int(self._sequence[place]) == 2 * newest and checksum(copy) == expected:
+                return newest, copy
+        return version, None

@@ -1,0 +1,58 @@
+"""What to play: the flags of the environment."""
+
+from dataclasses import dataclass
+
+from utils.config import flag
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Environment."""
+
+    env: str = flag(
+        "",
+        "environment id: a gymnasium id, or package.module:Id for one of your own (required for a new run)",
+        fixed_on_resume=True,
+    )
+    env_kwargs: dict[str, object] = flag(  # noqa: RUF009 (flag makes it a default_factory)
+        {}, "keyword arguments of the environment as key=value words or one JSON object", fixed_on_resume=True
+    )
+    env_frameskip: int | None = flag(
+        None,
+        "env frames per action, every frame counted as an env step; none = the environment's own",
+        minimum=1,
+        fixed_on_resume=True,
+    )
+    env_framestack: int | None = flag(
+        None,
+        "consecutive observations stacked into one; none = the environment's own",
+        minimum=1,
+        fixed_on_resume=True,
+    )
+    reward_scale: float = flag(1.0, "factor on every reward before clipping; reported returns stay unscaled")
+    reward_clip: float = flag(
+        0.0,
+        "limit of the absolute scaled reward, 0 = off; the original 10 silently flattened larger rewards, so none is"
+        " clipped here unless asked",
+        minimum=0,
+    )
+    env_vectorization: str = flag(
+        "auto",
+        "who steps the envs of a group: python = our loop over single envs, native = the env's own gymnasium vector"
+        " entry point, auto = native where there is one",
+        choices=("auto", "python", "native"),
+    )
+    force_envs_single_thread: bool = flag(
+        True, "limit native thread pools (OpenMP, BLAS) inside actors to one thread each"
+    )
+    decorrelate_envs_on_one_worker: bool = flag(
+        True,
+        "start each env of the Python loop with a different number of random steps; impossible inside a native vector"
+        " env",
+    )
+    pixel_format: str = flag(
+        "CHW",
+        "axis order in which image observations are described to the model",
+        choices=("CHW", "HWC"),
+        fixed_on_resume=True,
+    )

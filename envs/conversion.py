@@ -1,0 +1,228 @@
+"""Between what environments exchange and what is stored: actions out, observations and statistics in."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium import spaces
+
+from envs.spec import MASK_KEY, Array, EpisodeStats, ObservationSpec, flat_observation_spaces, observation_specs
+from utils.errors import AppoError, EnvironmentFailure
+
+Path = tuple[str, ...]
+Copy = Callable[[Array, Array], None]
+BatchConverter = Callable[[Array], Any]
+
+
+def reraise(name: str, error: BaseException) -> NoReturn:
+    """Raise what came out of an environment's code as an `EnvironmentFailure` of one line.
+
+    Errors that already are one line for the user pass, and so does a Ctrl-C. An environment's own KeyboardInterrupt
+    cannot be told from a Ctrl-C where Python's default handler is installed; worker processes install another.
+    """
+    if isinstance(error, AppoError):
+        raise error
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        raise error
+    raise EnvironmentFailure(f"{name} raised {type(error).__name__}: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an exception without line breaks, at most 300 characters."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+class ActionConverter:
+    """Turns stored actions [R, A] into what an environment's action space describes.
+
+    Gaussian values are clipped to the bounds for the environment only: the stored, unclipped action is the one whose
+    log-probability was recorded.
+    """
+
+    def __init__(self, space: spaces.Space[Any]):
+        self._convert, _ = _batch_converter(space, 0)
+        self._split = _row_splitter(space)
+
+    def batch(self, action: Array) -> Any:
+        """One action of the batched space of R environments."""
+        return self._convert(action)
+
+    def rows(self, action: Array) -> Sequence[Any]:
+        """R actions of the single space: Python ints for Discrete, arrays or tuples otherwise."""
+        rows: Sequence[Any] = self._split(self._convert(action))
+        return rows
+
+
+def _batch_converter(space: spaces.Space[Any], begin: int) -> tuple[BatchConverter, int]:
+    """The converter of the stored values from column `begin` on, and the column after them."""
+    if isinstance(space, spaces.Tuple):
+        parts = []
+        for part in space.spaces:
+            convert, begin = _batch_converter(part, begin)
+            parts.append(convert)
+        return lambda action: tuple(convert(action) for convert in parts), begin
+    shape, dtype = space.shape or (), space.dtype
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda action: action[:, begin].astype(dtype) + start, begin + 1
+    end = begin + prod(shape)
+    if isinstance(space, spaces.Box):
+        low, high = space.low.reshape(-1), space.high.reshape(-1)
+        return lambda action: np.clip(action[:, begin:end], low, high).astype(dtype).reshape(-1, *shape), end
+    offset = space.start.reshape(-1) if isinstance(space, spaces.MultiDiscrete) else 0
+    return lambda action: (action[:, begin:end].astype(dtype) + offset).astype(dtype).reshape(-1, *shape), end
+
+
+def _row_splitter(space: spaces.Space[Any]) -> Callable[[Any], Sequence[Any]]:
+    if isinstance(space, spaces.Tuple):
+        parts = [_row_splitter(part) for part in space.spaces]
+        return lambda batch: list(zip(*(split(part) for split, part in zip(parts, batch, strict=True)), strict=True))
+    if isinstance(space, spaces.Discrete):
+        return lambda batch: batch.tolist()  # plain ints: environments index lists and tables with them
+    return list
+
+
+class ObservationWriter:
+    """Writes observations into slot rows; refuses what the observation space does not describe.
+
+    A float written into a uint8 row would be cut to 0 silently and a wrong shape would be broadcast, so both the kind
+    of the type and the shape are checked on every write.
+    """
+
+    def __init__(self, name: str, space: spaces.Space[Any]):
+        self.name = name
+        self.specs: dict[str, ObservationSpec] = observation_specs(space)
+        self._space = space
+        self._copies = [(key, leaf.shape or (), _copy_of(key, leaf)) for key, leaf in flat_observation_spaces(space)]
+        only = self._copies[0][0] if len(self._copies) == 1 and not isinstance(space, spaces.Dict) else None
+        is_plain = only is not None and isinstance(space, spaces.Box)
+        # the common case is decided by two comparisons; anything unusual takes the checked way
+        self._plain_key = only if is_plain else None
+        self._plain_shape = space.shape
+        self._plain_dtype = np.dtype(self.specs[only].dtype) if only is not None else None
+
+    def empty(self, num_rows: int) -> dict[str, Array]:
+        """Arrays [R, *] of zeros, as a slot holds them."""
+        return {key: np.zeros((num_rows, *spec.shape), spec.dtype) for key, spec in self.specs.items()}
+
+    def write_row(self, out: dict[str, Array], row: int, observation: Any) -> None:
+        """Write the observation of one row.
+
+        Raises:
+            EnvironmentFailure: a key is missing or unknown, or a shape or type does not fit.
+        """
+        key = self._plain_key
+        if (
+            key is not None
+            and type(observation) is np.ndarray
+            and observation.dtype is self._plain_dtype
+            and observation.shape == self._plain_shape
+        ):
+            out[key][row] = observation
+            return
+        values = self._values(observation)
+        for (key, shape, copy), value in zip(self._copies, values, strict=True):
+            self._write(key, copy, out[key][row : row + 1], _as_array(value)[None], (1, *shape))
+
+    def write_batch(self, out: dict[str, Array], observation: Any, rows: Array | None = None) -> None:
+        """Write batched observations: all rows, or only those where `rows` [R] is true.
+
+        Raises:
+            EnvironmentFailure: as for `write_row`.
+        """
+        for (key, shape, copy), value in zip(self._copies, self._values(observation), strict=True):
+            target, source = out[key], _as_array(value)
+            if rows is None:
+                self._write(key, copy, target, source, (len(target), *shape))
+                continue
+            for row in np.flatnonzero(rows):
+                self._write(key, copy, target[row : row + 1], source[row : row + 1], (1, *shape))
+
+    def _values(self, observation: Any) -> list[Any]:
+        values: list[Any] = []
+        self._collect(self._space, observation, (), values)
+        return values
+
+    def _collect(self, space: spaces.Space[Any], observation: Any, path: Path, values: list[Any]) -> None:
+        if not isinstance(space, spaces.Dict):
+            values.append(observation)
+            return
+        at = ".".join(path)
+        if not isinstance(observation, Mapping):
+            where = f"observation key {at}" if at else "observation"
+            raise EnvironmentFailure(f"{self.name}: {where}: expected a dict, got {type(observation).__name__}")
+        for key, part in space.spaces.items():
+            if key not in observation:
+                self._fail(".".join((*path, key)), "a value", "none")
+            self._collect(part, observation[key], (*path, key), values)
+        if len(observation) != len(space.spaces):
+            unknown = next(key for key in observation if key not in space.spaces)
+            self._fail(".".join((*path, str(unknown))), "no such key", "a value")
+
+    def _write(self, key: str, copy: Copy, target: Array, source: Array, shape: tuple[int, ...]) -> None:
+        if source.shape != shape:
+            self._fail(key, f"shape {shape[1:]}", f"shape {source.shape[1:]}")
+        try:
+            copy(target, source)
+        except (TypeError, ValueError) as error:
+            self._fail(key, f"a value that fits {target.dtype}", f"{source.dtype} ({one_line(error)})")
+
+    def _fail(self, key: str, expected: str, got: str) -> NoReturn:
+        raise EnvironmentFailure(f"{self.name}: observation key {key}: expected {expected}, got {got}")
+
+
+def _as_array(value: Any) -> Array:
+    array: Array = np.asarray(value)
+    return array
+
+
+def _copy_of(key: str, space: spaces.Space[Any]) -> Copy:
+    if key == MASK_KEY:
+        return _copy_mask
+    if isinstance(space, spaces.Discrete):
+        start, size = int(space.start), int(space.n)
+        return lambda target, source: _copy_one_hot(target, source, start, size)
+    return lambda target, source: np.copyto(target, source, casting="same_kind")
+
+
+def _copy_mask(target: Array, source: Array) -> None:
+    """Masks come as bool, int8, int64 or float: what counts is whether an entry is zero."""
+    np.copyto(target, source != 0)
+
+
+def _copy_one_hot(target: Array, source: Array, start: int, size: int) -> None:
+    """Write choice numbers [N] as one-hot rows [N, size]."""
+    if source.dtype.kind not in "iu":
+        raise TypeError("a choice must be an integer")
+    choice = source.astype(np.int64) - start
+    if ((choice < 0) | (choice >= size)).any():
+        raise ValueError(f"choices are {start}..{start + size - 1}, got {source.tolist()}")
+    target[...] = 0
+    target[np.arange(len(choice)), choice] = 1
+
+
+def episode_stats(row: int, info: Mapping[str, Any]) -> EpisodeStats | None:
+    """Statistics that a single environment put into the info of an episode's last step; None if it gave none."""
+    stats = {key: float(value) for key, value in info.get("episode_extra_stats", {}).items()}
+    if "true_reward" in info:
+        stats["true_reward"] = float(info["true_reward"])
+    return EpisodeStats(row, stats) if stats else None
+
+
+def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """What the batched infos of a vector environment say about one row, by gymnasium's "_key" masks."""
+    picked: dict[str, Any] = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if key.startswith("_") or (mask is not None and not mask[row]):
+            continue
+        if isinstance(value, Mapping):
+            picked[key] = row_of_batched(value, row)
+        elif isinstance(value, np.ndarray | Sequence) and len(value) > row:
+            picked[key] = value[row]
+    return picked

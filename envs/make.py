@@ -1,0 +1,243 @@
+"""From the flags to environments: names are resolved here and nowhere else."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.vector import VectorEnv
+
+from envs.config import EnvConfig
+from envs.conversion import one_line, reraise
+from envs.python_loop import PythonLoop, SingleEnv
+from envs.spec import GroupEnv
+from envs.toy import register_toys
+from envs.vector import AnyVectorEnv, GymVector
+from utils.errors import UsageError
+
+Factory = Callable[..., Any]
+
+
+class Family(NamedTuple):
+    """Environments that live in an optional package."""
+
+    pattern: str  # of the id, or of the entry point for ids that gymnasium registers without the package
+    package: str
+    registering_module: str | None
+    install: str
+
+
+FAMILIES = (
+    Family(r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d", "ale_py", "ale_py", "appo[atari]"),
+    Family(r"Vizdoom", "vizdoom", "vizdoom.gymnasium_wrapper", "appo[vizdoom]"),
+    Family(r"MiniGrid-|BabyAI-", "minigrid", "minigrid", "appo[minigrid]"),
+    Family(r"gymnasium\.envs\.mujoco", "mujoco", None, "appo[mujoco]"),
+    Family(r"gymnasium\.envs\.box2d", "Box2D", None, "gymnasium[box2d]"),
+)
+
+FRAME_FLAGS = {
+    "env_frameskip": ("frameskip", "frame_skip"),
+    "env_framestack": ("stack_num", "frame_stack", "framestack"),
+}
+"""Flags that an environment gets as a constructor argument, under whichever of these names it takes."""
+
+
+def check_name(config: EnvConfig) -> None:
+    """Find the environment without constructing it.
+
+    Raises:
+        UsageError: there is no such module, attribute or id (with the nearest ids), or its package is not installed.
+    """
+    _resolve(config.env)
+
+
+def make_group(
+    config: EnvConfig, num_envs: int, *, worker_index: int = 0, seed: int = 0, decorrelate_steps: int = 0
+) -> GroupEnv:
+    """Make the environments of one group: our own loop, or the environment's native vector.
+
+    `seed` and `worker_index` only decide the random walks of `decorrelate_steps` (in [0, decorrelate_steps) per env,
+    Python loop only); the environments are seeded by `reset`.
+
+    Raises:
+        UsageError: the environment cannot be found, made or used as asked.
+        EnvironmentFailure: its code raised.
+    """
+    target = _resolve(config.env)
+    if _is_native(config, target):
+        return GymVector(lambda: _make_vector(config, target, num_envs), name=config.env)
+    return PythonLoop(
+        [lambda: make_single(config)] * num_envs,
+        name=config.env,
+        seed=(seed, worker_index),
+        decorrelate_steps=decorrelate_steps if config.decorrelate_envs_on_one_worker else 0,
+    )
+
+
+def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
+    """Make one environment, as enjoy plays it.
+
+    Raises:
+        UsageError: the environment cannot be found or made as asked.
+        EnvironmentFailure: its code raised.
+    """
+    target = _resolve(config.env)
+    kwargs: dict[str, Any] = config.env_kwargs | ({"render_mode": render_mode} if render_mode else {})
+    with _construction(config.env):
+        if isinstance(target, Registration):
+            kwargs |= _frame_kwargs(config, target.entry_point, target.kwargs)
+            # both wrappers only check what is checked here anyway, at a cost per step
+            env = gymnasium.make(replace(target, order_enforce=False, disable_env_checker=True), **kwargs)
+        else:
+            env = target(**kwargs, **_frame_kwargs(config, target, {}))
+    if not isinstance(env, gymnasium.Env):
+        raise UsageError(f"{config.env} made a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
+    return env
+
+
+def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: int) -> AnyVectorEnv:
+    with _construction(config.env):
+        if isinstance(target, Registration):
+            kwargs: dict[str, Any] = dict(config.env_kwargs)
+            kwargs |= _frame_kwargs(config, target.vector_entry_point, target.kwargs)
+            return gymnasium.make_vec(target, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+        env = target(num_envs=num_envs, **config.env_kwargs, **_frame_kwargs(config, target, {}))
+        assert isinstance(env, VectorEnv)
+        return env
+
+
+def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
+    if isinstance(target, Registration):
+        # gymnasium cannot apply the wrappers of a registration to a native vector
+        has_vector = target.vector_entry_point is not None and not target.additional_wrappers
+        has_single = target.entry_point is not None
+    else:
+        has_vector = inspect.isclass(target) and issubclass(target, VectorEnv)
+        has_single = not has_vector
+    if config.env_vectorization == "native" and not has_vector:
+        raise UsageError(f"{config.env} has no vector entry point (--env_vectorization=native)")
+    if config.env_vectorization == "python" and not has_single:
+        raise UsageError(f"{config.env} exists only as a vector environment (--env_vectorization=python)")
+    return has_vector and config.env_vectorization != "python"
+
+
+def _frame_kwargs(
+    config: EnvConfig, entry_point: Factory | str | None, registered: Mapping[str, Any]
+) -> dict[str, int]:
+    """Frame skip and stack as constructor arguments, where the flags ask for them."""
+    asked = {flag: getattr(config, flag) for flag in FRAME_FLAGS if getattr(config, flag) is not None}
+    if not asked or entry_point is None:
+        return {}
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    accepted = {*registered, *inspect.signature(creator).parameters}
+    kwargs = {}
+    for flag, value in asked.items():
+        name = next((name for name in FRAME_FLAGS[flag] if name in accepted), None)
+        if name is None:
+            raise UsageError(
+                f"{config.env} takes none of the arguments {', '.join(FRAME_FLAGS[flag])} (--{flag}={value})"
+            )
+        kwargs[name] = value
+    return kwargs
+
+
+@contextmanager
+def _construction(name: str) -> Iterator[None]:
+    """Silence the warnings of construction and say in one line what went wrong."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+            raise UsageError(f"{name} needs a package that is not installed: {one_line(error)}") from error
+        except TypeError as error:
+            if "unexpected keyword argument" in str(error):
+                raise UsageError(f"{name} refuses its arguments (--env_kwargs): {one_line(error)}") from error
+            reraise(name, error)
+        except BaseException as error:
+            reraise(name, error)
+
+
+def _resolve(name: str) -> Registration | Factory:
+    """The registration of an id, or the class or function that `package.module:Name` stands for."""
+    if not name:
+        raise UsageError("--env is missing: give a gymnasium id or package.module:Id")
+    register_toys()
+    module_name, colon, env_id = name.rpartition(":")
+    module = _import_user_module(name, module_name) if colon else None
+    if module is not None and env_id not in gymnasium.registry and hasattr(module, env_id):
+        return _factory(name, getattr(module, env_id))
+    _require_package(env_id, env_id)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            registration = gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        raise _unknown(name, env_id, module) from error
+    if isinstance(registration.entry_point, str):
+        _require_package(env_id, registration.entry_point)
+    return registration
+
+
+def _unknown(name: str, env_id: str, module: ModuleType | None) -> UsageError:
+    if module is None:
+        return UsageError(f"there is no environment {name}{_nearest(env_id, gymnasium.registry)}")
+    candidates = [*(key for key in vars(module) if not key.startswith("_")), *gymnasium.registry]
+    text = f"module {module.__name__} neither registers nor contains {env_id or 'an empty name'}"
+    return UsageError(text + _nearest(env_id, candidates))
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str:
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _factory(name: str, attribute: object) -> Factory:
+    if isinstance(attribute, Registration) or not callable(attribute):
+        raise UsageError(f"{name} is a {type(attribute).__name__}, not a class or function that makes an environment")
+    return attribute
+
+
+def _import_user_module(name: str, module_name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise UsageError(f"{name}: {module_name or 'an empty name'} is not the name of a Python module")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last, so that a file in the user's directory shadows no installed package
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise UsageError(f"{name}: there is no module {error.name}") from error
+        raise UsageError(f"{name}: importing {module_name} raised {type(error).__name__}: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{name}: importing {module_name} raised {type(error).__name__}: {one_line(error)}") from error
+
+
+@functools.cache
+def _require_package(env_id: str, id_or_entry_point: str) -> None:
+    """Import what registers the id; complain in one line if the optional package behind it is missing."""
+    for family in FAMILIES:
+        if not re.match(family.pattern, id_or_entry_point):
+            continue
+        if find_spec(family.package) is None:
+            raise UsageError(f'{env_id} needs the package {family.package}: pip install "{family.install}"')
+        if family.registering_module:
+            with _construction(env_id):
+                importlib.import_module(family.registering_module)

@@ -1,0 +1,134 @@
+"""Settings that work for families of environments; the command line, a config file and a saved run overrule them."""
+
+import re
+
+Preset = dict[str, object]
+
+MLP: Preset = {"encoder_type": "mlp", "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh", "use_rnn": False}
+
+CLASSIC_CONTROL: Preset = MLP | {
+    "rollout": 32,
+    "batch_size": 1024,
+    "learning_rate": 1e-3,
+    "exploration_loss_coeff": 0.005,
+    "max_grad_norm": 1.0,
+}
+CLASSIC: dict[str, Preset] = {
+    "CartPole": CLASSIC_CONTROL,
+    "Acrobot": CLASSIC_CONTROL,
+    "MountainCar": CLASSIC_CONTROL | {"gamma": 0.999, "exploration_loss_coeff": 0.02},
+    "MountainCarContinuous": CLASSIC_CONTROL | {"gamma": 0.999, "adaptive_stddev": False},
+    "Pendulum": CLASSIC_CONTROL
+    | {"gamma": 0.9, "adaptive_stddev": False, "exploration_loss_coeff": 0.0, "ppo_epochs": 4, "ppo_clip_ratio": 0.2},
+}
+
+# The Nature network with the PPO settings of Schulman et al. 2017, table 5 (arXiv:1707.06347).
+ATARI: Preset = {
+    "encoder_type": "conv",
+    "encoder_subtype": "convnet_atari",
+    "nonlinearity": "relu",
+    "use_rnn": False,
+    "obs_scale": 255.0,
+    "reward_clip": 1.0,
+    "rollout": 32,
+    "batch_size": 1024,
+    "learning_rate": 2.5e-4,
+    "adam_eps": 1e-5,
+    "max_grad_norm": 0.5,
+    "exploration_loss_coeff": 0.01,
+}
+
+# Petrenko et al. 2020, appendix (arXiv:2006.11751).
+VIZDOOM: Preset = {
+    "encoder_type": "conv",
+    "encoder_subtype": "convnet_simple",
+    "obs_scale": 255.0,
+    "use_rnn": True,
+    "rnn_type": "gru",
+    "env_frameskip": 4,
+    "rollout": 32,
+    "batch_size": 2048,
+    "learning_rate": 1e-4,
+    "exploration_loss_coeff": 0.001,
+}
+
+# 7x7x3 symbols, not pixels: too small for strided convolutions, and partial views need a memory.
+MINIGRID: Preset = {
+    "encoder_type": "mlp",
+    "encoder_mlp_layers": (128, 128),
+    "hidden_size": 128,
+    "use_rnn": True,
+    "rollout": 32,
+    "batch_size": 1024,
+    "learning_rate": 3e-4,
+    "exploration_loss_coeff": 0.01,
+}
+
+# The settings with which Sample Factory 2 trains MuJoCo, published with its results.
+MUJOCO: Preset = MLP | {
+    "adaptive_stddev": False,
+    "rollout": 64,
+    "batch_size": 1024,
+    "num_batches_per_iteration": 4,
+    "ppo_epochs": 2,
+    "learning_rate": 3e-3,
+    "lr_schedule": "linear",
+    "train_for_env_steps": 10_000_000,
+    "ppo_clip_ratio": 0.2,
+    "value_loss_coeff": 1.3,
+    "exploration_loss_coeff": 0.0,
+    "max_grad_norm": 3.5,
+    "with_vtrace": False,
+    "gae_lambda": 0.95,
+}
+MUJOCO_NAMES = (
+    "Ant",
+    "HalfCheetah",
+    "Hopper",
+    "Humanoid",
+    "HumanoidStandup",
+    "InvertedDoublePendulum",
+    "InvertedPendulum",
+    "Pusher",
+    "Reacher",
+    "Swimmer",
+    "Walker2d",
+)
+
+# The discounts of Raffin's tuned PPO (rl-baselines3-zoo): episodes of up to 1600 steps with the reward at their end.
+LUNAR_LANDER: Preset = MLP | {
+    "gamma": 0.999,
+    "rollout": 64,
+    "batch_size": 1024,
+    "ppo_epochs": 2,
+    "learning_rate": 1e-3,
+    "exploration_loss_coeff": 0.01,
+}
+BIPEDAL_WALKER: Preset = LUNAR_LANDER | {
+    "adaptive_stddev": False,
+    "learning_rate": 3e-4,
+    "ppo_epochs": 4,
+    "ppo_clip_ratio": 0.2,
+    "exploration_loss_coeff": 0.0,
+}
+BOX2D: dict[str, Preset] = {
+    "LunarLander": LUNAR_LANDER,
+    "LunarLanderContinuous": LUNAR_LANDER | {"adaptive_stddev": False},
+    "BipedalWalker": BIPEDAL_WALKER,
+    "BipedalWalkerHardcore": BIPEDAL_WALKER,
+}
+
+PREFIXES: dict[str, Preset] = {"ALE/": ATARI, "Vizdoom": VIZDOOM, "MiniGrid-": MINIGRID, "BabyAI-": MINIGRID}
+NAMES: dict[str, Preset] = CLASSIC | BOX2D | dict.fromkeys(MUJOCO_NAMES, MUJOCO)
+
+
+def preset(env_id: str) -> Preset:
+    """Return flag -> value for the family of an environment, or nothing for an unknown one.
+
+    A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by their whole name.
+    """
+    name = env_id.rpartition(":")[2]
+    for prefix, values in PREFIXES.items():
+        if name.startswith(prefix):
+            return dict(values)
+    return dict(NAMES.get(re.sub(r"-v\d+$", "", name), {}))

@@ -1,0 +1,55 @@
+"""Packaging of the `appo` distribution."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ATARI = ["ale-py>=0.12"]
+VIZDOOM = ["vizdoom>=1.3"]
+MUJOCO = ["mujoco>=3.3"]
+MINIGRID = ["minigrid>=3.0"]
+MULTIAGENT = ["pettingzoo>=1.25"]
+VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6"]
+DEV = [
+    "pytest>=9",
+    "pytest-timeout>=2.4",
+    "hypothesis>=6.150",
+    "ruff>=0.15",
+    "mypy>=1.19",
+    "build>=1.3",
+    "types-psutil>=7",
+]
+
+setup(
+    name="appo",
+    version="0.1.0",
+    description="Asynchronous PPO on one machine: as fast as it allows, and it never hangs silently.",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.11",
+    package_dir={"": "."},
+    packages=find_packages(include=["algorithms*", "envs*", "utils*"]),
+    package_data={"algorithms": ["py.typed"], "envs": ["py.typed"], "utils": ["py.typed"]},
+    install_requires=[
+        "torch>=2.11",
+        "numpy>=2.0",
+        "gymnasium>=1.2",
+        "faster-fifo>=1.5.2",
+        "tensorboardX>=2.6.4",
+        "threadpoolctl>=3.5",
+        "psutil>=6",
+        "safetensors>=0.5",
+    ],
+    extras_require={
+        "atari": ATARI,
+        "vizdoom": VIZDOOM,
+        "mujoco": MUJOCO,
+        "minigrid": MINIGRID,
+        "multiagent": MULTIAGENT,
+        "video": VIDEO,
+        "dev": DEV,
+        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + MULTIAGENT + VIDEO,
+    },
+    entry_points={"console_scripts": ["appo=algorithms.cli:main"]},
+)

@@ -1,0 +1,160 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.conversion import ActionConverter, ObservationWriter, episode_stats, row_of_batched
+from envs.spec import EpisodeStats, spec_of
+from utils.errors import EnvironmentFailure
+
+BOX = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 0.5]), dtype=np.float64)
+ACTION_SPACES = [
+    spaces.Discrete(4),
+    spaces.Discrete(4, start=-2),
+    spaces.MultiDiscrete([3, 2]),
+    spaces.MultiDiscrete([[3, 2], [4, 5]], start=[[1, 1], [0, 9]]),
+    spaces.MultiBinary(3),
+    spaces.MultiBinary([2, 2]),
+    BOX,
+    spaces.Box(-1.0, 1.0, (2, 3)),
+    spaces.Box(-np.inf, np.inf, (1,)),
+    spaces.Tuple([spaces.Discrete(3, start=5), spaces.Tuple([BOX, spaces.MultiBinary(2)])]),
+]
+
+
+def stored_actions(space: spaces.Space, num_rows: int, seed: int) -> np.ndarray:
+    """Random stored values of every part; gaussian ones far outside the bounds too."""
+    spec, rng, columns = spec_of(BOX, space).action, np.random.default_rng(seed), []
+    for part in spec.parts:
+        if part.kind == "gaussian":
+            columns.append(rng.normal(0, 3, (num_rows, part.size)))
+        else:
+            high = part.size if part.kind == "categorical" else 2
+            columns.append(rng.integers(high, size=(num_rows, part.num_values)))
+    return np.concatenate(columns, 1).astype(spec.dtype)
+
+
+@pytest.mark.parametrize("space", ACTION_SPACES, ids=str)
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_converted_actions_belong_to_the_space(space: spaces.Space, seed: int) -> None:
+    stored = stored_actions(space, 5, seed)
+    kept = stored.copy()
+    converter = ActionConverter(space)
+    rows = converter.rows(stored)
+    assert len(rows) == 5
+    assert all(space.contains(row) for row in rows)
+    assert batch_space(space, 5).contains(converter.batch(stored))
+    np.testing.assert_array_equal(stored, kept)
+
+
+def test_converted_values() -> None:
+    stored = np.array([[0], [3]], np.int32)
+    assert ActionConverter(spaces.Discrete(4, start=-2)).rows(stored) == [-2, 1]
+    assert all(type(row) is int for row in ActionConverter(spaces.Discrete(4)).rows(stored))
+    box = ActionConverter(BOX).rows(np.array([[-9.0, 9.0], [0.25, 0.25]], np.float32))
+    np.testing.assert_array_equal(np.array(box), [[-1.0, 0.5], [0.25, 0.25]])
+    assert box[0].dtype == np.float64
+    mixed = ActionConverter(spaces.Tuple([spaces.MultiBinary(2), spaces.Discrete(3)]))
+    bits, choice = mixed.rows(np.array([[1, 0, 2]], np.int32))[0]
+    assert (bits.tolist(), choice) == ([1, 0], 2)
+
+
+IMAGE = spaces.Box(0, 255, (2, 2), np.uint8)
+VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
+NESTED = spaces.Dict({"image": IMAGE, "inner": spaces.Dict({"cell": spaces.Discrete(4, start=1), "x": VECTOR})})
+
+
+def test_nested_observation_is_written_by_key() -> None:
+    writer = ObservationWriter("Env", NESTED)
+    out = writer.empty(2)
+    image = np.arange(4, dtype=np.uint8).reshape(2, 2)
+    writer.write_row(out, 1, {"inner": {"x": np.ones(3), "cell": 3}, "image": image})
+    assert list(out) == ["image", "inner.cell", "inner.x"]
+    np.testing.assert_array_equal(out["image"], [np.zeros((2, 2)), image])
+    np.testing.assert_array_equal(out["inner.cell"], [[0, 0, 0, 0], [0, 0, 1, 0]])
+    np.testing.assert_array_equal(out["inner.x"], [[0, 0, 0], [1, 1, 1]])
+
+
+def test_batch_and_chosen_rows() -> None:
+    writer = ObservationWriter("Env", spaces.Discrete(3))
+    out = writer.empty(3)
+    writer.write_batch(out, np.array([2, 0, 1]))
+    np.testing.assert_array_equal(out["obs"], np.eye(3)[[2, 0, 1]])
+    writer.write_batch(out, np.array([0, 99, 0]), rows=np.array([True, False, True]))
+    np.testing.assert_array_equal(out["obs"], np.eye(3)[[0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "words"),
+    [
+        (VECTOR, np.zeros(4, np.float32), ["key obs", "shape (3,)", "shape (4,)"]),
+        (VECTOR, np.zeros((1, 3), np.float32), ["shape (3,)", "shape (1, 3)"]),
+        (VECTOR, np.float32(1), ["shape (3,)", "shape ()"]),
+        (VECTOR, np.zeros(3, complex), ["float32", "complex128"]),
+        (VECTOR, {"obs": np.zeros(3, np.float32)}, ["shape (3,)"]),
+        (IMAGE, np.full((2, 2), 0.9), ["key obs", "uint8", "float64"]),
+        (IMAGE, np.zeros((2, 2), np.int64), ["uint8", "int64"]),
+        (spaces.Discrete(3), 3, ["choices are 0..2", "3"]),
+        (spaces.Discrete(3), -1, ["choices are 0..2"]),
+        (spaces.Discrete(3), 1.5, ["integer"]),
+        (NESTED, np.zeros(3), ["expected a dict", "ndarray"]),
+        (NESTED, {"image": np.zeros((2, 2), np.uint8)}, ["key inner", "none"]),
+        (NESTED, {"image": np.zeros((2, 2), np.uint8), "inner": {"cell": 1}}, ["key inner.x", "none"]),
+        (NESTED, {"image": np.zeros((2, 2), np.uint8), "inner": 3}, ["key inner", "expected a dict"]),
+        (NESTED, {"image": np.zeros((2, 2), np.uint8), "inner": {"cell": 1, "x": np.zeros(3)}, "new": 1},
+         ["key new", "no such key"]),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_line(space: spaces.Space, observation: object, words: list) -> None:
+    writer = ObservationWriter("Env", space)
+    with pytest.raises(EnvironmentFailure) as caught:
+        writer.write_row(writer.empty(2), 0, observation)
+    text = str(caught.value)
+    assert all(word in text for word in ["Env", *words]), text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0, 3.0], (1, 2, 3), np.array([1, 2, 3]), np.array([1, 2, 3], np.float64)])
+def test_other_numbers_go_into_float_rows(value: object) -> None:
+    writer = ObservationWriter("Env", VECTOR)
+    out = writer.empty(1)
+    writer.write_row(out, 0, value)
+    np.testing.assert_array_equal(out["obs"], [[1, 2, 3]])
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.int64, np.float32])
+def test_masks_of_any_type(dtype: type) -> None:
+    writer = ObservationWriter("Env", spaces.Dict({"action_mask": spaces.MultiBinary(3)}))
+    out = writer.empty(1)
+    writer.write_row(out, 0, {"action_mask": np.array([1, 0, 1], dtype)})
+    np.testing.assert_array_equal(out["action_mask"], [[1, 0, 1]])
+
+
+def test_a_batch_of_the_wrong_size_is_not_broadcast() -> None:
+    writer = ObservationWriter("Env", VECTOR)
+    with pytest.raises(EnvironmentFailure, match="key obs"):
+        writer.write_batch(writer.empty(2), np.zeros((1, 3), np.float32))
+
+
+def test_episode_stats() -> None:
+    assert episode_stats(2, {}) is None
+    assert episode_stats(2, {"other": 1}) is None
+    info = {"episode_extra_stats": {"kills": np.int64(3)}, "true_reward": np.float32(0.5)}
+    assert episode_stats(2, info) == EpisodeStats(2, {"kills": 3.0, "true_reward": 0.5})
+
+
+def test_row_of_batched_infos_follows_masks() -> None:
+    yes = np.array([True, False])
+    infos = {
+        "episode_extra_stats": {"kills": np.array([3, 0]), "_kills": yes},
+        "_episode_extra_stats": yes,
+        "true_reward": np.array([0.5, 0.0]),
+        "_true_reward": yes,
+        "dense": np.array([7, 8]),
+        "scalar": 1,
+    }
+    assert row_of_batched(infos, 0) == {"episode_extra_stats": {"kills": 3}, "true_reward": 0.5, "dense": 7}
+    assert row_of_batched(infos, 1) == {"dense": 8}

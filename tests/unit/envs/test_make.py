@@ -1,0 +1,231 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envs import make
+from envs.config import EnvConfig
+from envs.make import check_name, make_group, make_single
+from envs.python_loop import PythonLoop
+from envs.toy import TOYS
+from envs.vector import GymVector
+from tests.unit.envs.rollouts import collect
+from utils.errors import EnvironmentFailure, UsageError
+
+PACKAGE = {
+    "__init__.py": "",
+    "good.py": """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from envs.toy import Corridor, CounterVector
+
+class MyEnv(Corridor):
+    def __init__(self, length=8, render_mode=None, frame_skip=1):
+        super().__init__(length)
+        self.render_mode, self.skip = render_mode, frame_skip
+
+class Vector(CounterVector):
+    pass
+
+class Quitter(Corridor):
+    def __init__(self):
+        raise SystemExit("leaving")
+
+def build(length=5):
+    return MyEnv(length)
+
+def number():
+    return 3
+
+constant = 3
+gymnasium.register("mine/Registered-v0", entry_point=MyEnv, kwargs={"length": 6})
+""",
+    "raising.py": "raise RuntimeError('no\\n licence')",
+    "quitting.py": "import sys; sys.exit(1)",
+    "lacking.py": "import a_package_that_is_not_there",
+    "broken.py": "def (",
+}
+
+
+@pytest.fixture(autouse=True)
+def user_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package in the current directory of the user."""
+    folder = tmp_path / "user_envs"
+    folder.mkdir()
+    for name, text in PACKAGE.items():
+        (folder / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    gymnasium.registry.pop("mine/Registered-v0", None)
+    for name in [name for name in sys.modules if name.startswith("user_envs")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CartPole-v1", "Pendulum-v1", *TOYS, "user_envs.good:MyEnv", "user_envs.good:build",
+     "user_envs.good:mine/Registered-v0", "user_envs.good:CartPole-v1"],
+)  # fmt: skip
+def test_names_that_exist(name: str) -> None:
+    check_name(EnvConfig(env=name))
+    assert isinstance(make_single(EnvConfig(env=name)), gymnasium.Env)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", ["--env is missing"]),
+        ("CartPol-v1", ["no environment CartPol-v1", "did you mean", "CartPole-v1"]),
+        ("cartpole-v1", ["CartPole-v1"]),
+        ("CartPole", ["did you mean CartPole-v1"]),  # a run must know its version
+        ("CartPole-v99", ["no environment CartPole-v99", "CartPole-v1"]),
+        ("toy/Memroy-v0", ["toy/Memory-v0"]),
+        ("qqqqqqqq", ["there is no environment qqqqqqqq"]),
+        ("a b!", ["there is no environment"]),
+        (":MyEnv", ["an empty name is not the name of a Python module"]),
+        ("../evil:MyEnv", ["not the name of a Python module"]),
+        ("no_such_module:MyEnv", ["there is no module no_such_module"]),
+        ("user_envs.nothing:MyEnv", ["there is no module user_envs.nothing"]),
+        ("user_envs.good:", ["an empty name"]),
+        ("user_envs.good:MyEnw", ["module user_envs.good neither registers nor contains MyEnw", "did you mean MyEnv"]),
+        ("user_envs.good:mine/Registerd-v0", ["did you mean mine/Registered-v0"]),
+        ("user_envs.good:constant", ["user_envs.good:constant is a int"]),
+        ("user_envs.raising:MyEnv", ["importing user_envs.raising raised RuntimeError: no licence"]),
+        ("user_envs.quitting:MyEnv", ["raised SystemExit: 1"]),
+        ("user_envs.lacking:MyEnv", ["raised ModuleNotFoundError", "a_package_that_is_not_there"]),
+        ("user_envs.broken:MyEnv", ["raised SyntaxError"]),
+    ],
+)
+def test_wrong_names_are_one_line(name: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_name(EnvConfig(env=name))
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "install"),
+    [
+        ("ALE/Pong-v5", "ale_py", "appo[atari]"),
+        ("PongNoFrameskip-v4", "ale_py", "appo[atari]"),
+        ("VizdoomBasic-v1", "vizdoom", "appo[vizdoom]"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid", "appo[minigrid]"),
+        ("HalfCheetah-v5", "mujoco", "appo[mujoco]"),
+        ("LunarLander-v3", "Box2D", "gymnasium[box2d]"),
+    ],
+)
+def test_a_missing_optional_package_is_named(
+    name: str, package: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make, "find_spec", lambda module: None)
+    make._require_package.cache_clear()
+    with pytest.raises(UsageError) as caught:
+        check_name(EnvConfig(env=name))
+    assert str(caught.value) == f'{name} needs the package {package}: pip install "{install}"'
+
+
+def test_the_current_directory_is_searched_last() -> None:
+    check_name(EnvConfig(env="user_envs.good:MyEnv"))
+    assert sys.path[-1] == str(Path.cwd())
+    before = list(sys.path)
+    check_name(EnvConfig(env="user_envs.good:MyEnv"))
+    assert sys.path == before
+
+
+def test_arguments_reach_the_environment() -> None:
+    env = make_single(EnvConfig(env="user_envs.good:MyEnv", env_kwargs={"length": 4}, env_frameskip=3), "rgb_array")
+    assert (env.length, env.skip, env.render_mode) == (4, 3, "rgb_array")
+    env = make_single(EnvConfig(env="user_envs.good:mine/Registered-v0", env_frameskip=2))
+    assert (env.unwrapped.length, env.unwrapped.skip) == (6, 2)
+    config = EnvConfig(env="toy/Memory-v0", env_kwargs={"num_cues": 5})
+    assert make_single(config).action_space.n == 5
+    assert config.env_kwargs == {"num_cues": 5}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (EnvConfig(env="CartPole-v1", env_frameskip=4), ["frame_skip", "--env_frameskip=4"]),
+        (EnvConfig(env="user_envs.good:MyEnv", env_framestack=4), ["frame_stack", "--env_framestack=4"]),
+        (EnvConfig(env="toy/Memory-v0", env_kwargs={"lenght": 4}), ["--env_kwargs", "lenght"]),
+        (EnvConfig(env="user_envs.good:MyEnv", env_kwargs={"lenght": 4}), ["--env_kwargs", "lenght"]),
+        (EnvConfig(env="toy/Memory-v0", env_vectorization="native"), ["toy/Memory-v0 has no vector entry point"]),
+        (EnvConfig(env="user_envs.good:Vector", env_vectorization="python"), ["only as a vector"]),
+        (EnvConfig(env="user_envs.good:number"), ["made a builtins.int, not a gymnasium.Env"]),
+    ],
+)
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_what_cannot_be_made_as_asked(config: EnvConfig, words: list[str], num_envs: int) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_group(config, num_envs)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_constructor_that_raises() -> None:
+    with pytest.raises(EnvironmentFailure, match=r"user_envs\.good:Quitter raised SystemExit: leaving"):
+        make_group(EnvConfig(env="user_envs.good:Quitter"), 2)
+
+
+def test_a_vector_class_is_no_single_environment() -> None:
+    with pytest.raises(UsageError, match=r"not a gymnasium\.Env"):
+        make_single(EnvConfig(env="user_envs.good:Vector"))
+
+
+@pytest.mark.parametrize(
+    ("name", "vectorization", "kind"),
+    [
+        ("CartPole-v1", "auto", GymVector),
+        ("CartPole-v1", "native", GymVector),
+        ("CartPole-v1", "python", PythonLoop),
+        ("Pendulum-v1", "auto", PythonLoop),
+        ("toy/Zero-v0", "auto", GymVector),
+        ("toy/Zero-v0", "python", PythonLoop),
+        ("toy/Target-v0", "auto", PythonLoop),
+        ("user_envs.good:Vector", "auto", GymVector),
+        ("user_envs.good:MyEnv", "auto", PythonLoop),
+    ],
+)
+def test_who_steps_the_group(name: str, vectorization: str, kind: type) -> None:
+    group = make_group(EnvConfig(env=name, env_vectorization=vectorization), 3)
+    assert isinstance(group, kind)
+    assert group.num_rows == 3
+    assert group.spec.frames_per_step == 1
+    assert group.current_env in ((-1,) if kind is GymVector else (0, 1, 2))
+    group.close()
+
+
+def test_native_and_python_cart_pole_have_one_spec_and_both_run() -> None:
+    groups = [make_group(EnvConfig(env="CartPole-v1", env_vectorization=kind), 4) for kind in ("python", "native")]
+    assert groups[0].spec == groups[1].spec
+    for group in groups:
+        rollout = collect(group, 60, [1, 2, 3, 4], lambda obs: np.ones((4, 1), np.int32))
+        assert rollout.terminated.sum(0).min() >= 4
+        np.testing.assert_array_equal(rollout.reward, (~rollout.first[1:]).astype(np.float32))
+
+
+def test_zero_vector_arguments() -> None:
+    group = make_group(EnvConfig(env="toy/Zero-v0", env_kwargs={"obs_bytes": 28224, "episode_steps": 3}), 64)
+    rollout = collect(group, 8, list(range(64)), lambda obs: np.zeros((64, 1), np.int32))
+    assert rollout.obs["obs"].shape == (9, 64, 28224)
+    assert rollout.truncated[:, 0].tolist() == [False, False, True, False, False, False, True, False]
+
+
+def test_decorrelation_can_be_switched_off_and_depends_on_seed_and_worker() -> None:
+    def first_steps(on: bool, **kwargs: int) -> list[float]:
+        config = EnvConfig(env="toy/Counter-v0", env_vectorization="python", decorrelate_envs_on_one_worker=on)
+        group = make_group(config, 8, decorrelate_steps=10, **kwargs)
+        obs = {"obs": np.zeros((8, 4), np.float32)}
+        group.reset(range(8), obs)
+        return [*obs["obs"][:, 1], *obs["obs"][:, 2]]
+
+    assert first_steps(False) == [0.0] * 16
+    assert first_steps(True, seed=1, worker_index=2) == first_steps(True, seed=1, worker_index=2)
+    assert first_steps(True, seed=1, worker_index=2) != first_steps(True, seed=1, worker_index=3)
+    assert first_steps(True, seed=1, worker_index=2) != first_steps(True, seed=2, worker_index=2)

@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec, frames_per_step, spec_of
+from utils.errors import UsageError
+
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (BOX, {"obs": ObservationSpec((3,), "float32")}),
+        (spaces.Box(0, 255, (2, 4, 3), np.uint8), {"obs": ObservationSpec((2, 4, 3), "uint8")}),
+        (spaces.Box(-1.0, 1.0, (), np.float64), {"obs": ObservationSpec((), "float32")}),
+        (spaces.Box(-5, 5, (2,), np.int64), {"obs": ObservationSpec((2,), "float32")}),
+        (spaces.Box(-5, 5, (2,), np.int8), {"obs": ObservationSpec((2,), "float32")}),
+        (spaces.Discrete(5, start=2), {"obs": ObservationSpec((5,), "float32")}),
+        (
+            spaces.Dict({"b": BOX, "a": spaces.Dict({"x": TWO, "y": BOX})}),
+            {"b": ObservationSpec((3,), "float32"), "a.x": ObservationSpec((2,), "float32"),
+             "a.y": ObservationSpec((3,), "float32")},
+        ),
+    ],
+)  # fmt: skip
+def test_observations(space: spaces.Space, expected: dict[str, ObservationSpec]) -> None:
+    assert spec_of(space, TWO).observations == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "parts", "dtype", "num_values", "num_logits"),
+    [
+        (spaces.Discrete(4), [("categorical", 4)], "int32", 1, 4),
+        (spaces.MultiDiscrete([3, 2]), [("categorical", 3), ("categorical", 2)], "int32", 2, 5),
+        (spaces.MultiDiscrete([[3, 2], [4, 5]]), [("categorical", n) for n in (3, 2, 4, 5)], "int32", 4, 14),
+        (spaces.MultiBinary(3), [("bernoulli", 3)], "int32", 3, 3),
+        (spaces.MultiBinary([2, 2]), [("bernoulli", 4)], "int32", 4, 4),
+        (BOX, [("gaussian", 3)], "float32", 3, 6),
+        (spaces.Tuple([TWO, spaces.Tuple([BOX, TWO])]), [("categorical", 2), ("gaussian", 3), ("categorical", 2)],
+         "float32", 5, 10),
+    ],
+)  # fmt: skip
+def test_actions(space: spaces.Space, parts: list, dtype: str, num_values: int, num_logits: int) -> None:
+    action = spec_of(BOX, space).action
+    assert list(action.parts) == [ActionPart(*part) for part in parts]
+    assert (action.dtype, action.num_values, action.num_logits) == (dtype, num_values, num_logits)
+
+
+def test_action_bounds_are_flattened_over_all_gaussian_parts() -> None:
+    box = spaces.Box(np.array([[-1.0, -2.0]]), np.array([[3.0, np.inf]]), dtype=np.float64)
+    action = spec_of(BOX, spaces.Tuple([box, TWO, BOX])).action
+    assert action.low == (-1.0, -2.0, -1.0, -1.0, -1.0)
+    assert action.high == (3.0, np.inf, 1.0, 1.0, 1.0)
+    assert spec_of(BOX, TWO).action == ActionSpec((ActionPart("categorical", 2),))
+
+
+def test_fields_are_handed_through() -> None:
+    spec = spec_of(BOX, TWO, num_agents=3, frames_per_step=4, same_step=True)
+    assert spec == EnvSpec({"obs": ObservationSpec((3,), "float32")}, spec.action, 3, 4, True, 0)
+
+
+@pytest.mark.parametrize("mask", [spaces.Box(0, 1, (5,), np.int8), spaces.MultiBinary(5)])
+def test_action_mask(mask: spaces.Space) -> None:
+    spec = spec_of(spaces.Dict({"obs": BOX, "action_mask": mask}), spaces.MultiDiscrete([3, 2]))
+    assert spec.action_mask == 5
+    assert spec.observations["action_mask"] == ObservationSpec((5,), "uint8")
+
+
+def test_action_mask_must_cover_the_choices() -> None:
+    with pytest.raises(UsageError, match="4 entries for 5 action choices"):
+        spec_of(spaces.Dict({"action_mask": spaces.MultiBinary(4)}), spaces.Discrete(5))
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "words"),
+    [
+        (spaces.Text(10), TWO, ["observation", "Text", "key obs", "no fixed size"]),
+        (spaces.Dict({"a": BOX, "mission": spaces.Text(10)}), TWO, ["key mission", "no fixed size"]),
+        (spaces.Sequence(BOX), TWO, ["Sequence", "length varies"]),
+        (spaces.Graph(BOX, None), TWO, ["Graph", "size varies"]),
+        (spaces.OneOf([BOX, TWO]), TWO, ["OneOf", "exclude"]),
+        (spaces.Tuple([BOX]), TWO, ["Tuple", "only Box"]),
+        (spaces.Dict({}), TWO, ["no key"]),
+        (spaces.Dict({"a.b": BOX, "a": spaces.Dict({"b": BOX})}), TWO, ["both called a.b"]),
+        (BOX, spaces.Dict({"a": TWO}), ["action", "Dict"]),
+        (BOX, spaces.Text(3), ["action", "Text"]),
+        (BOX, spaces.Box(0, 9, (2,), np.int32), ["action", "int32", "MultiDiscrete"]),
+        (BOX, spaces.Box(0.0, 1.0, (0,)), ["nothing to choose"]),
+        (BOX, spaces.Tuple([TWO, spaces.Sequence(TWO)]), ["action", "Sequence"]),
+    ],
+)
+def test_unsupported_spaces_say_why_in_one_line(observation: spaces.Space, action: spaces.Space, words: list) -> None:
+    with pytest.raises(UsageError) as caught:
+        spec_of(observation, action)
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert "\n" not in text
+    assert len(text) < 300
+
+
+class Skipping:
+    class spec:
+        id = "ALE/Pong-v5"
+        kwargs: dict = {"frameskip": 5}  # noqa: RUF012
+
+    @property
+    def unwrapped(self) -> "Skipping":
+        return self
+
+
+def test_frames_are_counted_for_atari_and_vizdoom_only() -> None:
+    env = Skipping()
+    assert frames_per_step(env) == 5
+    env._frameskip = (2, 5)  # a random skip
+    assert frames_per_step(env) == 5
+    env._frameskip = 3
+    assert frames_per_step(env) == 3
+    env.frame_skip = 4
+    assert frames_per_step(env) == 4
+    env.spec = type("spec", (), {"id": "HalfCheetah-v5", "kwargs": {}})
+    assert frames_per_step(env) == 1
+    assert frames_per_step(object()) == 1

@@ -1,0 +1,344 @@
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import TimeLimit
+
+from envs.python_loop import PythonLoop
+from envs.spec import GroupEnv
+from envs.toy import Corridor, Counter, CounterVector, counter_length, counter_step
+from envs.vector import GymVector
+from tests.unit.envs.rollouts import Rollout, collect
+from utils.errors import EnvironmentFailure, UsageError
+
+MODES = list(AutoresetMode)
+SEEDS = [10, 11, 12, 13, 14]
+
+
+def counter_vector(mode: AutoresetMode, num_envs: int = 5) -> GymVector:
+    return GymVector(lambda: CounterVector(num_envs, mode), name="Counter")
+
+
+def sync_counters(mode: AutoresetMode, num_envs: int = 5) -> GymVector:
+    return GymVector(lambda: SyncVectorEnv([Counter] * num_envs, copy=False, autoreset_mode=mode), name="Counter")
+
+
+def from_observation(obs: dict[str, np.ndarray]) -> np.ndarray:
+    return ((obs["obs"][:, 0] + obs["obs"][:, 2]) % 4).astype(np.int32)[:, None]
+
+
+Transition = tuple[float, ...]
+
+
+def transitions(rollout: Rollout, row: int) -> list[Transition]:
+    """Every valid step of a row: observation, action, reward, flags, observation reached. Modes must agree on these."""
+    found: list[Transition] = []
+    for t in range(len(rollout.reward)):
+        ended_in_step = bool(rollout.has_final.size and rollout.done[t, row] and rollout.final_obs)
+        if rollout.first[t + 1, row] and not ended_in_step:
+            continue  # the reset step of NEXT_STEP
+        reached = rollout.final_obs["obs"][t, row] if ended_in_step else rollout.obs["obs"][t + 1, row]
+        flags = (rollout.terminated[t, row], rollout.truncated[t, row])
+        now = rollout.obs["obs"][t, row]
+        found.append((*now, *rollout.action[t, row], rollout.reward[t, row], *flags, *reached))
+    return found
+
+
+@pytest.mark.parametrize("make", [counter_vector, sync_counters])
+@pytest.mark.parametrize("mode", MODES)
+def test_all_modes_show_the_transitions_of_the_python_loop(make: Any, mode: AutoresetMode) -> None:
+    loop = PythonLoop([Counter] * 5, name="Counter")
+    expected, got = collect(loop, 60, SEEDS, from_observation), collect(make(mode), 50, SEEDS, from_observation)
+    for row in range(5):
+        long, short = transitions(expected, row), transitions(got, row)
+        shared = min(len(long), len(short))
+        assert shared > 35
+        assert short[:shared] == long[:shared]
+
+
+@pytest.mark.parametrize("make", [counter_vector, sync_counters])
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_same_step_contract(make: Any, mode: AutoresetMode) -> None:
+    group = make(mode)
+    assert group.spec.same_step
+    rollout = collect(group, 50, SEEDS, from_observation)
+    np.testing.assert_array_equal(rollout.first[1:], rollout.done)
+    np.testing.assert_array_equal(rollout.has_final, rollout.truncated)
+    assert (rollout.obs["obs"][1:][rollout.done][:, 2] == 0).all()
+    final = rollout.final_obs["obs"][rollout.truncated]
+    assert len(final) > 10
+    assert all(obs[2] == counter_length(int(obs[0]), int(obs[1])) for obs in final)
+
+
+@pytest.mark.parametrize("make", [counter_vector, sync_counters])
+def test_next_step_is_passed_on_as_it_is(make: Any) -> None:
+    group = make(AutoresetMode.NEXT_STEP)
+    assert not group.spec.same_step
+    rollout = collect(group, 50, SEEDS, from_observation)
+    expected = collect(PythonLoop([Counter] * 5, name="Counter"), 50, SEEDS, from_observation)
+    for name in ("first", "reward", "terminated", "truncated"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name))
+    np.testing.assert_array_equal(rollout.obs["obs"], expected.obs["obs"])
+
+
+@pytest.mark.parametrize("make", [counter_vector, sync_counters])
+@pytest.mark.parametrize("mode", MODES)
+def test_each_episode_is_reported_once(make: Any, mode: AutoresetMode) -> None:
+    rollout = collect(make(mode), 50, SEEDS, from_observation)
+    assert [(t, stats.row) for t, stats in rollout.episodes] == [tuple(pair) for pair in np.argwhere(rollout.done)]
+    for t, stats in rollout.episodes:
+        length = int(stats.stats["length"])
+        assert stats.stats["true_reward"] == rollout.reward[t - length + 1 : t + 1, stats.row].sum()
+        assert set(stats.stats) == {"length", "true_reward"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reset_starts_over_and_takes_one_seed_per_env(mode: AutoresetMode) -> None:
+    group = sync_counters(mode)
+    collect(group, 9, SEEDS, from_observation)
+    rollout = collect(group, 3, [5, 9, 2, 7, 1], from_observation)
+    assert rollout.obs["obs"][0].tolist() == [[seed, 0, 0, 0] for seed in (5, 9, 2, 7, 1)]
+    assert rollout.reward[0, 1] == counter_step(9, 0, 0, rollout.action[0, 1, 0]).reward
+    with pytest.raises(ValueError, match="expected 5 seeds, got 1"):
+        group.reset([1], {})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_discrete_observations_in_all_modes(mode: AutoresetMode) -> None:
+    corridors = [lambda: Corridor(length=3, max_steps=4)] * 2
+
+    def right_or_left(obs: dict[str, np.ndarray]) -> np.ndarray:
+        return np.array([[1], [0]], np.int32)
+
+    group = GymVector(lambda: SyncVectorEnv(corridors, autoreset_mode=mode), name="Corridor")
+    rollout = collect(group, 12, [0, 1], right_or_left)
+    assert (rollout.obs["obs"].sum(-1) == 1).all()
+    assert rollout.terminated[:, 0].sum() == (4 if mode is AutoresetMode.NEXT_STEP else 6)
+    assert rollout.truncated[:, 1].sum() == (2 if mode is AutoresetMode.NEXT_STEP else 3)
+    if mode is not AutoresetMode.NEXT_STEP:
+        np.testing.assert_array_equal(rollout.final_obs["obs"][3, 1], [1, 0, 0])
+
+
+class DictEnv(gymnasium.Env):
+    observation_space = spaces.Dict({"x": spaces.Box(0.0, 99.0, (2,), np.float64), "n": spaces.Discrete(9)})
+    action_space = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,), np.float32)])
+    count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        self.count = 0
+        return self._observation(), {}
+
+    def step(self, action: tuple) -> tuple:
+        assert self.action_space.contains(action)
+        self.count += 1
+        return self._observation(), 1, False, self.count == 3, {}
+
+    def _observation(self) -> dict:
+        return {"x": np.full(2, float(self.count)), "n": self.count}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dict_observations_and_tuple_actions(mode: AutoresetMode) -> None:
+    group = GymVector(lambda: SyncVectorEnv([DictEnv] * 2, autoreset_mode=mode), name="DictEnv")
+    rollout = collect(group, 8, [0, 1], lambda obs: np.array([[0, 5.0], [1, -5.0]], np.float32))
+    done = rollout.truncated[:, 0]
+    if mode is AutoresetMode.NEXT_STEP:
+        assert np.flatnonzero(done).tolist() == [2, 6]
+        reached = {key: array[1:][done] for key, array in rollout.obs.items()}
+    else:
+        assert np.flatnonzero(done).tolist() == [2, 5]
+        reached = {key: array[done] for key, array in rollout.final_obs.items()}
+    assert (reached["x"] == 3).all()
+    assert (reached["n"].argmax(-1) == 3).all()
+
+
+class VectorStub(VectorEnv):
+    """A vector of two rows that answers as told."""
+
+    def __init__(self, metadata: dict, *answers: tuple):
+        self.num_envs = 2
+        self.metadata = metadata
+        self.single_observation_space = spaces.Box(0, 255, (1,), np.uint8)
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, 2)
+        self.action_space = batch_space(self.single_action_space, 2)
+        self._answers = list(answers)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        assert seed is None or isinstance(seed, int)  # ours has no list
+        return np.zeros((2, 1), np.uint8), {}
+
+    def step(self, actions: np.ndarray) -> tuple:
+        answer = self._answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def zeros(obs: dict[str, np.ndarray]) -> np.ndarray:
+    return np.zeros((2, 1), np.int32)
+
+
+def answer(reward: object = (0.0, 0.0), terminated: object = (0, 0), truncated: object = (0, 0), **infos: Any) -> tuple:
+    observation = np.array([[5], [6]], np.uint8)
+    return observation, np.array(reward), np.array(terminated, bool), np.array(truncated, bool), infos
+
+
+SAME = {"autoreset_mode": AutoresetMode.SAME_STEP}
+NEXT = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+
+def run_stub(metadata: dict, *answers: tuple) -> Rollout:
+    return collect(GymVector(lambda: VectorStub(metadata, *answers), name="Stub"), len(answers), [0, 1], zeros)
+
+
+def test_dense_final_observations_without_a_mask_are_taken_for_ended_rows_only() -> None:
+    dense = np.array([[41], [99]], np.uint8)
+    rollout = run_stub(SAME, answer(truncated=(1, 0), final_obs=dense))
+    assert rollout.final_obs["obs"][0].tolist() == [[41], [77]]
+    assert rollout.has_final.tolist() == [[True, False]]
+    assert rollout.obs["obs"][1].tolist() == [[5], [6]]
+
+
+def test_a_terminated_row_needs_no_final_observation_but_a_truncated_one_does() -> None:
+    rollout = run_stub(SAME, answer(terminated=(1, 1)))
+    assert not rollout.has_final.any()
+    with pytest.raises(EnvironmentFailure, match="truncated and infos hold no final_obs"):
+        run_stub(SAME, answer(truncated=(1, 0)))
+    partial = np.array([None, np.array([3], np.uint8)], object)
+    with pytest.raises(EnvironmentFailure, match="final_obs of truncated env 0 is missing"):
+        run_stub(SAME, answer(truncated=(1, 1), final_obs=partial))
+
+
+@pytest.mark.parametrize("metadata", [SAME, NEXT])
+def test_both_flags_mean_terminated(metadata: dict) -> None:
+    rollout = run_stub(metadata, answer(terminated=(1, 0), truncated=(1, 0)))
+    assert (rollout.terminated.tolist(), rollout.truncated.any()) == ([[True, False]], False)
+    assert not rollout.has_final.any() or metadata is NEXT
+
+
+def test_the_reset_step_of_next_step_has_neither_reward_nor_end() -> None:
+    rollout = run_stub(NEXT, answer(truncated=(1, 0)), answer((3, 4), (1, 0), (1, 0)), answer((3, 4)))
+    assert rollout.reward.tolist() == [[0, 0], [0, 4], [3, 4]]
+    assert rollout.truncated.tolist() == [[True, False], [False, False], [False, False]]
+    assert not rollout.terminated.any()
+    assert rollout.first.tolist() == [[True, True], [False, False], [True, False], [False, False]]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"autoreset_mode": None}, {"autoreset_mode": "sometimes"}])
+def test_missing_metadata_is_taken_for_next_step_with_a_warning(metadata: dict) -> None:
+    with pytest.warns(UserWarning, match="assuming NEXT_STEP"):
+        group = GymVector(lambda: VectorStub(metadata), name="Stub")
+    assert not group.spec.same_step
+
+
+def test_metadata_may_be_the_value_of_the_mode() -> None:
+    assert GymVector(lambda: VectorStub({"autoreset_mode": "SameStep"}), name="Stub").spec.same_step
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (ValueError("bad\nluck"), "Stub raised ValueError: bad luck"),
+        (SystemExit(2), "Stub raised SystemExit: 2"),
+        ((np.zeros((2, 2), np.uint8), *answer()[1:]), "observation key obs: expected shape (1,), got shape (2,)"),
+        ((np.zeros((3, 1), np.uint8), *answer()[1:]), "observation key obs"),
+        ((np.zeros((2, 1)), *answer()[1:]), "fits uint8, got float64"),
+        (answer(reward=(0.0,)), "reward: expected shape (2,), got (1,)"),
+        (answer(terminated=(0, 0, 0)), "terminated: expected shape (2,), got (3,)"),
+        (answer(reward=("a", "b")), "TypeError"),
+    ],
+)
+def test_misbehaviour_is_one_line(bad: object, words: str) -> None:
+    with pytest.raises(EnvironmentFailure) as caught:
+        run_stub(NEXT, answer(), bad)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failing_constructor_is_one_line() -> None:
+    def fail() -> VectorEnv:
+        raise RuntimeError("no rom")
+
+    with pytest.raises(EnvironmentFailure, match="Stub raised RuntimeError: no rom"):
+        GymVector(fail, name="Stub")
+
+
+class Close(VectorStub):
+    def close(self, **kwargs: Any) -> None:
+        raise RuntimeError("stuck")
+
+
+def test_close_warns_once_of_a_failure() -> None:
+    group = GymVector(lambda: Close(NEXT), name="Stub")
+    with pytest.warns(UserWarning, match="Stub raised RuntimeError in close: stuck"):
+        group.close()
+    group.close()
+
+
+class CartPoleDisabled(CartPoleVectorEnv):
+    """Gymnasium's numpy CartPole takes no notice of a reset mask."""
+
+    metadata = {**CartPoleVectorEnv.metadata, "autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
+
+
+def test_a_vector_that_resets_all_rows_is_refused() -> None:
+    with pytest.raises(UsageError, match="resets rows outside the mask"):
+        GymVector(lambda: CartPoleDisabled(4), name="CartPole")
+
+
+def test_a_single_row_or_constant_observations_cannot_be_refused() -> None:
+    assert GymVector(lambda: CartPoleDisabled(1), name="CartPole").spec.same_step
+
+
+def test_nan_observations_do_not_count_as_a_reset() -> None:
+    class NotANumber(Counter):
+        def _observation(self, action: int) -> np.ndarray:
+            return np.full(4, np.nan, np.float32)
+
+    vector = SyncVectorEnv([NotANumber] * 3, autoreset_mode=AutoresetMode.DISABLED)
+    assert GymVector(lambda: vector, name="NaN").num_rows == 3
+
+
+def balance(obs: dict[str, np.ndarray]) -> np.ndarray:
+    """Keeps the pole up for a few hundred steps."""
+    return (obs["obs"][:, 2] + obs["obs"][:, 3] > 0).astype(np.int32)[:, None]
+
+
+def cart_poles(kind: str) -> GroupEnv:
+    singles = [lambda: TimeLimit(gymnasium.make("CartPole-v1").unwrapped, 60)] * 6
+    if kind == "python":
+        return PythonLoop(singles, name="CartPole")
+    if kind == "native":
+        return GymVector(lambda: gymnasium.make_vec("CartPole-v1", 6, max_episode_steps=60), name="CartPole")
+    return GymVector(lambda: SyncVectorEnv(singles, autoreset_mode=AutoresetMode(kind)), name="CartPole")
+
+
+@pytest.mark.parametrize("kind", ["python", "native", "NextStep", "SameStep", "Disabled"])
+def test_cart_pole_every_way(kind: str) -> None:
+    rng = np.random.default_rng(0)
+
+    def policy(obs: dict[str, np.ndarray]) -> np.ndarray:
+        action = balance(obs)
+        action[:3, 0] = rng.integers(2, size=3)  # the upper half falls, the lower half runs into the limit
+        return action
+
+    group = cart_poles(kind)
+    rollout = collect(group, 200, list(range(6)), policy)
+    assert rollout.terminated[:, :3].any()
+    assert rollout.truncated[:, 3:].sum() >= 9
+    assert not (rollout.terminated & rollout.truncated).any()
+    starts = rollout.obs["obs"][rollout.first]
+    assert (np.abs(starts) <= 0.05).all()
+    reached = rollout.final_obs["obs"] if group.spec.same_step else rollout.obs["obs"][1:]
+    fallen = reached[rollout.terminated]
+    assert ((np.abs(fallen[:, 0]) > 2.4) | (np.abs(fallen[:, 2]) > 12 * np.pi / 180)).all()
+    assert (np.abs(reached[rollout.truncated][:, 2]) < 12 * np.pi / 180).all()
+    valid = np.ones_like(rollout.done) if group.spec.same_step else ~rollout.first[1:]
+    np.testing.assert_array_equal(rollout.reward, valid.astype(np.float32))
+    group.close()

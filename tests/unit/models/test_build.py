@@ -1,0 +1,170 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.models.build import ENCODERS, POLICY_OUTPUT_GAIN, build_model, describe, encoder_names
+from algorithms.models.config import ModelConfig
+from envs.spec import EnvSpec, ObservationSpec
+from tests.unit.models import custom_encoders
+from tests.unit.models.cases import IMAGE, VECTOR, act_through, config_of, env_spec_of, model_of, observation
+from utils.errors import UsageError
+
+SMALL_IMAGE = ObservationSpec((7, 7, 3), "uint8")
+
+
+def build(env_spec: EnvSpec | None = None, **flags: object) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(config_of(**flags), env_spec or env_spec_of())
+
+
+def names_of(flags: dict[str, object], **observations: ObservationSpec) -> list[str]:
+    return list(encoder_names(config_of(**flags), observations).values())
+
+
+def test_defaults_build_and_act() -> None:
+    model = build_model(ModelConfig(), env_spec_of())
+    assert model.rnn_state_size == 512
+    logits, value, _ = model.act(observation(env_spec_of(), 2), torch.ones(2, dtype=torch.bool), torch.zeros(2, 512))
+    assert torch.isfinite(logits).all()
+    assert torch.isfinite(value).all()
+
+
+def test_encoder_follows_the_observation() -> None:
+    assert names_of({}, a=VECTOR, b=IMAGE, c=SMALL_IMAGE) == ["mlp", "convnet_simple", "mlp"]
+    assert names_of({"encoder_subtype": "convnet_atari"}, a=VECTOR, b=IMAGE) == ["mlp", "convnet_atari"]
+    assert names_of({"encoder_type": "conv"}, obs=IMAGE) == ["convnet_simple"]
+    assert names_of({"encoder_type": "resnet"}, obs=SMALL_IMAGE) == ["resnet_impala"]
+    assert names_of({"encoder_type": "mlp"}, obs=IMAGE) == ["mlp"]
+    assert names_of({"encoder_subtype": "mlp"}, obs=IMAGE) == ["mlp"]
+
+
+def test_every_subtype_of_the_flag_is_registered() -> None:
+    choices = ModelConfig.__dataclass_fields__["encoder_subtype"].metadata["choices"]
+    assert set(choices) - {"auto"} == set(ENCODERS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "observations", "message"),
+    [
+        ({"encoder_type": "conv"}, {"obs": VECTOR}, r"at least 36x36 pixels; the environment shows obs \[5\]"),
+        ({"encoder_type": "conv"}, {"obs": SMALL_IMAGE}, r"the environment shows obs \[7, 7, 3\]"),
+        ({"encoder_subtype": "resnet_impala"}, {"obs": VECTOR}, "resnet_impala needs an image"),
+        (
+            {"encoder_type": "mlp", "encoder_subtype": "convnet_atari"},
+            {"obs": IMAGE},
+            "convnet_atari does not go with --encoder_type=mlp",
+        ),
+    ],
+)
+def test_wrong_encoder_flags(flags: dict[str, object], observations: dict[str, ObservationSpec], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        build(env_spec_of(**observations), **flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mask_alone_is_no_observation() -> None:
+    with pytest.raises(UsageError, match="nothing but action_mask"):
+        build(env_spec_of(action_mask=ObservationSpec((4,), "uint8")))
+
+
+def is_orthogonal(weight: Tensor, gain: float) -> bool:
+    """The shorter of rows and columns are orthogonal and of length `gain`."""
+    matrix = weight.detach().flatten(1).double()
+    matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    return torch.allclose(matrix @ matrix.T, gain**2 * torch.eye(len(matrix), dtype=torch.float64), atol=1e-5 * gain)
+
+
+@pytest.mark.parametrize("observation_spec", [VECTOR, IMAGE])
+@pytest.mark.parametrize("shared", [True, False])
+def test_orthogonal_initialization(observation_spec: ObservationSpec, shared: bool) -> None:
+    gain = 1.5
+    model = build(env_spec_of(obs=observation_spec), policy_init_gain=gain, actor_critic_share_weights=shared)
+    towers = [model.actor] if shared else [model.actor, model.critic]
+    layers = [layer for t in towers for layer in t.encoder.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    assert layers
+    assert all(is_orthogonal(layer.weight, gain) for layer in [*layers, model.value_head])
+    assert is_orthogonal(model.policy_head.linear.weight, POLICY_OUTPUT_GAIN)
+    for tower in towers:
+        gates = [gate for n, p in tower.core.rnn.named_parameters() if "weight" in n for gate in p.split(8)]
+        assert len(gates) == 6
+        assert all(is_orthogonal(gate, gain) for gate in gates)
+    assert not any(p.any() for n, p in model.named_parameters() if "bias" in n.rpartition(".")[2])
+
+
+def test_xavier_initialization() -> None:
+    model = build(policy_initialization="xavier_uniform", policy_init_gain=2.0)
+    weight = model.actor.encoder.encoders[0][0].weight
+    bound = 2.0 * (6 / (5 + 16)) ** 0.5
+    assert 0.9 * bound < weight.abs().max() <= bound
+    assert not is_orthogonal(weight, 2.0)
+
+
+def test_the_two_towers_start_differently() -> None:
+    model = build(actor_critic_share_weights=False)
+    pairs = zip(model.actor.parameters(), model.critic.parameters(), strict=True)
+    assert not any(torch.equal(p, q) for p, q in pairs if p.any())
+
+
+def test_one_seed_one_model() -> None:
+    first, second = build(), build()
+    assert all(torch.equal(p, q) for p, q in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_spectral_norm_bounds_the_linear_layers_of_the_encoder() -> None:
+    model = build(use_spectral_norm=True, use_rnn=False, policy_init_gain=3.0).eval()
+    layer = model.actor.encoder.encoders[0][0]
+    assert torch.linalg.matrix_norm(layer.weight, 2).item() == pytest.approx(1.0, abs=1e-4)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    acted = act_through(model, env_spec_of(), steps=4, columns=2)
+    _, value = model.unroll(acted.obs, acted.first, acted.rnn_state[:1], 4)
+    torch.testing.assert_close(value, acted.value, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def custom(name: str) -> str:
+    return f"{custom_encoders.__name__}:{name}"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_custom_encoder(shared: bool) -> None:
+    env_spec = env_spec_of(obs=VECTOR, image=IMAGE, action_mask=ObservationSpec((4,), "uint8"))
+    model = model_of(env_spec, encoder_custom=custom("SumOfMeans"), actor_critic_share_weights=shared)
+    assert isinstance(model.actor.encoder, custom_encoders.SumOfMeans)
+    assert model.actor.encoder.keys == ["obs", "image"]
+    assert model.actor.encoder.training
+    assert (model.actor.encoder.linear.weight == 0.5).all()  # its weights are its own
+    acted = act_through(model, env_spec, steps=4, columns=2)
+    logits, _ = model.unroll(acted.obs, acted.first, acted.rnn_state[:-1:2], 2)
+    torch.testing.assert_close(logits, acted.logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module_of_ours:Encoder", "ModuleNotFoundError: No module named 'no_such_module_of_ours'"),
+        (custom("NoSuchClass"), "AttributeError: .*NoSuchClass"),
+        ("JustAName", "must read package.module:Class"),
+        (":Class", "must read package.module:Class"),
+        (custom("TakesNothing"), "TypeError"),
+        (custom("NotAModule"), "a NotAModule is no torch.nn.Module"),
+        (custom("WithoutOutputSize"), "AttributeError: .*output_size"),
+        (custom("FloatOutputSize"), "its output_size is a float, not an int"),
+        (custom("WrongOutputSize"), r"its output for two rows: expected shape \[2, 7\], got \[2, 5\]"),
+        (custom("NotATensor"), "its output is no tensor of floats"),
+        (custom("Raises"), "RuntimeError: first line second line"),
+        (custom("WithCounter"), "norm.num_batches_tracked is of torch.int64"),
+    ],
+)
+def test_custom_encoder_refused_in_one_line(path: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        build(encoder_custom=path)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"--encoder_custom={path} ")
+
+
+def test_describe_lists_every_parameter_and_the_sum() -> None:
+    model = build(use_rnn=False)
+    lines = describe(model).splitlines()
+    assert len(lines) == len(list(model.parameters())) + 1
+    assert lines[0].split() == ["actor.encoder.encoders.0.0.weight", "[16,", "5]", "80"]
+    assert lines[-1].split() == ["total", str(16 * 5 + 16 + 4 * 16 + 4 + 16 + 1)]

@@ -1,0 +1,123 @@
+import pytest
+import torch
+from torch import nn
+
+from algorithms.models.build import ENCODERS
+from algorithms.models.encoders import (
+    CLIP,
+    CONVNET_ATARI,
+    CONVNET_SIMPLE,
+    MIN_CONVNET_SIDE,
+    DictEncoder,
+    InputScaling,
+    conv_encoder,
+    image_sides,
+    impala_encoder,
+    is_channels_first,
+    mlp_encoder,
+)
+from tests.unit.models.cases import config_of
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "mlp"])
+@pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (1, 36, 36)])
+def test_every_image_encoder_reads_both_layouts(name: str, shape: tuple[int, ...]) -> None:
+    encoder = ENCODERS[name](shape, config_of())
+    assert encoder.output_size == 8
+    assert encoder(torch.rand(3, *shape)).shape == (3, 8)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (3, 7, 7)])
+def test_mlp_flattens_any_shape(shape: tuple[int, ...]) -> None:
+    encoder = mlp_encoder(shape, (16, 6), "tanh")
+    assert encoder(torch.rand(4, *shape)).shape == (4, 6)
+    assert [type(layer) for layer in encoder][-4:] == [nn.Linear, nn.Tanh, nn.Linear, nn.Tanh]
+
+
+def test_mlp_without_layers_passes_the_observation() -> None:
+    encoder, x = mlp_encoder((2, 3), (), "elu"), torch.rand(4, 2, 3)
+    assert encoder.output_size == 6
+    assert torch.equal(encoder(x), x.reshape(4, 6))
+
+
+def test_no_extra_layers_leave_the_convolution_features() -> None:
+    assert conv_encoder((4, 84, 84), CONVNET_ATARI, (), "relu").output_size == 64 * 7 * 7
+    assert conv_encoder((3, 72, 128), CONVNET_SIMPLE, (), "relu").output_size == 128 * 3 * 6
+    assert impala_encoder((4, 84, 84), (), "relu").output_size == 32 * 11 * 11
+
+
+def test_impala_has_fifteen_convolutions() -> None:
+    layers = [module for module in impala_encoder((4, 84, 84), (), "relu").modules() if isinstance(module, nn.Conv2d)]
+    assert [layer.out_channels for layer in layers] == [16] * 5 + [32] * 10
+
+
+def test_impala_reads_a_tiny_image() -> None:
+    assert impala_encoder((7, 7, 3), (8,), "relu")(torch.rand(2, 7, 7, 3)).shape == (2, 8)
+
+
+@pytest.mark.parametrize("layers", [CONVNET_SIMPLE, CONVNET_ATARI])
+def test_min_side_is_the_smallest_image_of_the_stacks(layers: tuple[tuple[int, int, int], ...]) -> None:
+    assert conv_encoder((1, MIN_CONVNET_SIDE, MIN_CONVNET_SIDE), layers, (), "elu").output_size == layers[-1][0]
+    with pytest.raises(RuntimeError):
+        conv_encoder((1, MIN_CONVNET_SIDE, MIN_CONVNET_SIDE - 1), layers, (), "elu")
+
+
+def test_both_layouts_of_one_image_give_the_same_features() -> None:
+    torch.manual_seed(0)
+    channels_first = conv_encoder((3, 40, 44), CONVNET_SIMPLE, (8,), "elu")
+    channels_last = conv_encoder((40, 44, 3), CONVNET_SIMPLE, (8,), "elu")
+    for ours, theirs in zip(channels_last.parameters(), channels_first.parameters(), strict=True):
+        ours.data.copy_(theirs)
+    x = torch.rand(2, 3, 40, 44)
+    torch.testing.assert_close(channels_last(x.permute(0, 2, 3, 1).contiguous()), channels_first(x))
+
+
+def test_the_smaller_outer_dimension_holds_the_channels() -> None:
+    assert is_channels_first((4, 84, 84))
+    assert is_channels_first((84, 84, 84))
+    assert not is_channels_first((72, 128, 3))
+    assert image_sides((4, 84, 80)) == (84, 80)
+    assert image_sides((72, 128, 3)) == (72, 128)
+
+
+def test_dict_encoder_joins_features_in_the_order_of_its_keys() -> None:
+    encoders = {"a.b": mlp_encoder((2,), (3,), "elu"), "keys": mlp_encoder((4,), (5,), "elu")}
+    encoder = DictEncoder(encoders)
+    obs = {"keys": torch.rand(6, 4), "unread": torch.rand(6, 9), "a.b": torch.rand(6, 2)}
+    expected = torch.cat((encoders["a.b"](obs["a.b"]), encoders["keys"](obs["keys"])), dim=-1)
+    assert encoder.output_size == 8
+    assert torch.equal(encoder(obs), expected)
+
+
+def test_scaling_by_constants_casts_and_keeps_the_image() -> None:
+    scaling = InputScaling((3,), subtract_mean=10.0, scale=4.0, running=False)
+    x = torch.tensor([[2, 10, 250]], dtype=torch.uint8)
+    assert torch.equal(scaling(x), torch.tensor([[-2.0, 0.0, 60.0]]))
+    assert torch.equal(x, torch.tensor([[2, 10, 250]], dtype=torch.uint8))
+    assert scaling(x).dtype == torch.float32
+    assert not list(scaling.buffers())
+
+
+def test_scaling_without_constants_only_casts() -> None:
+    scaling = InputScaling((2,), subtract_mean=0.0, scale=1.0, running=False)
+    assert torch.equal(scaling(torch.tensor([[0, 255]], dtype=torch.uint8)), torch.tensor([[0.0, 255.0]]))
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_scaling_twice_gives_the_same_twice(running: bool) -> None:
+    """A batch scaled in place would be divided by scale^2 in the second epoch."""
+    scaling = InputScaling((4,), subtract_mean=1.0, scale=255.0, running=running)
+    x = torch.rand(8, 4) * 255
+    before = x.clone()
+    assert torch.equal(scaling(x), scaling(x))
+    assert torch.equal(x, before)
+
+
+def test_running_statistics_start_from_the_constants() -> None:
+    scaling = InputScaling((2,), subtract_mean=3.0, scale=2.0, running=True)
+    assert torch.equal(scaling(torch.tensor([[5.0, 3.0]])), torch.tensor([[1.0, 0.0]]))
+
+
+def test_running_statistics_are_clipped() -> None:
+    scaling = InputScaling((2,), subtract_mean=0.0, scale=1.0, running=True)
+    assert torch.equal(scaling(torch.tensor([[1e6, -1e6]])), torch.tensor([[CLIP, -CLIP]]))

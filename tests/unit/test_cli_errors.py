@@ -1,0 +1,105 @@
+"""The command line as a user meets it: `train_appo.py` and `enjoy_appo.py` as processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(tmp_path: Path, script: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / script), *argv]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--env=CartPole-v1", "--rolout=3"], "did you mean --rollout?"),
+        (["--env=CartPole-v1", "--rnn_type=gnu"], "did you mean gru?"),
+        (["--env=CartPole-v1", "--batch_size=100"], "--batch_size=100 is not a multiple of --rollout=32"),
+        (["--env=CartPole-v1", "--experiment=a/../../b"], "--experiment=a/../../b"),
+        (["--env=CartPole-v1", "--num_envs_per_worker=-1"], "--num_envs_per_worker must be at least 0"),
+        (["--env=CartPole-v1", "--batch_size=0"], "--batch_size must be at least 1"),
+        (["--env=CartPole-v1", "--learning_rate=fast"], "--learning_rate must be a finite number, got fast"),
+        (["--env=CartPole-v1", "--seed"], "--seed"),
+        (["--env=CartPole-v1", "--config=missing.json"], "cannot read missing.json"),
+        (["--env=CartPole-v1", "--with_pbt"], "not part of this version"),
+        (["--env=CartPole-v1", "--experiment=x\ny"], "--experiment="),
+        ([], "--env is required"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_2(tmp_path: Path, argv: list[str], expected: str) -> None:
+    result = run(tmp_path, "train_appo.py", *argv)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert expected in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_damaged_saved_configuration_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    path = tmp_path / "train_dir" / "a" / "config.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"env": "CartPole-v1", ')
+    result = run(tmp_path, "train_appo.py", "--experiment=a")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("error: train_dir/a/config.json is damaged: ")
+
+
+def test_the_same_holds_for_enjoy_and_the_console_script(tmp_path: Path) -> None:
+    result = run(tmp_path, "enjoy_appo.py", "--determinstic")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "error: unknown flag --determinstic; did you mean --deterministic?\n",
+    )
+    main = "import sys; from algorithms.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", main, "trian"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "error: unknown command 'trian'; did you mean train? (train, enjoy)\n".replace("'", ""),
+    )
+
+
+HELP = """
+import runpy, sys
+sys.argv = [{script!r}, "--help", *{argv!r}]
+try:
+    runpy.run_path({script!r}, run_name="__main__")
+except SystemExit as end:
+    assert end.code == 0, end.code
+assert not {{"torch", "numpy", "gymnasium"}} & set(sys.modules), "too much imported for help"
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "argv"), [("train_appo.py", ["--env=CartPole-v1", "--wrong"]), ("enjoy_appo.py", [])]
+)
+def test_help_works_with_anything_and_imports_nothing_heavy(tmp_path: Path, script: str, argv: list[str]) -> None:
+    code = HELP.format(script=str(ROOT / script), argv=argv)
+    command = [sys.executable, "-c", code]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=5, check=False
+    )
+    assert result.stderr == ""
+    assert "--env TEXT" in result.stdout
+    if script == "train_appo.py":
+        assert "default: 64,64 by preset" in " ".join(result.stdout.split())
+
+
+def test_version_and_help_into_a_closed_pipe(tmp_path: Path) -> None:
+    assert run(tmp_path, "train_appo.py", "--version").stdout.startswith("appo ")
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "train_appo.py"), "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 0

@@ -1,0 +1,155 @@
+"""Flags on a command line: exact names only, one-line errors with the nearest name, help grouped by part."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from utils.config import Flag
+from utils.errors import UsageError
+from utils.values import nearest, parse_bool, parse_text, parse_words, shown
+
+METAVARS = {
+    "int": "INT",
+    "float": "FLOAT",
+    "bool": "BOOL",
+    "str": "TEXT",
+    "ints": "INTS",
+    "strs": "WORDS",
+    "dict": "K=V",
+}
+LISTS = ("ints", "strs", "dict")
+DESCRIPTION = "Booleans: --x or --x=True, --no_x or --x=False. Also: --help, --version."
+
+Groups = Mapping[str, Mapping[str, Flag]]
+"""Title of a part -> its flags by name."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argparse parser that raises one line instead of printing its usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+
+def parse_command_line(argv: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, object]:
+    """Return the values of the flags that were given, and only of those; the last one wins.
+
+    Raises:
+        UsageError: unknown or misspelt flag, missing value, or a value that is not the flag's.
+    """
+    spoken, strangers = _parser("", {"": flags}, {}).parse_known_args(_normalized(argv, flags))
+    if strangers:
+        raise UsageError(_stranger(strangers, flags))
+    given: dict[str, object] = {}
+    for name, words in vars(spoken).items():
+        flag = flags[name]
+        given[name] = parse_words(flag, words) if isinstance(words, list) else parse_text(flag, words)
+    return given
+
+
+def format_help(usage: str, groups: Groups, preset: Mapping[str, object]) -> str:
+    """Return the help text: every flag with what it means and its default, that of the preset where there is one."""
+    return _parser(usage, groups, preset).format_help()
+
+
+def wants_help(argv: Iterable[str]) -> bool:
+    """Say whether help is asked for; it is then given whatever else the command line holds."""
+    return any(word in ("-h", "--help") for word in argv)
+
+
+def print_and_exit(text: str) -> NoReturn:
+    """Print and end the program with success, quietly even when the reader (`| head`) has gone."""
+    try:
+        sys.stdout.write(text.rstrip("\n") + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)
+
+
+def negation(name: str) -> str:
+    """Return the name that switches a boolean flag off."""
+    return name.removeprefix("no_") if name.startswith("no_") else f"no_{name}"
+
+
+def _parser(usage: str, groups: Groups, preset: Mapping[str, object]) -> _Parser:
+    def formatter(prog: str) -> argparse.HelpFormatter:
+        return argparse.HelpFormatter(prog, max_help_position=32, width=110)
+
+    parser = _Parser(
+        usage=usage or None,
+        description=DESCRIPTION,
+        formatter_class=formatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    for title, flags in groups.items():
+        group = parser.add_argument_group(title)
+        for flag in flags.values():
+            _add(group, flag, preset)
+    return parser
+
+
+def _add(group: "argparse._ArgumentGroup", flag: Flag, preset: Mapping[str, object]) -> None:
+    names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+    choices = "|".join(flag.choices)
+    text = f"{flag.help} ({choices + '; ' if choices else ''}default: {_default(flag, preset)})".replace("%", "%%")
+    metavar = METAVARS[flag.kind]
+    if flag.kind == "bool":
+        group.add_argument(*names, dest=flag.name, nargs="?", const="True", metavar=metavar, help=text)
+    else:
+        nargs = "*" if flag.kind in LISTS else None
+        group.add_argument(*names, dest=flag.name, nargs=nargs, metavar=metavar, help=text)
+
+
+def _default(flag: Flag, preset: Mapping[str, object]) -> str:
+    value = preset.get(flag.name, flag.default)
+    return words_of(value) + (" by preset" if flag.name in preset else "")
+
+
+def words_of(value: object) -> str:
+    """Return a value as a user would type it."""
+    if isinstance(value, (tuple, list)):
+        return ",".join(words_of(element) for element in value) or "empty"
+    if isinstance(value, dict):
+        return " ".join(f"{key}={words_of(element)}" for key, element in value.items()) or "empty"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return "none" if value is None else shown(value) if value != "" else "empty"
+
+
+def _normalized(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    """Turn `--no_x` into `--x=False` and `--x -1e-3` into `--x=-1e-3`, which argparse would take for a flag."""
+    off = {f"--{negation(name)}": name for name, flag in flags.items() if flag.kind == "bool"}
+    words: list[str] = []
+    for word in argv:
+        option, equals, value = word.partition("=")
+        if option in off:
+            words.append(f"--{off[option]}={_opposite(option, value if equals else 'True')}")
+        elif re.match(r"-\.?\d", word) and words and words[-1].startswith("--") and "=" not in words[-1]:
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _opposite(option: str, value: str) -> bool:
+    try:
+        return not parse_bool(value)
+    except ValueError:
+        raise UsageError(f"{option} must be True or False, got {shown(value)}") from None
+
+
+def _stranger(words: Sequence[str], flags: Mapping[str, Flag]) -> str:
+    """Say what is wrong with words that argparse could not place."""
+    named = [word for word in words if word.startswith("-")]
+    if not named:
+        return f"unexpected word {shown(words[0])}: flags are given as --name=value"
+    known = ["--help", "--version"] + [f"--{name}" for flag in flags.values() for name in (flag.name, *flag.aliases)]
+    known += [f"--{negation(name)}" for name, flag in flags.items() if flag.kind == "bool"]
+    option = named[0].partition("=")[0]
+    return f"unknown flag {shown(option)}{nearest(option, known) or ' (--help lists all)'}"

@@ -1,0 +1,95 @@
+"""A flag is a dataclass field: its type, default, limits, choices and help are declared once, in one place."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, cast
+
+T = TypeVar("T")
+
+Kind = Literal["int", "float", "bool", "str", "ints", "strs", "dict"]
+Mutation = Literal["scale", "samples"]
+"""How population-based training changes a value: times or divided by a random factor; the same in whole rollouts."""
+
+KINDS: dict[object, Kind] = {
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+    tuple[int, ...]: "ints",
+    tuple[str, ...]: "strs",
+    dict[str, object]: "dict",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """One command line flag, as its dataclass field declares it.
+
+    `minimum` and `maximum` are inclusive and hold for every element of a tuple. `synonyms` maps an accepted spelling to
+    the choice it stands for. `fixed_on_resume` marks what a saved run cannot change.
+    """
+
+    name: str
+    kind: Kind
+    optional: bool
+    default: object
+    help: str
+    choices: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    minimum: float | None = None
+    maximum: float | None = None
+    mutation: Mutation | None = None
+    fixed_on_resume: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are keywords)
+    default: T,
+    help: str,
+    *,
+    choices: Sequence[str] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    mutation: Mutation | None = None,
+    fixed_on_resume: bool = False,
+    aliases: Sequence[str] = (),
+    synonyms: Mapping[str, str] | None = None,
+) -> T:
+    """Declare a flag: the default and description of a dataclass field (see `Flag` for the arguments)."""
+    metadata = {
+        "help": help,
+        "choices": tuple(choices or ()),
+        "synonyms": dict(synonyms or {}),
+        "minimum": minimum,
+        "maximum": maximum,
+        "mutation": mutation,
+        "fixed_on_resume": fixed_on_resume,
+        "aliases": tuple(aliases),
+    }
+    if isinstance(default, dict):
+        content = default
+        return cast(T, dataclasses.field(default_factory=lambda: dict(content), metadata=metadata))
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flags_of(cls: type) -> dict[str, Flag]:
+    """Return the flags of a dataclass, in the order of declaration.
+
+    Raises:
+        TypeError: a field was not declared with `flag`, or its type is not supported.
+    """
+    annotations = typing.get_type_hints(cls)
+    return {field.name: _flag_of(field, annotations[field.name]) for field in dataclasses.fields(cls)}
+
+
+def _flag_of(field: "dataclasses.Field[Any]", annotation: object) -> Flag:
+    optional = typing.get_origin(annotation) in (Union, types.UnionType)
+    if optional:
+        (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
+    if "help" not in field.metadata or annotation not in KINDS:
+        raise TypeError(f"field {field.name}: {annotation} is not a flag")
+    missing = field.default is dataclasses.MISSING
+    default = field.default_factory() if missing and callable(field.default_factory) else field.default
+    return Flag(name=field.name, kind=KINDS[annotation], optional=optional, default=default, **field.metadata)

@@ -1,0 +1,233 @@
+"""Cores, threads, priorities and memory of this process."""
+
+import contextlib
+import ctypes
+import importlib
+import itertools
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+# malloc.h of glibc
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_NEVER = -1  # becomes the largest size_t
+_LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20  # of glibc before 2.35 on 64 bit
+_TOP_PAD_BYTES = 64 << 20
+_UNLIMITED_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number close to 2^63
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+
+
+def allowed_cores() -> tuple[int, ...]:
+    """The numbers of the cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def available_cores() -> int:
+    """How many cores' worth of time this process has: affinity, cut to the quota of its cgroup (rounded up)."""
+    quota = cpu_quota(_CGROUPS, _PROC)
+    cores = len(allowed_cores())
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be used before the machine swaps or the cgroup's limit kills; page cache counts as free."""
+    candidates = [parse_available(_read(_PROC / "meminfo") or ""), cgroup_free_bytes(_CGROUPS, _PROC)]
+    known = [size for size in candidates if size is not None]
+    return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cpu_quota(cgroups: Path, proc: Path) -> float | None:
+    """The smallest CPU quota, in cores, of this process's cgroup and those above it; None without one."""
+
+    def version_1(group: Path) -> float | None:
+        return parse_cfs(_read(group / "cpu.cfs_quota_us") or "", _read(group / "cpu.cfs_period_us") or "")
+
+    def version_2(group: Path) -> float | None:
+        return parse_cpu_max(_read(group / "cpu.max") or "")
+
+    return _smallest(cgroups, proc, "cpu", version_1, version_2)
+
+
+def cgroup_free_bytes(cgroups: Path, proc: Path) -> int | None:
+    """Limit minus usage, the smallest of this process's cgroup and those above it; None without a limit."""
+
+    def version_1(group: Path) -> float | None:
+        return _free(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+    def version_2(group: Path) -> float | None:
+        return _free(group, "memory.max", "memory.current", "inactive_file")
+
+    free = _smallest(cgroups, proc, "memory", version_1, version_2)
+    return None if free is None else int(free)
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """Cores of a cgroup v2 `cpu.max`: "200000 100000" is 2.0, "max 100000" is None."""
+    words = text.split()
+    return parse_cfs(words[0], words[1]) if len(words) == 2 else None
+
+
+def parse_cfs(quota: str, period: str) -> float | None:
+    """Cores of cgroup v1's `cpu.cfs_quota_us` and `cpu.cfs_period_us`; None when unlimited or unreadable."""
+    try:
+        quota_us, period_us = int(quota), int(period)
+    except ValueError:
+        return None
+    return quota_us / period_us if quota_us > 0 and period_us > 0 else None
+
+
+def parse_memory_limit(text: str) -> int | None:
+    """Bytes of `memory.max` or `memory.limit_in_bytes`; None when unlimited or unreadable."""
+    try:
+        limit = int(text)
+    except ValueError:
+        return None
+    return limit if 0 <= limit < _UNLIMITED_BYTES else None
+
+
+def parse_available(text: str) -> int | None:
+    """`MemAvailable` of /proc/meminfo in bytes; None when it is not there."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0] == "MemAvailable:" and words[1].isdigit():
+            return int(words[1]) * 1024
+    return None
+
+
+def parse_stat(text: str, key: str) -> int:
+    """The number of a key in `memory.stat`; 0 when it is not there."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == key and words[1].isdigit():
+            return int(words[1])
+    return 0
+
+
+def parse_cgroups(text: str) -> dict[str, PurePosixPath]:
+    """Path by controller of /proc/self/cgroup; the one of cgroup v2 under the name ""."""
+    paths = {}
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, found, path = rest.partition(":")
+        if found:
+            paths.update(dict.fromkeys(controllers.split(","), PurePosixPath(path)))
+    return paths
+
+
+def limit_threads(count: int) -> None:
+    """Let the numeric libraries of this process and of its children use that many threads.
+
+    Environment variables reach libraries not loaded yet and children; threadpoolctl and torch those already loaded.
+    """
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(count)))
+    if "numpy" in sys.modules or "torch" in sys.modules:
+        importlib.import_module("threadpoolctl").threadpool_limits(count)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
+
+
+def set_niceness(increment: int) -> int:
+    """Give way to other processes by that much more than the parent does; returns the niceness that results.
+
+    Acts on the calling thread and on threads it starts later, so it is called at process entry. A negative increment
+    without the right to it changes nothing.
+    """
+    with contextlib.suppress(PermissionError):
+        return os.nice(increment)
+    return os.nice(0)
+
+
+def pin_to(cores: frozenset[int]) -> bool:
+    """Keep this process on these cores; False where nothing was changed (no cores, not allowed, not possible)."""
+    usable = cores & set(allowed_cores())
+    if not usable or not hasattr(os, "sched_setaffinity"):
+        return False
+    try:
+        os.sched_setaffinity(0, usable)
+    except OSError:
+        return False
+    return True
+
+
+def affinity_plan(num_workers: int, cores: Sequence[int]) -> list[frozenset[int]]:
+    """The cores of each worker; an empty set means: not pinned.
+
+    Fewer workers than cores: neighbouring cores, as evenly as possible. More: whole rounds are pinned one to a core;
+    the workers of an incomplete last round are left to the scheduler, as pinning them would slow the cores they share.
+    With a CPU quota below the number of cores nobody is pinned by the caller: the first cores are everyone's choice.
+    """
+    if not cores or num_workers <= 0:
+        return [frozenset()] * max(0, num_workers)
+    if num_workers < len(cores):
+        edges = [worker * len(cores) // num_workers for worker in range(num_workers + 1)]
+        return [frozenset(cores[start:end]) for start, end in itertools.pairwise(edges)]
+    pinned = num_workers - num_workers % len(cores)
+    return [frozenset({cores[w % len(cores)]}) if w < pinned else frozenset() for w in range(num_workers)]
+
+
+def allocator_settings() -> bool:
+    """Keep freed memory in the process instead of giving it back to the kernel; False off glibc.
+
+    By default glibc maps and unmaps every large tensor, so that each update faults its memory in again: a NatureCNN
+    update in fp32 took 958 us/sample before and 690 after. Costs memory that stays with the process. torch's huge pages
+    are asked for too, which it reads when it is imported.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    mapped = libc.mallopt(_M_MMAP_THRESHOLD, _NEVER) or libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES)
+    trimmed = libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    padded = libc.mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+    return bool(mapped and trimmed and padded)
+
+
+def _smallest(
+    cgroups: Path,
+    proc: Path,
+    controller: str,
+    version_1: Callable[[Path], float | None],
+    version_2: Callable[[Path], float | None],
+) -> float | None:
+    limits = [version_2(group) for group in _groups(cgroups, proc, "", (".", "unified"))]
+    limits += [version_1(group) for group in _groups(cgroups, proc, controller, (controller, "cpu,cpuacct"))]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _groups(cgroups: Path, proc: Path, controller: str, mounts: tuple[str, ...]) -> Iterator[Path]:
+    """The directory of this process's cgroup and all above it; in a container often only the top one exists."""
+    path = parse_cgroups(_read(proc / "self" / "cgroup") or "").get(controller)
+    if path is None or ".." in path.parts:
+        path = PurePosixPath("/")
+    for mount in mounts:
+        for ancestor in (path, *path.parents):
+            yield cgroups / mount / ancestor.relative_to(ancestor.anchor)
+
+
+def _free(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
+    limit = parse_memory_limit(_read(group / limit_name) or "")
+    usage = parse_memory_limit(_read(group / usage_name) or "")
+    if limit is None or usage is None:
+        return None
+    return max(0, limit - usage + parse_stat(_read(group / "memory.stat") or "", cache_name))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return None

@@ -1,0 +1,56 @@
+"""Every way a run can end, each with its documented exit code."""
+
+
+class AppoError(Exception):
+    """A failure whose message is one line a user can act on."""
+
+    exit_code = 1
+    traceback = ""  # of the worker it happened in, when it helps to see it
+
+
+class UsageError(AppoError):
+    """The command line, a config file or a name given by the user is wrong."""
+
+    exit_code = 2
+
+
+class EnvironmentFailure(AppoError):
+    """The environment raised, or returned something its spaces do not allow."""
+
+    exit_code = 3
+
+
+class NumericsError(AppoError):
+    """Losses, gradients or weights are not finite and skipping did not help."""
+
+    exit_code = 4
+
+
+class ResourceError(AppoError):
+    """Memory, disk, file descriptors or GPU memory do not suffice."""
+
+    exit_code = 5
+
+
+class CheckpointError(AppoError):
+    """No checkpoint of the run can be used."""
+
+    exit_code = 6
+
+
+class DirectoryInUse(AppoError):
+    """Another process trains in this run directory."""
+
+    exit_code = 75
+
+
+class Interrupted(AppoError):
+    """The user or the system asked the run to end; what was learned has been saved."""
+
+    exit_code = 130
+
+
+class Terminated(Interrupted):
+    """SIGTERM: as `Interrupted`, with the exit code schedulers expect."""
+
+    exit_code = 143

@@ -1,0 +1,91 @@
+"""Small files of settings: read without evaluating anything, written so that a crash leaves the old or the new one."""
+
+import importlib
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from utils.errors import UsageError
+
+
+def write_json_atomic(path: Path, value: object) -> None:
+    """Replace a JSON file in one step; a crash at any point leaves the previous content or the new one.
+
+    Raises:
+        OSError: the directory is missing, not writable or full.
+        TypeError, ValueError: the value is not JSON.
+    """
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a rename durable: without this a power failure may bring the old directory entry back."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_json_line(path: Path, value: object) -> None:
+    """Append one line of JSON by a single write, so that no other writer's line is split by it.
+
+    Raises:
+        OSError: the file cannot be opened or the disk is full.
+        TypeError, ValueError: the value is not JSON.
+    """
+    line = json.dumps(value, allow_nan=False) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_mapping(path: Path) -> dict[str, object]:
+    """Return the mapping a JSON, TOML or YAML file holds (by its suffix; JSON without a known one).
+
+    Raises:
+        UsageError: the file is missing, unreadable, damaged or no mapping of names, or PyYAML is not installed.
+    """
+    readers: dict[str, Callable[[str], object]] = {".toml": tomllib.loads, ".yaml": _load_yaml, ".yml": _load_yaml}
+    reader = readers.get(path.suffix.lower(), _load_json)
+    try:
+        value = reader(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise UsageError(f"{path} must hold a mapping of flags to values")
+    return value
+
+
+def _load_json(text: str) -> object:
+    value: object = json.loads(text)
+    return value
+
+
+def _load_yaml(text: str) -> object:
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError:
+        raise UsageError("reading YAML needs PyYAML (pip install pyyaml); JSON and TOML work without it") from None
+    try:
+        value: object = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    return value

@@ -1,0 +1,100 @@
+"""One training process per run directory."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from utils.errors import DirectoryInUse, ResourceError, UsageError
+
+_CONTENT_BYTES = 4096
+_HOLDER_WRITES_WITHIN_SECONDS = 0.2
+
+
+class RunLock:
+    """The lock file of a run, held by `flock`: the kernel frees it however its holder ends, kill -9 included.
+
+    The descriptor is not inherited by processes that are started with exec; a plain `os.fork()` would share the lock.
+    The file stays when the lock is released: removing it would let two processes lock two files of one name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> Self:
+        """Take the lock, or fail at once.
+
+        Raises:
+            DirectoryInUse: another process holds it; the message names it.
+            UsageError: the file cannot be written.
+            ResourceError: the file system has no locks.
+        """
+        descriptor = _open(self.path)
+        try:
+            _lock(descriptor, self.path)
+            _write_holder(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return self
+
+    def release(self) -> None:
+        """Give the lock back; harmless when it is not held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UsageError(f"cannot write in {path.parent}: {error.strerror}") from error
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise ResourceError(f"cannot lock {path}: {error.strerror}") from error
+        run = path.absolute().parent.name
+        raise DirectoryInUse(f"run {run} is in use by {_describe_holder(descriptor)}") from None
+
+
+def _write_holder(descriptor: int) -> None:
+    """Who holds the lock, for the message that another process will print; the lock itself does not depend on it."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    content = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+    with contextlib.suppress(OSError):  # a full disk must not forbid resuming
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, content, 0)
+
+
+def _describe_holder(descriptor: int) -> str:
+    deadline = time.monotonic() + _HOLDER_WRITES_WITHIN_SECONDS
+    while True:
+        try:
+            holder = json.loads(os.pread(descriptor, _CONTENT_BYTES, 0))
+            return f"pid {holder['pid']} on host {holder['host']} since {holder['since']}"
+        except (OSError, ValueError, TypeError, KeyError):
+            if time.monotonic() > deadline:
+                return "another process"
+            time.sleep(0.01)  # the holder locks first and writes after

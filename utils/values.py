@@ -1,0 +1,232 @@
+"""From text or JSON to the value of a flag, by its type; nothing is ever evaluated.
+
+What does not parse, is not among the choices or exceeds the limits is a one-line `UsageError` naming the flag.
+"""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+from utils.config import Flag, Kind
+from utils.errors import UsageError
+
+TRUE_WORDS = ("true", "1", "yes", "on")
+FALSE_WORDS = ("false", "0", "no", "off")
+NOUNS: dict[Kind, str] = {
+    "int": "a whole number",
+    "float": "a finite number",
+    "bool": "True or False",
+    "str": "text",
+    "ints": "whole numbers separated by commas",
+    "strs": "words separated by commas",
+    "dict": "key=value words",
+}
+
+
+def parse_text(flag: Flag, text: str) -> object:
+    """Convert the text of one flag to its value.
+
+    Raises:
+        UsageError: the text is not of the flag's type, not among its choices, or out of its limits.
+    """
+    if flag.optional and text.lower() == "none":
+        return None
+    try:
+        value = PARSERS[flag.kind](text)
+    except (ValueError, OverflowError, RecursionError):
+        raise UsageError(f"--{flag.name} must be {NOUNS[flag.kind]}, got {shown(text)}") from None
+    return checked(flag, value)
+
+
+def parse_words(flag: Flag, words: Sequence[str]) -> object:
+    """Convert the words that follow a tuple or dict flag to its value; see `parse_text`."""
+    if flag.kind != "dict":
+        return parse_text(flag, " ".join(words))
+    merged: dict[str, object] = {}
+    for word in words:
+        merged.update(cast(dict[str, object], parse_text(flag, word)))
+    return merged
+
+
+def from_plain(flag: Flag, value: object) -> object:
+    """Convert a value read from JSON, TOML or YAML; text is accepted wherever the command line accepts it.
+
+    Raises:
+        UsageError: as `parse_text`.
+    """
+    if value is None and flag.optional:
+        return None
+    if isinstance(value, str):
+        return parse_text(flag, value)
+    accepted = ACCEPTED[flag.kind]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and flag.kind != "bool") or not is_plain(value):
+        raise UsageError(f"--{flag.name} must be {NOUNS[flag.kind]}, got {shown(value)}")
+    try:
+        return checked(flag, CONVERTERS[flag.kind](value))
+    except (ValueError, OverflowError):
+        raise UsageError(f"--{flag.name} must be {NOUNS[flag.kind]}, got {shown(value)}") from None
+
+
+def checked(flag: Flag, value: object) -> object:
+    """Return the value, a synonym replaced, if it is among the choices and within the limits; else `UsageError`."""
+    if flag.choices:
+        value = flag.synonyms.get(str(value), value)
+        if value not in flag.choices:
+            hint = nearest(str(value), flag.choices)
+            raise UsageError(f"--{flag.name}={shown(value)} is not one of {', '.join(flag.choices)}{hint}")
+    for element in value if isinstance(value, tuple) else (value,):
+        _check_limits(flag, element)
+    return value
+
+
+def _check_limits(flag: Flag, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return
+    if flag.minimum is not None and value < flag.minimum:
+        raise UsageError(f"--{flag.name} must be at least {flag.minimum:g}, got {shown(value)}")
+    if flag.maximum is not None and value > flag.maximum:
+        raise UsageError(f"--{flag.name} must be at most {flag.maximum:g}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Return a printable, one-line, bounded form of anything a user may have typed."""
+    text = value if isinstance(value, str) and value.isprintable() and value else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean X?` with the nearest known word, or nothing if none is near."""
+    spellings = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word[:80].lower(), spellings, n=1, cutoff=0.6)
+    return f"; did you mean {spellings[found[0]]}?" if found else ""
+
+
+def is_plain(value: object) -> bool:
+    """Say whether a value consists of what JSON can hold (a TOML date is not)."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(element) for key, element in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(is_plain(element) for element in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (str, int, bool))
+
+
+def parse_int(text: str) -> int:
+    """Return a whole number of 64 bits; `1e6` is one, `1.5` is not (ValueError)."""
+    try:
+        return _whole(int(text))
+    except ValueError:
+        return _whole(float(text))
+
+
+def _whole(value: float) -> int:
+    if int(value) != value or not -(2**63) <= value < 2**63:  # int: OverflowError for infinity, ValueError for NaN
+        raise ValueError("not a whole number of 64 bits")
+    return int(value)
+
+
+def _finite(value: str | float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def parse_bool(text: str) -> bool:
+    """Return what a word like `True`, `no`, `1` says; ValueError for any other word."""
+    word = text.strip().lower()
+    if word not in TRUE_WORDS + FALSE_WORDS:
+        raise ValueError(text)
+    return word in TRUE_WORDS
+
+
+def _parse_str(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("no path or name can hold a zero byte")
+    return text
+
+
+def _parse_word(text: str) -> str:
+    if not text:
+        raise ValueError("two commas in a row")
+    return _parse_str(text)
+
+
+def _elements(text: str) -> list[str]:
+    inner = text.strip()
+    if inner[:1] + inner[-1:] in ("[]", "()"):
+        inner = inner[1:-1].strip()
+    inner = inner.removesuffix(",").rstrip()
+    return re.split(r"\s*,\s*|\s+", inner) if inner and inner.lower() != "none" else []
+
+
+def _parse_dict(text: str) -> dict[str, object]:
+    if text.lstrip().startswith("{"):
+        return _json_object(text)
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(text)
+    return {key: parse_json_word(value)}
+
+
+def _json_object(text: str) -> dict[str, object]:
+    value = json.loads(text)
+    if not isinstance(value, dict) or not is_plain(value):
+        raise ValueError(text)
+    return value
+
+
+def parse_json_word(text: str) -> object:
+    """Return the JSON value a word spells (Python's True, False and None too), else the word itself."""
+    try:
+        value: object = json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except (ValueError, RecursionError):
+        return text
+    return value if is_plain(value) else text
+
+
+PARSERS: dict[Kind, Callable[[str], object]] = {
+    "int": parse_int,
+    "float": _finite,
+    "bool": parse_bool,
+    "str": _parse_str,
+    "ints": lambda text: tuple(parse_int(word) for word in _elements(text)),
+    "strs": lambda text: tuple(_parse_word(word) for word in _elements(text)),
+    "dict": _parse_dict,
+}
+ACCEPTED: dict[Kind, tuple[type, ...]] = {
+    "int": (int, float),
+    "float": (int, float),
+    "bool": (bool,),
+    "str": (),
+    "ints": (list, tuple),
+    "strs": (list, tuple),
+    "dict": (dict,),
+}
+
+
+def _int_element(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(value)
+    return _whole(value)
+
+
+def _str_element(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return value
+
+
+CONVERTERS: dict[Kind, Callable[[Any], object]] = {
+    "int": _int_element,
+    "float": _finite,
+    "bool": bool,
+    "str": str,
+    "ints": lambda value: tuple(_int_element(element) for element in value),
+    "strs": lambda value: tuple(_str_element(element) for element in value),
+    "dict": dict,
+}
