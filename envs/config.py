@@ -14,7 +14,7 @@ class EnvConfig:
         "environment id: a gymnasium id, or package.module:Id for one of your own (required for a new run)",
         fixed_on_resume=True,
     )
-    env_kwargs: dict[str, object] = flag(  # noqa: RUF009 (flag makes it a default_factory)
+    env_kwargs: dict[str, object] = flag(
         {}, "keyword arguments of the environment as key=value words or one JSON object", fixed_on_resume=True
     )
     env_frameskip: int | None = flag(

@@ -182,9 +182,8 @@ class APPO:
                 plan = self._plan(blueprint, arena, links, name, row)
                 # CUDA wants a process that shares nothing with a parent; everything else forks in milliseconds.
                 by_spawn = any(w.role != "actor" for w in plan.workers) and not launch.can_fork(self.device)
-                method = "spawn" if by_spawn else "forkserver"
                 with launch.signals_blocked():
-                    supervisor.start(multiprocessing.get_context(method), plan, blueprint)
+                    supervisor.start(launch.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
 
         return Processes(supervisor, blueprint.topology, start, self.signals)
 
@@ -237,6 +236,6 @@ def _make_directory(directory: Path) -> None:
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:
     return (
         f"{directory}: {sampling.placement} inference on {device}, {sampling.num_workers} actors x "
-        f"{sampling.num_envs_per_worker} envs in {sampling.num_splits} groups, {topology.slots_per_group} slots per group, "
+        f"{sampling.num_envs_per_worker} envs in {sampling.num_splits} groups, {topology.slots_per_group} slots each, "
         f"{arena.nbytes / 2**20:.0f} MiB shared"
     )

@@ -43,7 +43,7 @@ METRICS = (
 class Whole(NamedTuple):
     """What the parts of a minibatch must share so that they add up to the undivided one; scalars."""
 
-    count: Tensor  # valid steps
+    num_valid: Tensor
     advantage: tuple[Tensor, Tensor]  # mean and standard deviation
 
 
@@ -164,7 +164,7 @@ class Learner:
         kl = losses.masked_mean(behavior.kl(policy), valid)
         exploration_loss, entropy = self._exploration(policy, valid)
         loss = policy_loss + c.value_loss_coeff * value_loss + exploration_loss + c.kl_loss_coeff * kl
-        share = valid.sum() / whole.count if whole else torch.ones((), device=loss.device)
+        share = valid.sum() / whole.num_valid if whole else torch.ones((), device=loss.device)
         clipped = (ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))
         metrics = (
             *(loss, policy_loss, value_loss, entropy, kl),
@@ -183,8 +183,16 @@ class Learner:
         signals = {name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")}
         if not c.with_vtrace:
             return gae(value=value, final_value=final_value, gamma=c.gamma, gae_lambda=c.gae_lambda, **signals)
-        clips = {"rho_clip": c.vtrace_rho, "c_clip": c.vtrace_c, "vtrace_lambda": c.vtrace_lambda}
-        return vtrace(ratio=ratio, value=value, final_value=final_value, gamma=c.gamma, **clips, **signals)
+        return vtrace(
+            ratio=ratio,
+            value=value,
+            final_value=final_value,
+            gamma=c.gamma,
+            vtrace_lambda=c.vtrace_lambda,
+            rho_clip=c.vtrace_rho,
+            c_clip=c.vtrace_c,
+            **signals,
+        )
 
     def metrics(self) -> dict[str, float]:
         """Means since the last call; the one place that waits for the device."""
@@ -259,7 +267,7 @@ class Learner:
         order = (
             torch.randperm(count, generator=self.generator) if self.config.shuffle_minibatches else torch.arange(count)
         )
-        return [columns.to(batch.valid.device) for columns in order.split(size)]
+        return [columns.to(batch.valid.device) for columns in torch.split(order, size)]
 
     def _microbatches(self, batch: Batch) -> list[Batch]:
         size = self.config.microbatch_size // self.config.rollout

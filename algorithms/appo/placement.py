@@ -74,8 +74,9 @@ def rows_to_time(config: Config, cores: int) -> tuple[int, ...]:
 def choose_placement(config: Config, cores: int, device: str, forward_seconds: dict[int, float]) -> Placement:
     """Where policies act when the flags do not say.
 
-    Acting inside the actors needs no message per step but makes smaller batches; a process of its own pays when what the
-    larger batch saves per row is more than the round trip. On a GPU it always does: one process owns the device's queue.
+    Acting inside the actors needs no message per step but makes smaller batches; a process of its own pays when what
+    the larger batch saves per row is more than the round trip. On a GPU it always does: one process owns the device's
+    queue.
     """
     wanted = config.sampling.inference
     if wanted != "auto":

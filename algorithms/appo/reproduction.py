@@ -1,7 +1,7 @@
 """A check of the whole data path: with a learning rate of 0 the learner must reproduce what the acting policy computed.
 
-Everything between acting and learning is in it: rows and columns, resets, recurrent state, masks, normalization, weights.
-A custom model whose `act` and `unroll` disagree is found by it in a minute.
+Everything between acting and learning is in it: rows and columns, resets, recurrent state, masks, normalization,
+weights. A custom model whose `act` and `unroll` disagree is found by it in a minute.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Running statistics of observations and returns, kept by the learner in float64 and published with the weights."""
 
+from typing import cast
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,7 +27,7 @@ class RunningStatistics:
         self.model, self.normalize_returns = model, normalize_returns
         device = model.return_mean.device
         self.observation = {
-            key: Moments.empty(tuple(scaling.mean.shape), device)
+            key: Moments.empty(tuple(cast(Tensor, scaling.mean).shape), device)
             for key, scaling in zip(model.keys, model.scalings, strict=True)
             if key in model.normalized_keys
         }

@@ -28,13 +28,8 @@ class ActorWorker:
     def handle(self, message: Message) -> Iterator[Message]:
         """Note what has arrived; a message that is not current is dropped."""
         match message:
-            case ActionsReady(policy, index, slot, step, generation):
-                group = self.groups[index]
-                if (slot, step, generation) == (group.slot, group.step, group.plan.generation):
-                    if policy in group.waiting:
-                        group.waiting.remove(policy)
-                        if not group.waiting:
-                            self.ready.append(group)
+            case ActionsReady():
+                self._note(message)
             case SlotReleased(_, slot):
                 yield from self.group_of_slot[slot].release(message)
             case Begin():
@@ -59,6 +54,14 @@ class ActorWorker:
         if time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
             yield self.report()
+
+    def _note(self, message: ActionsReady) -> None:
+        group = self.groups[message.group]
+        current = (group.slot, group.step, group.plan.generation)
+        if current == message[2:] and message.policy in group.waiting:
+            group.waiting.remove(message.policy)
+            if not group.waiting:
+                self.ready.append(group)
 
     def report(self) -> WorkerReport:
         """Totals over all groups."""

@@ -1,7 +1,7 @@
 """One nameless shared memory region per run, and the arrays that live in it.
 
-The region is a memfd: it has no name to leak, no 64 MB container limit, and its pages are reserved before the run starts
-(`posix_fallocate`), so that too little memory is an error at start-up and not a bus error hours later.
+The region is a memfd: it has no name to leak, no 64 MB container limit, and its pages are reserved before the run
+starts (`posix_fallocate`), so that too little memory is an error at start-up and not a bus error hours later.
 """
 
 import errno

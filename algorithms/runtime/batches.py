@@ -168,17 +168,19 @@ class ColumnBatches:
 
     def _mine(self, slot: int) -> Array:
         """[T, R] valid steps of this policy."""
-        valid = self.trajectories.valid[slot]
+        valid: Array = self.trajectories.valid[slot]
         if self.num_policies == 1:
             return valid
-        return valid & (self.trajectories.policy_id[slot, : len(valid)] == self.policy)
+        acted: Array = self.trajectories.policy_id[slot, : len(valid)] == self.policy
+        return valid & acted
 
     def _fresh(self, slot: int, version: int) -> Array:
         """Columns from `next_column` on that hold a step of this policy and none that is too old."""
         mine = self._mine(slot)[:, self.next_column :]
         acted = np.where(mine, self.trajectories.policy_version[slot, :, self.next_column :], version)
         fresh = version - acted.min(axis=0) < self.max_policy_lag
-        return (fresh & mine.any(axis=0)).nonzero()[0] + self.next_column
+        usable: Array = (fresh & mine.any(axis=0)).nonzero()[0]
+        return usable + self.next_column
 
     def _copy(self, slot: int, columns: Array) -> int:
         """Copy columns of a slot to the end of the batch; the valid steps in them."""

@@ -1,12 +1,13 @@
 """The only file that knows how messages travel between processes.
 
-A process waits on exactly one thing, its doorbell. Whoever leaves it a message rings it; on waking it looks at its mailboxes
-first, then at its queues, then at the pipe from main.
+A process waits on exactly one thing, its doorbell. Whoever leaves it a message rings it; on waking it looks at its
+mailboxes first, then at its queues, then at the pipe from main.
 
 - Requests for actions and their replies: mailbox rows in the arena, one writer each, the sequence word written last.
-- Trajectories and released slots: faster-fifo queues with one producer and one consumer, so that a process killed while it
-  holds a queue's mutex can stop only the one at the other end. They travel only at process start.
-- Everything to and from main: pipes. Main never touches a faster-fifo mutex: a thread stuck in one runs no signal handler.
+- Trajectories and released slots: faster-fifo queues with one producer and one consumer, so that a process killed
+  while it holds a queue's mutex can stop only the one at the other end. They travel only at process start.
+- Everything to and from main: pipes. Main never touches a faster-fifo mutex: a thread stuck in one runs no signal
+handler.
 """
 
 import os
@@ -20,6 +21,7 @@ from queue import Empty
 from typing import Any
 
 import faster_fifo
+import numpy as np
 
 from algorithms.runtime.arena import Arena, Array, Field
 from algorithms.runtime.messages import (
@@ -74,7 +76,7 @@ def encode(message: tuple[int, int, int, int]) -> bytes:
 
 def decode(view: Any) -> tuple[int, int, int, int]:
     """The inverse of `encode`; copies out of the queue's reused buffer."""
-    return _HAND_OVER.unpack_from(view)  # type: ignore[return-value]
+    return _HAND_OVER.unpack_from(view)
 
 
 class Mailboxes:
@@ -190,16 +192,14 @@ class Channels:
         t = self.topology
         self.home = {w: name for name, members in t.processes().items() for w in members}
         shape = boxes.request.shape[:2]
-        self.serves, self.awaits = _mask(shape), _mask(shape)
+        self.serves, self.awaits = np.zeros(shape, bool), np.zeros(shape, bool)
         for policy in range(t.num_policies):
             for group in range(t.num_groups):
                 self.serves[policy, group] = t.policy_worker_of(policy, group) in workers
                 self.awaits[policy, group] = t.address_of(ActionsReady(policy, group, 0, 0, 0)) in workers
         self.remote_policies = t.placement == "central"
-        self.inbound = [
-            (TrajectoryReady, p, q) for (_, p), q in links.hand_overs.items() if Address("learner", p) in workers
-        ]
-        self.inbound += [(SlotReleased, p, q) for (p, a), q in links.releases.items() if Address("actor", a) in workers]
+        self.hand_overs = [q for (_, p), q in links.hand_overs.items() if Address("learner", p) in workers]
+        self.releases = [q for (_, a), q in links.releases.items() if Address("actor", a) in workers]
 
     def send(self, message: Message) -> None:
         """Bring a message to a worker in another process, and wake that process."""
@@ -228,19 +228,16 @@ class Channels:
         if self.remote_policies:
             messages.extend(self.requests.collect(ActionRequest, self.serves))
             messages.extend(self.replies.collect(ActionsReady, self.awaits))
-        for kind, _, queue in self.inbound:
-            try:
-                for policy, slot, sequence, generation in queue.get_many_nowait():
-                    fields = (policy, slot, sequence, generation)
-                    messages.append(TrajectoryReady(*fields) if kind is TrajectoryReady else SlotReleased(*fields[:3]))
-            except Empty:
-                continue
+        messages.extend(TrajectoryReady(*fields) for queue in self.hand_overs for fields in _drain(queue))
+        messages.extend(SlotReleased(*fields[:3]) for queue in self.releases for fields in _drain(queue))
         while self.pipe.poll(0):
             messages.append(self.pipe.recv())
         return messages
 
 
-def _mask(shape: tuple[int, ...]) -> Array:
-    import numpy as np
-
-    return np.zeros(shape, bool)
+def _drain(queue: Any) -> list[tuple[int, int, int, int]]:
+    """Everything in a faster-fifo queue."""
+    try:
+        return list(queue.get_many_nowait())
+    except Empty:
+        return []

@@ -1,8 +1,8 @@
 """One vectorized environment and the trajectory slots it fills: the hot path of an actor worker.
 
-A group waits for actions, takes a step, writes it into its slot and asks for the next actions. At the end of a slot it hands
-the slot over and goes on in a free one; when there is none it stays put until a learner releases one. That is all the
-back-pressure there is.
+A group waits for actions, takes a step, writes it into its slot and asks for the next actions. At the end of a slot
+it hands the slot over and goes on in a free one; when there is none it stays put until a learner releases one. That
+is all the back-pressure there is.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """Preloaded by a run's fork server, before it forks anything.
 
-The server dies with main, and its children die with the server; they repeat `die_with_parent` for themselves, because the
-signal is not inherited. What all children need is imported here once, so that a child starts in milliseconds.
+The server dies with main, and its children die with the server; they repeat `die_with_parent` for themselves, because
+the signal is not inherited. What all children need is imported here once, so that a child starts in milliseconds.
 """
 
 import gc

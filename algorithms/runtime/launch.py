@@ -7,7 +7,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
+from typing import Literal
 
 from algorithms.runtime.messages import Message
 from algorithms.runtime.signals import SignalWatch
@@ -60,6 +62,11 @@ def start_fork_server(*, with_torch: bool) -> None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def context(method: Literal["spawn", "forkserver"]) -> SpawnContext | ForkServerContext:
+    """The multiprocessing context of a start method."""
+    return multiprocessing.get_context("spawn") if method == "spawn" else multiprocessing.get_context("forkserver")
 
 
 def can_fork(device: str) -> bool:

@@ -4,12 +4,14 @@ Requests and replies carry (group, slot, step, generation) and hand-overs a slot
 current, so answering or releasing twice is harmless.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from numpy.typing import NDArray
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True)
+class Address:
     """A worker: its role, and which one of that role. `member` tells apart the policy workers of one policy."""
 
     role: str

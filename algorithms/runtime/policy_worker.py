@@ -174,8 +174,8 @@ class PolicyWorker:
     def _value_final_observations(self, request: ActionRequest) -> None:
         """Value the true final observations of rows that a SAME_STEP environment has reset already.
 
-        It is done once, by the policy that acted, with its live state: the model sees the observation as the next one of
-        the same episode, and the state afterwards is thrown away.
+        It is done once, by the policy that acted, with its live state: the model sees the observation as the next one
+        of the same episode, and the state afterwards is thrown away.
         """
         policy, group, slot, step, _ = request
         if not step:  # row 0 continues a slot whose final values were asked for with step T

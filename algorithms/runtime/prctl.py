@@ -14,8 +14,8 @@ def die_with_parent(parent_pid: int | None = None) -> None:
     """Ask for SIGKILL when the thread that started this process ends.
 
     Args:
-        parent_pid: who the parent should be. The signal is not retroactive: a parent that died before this call is noticed
-            by the change of parent, and this process ends itself.
+        parent_pid: who the parent should be. The signal is not retroactive: a parent that died before this call is
+            noticed by the change of parent, and this process ends itself.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):

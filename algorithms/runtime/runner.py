@@ -200,7 +200,7 @@ class Runner:
         self.budget, self.signals = budget, signals
 
     def run(self) -> str:
-        """Why the run ended. Whatever happens, no process is left; what was learned is saved unless a worker failed badly.
+        """Why the run ended. Whatever happens, no process is left, and what was learned is saved.
 
         Raises:
             Interrupted: a signal ended it, after saving.

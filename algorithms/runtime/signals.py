@@ -3,6 +3,7 @@
 import os
 import signal
 from types import FrameType, TracebackType
+from typing import Any
 
 from utils.errors import Interrupted, Terminated
 
@@ -20,10 +21,14 @@ class SignalWatch:
 
     def __init__(self) -> None:
         self.request: Interrupted | None = None
-        self._previous: dict[int, object] = {}
+        self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "SignalWatch":
-        handlers = {signal.SIGINT: self._interrupt, signal.SIGTERM: self._terminate, signal.SIGHUP: signal.SIG_IGN}
+        handlers: dict[signal.Signals, Any] = {
+            signal.SIGINT: self._interrupt,
+            signal.SIGTERM: self._terminate,
+            signal.SIGHUP: signal.SIG_IGN,
+        }
         self._previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
@@ -31,7 +36,7 @@ class SignalWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
     def check(self) -> None:
         """Raise what a signal asked for.

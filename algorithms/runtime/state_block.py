@@ -1,7 +1,7 @@
 """All that a learner must not lose, double-buffered in the arena.
 
-The learner writes it about once a second and on request; a restarted learner and the checkpoint writer read it, so saving
-never stalls training and the death of a learner costs about a second.
+The learner writes it about once a second and on request; a restarted learner and the checkpoint writer read it, so
+saving never stalls training and the death of a learner costs about a second.
 """
 
 import json

@@ -78,7 +78,7 @@ class Topology:
         local = {a: [Address("policy_worker", p, a.index) for p in policies] for a in actors}
         if self.placement == "serial":
             return {"main": tuple(actors + [w for a in actors for w in local[a]] + learners)}
-        places = {str(learner): (learner,) for learner in learners}
+        places: dict[str, tuple[Address, ...]] = {str(learner): (learner,) for learner in learners}
         if self.placement == "central":
             members = [Address("policy_worker", p, m) for p in policies for m in range(self.policy_workers_per_policy)]
             places |= {str(member): (member,) for member in members}

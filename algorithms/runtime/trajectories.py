@@ -12,7 +12,7 @@ from envs.spec import EnvSpec
 
 
 def dims(shape: str, dtype: type[Any] | str) -> Any:
-    """Declare a shared array by its named dimensions; `dtype` is a numpy type, or "action" for that of the action space."""
+    """Declare a shared array by its named dimensions; `dtype` is a numpy type, "observation" or "action"."""
     return dataclasses.field(metadata={"dims": shape.split(), "dtype": dtype})
 
 
@@ -67,9 +67,10 @@ class SharedArrays:
 class Trajectories(SharedArrays):
     """What actors and policies record and learners read. S slots, T steps, R rows, time-major within a slot.
 
-    Index T holds the real bootstrap observation; it becomes row 0 of the group's next slot. Two signals, neither derived
-    from the other: `first` (this observation starts an episode: the model zeroes its state, nothing else does) and
-    `valid` (this step was really taken by an active agent in a living env: it masks every loss and statistic).
+    Index T holds the real bootstrap observation; it becomes row 0 of the group's next slot. Two signals, neither
+    derived from the other: `first` (this observation starts an episode: the model zeroes its state, nothing else
+    does) and `valid` (this step was really taken by an active agent in a living env: it masks every loss and
+    statistic).
     """
 
     obs: dict[str, Array] = dims("S T+1 R", "observation")

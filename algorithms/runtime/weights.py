@@ -1,8 +1,9 @@
 """How a learner's weights reach policy workers: a ring of flat vectors in the arena, without any lock.
 
-Each of the K buffers has a sequence word: odd from before its first byte is written until after the last, then twice the
-version. A reader accepts a copy only if the word was right before and after, and the checksum that travelled with the
-copy agrees. Relies on the store order of x86-64; elsewhere publishing and fetching make one system call in between.
+Each of the K buffers has a sequence word: odd from before its first byte is written until after the last, then twice
+the version. A reader accepts a copy only if the word was right before and after, and the checksum that travelled with
+the copy agrees. Relies on the store order of x86-64; elsewhere publishing and fetching make one system call in
+between.
 """
 
 import os
@@ -18,9 +19,9 @@ FETCH_ATTEMPTS = 8
 STRONG_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
-def checksum(vector: Array) -> np.uint64:
+def checksum(vector: Array) -> int:
     """64-bit sum over the words of a float32 vector; any single changed word changes it."""
-    return np.add.reduce(vector.view(np.uint32), dtype=np.uint64)
+    return int(np.add.reduce(vector.view(np.uint32), dtype=np.uint64))
 
 
 def barrier() -> None:

@@ -68,13 +68,13 @@ def poisoned(trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
     is_reached[1:] |= next_is_other & ~t.terminated if t.final_value is None else False
     value_is_read = is_reached.copy()
     value_is_read[:-1] |= t.valid
-    garbage = rng.random(t.valid.shape) < 0.5
+    ended, cut = rng.random((2, *t.valid.shape)) < 0.3
     return replace(
         t,
         reward=np.where(t.valid, t.reward, np.nan),
         value=np.where(value_is_read, t.value, np.nan),
-        terminated=np.where(t.valid, t.terminated, garbage),
-        truncated=np.where(t.valid, t.truncated, ~garbage),
+        terminated=np.where(t.valid, t.terminated, ended),
+        truncated=np.where(t.valid, t.truncated, cut),
         final_value=None if t.final_value is None else np.where(next_is_other & ~t.terminated, t.final_value, np.nan),
     )
 
