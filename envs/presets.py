@@ -8,7 +8,10 @@ MLP: Preset = {"encoder_type": "mlp", "encoder_mlp_layers": (64, 64), "nonlinear
 
 CLASSIC_CONTROL: Preset = MLP | {
     "rollout": 32,
-    "batch_size": 1024,
+    "batch_size": 256,
+    "num_batches_per_iteration": 4,
+    "ppo_epochs": 4,
+    "ppo_clip_ratio": 0.2,
     "learning_rate": 1e-3,
     "exploration_loss_coeff": 0.005,
     "max_grad_norm": 1.0,
@@ -19,7 +22,7 @@ CLASSIC: dict[str, Preset] = {
     "MountainCar": CLASSIC_CONTROL | {"gamma": 0.999, "exploration_loss_coeff": 0.02},
     "MountainCarContinuous": CLASSIC_CONTROL | {"gamma": 0.999, "adaptive_stddev": False},
     "Pendulum": CLASSIC_CONTROL
-    | {"gamma": 0.9, "adaptive_stddev": False, "exploration_loss_coeff": 0.0, "ppo_epochs": 4, "ppo_clip_ratio": 0.2},
+    | {"gamma": 0.9, "adaptive_stddev": False, "exploration_loss_coeff": 0.0},
 }
 
 # The Nature network with the PPO settings of Schulman et al. 2017, table 5 (arXiv:1707.06347).

@@ -127,7 +127,9 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
         )
         groups.append(EnvGroup(group_plan, envs, trajectories, finals, seeds))
         groups[-1].reset()
-    return ActorWorker(address, groups)
+    sampling = blueprint.config.sampling
+    pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
+    return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds)
 
 
 def _group_plan(blueprint: Blueprint, index: int, generation: int) -> GroupPlan:

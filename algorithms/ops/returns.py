@@ -196,9 +196,8 @@ def _next_value(value: Tensor, terminated: Tensor, first: Tensor, valid: Tensor,
 
 def _trace_ends(terminated: Tensor, truncated: Tensor, valid: Tensor, first: Tensor) -> Tensor:
     """Whether a step knows nothing of the row after it, [T-1, B] bool; after the last step there is no row."""
-    other_episode = (terminated | truncated).logical_or_(first[1:])
-    both_valid = valid[:-1] & valid[1:]
-    return other_episode[:-1].logical_or_(both_valid.logical_not_())
+    # An invalid row has the term 0 and no trace of its own: it passes nothing on to the row before it.
+    return (terminated | truncated).logical_or_(first[1:]).logical_or_(~valid)[:-1]
 
 
 def _accumulate(term: Tensor, decay: Tensor) -> Tensor:

@@ -16,13 +16,15 @@ class ActorWorker:
     Args:
         address: of this worker.
         groups: the groups it steps.
+        pause_seconds: how long it rests after its first trajectories, so that actors hand over at different times.
     """
 
-    def __init__(self, address: Address, groups: Sequence[EnvGroup]) -> None:
-        self.address = address
+    def __init__(self, address: Address, groups: Sequence[EnvGroup], pause_seconds: float = 0.0) -> None:
+        self.address, self.pause_seconds = address, pause_seconds
         self.groups = {group.plan.index: group for group in groups}
         self.group_of_slot = {slot: group for group in groups for slot in group.plan.slots}
         self.ready: deque[EnvGroup] = deque()
+        self._rested_at: float | None = None
         self._reported = time.monotonic()
 
     def handle(self, message: Message) -> Iterator[Message]:
@@ -45,7 +47,7 @@ class ActorWorker:
 
     def pending(self) -> bool:
         """Whether a group can be stepped."""
-        return bool(self.ready)
+        return bool(self.ready) and not (self.pause_seconds and self._resting())
 
     def work(self) -> Iterator[Message]:
         """Step every group that was ready at the call."""
@@ -54,6 +56,11 @@ class ActorWorker:
         if time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
             yield self.report()
+
+    def _resting(self) -> bool:
+        if self._rested_at is None and all(group.totals["trajectories"] for group in self.groups.values()):
+            self._rested_at = time.monotonic() + self.pause_seconds
+        return self._rested_at is not None and time.monotonic() < self._rested_at
 
     def _note(self, message: ActionsReady) -> None:
         group = self.groups[message.group]

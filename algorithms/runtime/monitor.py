@@ -15,6 +15,7 @@ from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic
 log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 1.0
+LONGEST_SHOWN_SECONDS = 10 * 24 * 3600  # a longer estimate only says that no budget was set
 
 
 class PolicyProgress:
@@ -148,7 +149,7 @@ class Monitor:
             if progress.episode_return.count:
                 part += f", return {progress.episode_return.mean:.2f} over {progress.episode_return.count} episodes"
             left = (self.budget_env_steps - progress.totals["env_steps"]) / rates[60.0] if rates[60.0] > 0 else math.inf
-            part += f", {left / 60:.0f} min left" if left < 1e6 else ""
+            part += f", {left / 60:.0f} min left" if left < LONGEST_SHOWN_SECONDS else ""
             parts.append(part)
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
             collected = sum(totals["collected"] for totals in self.workers.values())
