@@ -89,6 +89,14 @@ def make_group(
     )
 
 
+def is_vector_only(config: EnvConfig) -> bool:
+    """Whether the environment exists only as a vector of environments."""
+    target = _resolve(config.env)
+    if isinstance(target, Registration):
+        return target.entry_point is None
+    return inspect.isclass(target) and issubclass(target, VectorEnv)
+
+
 def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
     """Make one environment, as enjoy plays it.
 
@@ -125,13 +133,11 @@ def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
     if isinstance(target, Registration):
         # gymnasium cannot apply the wrappers of a registration to a native vector
         has_vector = target.vector_entry_point is not None and not target.additional_wrappers
-        has_single = target.entry_point is not None
     else:
-        has_vector = inspect.isclass(target) and issubclass(target, VectorEnv)
-        has_single = not has_vector
+        has_vector = is_vector_only(config)
     if config.env_vectorization == "native" and not has_vector:
         raise UsageError(f"{config.env} has no vector entry point (--env_vectorization=native)")
-    if config.env_vectorization == "python" and not has_single:
+    if config.env_vectorization == "python" and is_vector_only(config):
         raise UsageError(f"{config.env} exists only as a vector environment (--env_vectorization=python)")
     return has_vector and config.env_vectorization != "python"
 

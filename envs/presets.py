@@ -21,8 +21,7 @@ CLASSIC: dict[str, Preset] = {
     "Acrobot": CLASSIC_CONTROL,
     "MountainCar": CLASSIC_CONTROL | {"gamma": 0.999, "exploration_loss_coeff": 0.02},
     "MountainCarContinuous": CLASSIC_CONTROL | {"gamma": 0.999, "adaptive_stddev": False},
-    "Pendulum": CLASSIC_CONTROL
-    | {"gamma": 0.9, "adaptive_stddev": False, "exploration_loss_coeff": 0.0},
+    "Pendulum": CLASSIC_CONTROL | {"gamma": 0.9, "adaptive_stddev": False, "exploration_loss_coeff": 0.0},
 }
 
 # The Nature network with the PPO settings of Schulman et al. 2017, table 5 (arXiv:1707.06347).
