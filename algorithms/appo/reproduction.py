@@ -44,32 +44,29 @@ class VerifyingLearner(Learner):
 
     @torch.no_grad()
     def compare(self, batch: Batch) -> None:
-        """Recompute every step of a batch [T, B] by the version that acted."""
-        now = self.flat.flat.clone()
-        versions = torch.unique(batch.policy_version[batch.valid])
+        """Recompute every step of a batch [T, B], observations scaled by the statistics of the version that acted."""
+        now, model = self.flat.flat.clone(), self.model
+        obs = {key: batch.obs[key].flatten(0, 1) for key in model.keys}
+        scaled = model.scaled(obs)
+        mean, std = torch.zeros_like(batch.behavior_value), torch.ones_like(batch.behavior_value)
         try:
-            for version in versions.tolist():
+            for version in torch.unique(batch.policy_version[batch.valid]).tolist():
                 self.flat.flat.copy_(self.published[version])
-                self._compare(batch, batch.valid & (batch.policy_version == version), versions)
+                acted = batch.policy_version == version
+                rows = torch.cat((acted, acted[-1:])).flatten()  # the bootstrap observation is compared with nothing
+                for key, value in model.scaled(obs).items():
+                    scaled[key][rows] = value[rows]
+                mean[acted], std[acted] = model.return_mean, model.return_std
+            logits, value = model.unroll_scaled(scaled, batch.first, batch.rnn_state)
         finally:
             self.flat.flat.copy_(now)
+        self._record(logits, batch.behavior_logits, batch.valid)
+        self._record(value[:-1] * std + mean, batch.behavior_value, batch.valid)
+        self.compared += int(batch.valid.sum())
 
-    def _compare(self, batch: Batch, acted: Tensor, versions: Tensor) -> None:
-        # A recurrent state that several versions built is not that of any one of them: such columns are left out.
-        if self.model.rnn_state_size and len(versions) > 1:
-            version = batch.policy_version
-            same = ((version == version[:1]) | ~batch.valid).all(dim=0)
-            acted = acted & same
-        policy, value = self._unroll(batch)
-        pairs = (
-            (policy.logits, batch.behavior_logits),
-            (self.model.denormalize_value(value[:-1]), batch.behavior_value),
-        )
-        for mine, stored in pairs:
-            difference = ((mine - stored).abs() / (1 + stored.abs()))[acted]
-            if difference.numel():
-                self.largest = max(self.largest, float(difference.max()))
-        self.compared += int(acted.sum())
+    def _record(self, mine: Tensor, stored: Tensor, valid: Tensor) -> None:
+        difference = ((mine - stored).abs() / (1 + stored.abs()))[valid]
+        self.largest = max(self.largest, float(difference.max()))
 
     def _remember(self) -> None:
         self.published[self.version] = self.flat.flat.clone()

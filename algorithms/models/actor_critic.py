@@ -127,7 +127,7 @@ class ActorCritic(nn.Module):
         Returns:
             logits [N,L], value [N] in normalised units, rnn_state [N,H] after the step; all float32.
         """
-        obs = self._scaled(obs)
+        obs = self.scaled(obs)
         if self.critic is None:
             features, rnn_state = self.actor.step(obs, first, rnn_state)
             return *self._heads(features, features), rnn_state
@@ -156,7 +156,10 @@ class ActorCritic(nn.Module):
         require_shape("rnn_state", rnn_state, (num_steps // recurrence, num_columns, self.rnn_state_size))
         if num_steps % recurrence:
             raise ValueError(f"recurrence {recurrence} does not divide the {num_steps} steps of a trajectory")
-        obs = self._scaled({key: obs[key].flatten(0, 1) for key in self.keys})
+        return self.unroll_scaled(self.scaled({key: obs[key].flatten(0, 1) for key in self.keys}), first, rnn_state)
+
+    def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
+        """The rest of `unroll`, for observations {key} [(T+1)*B,*] that are `scaled` already."""
         if self.critic is None:
             features = self.actor.unroll(obs, first, rnn_state)
             return self._heads(features[:-1], features)
@@ -186,7 +189,8 @@ class ActorCritic(nn.Module):
         scaling.mean.copy_(mean)
         scaling.inv_std.copy_(inv_std)
 
-    def _scaled(self, obs: Observations) -> Observations:
+    def scaled(self, obs: Observations) -> Observations:
+        """Observations {key} [N,*] as the encoders see them; new tensors."""
         return {key: scaling(obs[key]) for key, scaling in zip(self.keys, self.scalings, strict=True)}
 
     def _split(self, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
