@@ -50,9 +50,3 @@ class EnvConfig:
         "start each env of the Python loop with a different number of random steps; impossible inside a native vector"
         " env",
     )
-    pixel_format: str = flag(
-        "CHW",
-        "axis order in which image observations are described to the model",
-        choices=("CHW", "HWC"),
-        fixed_on_resume=True,
-    )

@@ -269,7 +269,7 @@ def test_tuples_of_words() -> None:
         (["--recurrence=5"], "--rollout=32 is not a multiple of --recurrence=5"),
         (["--recurrence=64"], "--rollout=32 is not a multiple of --recurrence=64"),
         (["--microbatch_size=33"], "--microbatch_size=33 is not a multiple of --rollout=32"),
-        (["--microbatch_size=2048"], "--microbatch_size=2048 is larger than --batch_size=1024"),
+        (["--microbatch_size=2048"], "--microbatch_size=2048 is larger than --batch_size=256"),
         (["--lr_adaptive_min=1"], "--lr_adaptive_min=1 is above --lr_adaptive_max=0.01"),
         (["--num_envs_per_worker=3", "--worker_num_splits=2"],
          "--num_envs_per_worker=3 is not a multiple of --worker_num_splits=2"),
