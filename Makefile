@@ -1,56 +1,61 @@
-# Everything a bare machine needs is python3 (with venv) and make.
-SHELL := /bin/bash
+# `make train` and `make test` do all set-up by themselves; they need python3 (3.11 or newer, with venv) and nothing else.
+
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check --no-input
+# Written last, so that an interrupted installation is repeated, and so is one whose pinned versions have changed.
 STAMP := $(VENV)/.installed
 
 # One thread per process unless a process asks for more: many processes share the cores.
 export OMP_NUM_THREADS = 1
-# Another active environment must not leak into ours.
-unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
+# Neither another active environment nor personal pip settings may decide where packages come to lie.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 
 .PHONY: help install train test test-all lint bench clean
 
 help:
 	@echo "make train     set up, train CartPole-v1 to a mean return of 475, say what to type next"
-	@echo "make test      set up, run the test suite (at most 10 minutes)"
-	@echo "make test-all  the suite with everything that takes longer"
+	@echo "make test      set up, run the tests (at most 10 minutes)"
+	@echo "make test-all  the same with the slow tests"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed of the framework alone"
+	@echo "make clean     remove everything these commands made, except train_dir"
 
 install: $(STAMP)
 
-$(STAMP): setup.py constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	@# torch first, pinned: an unpinned one pulls gigabytes of CUDA packages
-	$(PIP) install --quiet -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
-	@touch $(STAMP)
-
 train: install
-	$(BIN)/python train_appo.py --env=CartPole-v1 --train_until_return=475
+	$(RUN) train_appo.py --env=CartPole-v1 --train_until_return=475
 	@echo
 	@echo "CartPole is solved. What next?"
-	@echo "  watch it play        $(BIN)/python enjoy_appo.py --env=CartPole-v1"
-	@echo "  train another env    $(BIN)/python train_appo.py --env=Pendulum-v1"
-	@echo "  train your own env   $(BIN)/python train_appo.py --env=my_package.my_module:MyEnv"
-	@echo "  all flags            $(BIN)/python train_appo.py --help"
+	@echo "  $(VENV)/bin/appo enjoy --env=CartPole-v1            watch it (--no_render on a machine without a display)"
+	@echo "  $(VENV)/bin/appo train --env=Acrobot-v1             train another environment"
+	@echo "  $(VENV)/bin/appo train --env=my_module:MyEnv        train your own, a gymnasium.Env in my_module.py"
+	@echo "  $(VENV)/bin/appo train --help                       all flags"
+	@echo "Curves are in train_dir/<run>/metrics.jsonl; tensorboard --logdir=train_dir draws them (pip install tensorboard)."
 
 test: install
-	$(BIN)/python -m pytest -m "not slow" --durations=10
+	$(RUN) -m pytest -q -m "not slow" --durations=10
 
 test-all: install
-	$(BIN)/python -m pytest --durations=20
+	$(RUN) -m pytest -q --durations=20
 
 lint: install
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
 
 bench: install
-	$(BIN)/python -m benchmarks.framework
+	$(RUN) -m benchmarks.framework
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first, by its pinned version: an unpinned one pulls gigabytes of CUDA packages.
+$(STAMP): constraints.txt setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed: make PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt torch setuptools wheel
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	@touch $@

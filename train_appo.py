@@ -2,7 +2,9 @@
 
 import sys
 
-from algorithms.cli import run_command, train
-
 if __name__ == "__main__":
+    try:
+        from algorithms.cli import run_command, train
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(run_command(lambda: train(sys.argv[1:])))

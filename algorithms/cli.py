@@ -1,10 +1,11 @@
 """The `appo` console script: one sub-command per tool, each also a script of its own in the repository."""
 
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from utils.command_line import print_and_exit, words_of
+from utils.command_line import flush_or_drop, print_and_exit, say, words_of
 from utils.errors import AppoError, UsageError
 from utils.values import nearest, shown
 
@@ -16,11 +17,14 @@ def run_command(command: Callable[[], int]) -> int:
     except AppoError as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         if error.exit_code != UsageError.exit_code:
-            sys.stderr.write(error.traceback)
+            cause = traceback.format_exception(error.__cause__) if error.__cause__ else ()
+            sys.stderr.write(error.traceback or "".join(cause))
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         return 130
+    finally:
+        flush_or_drop()
 
 
 def train(argv: Sequence[str]) -> int:
@@ -30,7 +34,7 @@ def train(argv: Sequence[str]) -> int:
     _print_version_if_asked(argv)
     config, origins = resolve(parse_train_flags(argv))
     for line in describe(config.to_flat(), origins):
-        print(line, flush=True)  # noqa: T201 (the console is this command's interface)
+        say(line)
     from algorithms.appo.appo import train as start
 
     return start(config)

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.spec import MASK_KEY, Array, EpisodeStats, ObservationSpec, flat_observation_spaces, observation_specs
-from utils.errors import AppoError, EnvironmentFailure
+from utils.errors import AppoError, EnvironmentFailure, StopNow
 
 Path = tuple[str, ...]
 Copy = Callable[[Array, Array], None]
@@ -22,9 +22,9 @@ def reraise(name: str, error: BaseException) -> NoReturn:
     """Raise what came out of an environment's code as an `EnvironmentFailure` of one line.
 
     Errors that already are one line for the user pass, and so does a Ctrl-C. An environment's own KeyboardInterrupt
-    cannot be told from a Ctrl-C where Python's default handler is installed; worker processes install another.
+    cannot be told from a Ctrl-C where Python's default handler is installed; all training processes install another.
     """
-    if isinstance(error, AppoError):
+    if isinstance(error, AppoError | StopNow):
         raise error
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         raise error

@@ -67,12 +67,18 @@ def check_name(config: EnvConfig) -> None:
 
 
 def make_group(
-    config: EnvConfig, num_envs: int, *, worker_index: int = 0, seed: int = 0, decorrelate_steps: int = 0
+    config: EnvConfig,
+    num_envs: int,
+    *,
+    worker_index: int = 0,
+    seed: int = 0,
+    decorrelate_steps: int = 0,
+    render_mode: str | None = None,
 ) -> GroupEnv:
     """Make the environments of one group: our own loop, or the environment's native vector.
 
     `seed` and `worker_index` only decide the random walks of `decorrelate_steps` (in [0, decorrelate_steps) per env,
-    Python loop only); the environments are seeded by `reset`.
+    Python loop only); the environments are seeded by `reset`. A render mode is for the Python loop only.
 
     Raises:
         UsageError: the environment cannot be found, made or used as asked.
@@ -82,7 +88,7 @@ def make_group(
     if _is_native(config, target):
         return GymVector(lambda: _make_vector(config, target, num_envs), name=config.env)
     return PythonLoop(
-        [lambda: make_single(config)] * num_envs,
+        [lambda: make_single(config, render_mode)] * num_envs,
         name=config.env,
         seed=(seed, worker_index),
         decorrelate_steps=decorrelate_steps if config.decorrelate_envs_on_one_worker else 0,

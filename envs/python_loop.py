@@ -108,7 +108,7 @@ class PythonLoop:
             self.current_env = index
             try:
                 env.close()
-            except Exception as error:  # what was learned must not be lost to an environment's clean-up
+            except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
                 warnings.warn(f"{self.name} raised {type(error).__name__} in close: {one_line(error)}", stacklevel=2)
 
     def _build(self, env_fns: Sequence[Callable[[], SingleEnv]]) -> None:

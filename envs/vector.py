@@ -96,7 +96,7 @@ class GymVector:
         self._closed = True
         try:
             self._env.close()
-        except Exception as error:  # what was learned must not be lost to an environment's clean-up
+        except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
             warnings.warn(f"{self.name} raised {type(error).__name__} in close: {one_line(error)}", stacklevel=2)
 
     def _write_outcome(self, row: StepRow, reward: Any, terminated: Any, truncated: Any) -> None:

@@ -1,6 +1,7 @@
 """Flags on a command line: exact names only, one-line errors with the nearest name, help grouped by part."""
 
 import argparse
+import contextlib
 import os
 import re
 import sys
@@ -62,12 +63,25 @@ def wants_help(argv: Iterable[str]) -> bool:
 
 def print_and_exit(text: str) -> NoReturn:
     """Print and end the program with success, quietly even when the reader (`| head`) has gone."""
-    try:
-        sys.stdout.write(text.rstrip("\n") + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    say(text.rstrip("\n"))
     raise SystemExit(0)
+
+
+def say(text: str) -> None:
+    """Print a line on stdout; when its reader has gone or the disk is full, this and all that follows is dropped."""
+    with contextlib.suppress(OSError):
+        sys.stdout.write(text + "\n")
+    flush_or_drop()
+
+
+def flush_or_drop() -> None:
+    """Flush stdout; what cannot be written is dropped, as the interpreter would otherwise complain at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)
 
 
 def negation(name: str) -> str:

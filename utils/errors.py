@@ -50,6 +50,10 @@ class Interrupted(AppoError):
     exit_code = 130
 
 
+class StopNow(BaseException):
+    """A second Ctrl-C: end at once, without saving. No `Exception`, so that nothing on the way out handles it."""
+
+
 class Terminated(Interrupted):
     """SIGTERM: as `Interrupted`, with the exit code schedulers expect."""
 

@@ -1,7 +1,8 @@
 """Asynchronous PPO: which memory, queues and processes exist. The wiring of a run, from top to bottom."""
 
+import contextlib
 import logging
-import multiprocessing
+import math
 import secrets
 import time
 from pathlib import Path
@@ -15,18 +16,19 @@ from algorithms.runtime import launch
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.channels import Links
 from algorithms.runtime.checkpointing import Checkpointing, resume
+from algorithms.runtime.janitor import Janitor
 from algorithms.runtime.messages import Address, WorkerFailed
 from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.node import Node
 from algorithms.runtime.process import Heartbeat, ProcessPlan
 from algorithms.runtime.runner import Budget, InProcess, Processes, Runner, Workers
-from algorithms.runtime.signals import SignalWatch, StopNow
+from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.supervisor import Supervisor, WorkerError
 from algorithms.runtime.topology import Topology, check_slots, slots_per_group
 from envs.make import check_name
 from utils import cpu
-from utils.errors import Interrupted, ResourceError, UsageError
+from utils.errors import Interrupted, ResourceError, StopNow, UsageError
 from utils.files import append_json_line, write_json_atomic
 from utils.lock import RunLock
 from utils.logging import configure
@@ -74,15 +76,18 @@ class APPO:
         self.cores = cpu.available_cores()
         self.device = choose_device(config.run.device)
         self.monitor: Monitor | None = None
+        self.janitor = Janitor()
 
     def run(self) -> str:
         """Why the run ended."""
         self._write_status("starting")
         try:
-            reason = self._run()
+            with self.janitor:
+                reason = self._run()
         except BaseException as error:
             state = "interrupted" if isinstance(error, Interrupted | StopNow) else "failed"
-            self._write_status(state, str(error))
+            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+                self._write_status(state, str(error))
             raise
         self._write_status("finished", reason)
         return reason
@@ -90,7 +95,9 @@ class APPO:
     def _run(self) -> str:
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
         if self.config.sampling.inference != "serial":
-            launch.start_fork_server(with_torch=self.config.sampling.inference != "central")
+            # On the CPU every process is forked from a server that has torch; on CUDA only actors that act are.
+            with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
+            launch.start_fork_server(self.janitor, with_torch=with_torch)
         found = self._probe()
         self.signals.check()
         placement = choose_placement(self.config, self.cores, self.device, found.forward_seconds)
@@ -119,8 +126,14 @@ class APPO:
             cpu.allocator_settings()
             cpu.limit_threads(self.config.sampling.learner_main_loop_num_cores)
             return probe(self.config, rows)
-        timeout = self.config.sampling.reset_timeout_seconds
-        answer = launch.ask_process(probe_in_process, (self.config, rows), timeout, self.signals)
+        answer = launch.ask_process(
+            probe_in_process,
+            (self.config, rows),
+            log_path=self._log_path("probe"),
+            timeout_seconds=self.config.sampling.reset_timeout_seconds,
+            signals=self.signals,
+            janitor=self.janitor,
+        )
         if isinstance(answer, WorkerFailed):
             raise WorkerError(answer.summary, answer.exit_code, answer.traceback)
         assert isinstance(answer, Probe)
@@ -174,7 +187,7 @@ class APPO:
     def _processes(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """Every worker in the process that the topology gives it."""
         links = Links(blueprint.topology)
-        supervisor = Supervisor(links.bells, self.config.sampling.reset_timeout_seconds)
+        supervisor = Supervisor(links.bells, self.janitor, self.config.sampling.reset_timeout_seconds)
 
         def start() -> None:
             for row, name in enumerate(blueprint.topology.processes()):
@@ -199,13 +212,15 @@ class APPO:
             workers=workers,
             links=links.of(name, workers) if links else None,
             arena=arena,
-            log_path=(self.directory / "logs" / f"{name}.log").absolute(),
-            parent_pid=multiprocessing.current_process().pid or 0,
+            log_path=self._log_path(name),
             niceness=s.default_niceness + EXTRA_NICENESS[role],
             cores=self._cores_of(workers[0], blueprint.topology),
             threads=s.learner_main_loop_num_cores if role == "learner" else 1 if single else self.cores,
             visible_gpus=gpus,
         )
+
+    def _log_path(self, name: str) -> Path:
+        return (self.directory / "logs" / f"{name}.log").absolute()
 
     def _cores_of(self, worker: Address, topology: Topology) -> frozenset[int]:
         """Actors are pinned where there are whole cores to pin them to; learners and policy workers never."""
@@ -221,7 +236,8 @@ class APPO:
 
     def _write_status(self, state: str, reason: str = "") -> None:
         totals = self.monitor.totals() if self.monitor else {}
-        returns = [p.episode_return.mean for p in self.monitor.policies if p.episodes] if self.monitor else []
+        means = [p.episode_return.mean for p in self.monitor.policies if p.episodes] if self.monitor else []
+        returns = [mean if math.isfinite(mean) else None for mean in means]
         status = {"state": state, "reason": reason, "time": time.time(), "totals": totals, "return_mean": returns}
         write_json_atomic(self.directory / "status.json", status)
 

@@ -4,21 +4,17 @@ An environment that hangs or crashes at once, or leaves things behind, does so t
 """
 
 import contextlib
-import signal
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from algorithms.appo.config import Config
-from algorithms.runtime import prctl
-from algorithms.runtime.process import failure_of
+from algorithms.runtime.process import failure_of, isolate
 from utils import cpu
 
 
-def probe_in_process(pipe: Connection, config: Config, rows: tuple[int, ...]) -> None:
+def probe_in_process(pipe: Connection, log_path: Path, config: Config, rows: tuple[int, ...]) -> None:
     """Send a `Probe`, or a `WorkerFailed` that says why there is none."""
-    prctl.die_with_parent(prctl.server_pid)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    isolate("probe", log_path, leads_group=True)
     cpu.limit_threads(1)
     try:
         from algorithms.appo.probe import probe

@@ -56,6 +56,7 @@ class BatchCounts(NamedTuple):
     released: int  # slots given back
     discarded: int  # steps too old to train on
     in_flight: int  # steps neither trained nor discarded yet
+    held: int  # slots received and not given back
 
 
 class BatchSource(Protocol):
@@ -139,6 +140,8 @@ class ColumnBatches:
                 self.held.append(message)
             else:
                 yield self._release(message)
+        if self.filled < self.num_columns and len(self.held) == len(self.trajectories.owner):
+            yield from self.trained()  # with every slot of the run held, nothing could arrive to fill the batch
 
     def take(self) -> Batch | None:
         """The batch when it is full, else None; its tensors are overwritten by the next `fill`."""
@@ -164,7 +167,8 @@ class ColumnBatches:
         in_flight = self.staged_samples
         for i, message in enumerate(self.queue):
             in_flight += int(np.count_nonzero(self._mine(message.slot)[:, self.next_column if i == 0 else 0 :]))
-        return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight)
+        held = len(self.queue) + len(self.held)
+        return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
 
     def _mine(self, slot: int) -> Array:
         """[T, R] valid steps of this policy."""

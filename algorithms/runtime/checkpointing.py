@@ -45,19 +45,23 @@ class Checkpointing:
         now = time.monotonic()
         self._due = now + config.save_every_sec
         self._milestone_due = now + config.save_milestones_sec if config.save_milestones_sec > 0 else float("inf")
+        self._owes_milestone: set[int] = set()  # policies
 
     def handle(self, message: Message) -> None:
         """Write the state of a policy whose learner has put it into its block."""
         if isinstance(message, StateSaved):
-            busy = self._pending.get(message.policy)
-            if busy is None or busy.done():
-                now = time.monotonic()
-                milestone = now >= self._milestone_due
-                self._pending[message.policy] = self._writer.submit(self._write, message.policy, milestone)
+            last = self._pending.get(message.policy)
+            if last is None or last.done():
+                if last is not None:
+                    last.result()  # whatever is no `AppoError` is a bug, and must not pass unnoticed in a thread
+                self._pending[message.policy] = self._writer.submit(self._write, message.policy)
 
     def tick(self, now: float) -> Iterator[Message]:
         """Ask for states when a checkpoint is due."""
-        if now >= min(self._due, self._milestone_due):
+        if now >= self._milestone_due:
+            self._due, self._milestone_due = now, now + self.config.save_milestones_sec
+            self._owes_milestone.update(range(len(self.blocks)))
+        if now >= self._due:
             self._due = now + self.config.save_every_sec
             for policy in range(len(self.blocks)):
                 yield SaveState(policy)
@@ -70,16 +74,16 @@ class Checkpointing:
         """
         self._writer.shutdown(wait=True)
         for policy in range(len(self.blocks)):
-            self._save(policy, milestone=False)
+            self._save(policy)
 
-    def _write(self, policy: int, milestone: bool) -> None:
+    def _write(self, policy: int) -> None:
         """A failed save, of a full disk for example, costs nothing but that save: the older checkpoints are intact."""
         try:
-            self._save(policy, milestone)
+            self._save(policy)
         except AppoError as error:
             log.warning("checkpoint of policy %d not saved, will be tried again: %s", policy, error)
 
-    def _save(self, policy: int, milestone: bool) -> None:
+    def _save(self, policy: int) -> None:
         state = self.blocks[policy].read()
         if state is None or state.meta["env_steps"] == self._saved_steps.get(policy):
             return
@@ -89,9 +93,9 @@ class Checkpointing:
         path = checkpoint.save(parent, checkpoint.checkpoint_name(steps), files)
         self._saved_steps[policy] = steps
         log.info("saved %s", path)
-        if milestone:
-            self._milestone_due = time.monotonic() + self.config.save_milestones_sec
+        if policy in self._owes_milestone:
             checkpoint.save(parent / "milestones", checkpoint.checkpoint_name(steps), files)
+            self._owes_milestone.discard(policy)
         checkpoint.prune(parent, self.config.keep_checkpoints)
 
 

@@ -16,6 +16,7 @@ from algorithms.runtime.episodes import Episodes
 from algorithms.runtime.messages import ActionRequest, EpisodesDone, SlotReleased, TrajectoryReady
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from envs.spec import GroupEnv, StepRow
+from utils.failpoints import failpoint
 
 Outgoing = ActionRequest | TrajectoryReady | EpisodesDone
 
@@ -85,8 +86,7 @@ class EnvGroup:
         self._carry_policy = np.zeros(carried.shape, np.int32)
 
     def begin(self) -> Iterator[Outgoing]:
-        """Reset the environments and ask for the first actions."""
-        self.reset()
+        """Ask for the first actions; the environments have been reset."""
         yield from self._begin_trajectory()
 
     def reset(self) -> None:
@@ -101,6 +101,7 @@ class EnvGroup:
             yield from self._hand_over()
             return
         now = self.steps[slot][step]
+        failpoint("actor.step")
         stats = self.envs.step(now.action, now.out)
         if self.envs.spec.same_step:
             now.valid[:] = True
@@ -164,6 +165,7 @@ class EnvGroup:
         if start:  # the steps before a late start were never taken
             t.first[slot, : start + 1] = True
             t.valid[slot, :start] = False
+            t.policy_id[slot, :start] = self._carry_policy
         self.slot, self.step = slot, start
         yield from self._request()
 

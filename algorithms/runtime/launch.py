@@ -2,6 +2,8 @@
 
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import signal
 import time
@@ -11,7 +13,9 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Literal
 
+from algorithms.runtime.janitor import Janitor, kill_group
 from algorithms.runtime.messages import Message
+from algorithms.runtime.process import cause_of_death, crash_report
 from algorithms.runtime.signals import SignalWatch
 from utils.errors import EnvironmentFailure
 
@@ -20,7 +24,7 @@ Outbox = Callable[[Message], None]
 QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.1
 ROOT = Path(__file__).resolve().parents[2]
-ORIGINAL_PATH = "APPO_ORIGINAL_PYTHONPATH"
+ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
 
 
 class _Server:
@@ -39,23 +43,27 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_fork_server(*, with_torch: bool) -> None:
+def start_fork_server(janitor: Janitor, *, with_torch: bool) -> None:
     """Start the fork server, whose children start in milliseconds; it loads its modules while main goes on.
 
     It must find our packages wherever it is started from, and must not find a stranger's `utils` in the working
     directory; so it is told where they are and that the working directory is no place for packages.
     """
-    modules = ["algorithms.runtime.fork_server"] + ["algorithms.appo.build"] * with_torch
+    modules = ["algorithms.appo.fork_server"] + ["algorithms.appo.build"] * with_torch
     multiprocessing.set_forkserver_preload(modules)
     if _Server.has_torch is None:
         _Server.has_torch = with_torch
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH", ORIGINAL_PATH)}
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH", ORIGINAL_PATH, MAIN_PID)}
     os.environ[ORIGINAL_PATH] = before["PYTHONPATH"] or ""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
     os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ[MAIN_PID] = str(os.getpid())
     try:
+        # The tracker unblocks signals when it starts (CPython 3.11), so it must be there before they are blocked.
+        multiprocessing.resource_tracker.ensure_running()
         with signals_blocked():
             multiprocessing.forkserver.ensure_running()
+        janitor.watch_directory(Path(multiprocessing.util.get_temp_dir()))  # the server's socket lies there
     finally:
         for name, value in before.items():
             if value is None:
@@ -75,9 +83,15 @@ def can_fork(device: str) -> bool:
 
 
 def ask_process(
-    target: Callable[..., None], arguments: tuple[object, ...], timeout_seconds: float, signals: SignalWatch
+    target: Callable[..., None],
+    arguments: tuple[object, ...],
+    *,
+    log_path: Path,
+    timeout_seconds: float,
+    signals: SignalWatch,
+    janitor: Janitor,
 ) -> object:
-    """Run `target(pipe, *arguments)` in a process and return the one thing it sends.
+    """Run `target(pipe, log_path, *arguments)` in a process that leads a group; return the one thing it sends.
 
     Raises:
         EnvironmentFailure: it died or took too long.
@@ -85,10 +99,11 @@ def ask_process(
     """
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=False)
-    with signals_blocked():
+    process = context.Process(target=target, args=(theirs, log_path, *arguments), daemon=False)
+    with signals.raising():  # the fork server answers when it has loaded its modules; it has blocked signals itself
         process.start()
     theirs.close()
+    janitor.watch(process.pid or 0)
     deadline = time.monotonic() + timeout_seconds
     try:
         while True:
@@ -99,17 +114,20 @@ def ask_process(
                 raise EnvironmentFailure(f"making the environment took longer than {timeout_seconds:g} seconds")
     except EOFError:
         process.join(1.0)
-        raise EnvironmentFailure(
-            f"the process that tried the environment died with exit code {process.exitcode}"
-        ) from None
+        failure = EnvironmentFailure(cause_of_death("the process that tried the environment", process.exitcode))
+        failure.traceback = crash_report(log_path)
+        raise failure from None
     finally:
         process.kill()
         process.join(1.0)
         ours.close()
+        kill_group(process.pid or 0)
+        janitor.forget(process.pid or 0)
 
 
 def restore_environment() -> None:
     """In the fork server: undo what `start_fork_server` set for it alone."""
+    os.environ.pop(MAIN_PID, None)
     os.environ.pop("PYTHONSAFEPATH", None)
     original = os.environ.pop(ORIGINAL_PATH, "")
     os.environ.pop("PYTHONPATH", None)

@@ -83,7 +83,7 @@ class LearnerWorker:
     ) -> None:
         self.address, self.plan, self.learner = address, plan, learner
         self.batches, self.ring, self.block = batches, ring, block
-        self.totals = {"env_steps": 0, "samples": 0, "discarded": 0, "trajectories": 0, "released": 0, "in_flight": 0}
+        self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "batches": 0, **batches.counts()._asdict()}
         self.lag_sum = self.lag_samples = self.lag_max = 0
         self.stopped = False
         if (state := block.read()) is not None:
@@ -137,6 +137,7 @@ class LearnerWorker:
     def _count(self, batch: Batch) -> None:
         """Count the valid steps of a batch once, and how old they are in updates."""
         samples = int(batch.valid.sum())
+        self.totals["batches"] += 1
         self.totals["samples"] += samples
         self.totals["env_steps"] += samples * self.plan.frames_per_step
         lag = (self.learner.version - batch.policy_version)[batch.valid]
@@ -154,9 +155,8 @@ class LearnerWorker:
 
     def _refresh_totals(self) -> None:
         counts = self.batches.counts()
+        self.totals |= counts._asdict()
         self.totals["discarded"] = self._discarded_before + counts.discarded
-        self.totals["trajectories"], self.totals["released"] = counts.trajectories, counts.released
-        self.totals["in_flight"] = counts.in_flight
         self.totals["updates"] = self.learner.updates
 
     def _report(self) -> LearnerReport:

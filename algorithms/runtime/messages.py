@@ -117,7 +117,7 @@ class LearnerReport(NamedTuple):
 
     policy: int
     version: int
-    totals: dict[str, int]  # env_steps, samples, discarded, updates, trajectories, released, in_flight
+    totals: dict[str, int]  # env_steps, samples, discarded, updates, batches, and as `BatchCounts`
     metrics: dict[str, float]  # TensorBoard tag -> mean since the last report
 
 

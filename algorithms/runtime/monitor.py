@@ -148,8 +148,9 @@ class Monitor:
             part += f", lag {lag:.1f}" if lag is not None else ""
             if progress.episode_return.count:
                 part += f", return {progress.episode_return.mean:.2f} over {progress.episode_return.count} episodes"
-            left = (self.budget_env_steps - progress.totals["env_steps"]) / rates[60.0] if rates[60.0] > 0 else math.inf
-            part += f", {left / 60:.0f} min left" if left < LONGEST_SHOWN_SECONDS else ""
+            left = max(0, self.budget_env_steps - progress.totals["env_steps"])
+            seconds = left / rates[60.0] if rates[60.0] > 0 else math.inf
+            part += f", {seconds / 60:.0f} min left" if seconds < LONGEST_SHOWN_SECONDS else ""
             parts.append(part)
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
             collected = sum(totals["collected"] for totals in self.workers.values())

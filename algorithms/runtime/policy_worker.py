@@ -15,6 +15,7 @@ from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Me
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from algorithms.runtime.weights import WeightRing
 from envs.spec import MASK_KEY, EnvSpec
+from utils.failpoints import failpoint
 
 
 class ActingModel(Protocol):
@@ -111,6 +112,7 @@ class PolicyWorker:
     def answer(self, requests: list[ActionRequest]) -> Iterator[ActionsReady]:
         """Answer the requests with one forward pass over their K x R rows."""
         self._refresh_weights()
+        failpoint("pw.forward")
         if self.plan.spec.same_step:
             for request in requests:
                 self._value_final_observations(request)

@@ -1,6 +1,7 @@
 """The shell around the workers of one process: start, signals, the loop, and how errors leave it."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ from utils import cpu, failpoints, logging
 from utils.errors import AppoError
 
 IDLE_SECONDS = 0.2
+REPORT_LINES = 200
+LOST = 255  # what multiprocessing says of a child whose fork server is gone
 
 
 class Activity(IntEnum):
@@ -66,7 +69,6 @@ class ProcessPlan:
         links: doorbells and queues; None when all workers live in main.
         arena: the shared memory.
         log_path: its log file.
-        parent_pid: of main; a child of the fork server knows its parent by itself.
         niceness: relative to main.
         cores: to which it is pinned; empty: not pinned.
         threads: of its numeric libraries.
@@ -80,12 +82,16 @@ class ProcessPlan:
     links: ProcessLinks | None
     arena: Arena
     log_path: Path
-    parent_pid: int
     niceness: int
     cores: frozenset[int]
     threads: int
     visible_gpus: str | None = None
     generation: int = 0
+
+    @property
+    def runs_environments(self) -> bool:
+        """Whether foreign code runs here, which may start processes of its own."""
+        return any(worker.role == "actor" for worker in self.workers)
 
 
 Build = Callable[[ProcessPlan, Heartbeat], Mapping[Address, Worker]]
@@ -116,18 +122,57 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
 
 
 def failure_of(name: str, error: BaseException) -> WorkerFailed:
-    """What main is told about an error."""
-    exit_code = error.exit_code if isinstance(error, AppoError) else 1
-    summary = str(error) if isinstance(error, AppoError) else f"{type(error).__name__}: {error}"
-    return WorkerFailed(name, exit_code, summary, "".join(traceback.format_exception(error)))
+    """What main is told about an error; one that puts another into a line shows the traceback of that other."""
+    if not isinstance(error, AppoError):
+        return WorkerFailed(name, 1, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+    trace = "".join(traceback.format_exception(error.__cause__ or error))
+    return WorkerFailed(name, error.exit_code, str(error), trace)
+
+
+def cause_of_death(name: str, exit_code: int | None) -> str:
+    """One line about a process that ended without a word."""
+    if exit_code == LOST:
+        return f"{name} was lost: the fork server that started it has ended"
+    if exit_code is None or exit_code >= 0:
+        return f"{name} ended unexpectedly with exit code {exit_code}"
+    hint = " (out of memory?)" if -exit_code == signal.SIGKILL else ""
+    return f"{name} was killed by {signal.Signals(-exit_code).name}{hint}"
+
+
+def crash_report(log_path: Path) -> str:
+    """The Python stacks that a process which crashed in C code left at the end of its log; empty if it left none."""
+    lines = logging.tail(log_path, REPORT_LINES)
+    starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    return "\n".join(lines[starts[-1] :]) + "\n" if starts else ""
+
+
+def isolate(name: str, log_path: Path, *, leads_group: bool) -> None:
+    """Make this process deaf to signals meant for main, and what it prints part of its log.
+
+    Args:
+        name: of the process.
+        log_path: what environments and libraries print belongs there, not between main's lines.
+        leads_group: whether it leads a process group, so that what its environments start can be ended with it.
+    """
+    prctl.die_with_parent(prctl.server_pid or main_pid())
+    if leads_group:
+        os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # only main reacts; it will tell us
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # main blocks signals while it starts a process
+    logging.configure(name, log_path)
+    _redirect_output(log_path)
+
+
+def main_pid() -> int | None:
+    """The process that asked for this one, whoever started it."""
+    parent = multiprocessing.parent_process()
+    return parent.pid if parent else None
 
 
 def _enter(plan: ProcessPlan) -> None:
     """What must hold in this process before anything is built."""
-    prctl.die_with_parent(prctl.server_pid or plan.parent_pid)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # only main reacts; it will tell us
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # main blocks signals while it starts a process
+    isolate(plan.name, plan.log_path, leads_group=plan.runs_environments)
     cpu.allocator_settings()
     cpu.set_niceness(plan.niceness)
     if plan.cores:
@@ -135,13 +180,10 @@ def _enter(plan: ProcessPlan) -> None:
     cpu.limit_threads(plan.threads)
     if plan.visible_gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = plan.visible_gpus
-    logging.configure(plan.name, plan.log_path)
-    _redirect_output(plan.log_path)
     failpoints.arm(worker=plan.workers[0].index)
 
 
 def _redirect_output(path: Path) -> None:
-    """What environments and libraries print belongs in the log file of the process, not between main's lines."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 4.0
+STOP_SHARES = {"actor": 0.4, "policy_worker": 0.5, "learner": 1.0}  # of the time, when each must have ended
 BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES = 2_000_000, 1_000_000
 
 
@@ -149,6 +150,7 @@ class Processes:
     ) -> None:
         self.supervisor, self.topology, self._start, self.signals = supervisor, topology, start, signals
         self._home = {w: name for name, workers in topology.processes().items() for w in workers}
+        self._begun = False
 
     def start(self) -> None:
         """Start all processes and, when the last of them is ready, let them begin."""
@@ -161,6 +163,7 @@ class Processes:
                     waiting.discard(name)
         for name in self.topology.processes():
             self.supervisor.send(name, Begin())
+        self._begun = True
 
     def poll(self, timeout_seconds: float) -> list[Message]:
         """Messages for main."""
@@ -171,10 +174,16 @@ class Processes:
         self.supervisor.send(self._home[self.topology.address_of(message)], message)
 
     def stop(self, deadline: float) -> Iterator[Message]:
-        """End the actors first, then who acts for them, then the learners, so that every step is accounted for."""
-        names = [name for name in self.topology.processes() if name in self.supervisor.places]
-        for role in ("actor", "policy_worker", "learner"):
-            for _, message in self.supervisor.stop([n for n in names if n.startswith(role)], deadline):
+        """End the actors first, then who acts for them, then the learners, so that every step is accounted for.
+
+        Each role has its share of the time: an environment that hangs must not cost what was learned.
+        """
+        if not self._begun:  # nothing was sampled, and what is still starting would not hear it
+            return
+        now = time.monotonic()
+        for role, share in STOP_SHARES.items():
+            names = [name for name in self.supervisor.places if name.startswith(role)]
+            for _, message in self.supervisor.stop(names, now + share * (deadline - now)):
                 yield message
 
     def close(self) -> None:
@@ -210,13 +219,20 @@ class Runner:
             try:
                 reason = self._train()
             except Exception:
-                self._finish()
+                self._save_what_can_be()
                 raise
             self._finish()
             return reason
         finally:
             self.workers.close()
             self.monitor.close()
+
+    def _save_what_can_be(self) -> None:
+        """After a failure, which a failure to save must not hide."""
+        try:
+            self._finish()
+        except Exception as error:
+            log.warning("what was learned last is not saved: %s: %s", type(error).__name__, error)
 
     def _train(self) -> str:
         self.workers.start()

@@ -13,13 +13,23 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
 from algorithms.runtime.channels import Doorbell
+from algorithms.runtime.janitor import Janitor, kill_group
 from algorithms.runtime.messages import Message, Stop, WorkerFailed
-from algorithms.runtime.process import Activity, Build, Heartbeat, ProcessPlan, run_process
+from algorithms.runtime.process import (
+    Activity,
+    Build,
+    Heartbeat,
+    ProcessPlan,
+    cause_of_death,
+    crash_report,
+    run_process,
+)
 from utils.errors import AppoError
 from utils.logging import tail
 
 JOIN_SECONDS = 1.0
 STACK_SECONDS = 1.0
+EXIT_CODE_SECONDS = 0.5
 
 
 class WorkerError(AppoError):
@@ -45,11 +55,12 @@ class Supervisor:
 
     Args:
         bells: doorbell of every process by name.
+        janitor: told which process groups there are.
         reset_timeout_seconds: how long environments may take for their first reset.
     """
 
-    def __init__(self, bells: Mapping[str, Doorbell], reset_timeout_seconds: float) -> None:
-        self.bells, self.reset_timeout_seconds = bells, reset_timeout_seconds
+    def __init__(self, bells: Mapping[str, Doorbell], janitor: Janitor, reset_timeout_seconds: float) -> None:
+        self.bells, self.janitor, self.reset_timeout_seconds = bells, janitor, reset_timeout_seconds
         self.places: dict[str, Place] = {}
 
     def start(self, context: ForkServerContext | SpawnContext, plan: ProcessPlan, build: Build) -> None:
@@ -58,6 +69,8 @@ class Supervisor:
         process = context.Process(target=run_process, args=(plan, theirs, build), name=plan.name, daemon=False)
         process.start()
         theirs.close()
+        if plan.runs_environments:
+            self.janitor.watch(process.pid or 0)
         self.places[plan.name] = Place(plan, process, ours, Heartbeat(plan.arena, plan.row))
 
     def poll(self, timeout_seconds: float) -> list[tuple[str, Message]]:
@@ -77,7 +90,7 @@ class Supervisor:
                 if sender == name and isinstance(message, WorkerFailed):
                     raise WorkerError(f"{name}: {message.summary}", message.exit_code, message.traceback)
             if place.process.sentinel in ready:
-                raise WorkerError(_cause_of_death(name, place.process))
+                raise _death(place)
         self._check_resets()
         return messages
 
@@ -105,7 +118,7 @@ class Supervisor:
                     del running[name]
 
     def kill_all(self) -> None:
-        """End whatever still runs, and forget all processes."""
+        """End whatever still runs, what environments have started included, and forget all processes."""
         for place in self.places.values():
             if place.process.is_alive():
                 place.process.kill()
@@ -113,6 +126,9 @@ class Supervisor:
         for place in self.places.values():
             place.process.join(max(0.0, deadline - time.monotonic()))
             place.pipe.close()
+            if place.plan.runs_environments:
+                kill_group(place.process.pid or 0)
+                self.janitor.forget(place.process.pid or 0)
         self.places.clear()
 
     def _check_resets(self) -> None:
@@ -157,10 +173,7 @@ def _closed(waitable: object) -> bool:
     return isinstance(waitable, Connection) and waitable.closed
 
 
-def _cause_of_death(name: str, process: BaseProcess) -> str:
-    process.join(0.5)
-    code = process.exitcode
-    if code is None or code >= 0:
-        return f"{name} ended unexpectedly with exit code {code}"
-    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-    return f"{name} was killed by {signal.Signals(-code).name}{hint}"
+def _death(place: Place) -> WorkerError:
+    place.process.join(EXIT_CODE_SECONDS)
+    summary = cause_of_death(place.plan.name, place.process.exitcode)
+    return WorkerError(summary, traceback=crash_report(place.plan.log_path))

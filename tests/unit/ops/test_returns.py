@@ -196,6 +196,13 @@ class TestResetModes:
             result = vtrace(ratio=tensor(1, 1), **case, final_value=final_value, gamma=1.0)
             assert_column(result.target[:1], expected)
 
+    def test_a_done_ends_the_trace_even_where_no_reset_follows(self) -> None:
+        """A horizon that is reported but not followed by a reset: bootstrapped, and nothing after it is seen."""
+        case = episode((1, 1000), (0, 4, 0), truncated=(0,))
+        for result in (vtrace(ratio=tensor(1, 1), **case, gamma=1.0), gae(**case, gamma=1.0, gae_lambda=1.0)):
+            assert_column(result.target, 5, 1000)
+            assert_column(result.advantage, 5, 996)
+
 
 class TestMistakesOfEarlierSystems:
     def test_last_step_is_bootstrapped_from_the_real_next_value(self) -> None:

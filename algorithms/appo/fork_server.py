@@ -7,13 +7,16 @@ the signal is not inherited. What all children need is imported here once, so th
 import gc
 import os
 
-import gymnasium  # noqa: F401 - imported for the children
+from algorithms.runtime import prctl
 
-from algorithms.appo import blueprint  # noqa: F401 - imported for the children
-from algorithms.runtime import launch, prctl
-
-prctl.die_with_parent()
-launch.restore_environment()
+prctl.die_with_parent(int(os.environ["APPO_MAIN_PID"]))  # before the imports that take long
 prctl.server_pid = os.getpid()
+
+import gymnasium  # noqa: E402, F401 - imported for the children
+
+from algorithms.appo import blueprint  # noqa: E402, F401 - imported for the children
+from algorithms.runtime import launch  # noqa: E402
+
+launch.restore_environment()
 gc.collect()
 gc.freeze()  # what is shared with the children is not touched by their collections, so its pages stay shared

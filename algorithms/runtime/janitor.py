@@ -1,0 +1,94 @@
+"""Ends what environments have started (game processes, renderers) when main can no longer do it.
+
+Workers die with main by themselves, but what their environments started would live on. So every process that runs an
+environment leads a process group, and main names the groups to a small process that outlives it. Run as a script, this
+file is that process: torch-free, in a session of its own, it reads until main has gone and then kills and removes what
+main has not taken back.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+JOIN_SECONDS = 1.0
+
+
+def kill_group(group: int) -> None:
+    """Kill all processes of a group; it may have none any more."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+class Janitor:
+    """Main's end of it: started before any worker, told what to clean up should main be killed."""
+
+    def __init__(self) -> None:
+        self._directories: list[Path] = []
+
+    def __enter__(self) -> Self:
+        # -I and -S: nothing of the user's is imported, so it runs within milliseconds.
+        command = [sys.executable, "-I", "-S", __file__]
+        devnull = subprocess.DEVNULL
+        self._process = subprocess.Popen(  # noqa: S603 (our own file)
+            command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, bufsize=0, start_new_session=True
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        for directory in self._directories:  # main lives, and removes them itself
+            self._tell("-", directory)
+        self._process.stdin.close()
+        try:
+            self._process.wait(JOIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def watch(self, group: int) -> None:
+        """Remember a process group."""
+        self._tell("+", group)
+
+    def forget(self, group: int) -> None:
+        """Main has ended the group."""
+        self._tell("-", group)
+
+    def watch_directory(self, directory: Path) -> None:
+        """Remember a directory of temporary files; main removes it where it can."""
+        self._directories.append(directory)
+        self._tell("+", directory)
+
+    def _tell(self, sign: str, thing: int | Path) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # killed: the run goes on without it
+            self._process.stdin.write(f"{sign}{thing}\n".encode())
+
+
+def _main() -> None:
+    things: set[str] = set()
+    for line in sys.stdin:
+        (things.add if line[0] == "+" else things.discard)(line[1:].rstrip("\n"))
+    for thing in things:
+        if thing.isdecimal():
+            kill_group(int(thing))
+        else:
+            _remove(Path(thing))
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory and the files in it, but no directory in it."""
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,135 @@
+"""An environment that misbehaves on demand, torch-free: `--env=tests.chaos.hostile_env:Hostile --env_kwargs fault=...`.
+
+It does what `fault` names when it is called for the `at`-th time in `where` (init, reset, step or close), in processes
+whose name begins with `process` (`actor_1`, or nothing: all of them), and notes the moment in the file `stamp`.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+EPISODE_STEPS = 50
+NUM_CHILDREN = 2
+
+
+class HostileError(Exception):
+    """What the environment raises."""
+
+
+def _raise() -> None:
+    raise HostileError("out of cheese")
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(60.0)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt("of the environment")
+
+
+def _take_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(99))
+
+
+def _spam() -> None:
+    for _ in range(2000):
+        print("x" * 500)
+        print("y" * 500, file=sys.stderr)
+
+
+def _start_children() -> None:
+    for _ in range(NUM_CHILDREN):
+        subprocess.Popen(["sleep", "1000"])
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "raise": _raise,
+    "hang": _hang,
+    "sys_exit": lambda: sys.exit("bye"),
+    "os_exit": lambda: os._exit(7),
+    "segfault": lambda: ctypes.string_at(0),
+    "keyboard_interrupt": _interrupt,
+    "spam": _spam,
+    "take_signals": _take_signals,
+    "start_children": _start_children,
+    "slow": lambda: time.sleep(0.001),
+}
+"""What happens instead of the call; those that return let it go on."""
+
+POSITION = spaces.Box(-1.0, 1.0, (3,), np.float32)
+SPEED = spaces.Box(-1.0, 1.0, (2,), np.float32)
+ODD_OBSERVATIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "shape": lambda: {"position": np.zeros(4, np.float32), "speed": np.zeros(2, np.float32)},
+    "dtype": lambda: {"position": np.array(["a", "b", "c"]), "speed": np.zeros(2, np.float32)},
+    "missing_key": lambda: {"position": np.zeros(3, np.float32)},
+    "no_dict": lambda: np.zeros(3, np.float32),
+}
+ODD_SPACES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
+    "text": (spaces.Text(5), spaces.Discrete(2)),
+    "graph": (spaces.Graph(POSITION, None), spaces.Discrete(2)),
+    "dict_action": (POSITION, spaces.Dict({"a": spaces.Discrete(2)})),
+}
+
+
+class Hostile(gymnasium.Env[Any, Any]):
+    """Two vectors to see, two actions to take, episodes of `EPISODE_STEPS` steps, and a fault."""
+
+    def __init__(
+        self,
+        fault: str = "",
+        where: str = "step",
+        at: int = 1,
+        process: str = "",
+        stamp: str = "",
+        space: str = "",
+    ):
+        self.fault, self.where, self.at, self.process, self.stamp = fault, where, at, process, stamp
+        plain = spaces.Dict({"position": POSITION, "speed": SPEED}), spaces.Discrete(2)
+        self.observation_space, self.action_space = ODD_SPACES.get(space, plain)
+        self._calls = dict.fromkeys(("init", "reset", "step", "close"), 0)
+        self._steps = 0
+        self._call("init")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._call("reset"), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self._call("step"), 1.0, self._steps >= EPISODE_STEPS, False, {}
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, place: str) -> Any:
+        """Misbehave if it is time to; otherwise the observation."""
+        self._calls[place] += 1
+        if place == self.where and self._calls[place] == self.at and _process_name().startswith(self.process):
+            if self.stamp:
+                Path(self.stamp).write_text(repr(time.monotonic()))
+            if self.fault in ODD_OBSERVATIONS:
+                return ODD_OBSERVATIONS[self.fault]()
+            FAULTS[self.fault]()
+        return {"position": POSITION.sample(), "speed": SPEED.sample()}
+
+
+def _process_name() -> str:
+    module = sys.modules.get("multiprocessing.process")
+    return module.current_process().name if module else ""
+
+
+gymnasium.register("Hostile-v0", entry_point="tests.chaos.hostile_env:Hostile")

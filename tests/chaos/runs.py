@@ -1,0 +1,214 @@
+"""Training as a process of its own, all processes of which can be found, killed and counted."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKER = "APPO_TEST_RUN"
+HOSTILE = "tests.chaos.hostile_env:Hostile"
+START_SECONDS = 60.0
+POLL_SECONDS = 0.005
+
+SMALL = (
+    "--num_workers=2",
+    "--num_envs_per_worker=2",
+    "--rollout=8",
+    "--batch_size=64",
+    "--num_batches_per_iteration=1",
+    "--ppo_epochs=1",
+    "--use_rnn=False",
+    "--encoder_mlp_layers=16",
+    "--report_interval_seconds=0.2",
+    "--experiment_summaries_interval=0.2",
+    "--seed=1",
+)
+"""A run that starts fast and reports often."""
+
+
+class Ended(NamedTuple):
+    """How a run ended; `seconds` is how long it took from the call that waited for it."""
+
+    exit_code: int
+    seconds: float
+    stdout: str
+    stderr: str
+
+
+class TrainingRun:
+    """A run in `folder/train_dir/run`; a context manager that leaves nothing behind.
+
+    Args:
+        folder: for the run directory and the output.
+        flags: beside `SMALL`.
+        failpoints: value of APPO_FAILPOINTS.
+        script: what is run in place of train_appo.py.
+        piped: whether stdout is a pipe, `process.stdout`, and not a file.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        env: str = "CartPole-v1",
+        failpoints: str = "",
+        script: Path = ROOT / "train_appo.py",
+        piped: bool = False,
+    ):
+        self.directory = folder / "train_dir" / "run"
+        self.marker = uuid4().hex
+        self.temporary = Path(tempfile.mkdtemp(prefix="appo"))  # short: names of sockets have at most 107 bytes
+        self.paths = {name: folder / f"{name}_{self.marker}" for name in ("stdout", "stderr")}
+        where = [f"--env={env}", f"--train_dir={folder / 'train_dir'}", "--experiment=run"]
+        command = [sys.executable, str(script), *where, *SMALL, *flags]
+        environment = os.environ | {
+            MARKER: self.marker,
+            "APPO_FAILPOINTS": failpoints,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self.temporary),
+        }
+        with self.paths["stdout"].open("wb") as out, self.paths["stderr"].open("wb") as err:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else out,
+                stderr=err,
+                start_new_session=True,  # signals to its process group are what a terminal sends
+            )
+
+    def __enter__(self) -> "TrainingRun":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in processes_of(self.marker):
+            kill(pid)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    @property
+    def stdout(self) -> str:
+        return self.paths["stdout"].read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self.paths["stderr"].read_text()
+
+    def env_steps(self) -> int:
+        """The number last written to metrics.jsonl."""
+        path = self.directory / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return max([json.loads(line)["env_steps"] for line in lines if line.endswith("}")], default=0)
+
+    def wait_for_env_steps(self, count: int = 1) -> None:
+        self.wait_until(lambda: self.env_steps() >= count, f"{count} env steps")
+
+    def wait_until(self, condition: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
+        """Poll a condition while the run lives."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"no {what}; exit code {self.process.poll()}\n{self.stdout}\n{self.stderr}")
+            time.sleep(POLL_SECONDS)
+
+    def pid_of(self, role: str) -> int:
+        """The process of a role: main, fork_server, tracker, janitor, or the name of a worker."""
+        found = [pid for pid, name in self.roles().items() if name == role]
+        assert len(found) == 1, (role, self.roles())
+        return found[0]
+
+    def roles(self) -> dict[int, str]:
+        """All processes of the run with their roles."""
+        return {pid: "main" if pid == self.process.pid else _role_of(pid) for pid in processes_of(self.marker)}
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Signal the process group of main, as a terminal does."""
+        os.killpg(self.process.pid, number)
+
+    def wait(self, seconds: float = START_SECONDS) -> Ended:
+        """Wait for the end of main."""
+        begin = time.monotonic()
+        exit_code = self.process.wait(seconds)
+        return Ended(exit_code, time.monotonic() - begin, self.stdout, self.stderr)
+
+    def seconds_until_gone(self, limit: float) -> float:
+        """Wait until no process of the run is left."""
+        begin = time.monotonic()
+        while left := self.alive():
+            assert time.monotonic() - begin < limit, f"left after {limit} s: {left}"
+            time.sleep(POLL_SECONDS)
+        return time.monotonic() - begin
+
+    def left_behind(self) -> list[str]:
+        """Names in /tmp that multiprocessing makes for its sockets."""
+        return [name for name in os.listdir(self.temporary) if name.startswith("pymp-")]
+
+    def alive(self) -> dict[int, str]:
+        self.process.poll()
+        return self.roles()
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def processes_of(marker: str) -> list[int]:
+    """Living processes that carry the marker of a run in their environment."""
+    wanted = f"{MARKER}={marker}".encode()
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            try:
+                environment = Path(entry.path, "environ").read_bytes()  # empty for a zombie
+            except OSError:
+                continue
+            if wanted in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def _role_of(pid: int) -> str:
+    """By the log file that is a worker's stdout, else by the command line."""
+    try:
+        log = Path(os.readlink(f"/proc/{pid}/fd/1"))
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return "ended"
+    names = {"resource_tracker": "tracker", "janitor": "janitor", "sleep": "sleep"}
+    for word, name in names.items():
+        if word in command:
+            return name
+    if log.parent.name == "logs":
+        return log.stem
+    return "fork_server" if "forkserver" in command else "starting"
+
+
+def shared_memory_names() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def checkpoint_steps(directory: Path) -> list[int]:
+    """Env steps of the checkpoints of policy 0."""
+    names = [path.name for path in (directory / "checkpoint_p0").glob("ckpt_*")]
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"ckpt_(\d{12})", name)))

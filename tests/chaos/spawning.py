@@ -1,0 +1,12 @@
+"""train_appo.py as it works on CUDA: every process with a network is spawned."""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    from algorithms.cli import run_command, train
+    from algorithms.runtime import launch
+
+    launch.can_fork = lambda device: False
+    sys.exit(run_command(lambda: train(sys.argv[1:])))

@@ -1,0 +1,160 @@
+"""Whatever fails, the run ends soon, says why in the end, and saves what was learned."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.runs import HOSTILE, Ended, TrainingRun, checkpoint_steps, last_line
+
+END_SECONDS = 25.0  # the promise is 5
+RAISED = "tests.chaos.hostile_env.HostileError: out of cheese"
+
+
+def hostile(folder: Path, placement: str, *kwargs: str, flags: tuple[str, ...] = ()) -> tuple[Ended, float]:
+    """How a run with a hostile environment ended, and how long after the fault."""
+    stamp = folder / "stamp"
+    words = [f"--inference={placement}", *flags, "--env_kwargs", f"stamp={stamp}", *kwargs]
+    with TrainingRun(folder, *words, env=HOSTILE) as run:
+        ended = run.wait()
+        seconds = time.monotonic() - float(stamp.read_text())
+        run.seconds_until_gone(END_SECONDS)
+    print(f"{placement} {' '.join(kwargs)}: exit {ended.exit_code}, {seconds:.2f} s after the fault")
+    assert seconds < END_SECONDS
+    return ended, seconds
+
+
+@pytest.mark.parametrize(
+    ("placement", "where", "at", "process"),
+    [
+        ("local", "init", 1, ""),  # already in the process that tries the environment
+        pytest.param("local", "init", 1, "actor_1", marks=pytest.mark.slow),
+        ("local", "reset", 1, "actor_0"),
+        ("central", "step", 300, "actor_1"),
+        ("serial", "step", 300, ""),
+    ],
+)
+def test_an_environment_that_raises_ends_the_run_with_its_traceback_last(
+    tmp_path: Path, placement: str, where: str, at: int, process: str
+) -> None:
+    words = ("fault=raise", f"where={where}", f"at={at}", f"process={process}")
+    ended, _ = hostile(tmp_path, placement, *words)
+    assert ended.exit_code == 3
+    assert last_line(ended.stderr) == RAISED
+    assert ended.stderr.startswith("error: ")
+    assert "raised HostileError: out of cheese" in ended.stderr.splitlines()[0]
+    assert ended.stderr.count("Traceback (most recent call last)") == 1
+    if process:
+        assert f"error: {process}: " in ended.stderr
+    if where == "step":
+        assert len(checkpoint_steps(tmp_path / "train_dir" / "run")) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "exit_code", "words"),
+    [
+        ("sys_exit", "step", 3, "actor_1: tests.chaos.hostile_env:Hostile raised SystemExit: bye"),
+        ("segfault", "step", 1, "actor_1 was killed by SIGSEGV"),
+        ("missing_key", "step", 3, "speed"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("keyboard_interrupt", "reset", 3, "Hostile raised KeyboardInterrupt: of the environment"),
+                ("os_exit", "step", 1, "actor_1 ended unexpectedly with exit code 7"),
+                ("shape", "step", 3, "position"),
+                ("dtype", "step", 3, "position"),
+                ("no_dict", "step", 3, "Hostile"),
+            )
+        ),
+    ],
+)
+def test_other_ways_in_which_an_environment_ends_a_run(
+    tmp_path: Path, fault: str, where: str, exit_code: int, words: str
+) -> None:
+    at = 200 if where == "step" else 2
+    ended, _ = hostile(tmp_path, "local", f"fault={fault}", f"where={where}", f"at={at}", "process=actor_1")
+    assert ended.exit_code == exit_code
+    assert words in ended.stderr.splitlines()[0]
+    assert ended.stderr.startswith("error: actor_1")
+    if fault == "segfault":  # the Python stack of a crash in C code
+        assert "Fatal Python error: Segmentation fault" in ended.stderr
+        assert "string_at" in ended.stderr
+
+
+@pytest.mark.slow
+def test_an_environment_that_crashes_when_it_is_tried(tmp_path: Path) -> None:
+    ended, _ = hostile(tmp_path, "local", "fault=segfault", "where=init")
+    assert ended.exit_code == 3
+    assert "the process that tried the environment was killed by SIGSEGV" in ended.stderr.splitlines()[0]
+    assert "string_at" in ended.stderr
+
+
+@pytest.mark.parametrize(("where", "process"), [pytest.param("init", "", marks=pytest.mark.slow), ("reset", "actor_0")])
+def test_an_environment_that_hangs_at_the_start_is_named_with_its_stack(
+    tmp_path: Path, where: str, process: str
+) -> None:
+    words = ("fault=hang", f"where={where}", f"process={process}")
+    ended, seconds = hostile(tmp_path, "local", *words, flags=("--reset_timeout_seconds=4",))
+    assert ended.exit_code == 3
+    assert seconds > 3
+    if process:
+        assert ended.stderr.startswith("error: actor_0: the first reset of its environments took longer than 4 s")
+    else:
+        assert ended.stderr.startswith("error: making the environment took longer than 4 s")
+    assert "hostile_env.py" in ended.stderr
+    assert "in _hang" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("placement", "failpoint", "exit_code", "words"),
+    [
+        ("local", "learner.batch:raise@3", 1, "learner_0: FailpointError: failpoint learner.batch"),
+        ("central", "learner.step:exit=7@4", 1, "learner_0 ended unexpectedly with exit code 7"),
+        ("central", "pw.forward:raise@40", 1, "policy_worker_0.0: FailpointError: failpoint pw.forward"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("local", "learner.publish:kill9@5", 1, "learner_0 was killed by SIGKILL (out of memory?)"),
+                ("local", "actor.step:raise@40%w1", 1, "actor_1: FailpointError: failpoint actor.step"),
+                ("serial", "learner.step:raise@4", 1, "FailpointError: failpoint learner.step"),
+            )
+        ),
+    ],
+)
+def test_a_fault_of_our_own_ends_the_run_with_its_traceback_last(
+    tmp_path: Path, placement: str, failpoint: str, exit_code: int, words: str
+) -> None:
+    with TrainingRun(tmp_path, f"--inference={placement}", failpoints=failpoint) as run:
+        ended = run.wait()
+        run.seconds_until_gone(END_SECONDS)
+    assert ended.exit_code == exit_code
+    assert words in ended.stderr
+    if "raise" in failpoint:
+        place = failpoint.partition(":")[0]
+        assert last_line(ended.stderr) == f"utils.failpoints.FailpointError: failpoint {place}"
+    else:
+        assert last_line(ended.stderr) == f"error: {words}"
+
+
+def test_what_an_environment_prints_does_not_reach_main(tmp_path: Path) -> None:
+    kwargs = ["--env_kwargs", "fault=spam", "where=step", "at=20"]
+    with TrainingRun(tmp_path, "--inference=local", *kwargs, "--train_for_env_steps=5000", env=HOSTILE) as run:
+        ended = run.wait()
+    assert ended.exit_code == 0
+    assert ended.stderr == ""
+    assert "xxx" not in ended.stdout
+    log = (run.directory / "logs" / "actor_0.log").read_text()
+    assert "x" * 500 in log
+    assert "y" * 500 in log
+
+
+@pytest.mark.parametrize(
+    "fault", ["hang", pytest.param("raise", marks=pytest.mark.slow), pytest.param("sys_exit", marks=pytest.mark.slow)]
+)
+def test_an_environment_that_fails_to_close_changes_nothing(tmp_path: Path, fault: str) -> None:
+    kwargs = ["--env_kwargs", f"fault={fault}", "where=close", "process=actor"]
+    with TrainingRun(tmp_path, "--inference=local", *kwargs, "--train_for_env_steps=2000", env=HOSTILE) as run:
+        ended = run.wait()
+        run.seconds_until_gone(END_SECONDS)
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert checkpoint_steps(run.directory)[-1] >= 2000

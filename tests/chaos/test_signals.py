@@ -1,0 +1,111 @@
+"""Ctrl-C and its like, at any moment: what was learned is saved, the exit code tells, and nobody prints a traceback."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.runs import HOSTILE, TrainingRun, checkpoint_steps, kill
+from utils import checkpoint
+
+END_SECONDS = 25.0  # the promise is 5
+STOPPING = "\nstopping: saving what was learned; Ctrl-C again ends at once without saving\n"
+
+
+def interrupted_run(folder: Path, number: int, *flags: str, env: str = "CartPole-v1", after: int = 500) -> str:
+    """Signal a run that has reported some env steps; it must have saved at least those. Its stderr."""
+    with TrainingRun(folder, *flags, env=env) as run:
+        run.wait_for_env_steps(after)
+        reported = run.env_steps()
+        run.interrupt(number)
+        ended = run.wait()
+        run.seconds_until_gone(END_SECONDS)
+        print(f"{signal.Signals(number).name} {' '.join(flags)}: ended after {ended.seconds:.2f} s")
+    assert ended.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[signal.Signals(number)]
+    assert ended.seconds < END_SECONDS
+    assert "Traceback" not in ended.stderr
+    found = checkpoint.newest(run.directory / "checkpoint_p0")
+    assert found is not None
+    assert not found.damaged
+    assert checkpoint_steps(run.directory)[-1] >= reported
+    return ended.stderr
+
+
+@pytest.mark.parametrize("placement", ["local", "central", pytest.param("serial", marks=pytest.mark.slow)])
+def test_ctrl_c_saves(tmp_path: Path, placement: str) -> None:
+    assert interrupted_run(tmp_path, signal.SIGINT, f"--inference={placement}") == STOPPING
+
+
+@pytest.mark.parametrize("placement", ["serial", pytest.param("local", marks=pytest.mark.slow)])
+def test_sigterm_saves_though_an_environment_takes_all_signals(tmp_path: Path, placement: str) -> None:
+    kwargs = ["--env_kwargs", "fault=take_signals", "where=reset"]
+    assert interrupted_run(tmp_path, signal.SIGTERM, f"--inference={placement}", *kwargs, env=HOSTILE) == ""
+
+
+def test_ctrl_c_saves_though_an_environment_hangs(tmp_path: Path) -> None:
+    stamp = tmp_path / "stamp"
+    kwargs = ["--env_kwargs", "fault=hang", "at=1000", "process=actor_1", f"stamp={stamp}"]
+    with TrainingRun(tmp_path, "--inference=local", *kwargs, env=HOSTILE) as run:
+        run.wait_until(stamp.exists, "hang")
+        reported = run.env_steps()
+        run.interrupt()
+        ended = run.wait()
+        run.seconds_until_gone(END_SECONDS)
+        print(f"with a hanging environment: ended after {ended.seconds:.2f} s")
+    assert (ended.exit_code, ended.stderr) == (130, STOPPING)
+    assert ended.seconds < END_SECONDS
+    assert checkpoint_steps(run.directory)[-1] >= max(reported, 1)
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    """Though an environment hangs, so that the first one is still waiting."""
+    stamp = tmp_path / "stamp"
+    kwargs = ["--env_kwargs", "fault=hang", "at=500", "process=actor_1", f"stamp={stamp}"]
+    with TrainingRun(tmp_path, "--inference=local", *kwargs, env=HOSTILE) as run:
+        run.wait_until(stamp.exists, "hang")
+        run.interrupt()
+        run.wait_until(lambda: run.stderr == STOPPING, "answer to the first Ctrl-C")
+        run.interrupt()
+        ended = run.wait()
+        run.seconds_until_gone(END_SECONDS)
+        print(f"second Ctrl-C: ended after {ended.seconds:.2f} s")
+    assert (ended.exit_code, ended.stderr) == (130, STOPPING)
+    assert ended.seconds < 10.0  # the promise is 1 to 2
+
+
+def test_ctrl_c_during_start_up(tmp_path: Path) -> None:
+    for offset in (0.05, 0.3, 0.8, 1.6, 3.2):
+        folder = tmp_path / str(offset)
+        folder.mkdir()
+        with TrainingRun(folder, "--inference=local", "--num_workers=1") as run:
+            run.wait_until(lambda run=run: b"train_appo" in cmdline(run.process.pid), "interpreter")
+            time.sleep(offset)  # the moment is the subject; the outcome must not depend on it
+            run.interrupt()
+            ended = run.wait()
+            run.seconds_until_gone(END_SECONDS)
+            print(f"Ctrl-C {offset} s after the start: ended after {ended.seconds:.2f} s, {ended.stderr!r}")
+        assert "Traceback" not in ended.stderr
+        assert ended.exit_code == 130
+        assert len(ended.stderr.splitlines()) <= 2
+        assert ended.seconds < END_SECONDS
+
+
+def cmdline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_closed_terminal_and_a_reader_that_leaves_are_survived(tmp_path: Path) -> None:
+    """SIGHUP to everybody, and stdout a pipe that nobody reads any more, as with `| head -1`."""
+    flags = ["--inference=local", "--train_for_env_steps=8000"]
+    with TrainingRun(tmp_path, *flags, piped=True) as run:
+        assert run.process.stdout is not None
+        assert run.process.stdout.readline().startswith(b"env preset: ")
+        run.process.stdout.close()
+        run.wait_for_env_steps()
+        run.interrupt(signal.SIGHUP)
+        for pid in run.roles():
+            kill(pid, signal.SIGHUP)
+        ended = run.wait()
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert checkpoint_steps(run.directory)[-1] >= 8000

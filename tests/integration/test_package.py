@@ -1,0 +1,104 @@
+"""The wheel: built, installed without the repository in reach, and used from a directory full of bad names."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"algorithms", "envs", "utils"}
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tests", "benchmarks", *sorted(PACKAGES))
+
+
+def run(*words: str | Path, cwd: Path) -> str:
+    """Standard output of a command that must succeed; it sees neither the repository nor this environment's paths."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSAFEPATH")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    result = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, f"{words}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, as building leaves its traces in the source tree."""
+    source = tmp_path_factory.mktemp("source")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source / name)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", source / "dist", source, cwd=source)
+    (wheel,) = (source / "dist").glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a new environment that has the wheel, and after it the dependencies of this environment."""
+    home = tmp_path_factory.mktemp("installed") / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home.parent)
+    (packages,) = home.glob("lib/python*/site-packages")
+    # A path file names a folder whose own path files are not read: an editable install there stays out of sight.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    offline = ("--no-deps", "--no-index", "--quiet")
+    run(sys.executable, "-m", "pip", f"--python={home / 'bin/python'}", "install", *offline, wheel, cwd=home.parent)
+    return home / "bin"
+
+
+def test_the_wheel_holds_three_typed_packages_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
+    assert {name for name in names if name.endswith("py.typed")} == {f"{package}/py.typed" for package in PACKAGES}
+    tracked = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == tracked
+
+
+def test_the_console_script_explains_itself(binaries: Path, tmp_path: Path) -> None:
+    printed = run(binaries / "appo", "--help", cwd=tmp_path)
+    assert printed.startswith("usage: appo COMMAND")
+    assert "  train " in printed
+    assert "  enjoy " in printed
+    assert "--learning_rate" in run(binaries / "appo", "train", "--help", cwd=tmp_path)
+    assert run(binaries / "appo", "--version", cwd=tmp_path) == "appo 0.1.0\n"
+
+
+def test_the_installed_packages_are_used(binaries: Path, tmp_path: Path) -> None:
+    code = "import algorithms, envs, utils; print(*(m.__path__[0] for m in (algorithms, envs, utils)), sep='\\n')"
+    for line in run(binaries / "python", "-c", code, cwd=tmp_path).splitlines():
+        assert Path(line).is_relative_to(binaries.parent)
+
+
+@pytest.mark.parametrize("inference", ["local", "central"])
+def test_two_updates_beside_a_strangers_modules(binaries: Path, tmp_path: Path, inference: str) -> None:
+    for name in PACKAGES:
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported from the working directory')\n")
+    workers = (f"--inference={inference}", "--num_workers=1", "--num_envs_per_worker=4")
+    two_updates = ("--rollout=16", "--batch_size=64", "--num_batches_per_iteration=1", "--ppo_epochs=1")
+    budget = ("--train_for_env_steps=128", "--seed=1", "--experiment=first")
+    run(binaries / "appo", "train", "--env=CartPole-v1", *workers, *two_updates, *budget, cwd=tmp_path)
+    status = json.loads((tmp_path / "train_dir/first/status.json").read_text())
+    assert status["state"] == "finished"
+    assert status["totals"]["updates"] >= 2
+    (checkpoint,) = (tmp_path / "train_dir/first/checkpoint_p0").glob("ckpt_*")
+    assert {path.name for path in checkpoint.iterdir()} == {
+        "MANIFEST.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    }

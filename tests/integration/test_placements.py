@@ -1,0 +1,94 @@
+"""The same algorithm learns wherever its workers live."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.runs import Run, record, train
+
+TWO_WORKERS_TWO_EPOCHS = {"inference": "central", "policy_workers_per_policy": 2, "ppo_epochs": 2}
+SMALL_GRU = {"use_rnn": True, "hidden_size": 16, "recurrence": 8, "rollout": 16, "batch_size": 128}
+
+
+def check_it_learned(run: Run, goal: float) -> None:
+    assert run.status["state"] == "finished"
+    assert run.status["reason"].startswith("the mean return has reached")
+    assert min(run.status["return_mean"]) >= goal
+    assert run.series("reward/mean")[-1] >= goal
+    assert run.series("perf/episodes")[-1] >= run.config["stats_avg"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param({"inference": "serial"}, id="serial"),
+        pytest.param({"inference": "local"}, id="local"),
+        pytest.param({"inference": "central"}, id="central"),
+        pytest.param(TWO_WORKERS_TWO_EPOCHS, id="central-2-workers-2-epochs"),
+    ],
+)
+def test_cartpole_is_learned(tmp_path: Path, flags: dict[str, object]) -> None:
+    run = record(tmp_path / "run", env="CartPole-v1", train_until_return=150, train_for_env_steps=150_000, **flags)
+    check_it_learned(run, 150)
+    assert run.reason == run.status["reason"]
+    if flags is TWO_WORKERS_TWO_EPOCHS:
+        assert run.totals["updates"] == 2 * 4 * run.totals["batches"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param({"inference": "serial"}, id="serial"),
+        pytest.param({"inference": "local"}, id="local"),
+        pytest.param({"inference": "central"}, id="central"),
+        pytest.param(TWO_WORKERS_TWO_EPOCHS, id="central-2-workers-2-epochs"),
+        pytest.param({}, id="auto"),
+    ],
+)
+def test_cartpole_is_solved_by_the_command(tmp_path: Path, flags: dict[str, object]) -> None:
+    run = train(tmp_path / "run", env="CartPole-v1", train_until_return=475, train_for_env_steps=500_000, **flags)
+    check_it_learned(run, 475)
+
+
+@pytest.mark.parametrize("inference", ["serial", "local", "central"])
+def test_two_policies_both_learn(tmp_path: Path, inference: str) -> None:
+    """A policy that does not learn gets about 20."""
+    run = record(
+        tmp_path / "run",
+        env="CartPole-v1",
+        inference=inference,
+        num_policies=2,
+        train_until_return=45,
+        train_for_env_steps=100_000,
+    )
+    check_it_learned(run, 45)
+    assert len(run.status["return_mean"]) == 2
+    for policy in range(2):
+        totals = run.learners[policy]
+        assert totals["updates"] == run.state(policy)["adam_steps"] == 16 * totals["batches"] > 0
+        assert run.series("reward/mean", policy)[-1] >= 45
+        assert run.series("perf/episodes", policy)[-1] >= 100
+    mine, other = run.weights(0), run.weights(1)
+    assert all(not np.array_equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param({"env": "CartPole-v1"}, id="mlp"),
+        pytest.param({"env": "CartPole-v1", "num_policies": 2, "ppo_epochs": 2, **SMALL_GRU}, id="gru-2-policies"),
+        pytest.param({"env": "toy/Target-v0", "microbatch_size": 64, **SMALL_GRU}, id="gru-continuous-microbatches"),
+    ],
+)
+def test_serial_runs_of_one_seed_are_identical(tmp_path: Path, flags: dict[str, object]) -> None:
+    first, second, other = (
+        record(tmp_path / name, inference="serial", train_for_env_steps=3000, **{"seed": seed, **flags})
+        for name, seed in (("first", 5), ("second", 5), ("other", 6))
+    )
+    for policy in range(first.config["num_policies"]):
+        assert first.checkpoint(policy) == second.checkpoint(policy)
+        assert first.checkpoint(policy)["model.safetensors"] != other.checkpoint(policy)["model.safetensors"]
+        assert first.state(policy)["updates"] > 0

@@ -1,0 +1,203 @@
+"""With a learning rate of 0 the learner recomputes, from whole runs, exactly what the acting policy computed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.appo.build import new_model
+from algorithms.runtime.trajectories import Trajectories
+from tests.integration.runs import SerialRun, record
+
+ROLLOUT = 16
+TOLERANCE = 1e-5  # of |difference| / (1 + |value|), in float32
+FAULT = 1e-3
+COMMON: dict[str, object] = {
+    "learning_rate": 0,
+    "verify_reproduction": True,
+    "rollout": ROLLOUT,
+    "batch_size": 128,
+    "num_batches_per_iteration": 2,
+    "ppo_epochs": 2,
+    "encoder_mlp_layers": 24,
+    "hidden_size": 24,
+    "normalize_input": True,
+    "normalize_returns": True,
+    "num_envs_per_worker": 8,
+    "train_for_env_steps": 4000,
+}
+MODELS: dict[str, dict[str, object]] = {
+    "mlp": {"use_rnn": False},
+    "gru": {"use_rnn": True, "rnn_type": "gru"},
+    "lstm": {"use_rnn": True, "rnn_type": "lstm"},
+    "gru-apart": {"use_rnn": True, "actor_critic_share_weights": False, "recurrence": ROLLOUT // 2},
+}
+ENVS: dict[str, dict[str, object]] = {
+    "discrete": {"env": "CartPole-v1"},
+    "box": {"env": "toy/Target-v0"},
+    "same-step": {"env": "toy/Counter-v0", "env_kwargs": '{"autoreset_mode": "SameStep"}'},
+}
+QUICK = {
+    "serial": [(model, env) for model in MODELS for env in ("discrete", "box")] + [("lstm", "same-step")],
+    "local": [("mlp", "box"), ("gru", "discrete"), ("gru", "same-step"), ("lstm", "box"), ("gru-apart", "discrete")],
+    "central": [("mlp", "discrete"), ("lstm", "discrete"), ("gru-apart", "box"), ("gru", "same-step")],
+}
+CASES = [
+    pytest.param(inference, model, env, marks=[] if (model, env) in quick else pytest.mark.slow)
+    for inference, quick in QUICK.items()
+    for model in MODELS
+    for env in ENVS
+]
+
+
+@pytest.mark.parametrize(("inference", "model", "env"), CASES)
+def test_the_learner_reproduces_what_was_acted(tmp_path: Path, inference: str, model: str, env: str) -> None:
+    workers = 1 if inference == "serial" else 2
+    flags: dict[str, Any] = COMMON | MODELS[model] | ENVS[env] | {"inference": inference, "num_workers": workers}
+    run = record(tmp_path / "run", **flags)
+    assert run.series("train/reproduction_steps")[-1] == run.totals["samples"] >= 4000
+    assert run.series("train/reproduction_error")[-1] <= TOLERANCE
+    # It was no run of one version of the statistics, and acting and learning were apart where they can be.
+    assert run.totals["updates"] >= 50
+    assert inference == "serial" or max(run.reported("train/policy_lag_max")) > 0
+
+
+@pytest.mark.parametrize("inference", ["local", "central"])
+def test_policies_that_share_slots_are_reproduced(tmp_path: Path, inference: str) -> None:
+    flags: dict[str, Any] = COMMON | MODELS["gru"] | ENVS["discrete"] | {"inference": inference, "num_workers": 2}
+    run = record(tmp_path / "run", **flags | {"num_policies": 2, "train_for_env_steps": 2000})
+    for policy in range(2):
+        assert run.series("train/reproduction_steps", policy)[-1] == run.learners[policy]["samples"] >= 2000
+        assert run.series("train/reproduction_error", policy)[-1] <= TOLERANCE
+
+
+def serial_run(directory: Path, model: str, env: str = "discrete", **more: object) -> SerialRun:
+    flags: dict[str, Any] = COMMON | MODELS[model] | ENVS[env] | {"train_for_env_steps": 1500} | more
+    return SerialRun(directory, **flags)
+
+
+class LaggingStatistics(dict[int, torch.Tensor]):
+    """The weights of the version before the one asked for, as if an actor had not noticed the newest."""
+
+    def __getitem__(self, version: int) -> torch.Tensor:
+        return super().__getitem__(max(1, version - 1))
+
+
+Unroll = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], Any]
+
+
+def rolled_obs(obs: dict[str, torch.Tensor], first: torch.Tensor, dim: int) -> dict[str, torch.Tensor]:
+    return {key: o.reshape(*first.shape, -1).roll(1, dim).reshape(o.shape) for key, o in obs.items()}
+
+
+def one_stale_column(state: torch.Tensor) -> torch.Tensor:
+    stale = state.clone()
+    stale[:, 0] = 0
+    return stale
+
+
+FAULTS: dict[str, Callable[[Unroll], Unroll]] = {
+    "ignores first": lambda unroll: lambda obs, first, state: unroll(obs, torch.zeros_like(first), state),
+    "first is a step late": lambda unroll: lambda obs, first, state: unroll(obs, first.roll(1, 0), state),
+    "rows shifted by one": lambda unroll: lambda obs, first, state: unroll(rolled_obs(obs, first, 1), first, state),
+    "steps shifted by one": lambda unroll: lambda obs, first, state: unroll(rolled_obs(obs, first, 0), first, state),
+    "state of the next row": lambda unroll: lambda obs, first, state: unroll(obs, first, state.roll(1, 1)),
+    "stale state of one column": lambda unroll: lambda obs, first, state: unroll(obs, first, one_stale_column(state)),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "fault"), [("gru", fault) for fault in FAULTS] + [("mlp", "rows shifted by one"), ("lstm", "ignores first")]
+)
+def test_a_faulty_unroll_is_caught(tmp_path: Path, model: str, fault: str) -> None:
+    run = serial_run(tmp_path / "run", model)
+    learner = run.worker("learner").learner
+    learner.model.unroll_scaled = FAULTS[fault](learner.model.unroll_scaled)
+    for _ in run.turns():
+        pass
+    assert learner.compared >= 1500
+    assert learner.largest > FAULT
+
+
+def test_statistics_of_another_version_are_caught(tmp_path: Path) -> None:
+    run = serial_run(tmp_path / "run", "mlp")
+    learner = run.worker("learner").learner
+    learner.published = LaggingStatistics(learner.published)
+    for _ in run.turns():
+        pass
+    assert learner.largest > FAULT
+
+
+def test_without_a_fault_the_same_run_is_reproduced(tmp_path: Path) -> None:
+    run = serial_run(tmp_path / "run", "gru")
+    for _ in run.turns():
+        pass
+    learner = run.worker("learner").learner
+    assert learner.compared >= 1500
+    assert learner.largest <= TOLERANCE
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A copy of a slot as it was handed over."""
+
+    obs: dict[str, torch.Tensor]
+    first: torch.Tensor
+    version: np.ndarray
+    rnn_state: torch.Tensor
+
+
+def collect_slots(run: SerialRun, stale_at: int | None = None) -> list[Slot]:
+    """Every slot of the run's one group, in order; at one turn the live state may miss a step."""
+    shared = Trajectories.attach(run.arena, run.blueprint.spec)
+    live = run.worker("policy_worker").live_state
+    slots, handed_over, before = [], shared.sequence.copy(), live.clone()
+    for turn in run.turns():
+        if turn == stale_at:
+            live.copy_(before)
+        before.copy_(live)
+        for slot in np.flatnonzero(shared.sequence != handed_over):
+            obs = {key: torch.from_numpy(a[slot].copy()) for key, a in shared.obs.items()}
+            first, state = (torch.from_numpy(a[slot].copy()) for a in (shared.first, shared.rnn_state))
+            slots.append(Slot(obs, first, shared.policy_version[slot].copy(), state))
+        handed_over = shared.sequence.copy()
+    return slots
+
+
+@torch.no_grad()
+def largest_gap(run: SerialRun, slots: list[Slot]) -> float:
+    """Unroll every slot from its stored state: the largest |difference| to the states stored after that."""
+    flat = new_model(run.config, run.blueprint.spec, "cpu")
+    published, segment = run.worker("learner").learner.published, run.config.learning.segment_steps
+    gap = 0.0
+    for slot, following in zip(slots, slots[1:], strict=False):
+        assert all(torch.equal(slot.obs[key][ROLLOUT], following.obs[key][0]) for key in slot.obs)
+        assert torch.equal(slot.first[ROLLOUT], following.first[0])
+        stored = [*slot.rnn_state, following.rnn_state[0]]
+        state = stored[0]
+        for step in range(ROLLOUT):
+            (version,) = set(slot.version[step].tolist())
+            flat.flat.copy_(published[version])
+            _, _, state = flat.module.act({k: o[step] for k, o in slot.obs.items()}, slot.first[step], state)
+            if (step + 1) % segment == 0:
+                gap = max(gap, float((state - stored[(step + 1) // segment]).abs().max()))
+    return gap
+
+
+@pytest.mark.parametrize(("model", "env"), [("gru", "discrete"), ("lstm", "box"), ("gru-apart", "discrete")])
+def test_the_recurrent_state_is_continuous_across_slots(tmp_path: Path, model: str, env: str) -> None:
+    run = serial_run(tmp_path / "run", model, env)
+    slots = collect_slots(run)
+    assert len(slots) >= 10
+    assert sum(bool(slot.rnn_state[0].abs().max() > 0.01) for slot in slots) >= len(slots) - 1
+    assert largest_gap(run, slots) <= TOLERANCE
+
+
+def test_a_state_that_missed_a_step_is_caught(tmp_path: Path) -> None:
+    run = serial_run(tmp_path / "run", "gru")
+    assert largest_gap(run, collect_slots(run, stale_at=5 * ROLLOUT + 7)) > FAULT
+    assert run.worker("learner").learner.largest > FAULT

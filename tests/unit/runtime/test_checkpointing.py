@@ -1,0 +1,252 @@
+import errno
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from algorithms.runtime import checkpointing as module
+from algorithms.runtime.arena import Arena
+from algorithms.runtime.checkpointing import Checkpointing, Table, decode, encode, resume
+from algorithms.runtime.config import RunConfig
+from algorithms.runtime.messages import SaveState, StateSaved
+from algorithms.runtime.state_block import LearnerState, StateBlock
+from utils import checkpoint, failpoints
+from utils.errors import CheckpointError, UsageError
+
+TABLE: Table = [("z.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())]
+SIZE, MOMENTS = 9, 4
+
+
+def state_of(env_steps: int) -> LearnerState:
+    vectors = np.random.default_rng(env_steps).standard_normal((3, SIZE)).astype(np.float32)
+    meta = {"version": 5, "learning_rate": 0.1, "generator": "AAE=", "env_steps": env_steps, "samples": env_steps // 4}
+    return LearnerState(vectors, np.array([1.0, np.pi, -1e300, 5e-324]), meta)
+
+
+def assert_same(found: LearnerState | None, expected: LearnerState) -> None:
+    assert found is not None
+    assert found.vectors.tobytes() == expected.vectors.tobytes()
+    assert found.moments.tobytes() == expected.moments.tobytes()
+    assert {name: found.meta[name] for name in expected.meta} == expected.meta
+
+
+def blocks_of(count: int = 1) -> list[StateBlock]:
+    arena = Arena.create([f for p in range(count) for f in StateBlock.declare(p, SIZE, MOMENTS)])
+    return [StateBlock(arena, policy) for policy in range(count)]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+
+
+class Saving:
+    """Checkpointing of a run in a directory, the blocks it reads, and the clock it looks at."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, policies: int = 1, **flags: int) -> None:
+        self.directory, self.blocks, self.now = directory, blocks_of(policies), 1000.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        self.checkpointing = Checkpointing(directory, RunConfig(**flags), self.blocks, TABLE)  # type: ignore[arg-type]
+
+    def learned(self, env_steps: int, policy: int = 0) -> None:
+        """The learner has written its state and said so; wait for the writer."""
+        self.blocks[policy].write(state_of(env_steps))
+        self.checkpointing.handle(StateSaved(policy, env_steps))
+        self.checkpointing._pending[policy].result(60)
+
+    def asked(self, seconds: float) -> list[SaveState]:
+        self.now += seconds
+        return list(self.checkpointing.tick(self.now))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def disarm() -> Iterator[None]:
+    yield
+    failpoints.arm("")
+
+
+def test_encoding_and_decoding_is_exact() -> None:
+    state = state_of(40)
+    files = encode(state, TABLE)
+    assert sorted(files) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    assert json.loads(files["state.json"])["format"] == 1
+    decoded, table = decode(files, TABLE)
+    assert_same(decoded, state)
+    assert table == TABLE
+
+
+def test_weights_are_found_by_name_whatever_their_order() -> None:
+    decoded, table = decode(encode(state_of(40), TABLE))
+    assert sorted(table) == sorted(TABLE)
+    start = {name: 0 for name, _ in table}
+    for place, (name, shape) in zip(np.cumsum([0] + [int(np.prod(s)) for _, s in table]), table, strict=False):
+        start[name] = int(place)
+        assert shape == dict(TABLE)[name]
+    assert np.array_equal(decoded.vectors[:, start["a.bias"] : start["a.bias"] + 2], state_of(40).vectors[:, 6:8])
+    assert np.array_equal(decoded.vectors[:, start["scale"]], state_of(40).vectors[:, 8])
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            [("z.weight", (3, 2)), ("a.bias", (2,)), ("scale", ())],
+            r"1 weights differ, first z.weight: saved \(2, 3\), expected \(3, 2\)",
+        ),
+        ([*TABLE, ("new", (1,))], r"1 weights differ, first new: saved none, expected \(1,\)"),
+        (TABLE[:1], r"2 weights differ, first scale: saved \(\), expected none"),
+        ([("z.weight", (2, 3)), ("b.bias", (2,)), ("scale", ())], "2 weights differ, first b.bias"),
+    ],
+)
+def test_the_weights_of_another_model_are_refused(table: Table, message: str) -> None:
+    with pytest.raises(UsageError, match=f"the checkpoint belongs to another model; {message}"):
+        decode(encode(state_of(40), TABLE), table)
+
+
+def test_a_state_that_was_saved_is_resumed_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, policies=2)
+    saving.learned(100)
+    saving.learned(300)
+    saving.learned(250, policy=1)
+    blocks = blocks_of(2)
+    assert resume(tmp_path, blocks, TABLE) == [300, 250]
+    assert_same(blocks[0].read(), state_of(300))
+    assert_same(blocks[1].read(), state_of(250))
+    saving.checkpointing.finish()
+
+
+def test_without_checkpoints_a_run_starts_from_nothing(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint_p1").mkdir()
+    blocks = blocks_of(2)
+    assert resume(tmp_path, blocks, TABLE) == [0, 0]
+    assert [block.read() for block in blocks] == [None, None]
+
+
+def test_resuming_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.learned(100)
+    saving.checkpointing.finish()
+    with pytest.raises(UsageError, match="another model"):
+        resume(tmp_path, blocks_of(), TABLE[:2])
+
+
+def test_a_damaged_checkpoint_is_skipped_and_moved_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.learned(100)
+    saving.learned(200)
+    saving.checkpointing.finish()
+    parent = tmp_path / "checkpoint_p0"
+    file = parent / "ckpt_000000000200" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    blocks = blocks_of()
+    with caplog.at_level(logging.WARNING):
+        assert resume(tmp_path, blocks, TABLE) == [100]
+    assert_same(blocks[0].read(), state_of(100))
+    assert "damaged checkpoint skipped" in caplog.text
+    assert names(parent) == ["ckpt_000000000100", "corrupt"]
+
+
+def test_nothing_is_started_from_scratch_when_all_checkpoints_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.learned(100)
+    saving.checkpointing.finish()
+    (tmp_path / "checkpoint_p0" / "ckpt_000000000100" / "state.json").unlink()
+    with pytest.raises(CheckpointError):
+        resume(tmp_path, blocks_of(), TABLE)
+
+
+def test_states_are_asked_for_when_they_are_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, policies=2, save_every_sec=60)
+    assert saving.asked(59.0) == []
+    assert saving.asked(1.0) == [SaveState(0), SaveState(1)]
+    assert saving.asked(0.1) == []
+    assert saving.asked(60.0) == [SaveState(0), SaveState(1)]
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, keep_checkpoints=2)
+    for env_steps in (100, 200, 300, 400):
+        saving.learned(env_steps)
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000300", "ckpt_000000000400"]
+    saving.checkpointing.finish()
+
+
+def test_milestones_are_kept_for_ever_one_of_every_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, policies=2, keep_checkpoints=1, save_every_sec=1000, save_milestones_sec=100)
+    for policy in range(2):
+        saving.learned(10, policy)
+    assert saving.asked(100.0) == [SaveState(0), SaveState(1)]
+    assert saving.asked(0.1) == []  # asked once, however long the learners take
+    for env_steps in (20, 30):
+        for policy in range(2):
+            saving.learned(env_steps, policy)
+    assert saving.asked(100.0) == [SaveState(0), SaveState(1)]
+    saving.learned(40, 1)
+    for policy in range(2):
+        milestones = names(tmp_path / f"checkpoint_p{policy}" / "milestones")
+        assert milestones == ["ckpt_000000000020", "ckpt_000000000040"][: 1 + policy]
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000030", "milestones"]
+    saving.checkpointing.finish()
+
+
+def test_without_milestones_none_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, save_every_sec=10)
+    saving.asked(10_000.0)
+    saving.learned(10)
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000010"]
+
+
+def test_a_state_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.learned(100)
+    directory = tmp_path / "checkpoint_p0" / "ckpt_000000000100"
+    inode = directory.stat().st_ino
+    saving.checkpointing.handle(StateSaved(0, 100))
+    saving.checkpointing.finish()
+    assert directory.stat().st_ino == inode
+
+
+def test_the_end_saves_what_was_learned_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, policies=3)
+    saving.learned(100)
+    saving.blocks[0].write(state_of(170))
+    saving.blocks[1].write(state_of(60))
+    saving.checkpointing.finish()
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100", "ckpt_000000000170"]
+    assert names(tmp_path / "checkpoint_p1") == ["ckpt_000000000060"]
+    assert names(tmp_path / "checkpoint_p2") == []  # it never had a state
+
+
+def test_a_full_disk_costs_one_checkpoint_and_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, disarm: None
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, save_milestones_sec=100)
+    saving.learned(100)
+    failpoints.arm("ckpt.rename:enospc")
+    with caplog.at_level(logging.WARNING):
+        saving.asked(100.0)
+        saving.learned(200)
+    assert "checkpoint of policy 0 not saved, will be tried again" in caplog.text
+    assert os.strerror(errno.ENOSPC) in caplog.text
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]
+    failpoints.arm("")
+    saving.learned(300)
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100", "ckpt_000000000300", "milestones"]
+    assert checkpoint.newest(tmp_path / "checkpoint_p0" / "milestones") is not None  # owed since the disk was full
+    saving.checkpointing.finish()
+
+
+def test_a_bug_in_the_writer_does_not_pass_unnoticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.checkpointing.table = [("z.weight", (1000, 1000))]
+    with pytest.raises(ValueError, match="reshape"):
+        saving.learned(100)
+    with pytest.raises(ValueError, match="reshape"):
+        saving.checkpointing.handle(StateSaved(0, 100))

@@ -1,0 +1,279 @@
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from algorithms.runtime import learner_worker as module
+from algorithms.runtime.batches import Batch, ColumnBatches
+from algorithms.runtime.flat_module import FlatModule
+from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
+from algorithms.runtime.messages import (
+    Address,
+    LearnerReport,
+    Message,
+    SaveState,
+    SlotReleased,
+    StateSaved,
+    Stop,
+    TrajectoryReady,
+)
+from algorithms.runtime.state_block import LearnerState, StateBlock
+from algorithms.runtime.weights import WeightRing
+from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
+
+WEIGHTS = 3
+ROWS, ROLLOUT = 3, 4
+
+
+class CountingLearner:
+    """An algorithm that takes two steps on every batch, each of which adds 1 to every weight."""
+
+    def __init__(self) -> None:
+        module = nn.Linear(2, 1)
+        self.flat = FlatModule(module)
+        self.flat.flat.zero_()
+        self.version, self.updates = 1, 0
+        self.progress: list[float] = []
+        self.samples: list[int] = []
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        self.progress.append(progress)
+        self.samples.append(int(batch.valid.sum()))
+        for _ in range(2):
+            self.flat.flat.add_(1.0)
+            self.version += 1
+            self.updates += 1
+            yield
+
+    def metrics(self) -> dict[str, float]:
+        return {"loss": 0.5}
+
+    def state(self) -> LearnerState:
+        vectors = np.tile(self.flat.flat.numpy(), (3, 1))
+        return LearnerState(vectors, np.array([self.updates], np.float64), {"version": self.version, "updates": self.updates})
+
+    def restore(self, state: LearnerState) -> None:
+        self.flat.flat.copy_(torch.from_numpy(state.vectors[0]))
+        self.version, self.updates = state.meta["version"], state.meta["updates"]
+
+
+class Training:
+    """A learner worker of batches of one slot, and the clock it looks at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: World | None = None, **plan: int) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        if world is None:
+            more = (*WeightRing.declare(0, WEIGHTS), *StateBlock.declare(0, WEIGHTS, 1))
+            world = world_of(more=more)
+            number_all(world)
+        self.world = world
+        self.ring, self.block = WeightRing(world.arena, 0), StateBlock(world.arena, 0)
+        limits = {"frames_per_step": 4, "env_steps": 10**9, "samples": 10**9, "max_policy_lag": 20, **plan}
+        self.learner = CountingLearner()
+        batches = ColumnBatches(world.trajectories, 0, ROWS, limits["max_policy_lag"], False, 1)
+        self.worker = LearnerWorker(
+            Address("learner", 0), TrainingPlan(**limits, device="cpu"), self.learner, batches, self.ring, self.block
+        )  # fmt: skip
+
+    def told(self, message: Message) -> list[Message]:
+        return list(self.worker.handle(message))
+
+    def give(self, slot: int) -> TrajectoryReady:
+        message = hand_over(self.world, slot)
+        assert self.told(message) == []
+        return message
+
+    def work(self) -> list[Message]:
+        return list(self.worker.work())
+
+    def report(self) -> LearnerReport:
+        """What it would report now."""
+        return self.worker._report()
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+    return Training(monkeypatch)
+
+
+def test_initial_weights_are_published_as_version_1(training: Training) -> None:
+    version, weights = training.ring.fetch(0)
+    assert version == 1
+    assert weights is not None
+    assert weights.tolist() == [0.0] * WEIGHTS
+    assert not training.worker.pending()
+
+
+def test_weights_are_published_after_every_optimizer_step(training: Training) -> None:
+    training.give(0)
+    assert training.worker.pending()
+    seen = []
+    for _ in training.worker.work():
+        seen.append(training.ring.fetch(0))
+    version, weights = training.ring.fetch(0)
+    assert version == training.learner.version == 3
+    assert weights is not None
+    assert weights.tolist() == [2.0] * WEIGHTS
+    assert training.world.arena["weights.0.sequence"].tolist() == [0, 2, 4, 6]  # version 2 was published too
+    assert not training.worker.pending()
+
+
+def test_slots_are_released_before_training_starts(training: Training) -> None:
+    training.give(2)
+    messages = training.worker.work()
+    assert next(messages) == SlotReleased(0, 2, 1)
+    assert training.learner.samples == []
+    assert list(messages) == []
+    assert training.learner.samples == [ROWS * ROLLOUT]
+
+
+def test_every_valid_step_is_counted_once(training: Training) -> None:
+    training.world.trajectories.valid[0, 1, 2] = False
+    for slot in (0, 1):
+        training.give(slot)
+        training.work()
+    report = training.report()
+    assert report.policy == 0
+    assert report.version == 5
+    assert report.totals == {
+        "samples": 23, "env_steps": 92, "discarded": 0, "updates": 4, "batches": 2, "trajectories": 2, "released": 2,
+        "in_flight": 0, "held": 0,
+    }  # fmt: skip
+    assert training.learner.progress == [44 / 10**9, 92 / 10**9]
+
+
+def test_lag_is_measured_in_updates_at_training_time(training: Training) -> None:
+    training.world.trajectories.policy_version[1, 0, 0] = 0
+    training.give(0)
+    training.work()
+    training.give(1)
+    training.work()
+    metrics = training.report().metrics
+    assert metrics["train/loss"] == 0.5
+    assert metrics["train/policy_lag_mean"] == (0 * 12 + 2 * 11 + 3) / 24
+    assert metrics["train/policy_lag_max"] == 3
+    assert training.report().metrics == {"train/loss": 0.5}  # nothing new
+
+
+def test_trajectories_that_are_too_old_are_discarded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(monkeypatch, max_policy_lag=2)
+    training.give(0)
+    training.work()
+    training.give(1)
+    assert training.work() == [SlotReleased(0, 1, 1)]
+    totals = training.report().totals
+    assert (totals["samples"], totals["discarded"], totals["batches"], totals["updates"]) == (12, 12, 1, 2)
+
+
+def test_a_trajectory_of_an_earlier_hand_over_is_dropped(training: Training) -> None:
+    old = training.give(0)
+    training.work()
+    training.world.trajectories.sequence[0] += 1
+    training.told(old)
+    assert not training.worker.pending()
+    assert training.report().totals["trajectories"] == 1
+
+
+def test_state_is_saved_on_request(training: Training) -> None:
+    assert training.block.writes == 0
+    training.give(0)
+    training.work()
+    assert training.told(SaveState(0)) == [StateSaved(0, 48)]
+    state = training.block.read()
+    assert state is not None
+    assert state.vectors[0].tolist() == [2.0] * WEIGHTS
+    assert state.meta == {"version": 3, "updates": 2, "env_steps": 48, "samples": 12, "discarded": 0}
+
+
+def test_state_and_reports_follow_the_clock(training: Training) -> None:
+    def work(seconds: float) -> tuple[int, int]:
+        training.now += seconds
+        training.give(0)
+        before = training.block.writes
+        reports = [m for m in training.work() if isinstance(m, LearnerReport)]
+        return training.block.writes - before, len(reports)
+
+    assert work(0.0) == (0, 0)
+    assert work(1.1 * module.REPORT_SECONDS) == (0, 1)
+    assert work(0.9 * module.REPORT_SECONDS) == (1, 0)  # together more than STATE_SECONDS
+    assert work(0.2 * module.REPORT_SECONDS) == (0, 1)
+    assert work(1.1 * module.STATE_SECONDS) == (1, 1)
+
+
+def test_stop_saves_and_reports_and_ends_training(training: Training) -> None:
+    training.give(0)
+    training.work()
+    training.give(1)
+    saved, report = training.told(Stop())
+    assert saved == StateSaved(0, 48)
+    assert isinstance(report, LearnerReport)
+    assert (report.totals["samples"], report.totals["in_flight"], report.totals["held"]) == (12, 12, 1)
+    assert not training.worker.pending()
+    assert training.block.writes == 1
+
+
+@pytest.mark.parametrize("limit", [{"env_steps": 96}, {"samples": 24}, {"env_steps": 95}, {"samples": 13}])
+def test_training_ends_at_once_when_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]) -> None:
+    training = Training(monkeypatch, **limit)
+    for slot in range(3):
+        training.give(slot)
+    assert [type(m) for m in training.work()] == [SlotReleased]
+    assert training.worker.pending()
+    released, report = training.work()
+    assert isinstance(report, LearnerReport)
+    assert report.totals["env_steps"] == 96
+    assert not training.worker.pending()
+    assert training.learner.progress[-1] == 96 / training.worker.plan.env_steps
+
+
+def test_training_continues_from_the_state_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Training(monkeypatch)
+    for slot in (0, 1):
+        first.give(slot)
+        first.work()
+    first.told(SaveState(0))
+    first.give(2)
+    first.work()  # is not in the state: lost with the learner
+    assert first.ring.published == 7
+    second = Training(monkeypatch, first.world)
+    assert second.learner.updates == 4
+    assert second.learner.version == 7 + 20 + 1  # beyond everything that was published, and too far for any old step
+    version, weights = second.ring.fetch(7)
+    assert version == 28
+    assert weights is not None
+    assert weights.tolist() == [4.0] * WEIGHTS
+    second.give(3)
+    assert second.work() == [SlotReleased(0, 3, 1)]
+    totals = second.report().totals
+    assert (totals["samples"], totals["env_steps"], totals["discarded"]) == (24, 96, 12)
+
+
+def test_the_version_never_decreases_without_a_past_in_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after resuming from a checkpoint: the state is there, the ring is empty."""
+    first = Training(monkeypatch)
+    first.give(0)
+    first.work()
+    first.told(SaveState(0))
+    first.world.arena["weights.0.published"][0] = 0
+    assert Training(monkeypatch, first.world).learner.version == 3 + 20 + 1
+
+
+def test_discarded_steps_of_earlier_starts_stay_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Training(monkeypatch, max_policy_lag=1)
+    first.give(0)
+    first.work()
+    first.give(1)
+    first.work()
+    assert first.report().totals["discarded"] == 12
+    first.told(SaveState(0))
+    second = Training(monkeypatch, first.world, max_policy_lag=1)
+    assert second.report().totals["discarded"] == 12
+    second.give(2)
+    second.work()
+    assert second.report().totals["discarded"] == 24
+    second.told(SaveState(0))
+    third = Training(monkeypatch, first.world, max_policy_lag=1)
+    assert third.report().totals["discarded"] == 24

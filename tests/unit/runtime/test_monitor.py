@@ -1,0 +1,245 @@
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from algorithms.runtime.messages import EpisodesDone, LearnerReport, WorkerReport
+from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.runner import BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, Budget
+
+
+class Watched:
+    """A monitor, and the clock it looks at."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory, self.now = directory, 1000.0
+        monkeypatch.setattr("algorithms.runtime.monitor.time.monotonic", lambda: self.now)
+
+    def monitor(self, num_policies: int = 1, *, budget: int = 1_000_000, **flags: object) -> Monitor:
+        config = LoggingConfig(**{"tensorboard": False, **flags})  # type: ignore[arg-type]
+        return Monitor(self.directory, num_policies, config, [0] * num_policies, budget)
+
+    def records(self) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    yield Watched(tmp_path, monkeypatch)
+
+
+def report(env_steps: int, policy: int = 0, version: int = 3, **metrics: float) -> LearnerReport:
+    totals = {"env_steps": env_steps, "samples": env_steps // 4, "discarded": 5, "updates": 2}
+    return LearnerReport(policy, version, totals, {f"train/{name}": value for name, value in metrics.items()})
+
+
+def episodes(*done: tuple[int, float, int], stats: tuple[tuple[int, dict[str, float]], ...] = ()) -> EpisodesDone:
+    policy, episode_return, length = zip(*done, strict=True)
+    return EpisodesDone(np.array(policy, np.int32), np.array(episode_return), np.array(length), stats)
+
+
+def test_tags_of_one_policy(watched: Watched) -> None:
+    monitor = watched.monitor()
+    assert monitor.policies[0].tags() == {"perf/version": 0.0, "perf/episodes": 0.0}
+    monitor.handle(episodes((0, 1.0, 10), (0, 4.0, 30), stats=((0, {"true_reward": 7.0}),)))
+    monitor.handle(report(1000, loss=0.5, kl_divergence=math.nan))
+    watched.now += 2.0
+    monitor.handle(report(3000, version=9, loss=0.25, policy_lag_mean=1.5))
+    assert monitor.policies[0].tags() == {
+        "perf/version": 9.0,
+        "perf/episodes": 2.0,
+        "perf/env_steps_per_second": 1000.0,
+        "perf/samples_per_second": 250.0,
+        "train/loss": 0.25,
+        "train/policy_lag_mean": 1.5,
+        "reward/mean": 2.5, "reward/min": 1.0, "reward/max": 4.0,
+        "len/mean": 20.0, "len/min": 10.0, "len/max": 30.0,
+        "stats/true_reward/mean": 7.0, "stats/true_reward/min": 7.0, "stats/true_reward/max": 7.0,
+    }  # fmt: skip
+    monitor.close()
+
+
+def test_policies_have_episodes_of_their_own(watched: Watched) -> None:
+    monitor = watched.monitor(2)
+    monitor.handle(episodes((1, 1.0, 10), (0, 4.0, 30), (1, 3.0, 20), stats=((1, {"a": 7.0}), (0, {"b": 8.0}))))
+    first, second = (p.tags() for p in monitor.policies)
+    assert (first["reward/mean"], first["perf/episodes"], first["len/mean"]) == (4.0, 1.0, 30.0)
+    assert (second["reward/mean"], second["perf/episodes"], second["len/mean"]) == (2.0, 2.0, 15.0)
+    assert ("stats/b/mean" in first, "stats/a/mean" in first) == (True, False)
+    assert ("stats/b/mean" in second, "stats/a/mean" in second) == (False, True)
+    monitor.close()
+
+
+def test_averages_forget_old_episodes(watched: Watched) -> None:
+    monitor = watched.monitor(stats_avg=3)
+    monitor.handle(episodes(*((0, float(value), 1) for value in range(10))))
+    assert monitor.policies[0].tags()["reward/mean"] == 8.0
+    assert monitor.policies[0].tags()["perf/episodes"] == 10.0
+    monitor.close()
+
+
+def test_line_of_one_policy(watched: Watched) -> None:
+    monitor = watched.monitor()
+    assert monitor.line() == "env steps 0 at -/-/-/s (10 s/1 min/5 min)"
+    monitor.handle(report(0))
+    watched.now += 10.0
+    monitor.handle(report(400_000, policy_lag_mean=1.25))
+    monitor.handle(episodes((0, 1.0, 10), (0, 4.5, 30)))
+    assert monitor.line() == (
+        "env steps 400k at 40k/40k/40k/s (10 s/1 min/5 min), lag 1.2, return 2.75 over 2 episodes, 0 min left"
+    )
+    monitor.budget_env_steps = 10_000_000
+    assert monitor.line().endswith(", 4 min left")
+    monitor.budget_env_steps = 100_000  # it went a little beyond
+    assert monitor.line().endswith(", 0 min left")
+    monitor.close()
+
+
+def test_line_of_two_policies(watched: Watched) -> None:
+    monitor = watched.monitor(2)
+    monitor.handle(report(12_345, policy=1))
+    assert monitor.line() == (
+        "policy 0: env steps 0 at -/-/-/s (10 s/1 min/5 min) | policy 1: env steps 12.3k at -/-/-/s (10 s/1 min/5 min)"
+    )
+    monitor.close()
+
+
+def test_line_of_a_run_that_only_samples(watched: Watched) -> None:
+    monitor = watched.monitor()
+    watched.now += 10.0
+    for actor, collected in enumerate((3_000_000, 2_000_000)):
+        monitor.handle(WorkerReport(f"actor_{actor}", {"collected": collected, "episodes": 4}))
+    assert monitor.line().endswith(" | collected 5M steps, 500k/s")
+    monitor.handle(report(4))
+    assert "collected" not in monitor.line()
+    monitor.close()
+
+
+def test_totals_are_summed_over_workers_and_policies(watched: Watched) -> None:
+    monitor = watched.monitor(2)
+    for policy in range(2):
+        monitor.handle(report(1000 * (policy + 1), policy))
+    for _ in range(2):  # totals, not differences: the same again changes nothing
+        monitor.handle(WorkerReport("actor_0", {"collected": 3, "sent": 1}))
+        monitor.handle(WorkerReport("actor_1", {"collected": 4, "sent": 2}))
+    assert monitor.totals() == {
+        "env_steps": 3000, "samples": 750, "discarded": 10, "updates": 4, "actors_collected": 7, "actors_sent": 3
+    }  # fmt: skip
+    monitor.close()
+
+
+def test_records_hold_the_counters_before_the_tags(watched: Watched) -> None:
+    monitor = watched.monitor(2)
+    watched.now += 4.0
+    monitor.handle(report(1000, loss=0.5))
+    monitor.write_summaries(watched.now)
+    monitor.close()
+    first, second, *last = watched.records()
+    assert list(first)[:5] == ["elapsed_seconds", "policy", "env_steps", "samples", "discarded"]
+    assert first == {
+        "elapsed_seconds": 4.0, "policy": 0, "env_steps": 1000, "samples": 250, "discarded": 5,
+        "perf/version": 3.0, "perf/episodes": 0.0, "train/loss": 0.5,
+    }  # fmt: skip
+    assert (second["policy"], second["env_steps"]) == (1, 0)
+    assert [record["policy"] for record in last] == [0, 1]  # closing writes once more
+
+
+def test_summaries_come_often_at_first_and_then_as_configured(watched: Watched, caplog) -> None:
+    monitor = watched.monitor(experiment_summaries_interval=5.0, report_interval_seconds=10.0)
+    written, lines = [], []
+    with caplog.at_level(logging.INFO):
+        for tenth in range(300):
+            caplog.clear()
+            monitor.tick(1000.0 + tenth / 10)
+            if len(watched.records()) > len(written):
+                written.append(tenth / 10)
+            if caplog.records:
+                lines.append(tenth / 10)
+    assert written == [1.0, 3.0, 7.0, 12.0, 17.0, 22.0, 27.0]
+    assert lines == [2.0, 12.0, 22.0]
+    monitor.close()
+
+
+def test_tensorboard_gets_the_tags_at_env_steps(watched: Watched) -> None:
+    monitor = watched.monitor(2, tensorboard=True)
+    monitor.handle(report(1000, policy=1, loss=0.5))
+    monitor.close()
+    for policy in range(2):
+        (file,) = (watched.directory / ".summary" / f"p{policy}").iterdir()
+        assert (b"train/loss" in file.read_bytes()) == (policy == 1)
+        assert b"perf/discarded" in file.read_bytes()
+
+
+def test_a_resumed_run_starts_from_its_env_steps(watched: Watched) -> None:
+    monitor = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False), [500, 70], 1000)
+    assert [p.totals["env_steps"] for p in monitor.policies] == [500, 70]
+    monitor.close()
+
+
+def budget_of(**limits: object) -> Budget:
+    return Budget(**{"env_steps": 1000, "samples": 10**9, "seconds": 1e9, "episode_return": None, "collected": None} | limits)  # type: ignore[arg-type]
+
+
+def test_a_run_ends_when_every_policy_has_its_env_steps(watched: Watched) -> None:
+    monitor, budget = watched.monitor(2), budget_of()
+    monitor.handle(report(1000, policy=0))
+    monitor.handle(report(999, policy=1))
+    assert budget.spent(monitor, watched.now) is None
+    monitor.handle(report(1004, policy=1))
+    assert budget.spent(monitor, watched.now) == "every policy has learned from 1000 env steps"
+    monitor.close()
+
+
+def test_a_run_ends_with_its_samples(watched: Watched) -> None:
+    monitor = watched.monitor()
+    monitor.handle(report(800))
+    assert budget_of(samples=201).spent(monitor, watched.now) is None
+    assert budget_of(samples=200).spent(monitor, watched.now) is not None
+    monitor.close()
+
+
+def test_a_run_ends_with_its_time(watched: Watched) -> None:
+    monitor, budget = watched.monitor(), budget_of(seconds=2.5)
+    assert budget.spent(monitor, watched.now + 2.4) is None
+    assert budget.spent(monitor, watched.now + 2.5) == "2.5 seconds are over"
+    monitor.close()
+
+
+def test_a_run_that_only_samples_ends_with_what_all_actors_collected(watched: Watched) -> None:
+    monitor, budget = watched.monitor(), budget_of(collected=100)
+    monitor.handle(WorkerReport("actor_0", {"collected": 60}))
+    assert budget.spent(monitor, watched.now) is None
+    monitor.handle(WorkerReport("actor_1", {"collected": 40}))
+    assert budget.spent(monitor, watched.now) == "100 steps are collected"
+    monitor.close()
+
+
+def test_a_return_counts_when_every_policy_has_it_over_a_full_window(watched: Watched) -> None:
+    monitor, budget = watched.monitor(2, stats_avg=3), budget_of(episode_return=10.0)
+    monitor.handle(episodes((0, 20.0, 1), (0, 20.0, 1)))
+    monitor.handle(episodes((1, 20.0, 1), (1, 9.0, 1), (1, 0.0, 1)))
+    assert budget.spent(monitor, watched.now) is None
+    monitor.handle(episodes((0, 0.0, 1)))
+    assert budget.spent(monitor, watched.now) is None  # policy 1 is at 9.67
+    monitor.handle(episodes((1, 21.0, 1)))
+    assert budget.spent(monitor, watched.now) == "the mean return has reached 10.00"
+    monitor.close()
+
+
+def test_budgets_follow_the_flags() -> None:
+    run = RunConfig(train_for_env_steps=10_000, train_for_seconds=60.0, train_until_return=3.0)
+    assert Budget.of(run, SamplingConfig(), 4) == Budget(10_000, 2**62, 60.0, 3.0, None)
+    assert Budget.of(run, SamplingConfig(sampler_only=True), 4).collected == 2500
+    assert Budget.of(run, SamplingConfig(sampler_only=True), 3).collected == 3334
+    long = RunConfig(train_for_env_steps=10**10)
+    assert Budget.of(long, SamplingConfig(benchmark=True), 4) == Budget(
+        BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, long.train_for_seconds, None, None
+    )
+    assert Budget.of(long, SamplingConfig(benchmark=True, sampler_only=True), 4).collected == 500_000
+    assert Budget.of(long, SamplingConfig(benchmark=True, sampler_only=True), 1).collected == BENCHMARK_SAMPLES
+    assert Budget.of(run, SamplingConfig(benchmark=True), 4).env_steps == 10_000
