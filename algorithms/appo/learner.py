@@ -4,15 +4,16 @@
 """
 
 import base64
-import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from algorithms.appo.config import LearningConfig
+from algorithms.appo.optimizer import FlatAdam
 from algorithms.appo.statistics import RunningStatistics
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.ops import losses
@@ -45,6 +46,7 @@ class Whole(NamedTuple):
 
     num_valid: Tensor
     advantage: tuple[Tensor, Tensor]  # mean and standard deviation
+    ratio_max: Tensor
 
 
 class Learner:
@@ -70,22 +72,12 @@ class Learner:
         self.generator = torch.Generator().manual_seed(seed)
         self.statistics = RunningStatistics(self.model, config.normalize_returns)
         # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.
-        self.weights = nn.Parameter(flat.flat[: flat.num_parameters], requires_grad=True)
-        self.gradient = torch.zeros_like(self.weights)
-        self.weights.grad = self.gradient
-        for parameter, view in zip(self.model.parameters(), split(self.gradient, self._parameter_table()), strict=True):
+        self.optimizer = FlatAdam(flat.flat[: flat.num_parameters], config)
+        views = split(self.optimizer.gradient, flat.parameter_table)
+        for parameter, view in zip(self.model.parameters(), views, strict=True):
             parameter.grad = view
-        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=device)
-        self.optimizer = torch.optim.Adam(
-            [self.weights],
-            lr=self.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-            fused=True,
-        )
         self._metric_sum = torch.zeros(len(METRICS), device=device)
         self._metric_count = 0
-        self._kl = torch.zeros((), device=device)
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Pass over a macro batch `ppo_epochs` times; yields after each optimizer step, when weights can be published.
@@ -94,17 +86,18 @@ class Learner:
             batch: B columns on the device of the model.
             progress: share of the training budget that is used up, in [0, 1]; drives the linear schedule.
         """
-        if self.config.lr_schedule == "linear":
-            self.learning_rate.fill_(self.config.learning_rate * max(0.0, 1.0 - progress))
-        plan = [columns for _ in range(self.config.ppo_epochs) for columns in self._minibatches(batch)]
-        per_epoch = len(plan) // self.config.ppo_epochs
+        self.optimizer.follow(progress)
+        batch = _cleaned(batch)
+        c = self.config
+        plan = [columns for _ in range(c.ppo_epochs) for columns in _minibatches(batch, c, self.generator)]
+        per_epoch = len(plan) // c.ppo_epochs
         targets: list[tuple[Tensor, Tensor]] = []
         for i, columns in enumerate(plan):
             minibatch = batch if columns is None else batch.columns(columns)
             target = self.update(minibatch)
             if i >= len(plan) - per_epoch:  # the last pass sees every step once
                 targets.append((target, minibatch.valid))
-            self._adapt_learning_rate(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
+            self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
             if i == len(plan) - 1:
                 self.statistics.update(batch, targets)
             self.updates += 1
@@ -116,25 +109,19 @@ class Learner:
 
         Microbatches are a memory feature: their weighted gradients add up to that of the whole minibatch.
         """
-        parts = self._microbatches(batch)
+        parts = _microbatches(batch, self.config.microbatch_size // self.config.rollout)
         whole = self._whole(parts) if len(parts) > 1 else None
-        self.gradient.zero_()
+        self.optimizer.gradient.zero_()
         targets = []
-        metrics = torch.zeros(len(METRICS), device=self.gradient.device)
+        metrics = torch.zeros_like(self._metric_sum)
         for part in parts:
             loss, target, part_metrics = self.loss(part, whole)
             loss.backward()  # type: ignore[no-untyped-call]
             targets.append(target)
             metrics[: len(part_metrics)] += part_metrics
-        norm = torch.linalg.vector_norm(self.gradient)
-        if self.config.max_grad_norm:
-            self.gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        # A step with non-finite gradients is skipped inside fused Adam: multiplying by zero would make NaN of them.
-        skipped = (~norm.isfinite()).float()
-        self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
-        self.optimizer.step()
-        metrics[-3:] = torch.stack((norm, self.learning_rate, skipped))
-        self._kl += metrics[METRICS.index("kl_divergence")]
+        learnable = batch.valid.any() & metrics[METRICS.index("loss")].isfinite()
+        norm, skipped = self.optimizer.step(learnable, metrics[METRICS.index("kl_divergence")])
+        metrics[-3:] = torch.stack((norm, self.optimizer.learning_rate, skipped))
         self._metric_sum += metrics
         self._metric_count += 1
         return torch.cat(targets, dim=1)
@@ -153,7 +140,8 @@ class Learner:
         behavior_log_prob = torch.where(valid, batch.behavior_log_prob, log_prob.detach())
         ratio = losses.clamped_ratio(log_prob, behavior_log_prob)
         target = self.returns(batch, ratio.detach(), model.denormalize_value(value.detach()))
-        advantage = losses.normalize_advantage(target.advantage, valid, whole.advantage if whole else None)
+        mean_and_std = whole.advantage if whole else losses.masked_mean_and_std(target.advantage, valid)
+        advantage = losses.normalize_advantage(target.advantage, valid, mean_and_std)
         surrogate = losses.ppo_policy_loss(ratio, advantage, c.ppo_clip_ratio)
         policy_loss = losses.masked_mean(surrogate, valid)
         behavior_value = model.normalize_value(torch.where(valid, batch.behavior_value, 0.0))
@@ -169,9 +157,9 @@ class Learner:
         metrics = (
             *(loss, policy_loss, value_loss, entropy, kl),
             losses.masked_mean(ratio, valid),
-            losses.zero_invalid(ratio, valid).max(),
+            whole.ratio_max if whole else losses.zero_invalid(ratio, valid).max(),
             losses.masked_mean(clipped.float(), valid),
-            losses.masked_mean_and_std(target.advantage, valid)[1],
+            mean_and_std[1],
             losses.masked_mean(model.denormalize_value(value[:-1]), valid),
         )
         return loss * share, target.target, torch.stack([m.detach() for m in metrics]) * share
@@ -207,15 +195,11 @@ class Learner:
         """Everything that training continues from."""
         vectors = np.zeros((3, len(self.flat.flat)), np.float32)
         vectors[0] = self.flat.flat.cpu().numpy()
-        adam = self.optimizer.state[self.weights]
-        if adam:
-            vectors[1, : self.flat.num_parameters] = adam["exp_avg"].cpu().numpy()
-            vectors[2, : self.flat.num_parameters] = adam["exp_avg_sq"].cpu().numpy()
+        vectors[1:, : self.flat.num_parameters] = self.optimizer.moments().cpu().numpy()
         meta = {
             "version": self.version,
             "updates": self.updates,
-            "adam_steps": float(adam["step"]) if adam else 0.0,
-            "learning_rate": float(self.learning_rate),
+            **self.optimizer.meta(),
             "generator": base64.b64encode(self.generator.get_state().numpy().tobytes()).decode(),
         }
         return LearnerState(vectors, self.statistics.to_array(), meta)
@@ -228,19 +212,11 @@ class Learner:
         """
         if state.vectors.shape != (3, len(self.flat.flat)):
             raise ValueError(f"the state has {state.vectors.shape[-1]} weights, the model {len(self.flat.flat)}")
-        device, count = self.gradient.device, self.flat.num_parameters
-        weights, first, second = (torch.from_numpy(v.copy()).to(device) for v in state.vectors)
-        self.flat.flat.copy_(weights)
-        if state.meta["adam_steps"]:
-            self.optimizer.state[self.weights] = {
-                "step": torch.tensor(state.meta["adam_steps"], dtype=torch.float32, device=device),
-                "exp_avg": first[:count],
-                "exp_avg_sq": second[:count],
-            }
+        vectors = torch.from_numpy(state.vectors).to(self.flat.flat.device)
+        self.flat.flat.copy_(vectors[0])
+        self.optimizer.restore(vectors[1:, : self.flat.num_parameters], state.meta)
         self.statistics.load_array(state.moments)
         self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
-        if self.config.lr_schedule.startswith("kl_adaptive"):
-            self.learning_rate.fill_(state.meta["learning_rate"])
         random_state = np.frombuffer(base64.b64decode(state.meta["generator"]), np.uint8)
         self.generator.set_state(torch.from_numpy(random_state.copy()))
 
@@ -258,52 +234,43 @@ class Learner:
             return coefficient * losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid), entropy
         return -coefficient * entropy, entropy
 
-    def _minibatches(self, batch: Batch) -> list[Tensor | None]:
-        """Columns of every minibatch of one epoch; those without a valid step make no update."""
-        count = batch.valid.shape[1]
-        size = min(count, self.config.batch_size // self.config.rollout)
-        if size == count:
-            return [None]
-        order = (
-            torch.randperm(count, generator=self.generator) if self.config.shuffle_minibatches else torch.arange(count)
-        )
-        return [columns.to(batch.valid.device) for columns in torch.split(order, size)]
-
-    def _microbatches(self, batch: Batch) -> list[Batch]:
-        size = self.config.microbatch_size // self.config.rollout
-        columns = batch.valid.shape[1]
-        if not size or size >= columns:
-            return [batch]
-        return [batch.columns(slice(i, i + size)) for i in range(0, columns, size)]
-
     @torch.no_grad()
     def _whole(self, parts: list[Batch]) -> Whole:
         """One pass without gradients for what all parts share."""
-        advantages = []
+        advantages, ratios = [], []
         for part in parts:
             policy, value = self._unroll(part)
             log_prob = policy.log_prob(part.action)
             ratio = losses.clamped_ratio(log_prob, torch.where(part.valid, part.behavior_log_prob, log_prob))
             advantages.append(self.returns(part, ratio, self.model.denormalize_value(value)).advantage)
+            ratios.append(losses.zero_invalid(ratio, part.valid).max())
         valid = torch.cat([part.valid for part in parts], dim=1)
-        return Whole(valid.sum().clamp(min=1), losses.masked_mean_and_std(torch.cat(advantages, dim=1), valid))
+        advantage = losses.masked_mean_and_std(torch.cat(advantages, dim=1), valid)
+        return Whole(valid.sum().clamp(min=1), advantage, torch.stack(ratios).max())
 
-    def _adapt_learning_rate(self, *, end_of_epoch: bool, minibatches: int) -> None:
-        """Keep the KL divergence near its threshold; on the device, so nothing waits."""
-        schedule = self.config.lr_schedule
-        kl = self._kl
-        if schedule == "kl_adaptive_minibatch" or (schedule == "kl_adaptive_epoch" and end_of_epoch):
-            if schedule == "kl_adaptive_epoch":
-                kl = kl / minibatches
-            threshold, rate = self.config.lr_schedule_kl_threshold, self.learning_rate
-            factor = torch.where(kl > 2 * threshold, 1 / 1.5, torch.where(kl < 0.5 * threshold, 1.5, 1.0))
-            rate.mul_(factor).clamp_(self.config.lr_adaptive_min, self.config.lr_adaptive_max)
-            self._kl.zero_()
-        elif schedule != "kl_adaptive_epoch":
-            self._kl.zero_()
 
-    def _parameter_table(self) -> list[tuple[str, tuple[int, ...]]]:
-        names = [name for name, _ in self.model.named_parameters()]
-        table = [(name, shape) for name, shape in self.flat.table if name in set(names)]
-        assert sum(math.prod(shape) for _, shape in table) == self.flat.num_parameters
-        return table
+def _cleaned(batch: Batch) -> Batch:
+    """The batch with zeros in what invalid steps hold and the losses differentiate through: 0 * NaN would be NaN."""
+    return replace(
+        batch,
+        action=losses.zero_invalid(batch.action, batch.valid),
+        behavior_logits=losses.zero_invalid(batch.behavior_logits, batch.valid),
+    )
+
+
+def _minibatches(batch: Batch, config: LearningConfig, generator: torch.Generator) -> list[Tensor | None]:
+    """Columns of every minibatch of one epoch; None: all of them."""
+    count = batch.valid.shape[1]
+    size = min(count, config.batch_size // config.rollout)
+    if size == count:
+        return [None]
+    order = torch.randperm(count, generator=generator) if config.shuffle_minibatches else torch.arange(count)
+    return [columns.to(batch.valid.device) for columns in torch.split(order, size)]
+
+
+def _microbatches(batch: Batch, size: int) -> list[Batch]:
+    """The batch in parts of `size` columns; whole if that is 0."""
+    columns = batch.valid.shape[1]
+    if not size or size >= columns:
+        return [batch]
+    return [batch.columns(slice(i, i + size)) for i in range(0, columns, size)]

@@ -37,16 +37,19 @@ class RunningStatistics:
     def update(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
         """Take in a trained batch, each of its valid steps once, and set the model's buffers.
 
+        What is not finite is left out: the optimizer skips such a step, and a mean would never recover from it.
+
         Args:
             batch: [T, B]; its observations.
             targets: value targets and validity of the minibatches of one pass, each [T, B'].
         """
         valid = batch.valid.flatten()
         for key, moments in self.observation.items():
-            self.observation[key] = merge_batch(moments, batch.obs[key][:-1].flatten(0, 1), valid)
+            x = batch.obs[key][:-1].flatten(0, 1)
+            self.observation[key] = merge_batch(moments, x, valid & x.reshape(len(x), -1).isfinite().all(dim=1))
         if self.normalize_returns:
             for target, mask in targets:
-                self.returns = merge_batch(self.returns, target.flatten(), mask.flatten())
+                self.returns = merge_batch(self.returns, target.flatten(), (mask & target.isfinite()).flatten())
             fade = (RETURN_MEMORY_SAMPLES / self.returns.count.clamp(min=1)).clamp(max=1.0)
             self.returns = Moments(self.returns.count * fade, self.returns.mean, self.returns.m2 * fade)
         self._set_buffers()

@@ -118,13 +118,13 @@ def decode(files: dict[str, bytes], table: Table | None = None) -> tuple[Learner
 
     Args:
         files: of a checkpoint that verified.
-        table: what the model expects; None accepts any, in the order of the file.
+        table: what the model expects; None accepts any, in alphabetical order.
 
     Raises:
         UsageError: the weights are those of another model.
     """
     weights, optimizer = load(files["model.safetensors"]), load(files["optimizer.safetensors"])
-    found = {name: tuple(value.shape) for name, value in weights.items()}
+    found = {name: tuple(value.shape) for name, value in sorted(weights.items())}
     if table is None:
         table = list(found.items())
     expected = dict(table)

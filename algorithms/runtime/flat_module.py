@@ -24,6 +24,11 @@ class FlatModule:
         for (_, tensor), view in zip(named, split(self.flat, self.table), strict=True):
             tensor.data = view
 
+    @property
+    def parameter_table(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The part of the table that describes the parameters."""
+        return self.table[: len(list(self.module.parameters()))]
+
 
 def split(flat: Tensor, table: list[tuple[str, tuple[int, ...]]]) -> list[Tensor]:
     """The views of a flat vector that a table describes."""

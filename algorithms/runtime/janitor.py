@@ -72,6 +72,8 @@ class Janitor:
 
 
 def _main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     things: set[str] = set()
     for line in sys.stdin:
         (things.add if line[0] == "+" else things.discard)(line[1:].rstrip("\n"))

@@ -15,7 +15,7 @@ from typing import Literal
 
 from algorithms.runtime.janitor import Janitor, kill_group
 from algorithms.runtime.messages import Message
-from algorithms.runtime.process import cause_of_death, crash_report
+from algorithms.runtime.process import cause_of_death, crash_report, stack_of
 from algorithms.runtime.signals import SignalWatch
 from utils.errors import EnvironmentFailure
 
@@ -59,8 +59,8 @@ def start_fork_server(janitor: Janitor, *, with_torch: bool) -> None:
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ[MAIN_PID] = str(os.getpid())
     try:
-        # The tracker unblocks signals when it starts (CPython 3.11), so it must be there before they are blocked.
-        multiprocessing.resource_tracker.ensure_running()
+        with signals_blocked():  # by itself: starting the tracker unblocks SIGINT and SIGTERM again (CPython 3.11)
+            multiprocessing.resource_tracker.ensure_running()
         with signals_blocked():
             multiprocessing.forkserver.ensure_running()
         janitor.watch_directory(Path(multiprocessing.util.get_temp_dir()))  # the server's socket lies there
@@ -111,18 +111,24 @@ def ask_process(
             if ours.poll(POLL_SECONDS):
                 return ours.recv()
             if time.monotonic() > deadline:
-                raise EnvironmentFailure(f"making the environment took longer than {timeout_seconds:g} seconds")
+                late = f"making the environment took longer than {timeout_seconds:g} seconds"
+                raise _failure(late, stack_of(process, log_path))
     except EOFError:
         process.join(1.0)
-        failure = EnvironmentFailure(cause_of_death("the process that tried the environment", process.exitcode))
-        failure.traceback = crash_report(log_path)
-        raise failure from None
+        death = cause_of_death("the process that tried the environment", process.exitcode)
+        raise _failure(death, crash_report(log_path)) from None
     finally:
         process.kill()
         process.join(1.0)
         ours.close()
         kill_group(process.pid or 0)
         janitor.forget(process.pid or 0)
+
+
+def _failure(summary: str, traceback: str) -> EnvironmentFailure:
+    failure = EnvironmentFailure(summary)
+    failure.traceback = traceback
+    return failure
 
 
 def restore_environment() -> None:

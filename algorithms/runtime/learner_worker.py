@@ -7,7 +7,16 @@ from typing import Protocol
 
 from algorithms.runtime.batches import Batch, BatchSource
 from algorithms.runtime.flat_module import FlatModule
-from algorithms.runtime.messages import Address, LearnerReport, Message, SaveState, StateSaved, Stop, TrajectoryReady
+from algorithms.runtime.messages import (
+    Address,
+    Begin,
+    LearnerReport,
+    Message,
+    SaveState,
+    StateSaved,
+    Stop,
+    TrajectoryReady,
+)
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
 from utils.failpoints import failpoint
@@ -99,6 +108,8 @@ class LearnerWorker:
         match message:
             case TrajectoryReady():
                 self.batches.add(message)
+            case Begin():  # main must know what was learned before this start
+                yield self._report()
             case SaveState():
                 yield self._save()
             case Stop():

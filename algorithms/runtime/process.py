@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from algorithms.runtime import prctl
@@ -23,6 +25,8 @@ from utils.errors import AppoError
 
 IDLE_SECONDS = 0.2
 REPORT_LINES = 200
+STACK_LINES = 60
+STACK_SECONDS = 1.0
 LOST = 255  # what multiprocessing says of a child whose fork server is gone
 
 
@@ -144,6 +148,21 @@ def crash_report(log_path: Path) -> str:
     lines = logging.tail(log_path, REPORT_LINES)
     starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     return "\n".join(lines[starts[-1] :]) + "\n" if starts else ""
+
+
+def stack_of(process: BaseProcess, log_path: Path) -> str:
+    """The Python stacks of a process that may hang, as it dumps them into its log file."""
+    before = size = log_path.stat().st_size if log_path.exists() else 0
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid or 0, signal.SIGUSR1)
+    deadline = time.monotonic() + STACK_SECONDS
+    while time.monotonic() < deadline:  # the dump has ended when the file has stopped growing
+        multiprocessing.connection.wait([process.sentinel], 0.05)
+        grown = log_path.stat().st_size if log_path.exists() else 0
+        if grown > before and grown == size:
+            break
+        size = grown
+    return "\n".join(logging.tail(log_path, STACK_LINES)) + "\n"
 
 
 def isolate(name: str, log_path: Path, *, leads_group: bool) -> None:

@@ -3,8 +3,6 @@
 import contextlib
 import multiprocessing
 import multiprocessing.connection
-import os
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,12 +21,11 @@ from algorithms.runtime.process import (
     cause_of_death,
     crash_report,
     run_process,
+    stack_of,
 )
 from utils.errors import AppoError
-from utils.logging import tail
 
 JOIN_SECONDS = 1.0
-STACK_SECONDS = 1.0
 EXIT_CODE_SECONDS = 0.5
 
 
@@ -136,25 +133,9 @@ class Supervisor:
             activity, since, _ = place.heartbeat.read()
             seconds = time.monotonic() - since
             if activity is Activity.RESETTING and seconds > self.reset_timeout_seconds:
-                stack = stack_of(place)
+                stack = stack_of(place.process, place.plan.log_path)
                 summary = f"{name}: the first reset of its environments took longer than {seconds:.0f} s"
                 raise WorkerError(summary, exit_code=3, traceback=stack)
-
-
-def stack_of(place: Place) -> str:
-    """The Python stacks of a process that may hang, as it dumps them into its log file."""
-    path = place.plan.log_path
-    before = path.stat().st_size if path.exists() else 0
-    os.kill(place.process.pid or 0, signal.SIGUSR1)
-    deadline = time.monotonic() + STACK_SECONDS
-    size = before
-    while time.monotonic() < deadline:  # the dump has ended when the file has stopped growing
-        multiprocessing.connection.wait([place.process.sentinel], 0.05)
-        grown = path.stat().st_size if path.exists() else 0
-        if grown > before and grown == size:
-            break
-        size = grown
-    return "\n".join(tail(path, 60)) + "\n"
 
 
 def _received(pipe: Connection) -> list[Message]:

@@ -75,11 +75,11 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_during_start_up(tmp_path: Path) -> None:
-    for offset in (0.05, 0.3, 0.8, 1.6, 3.2):
+    for offset in (0.0, 0.2, 0.7, 1.5, 3.0):
         folder = tmp_path / str(offset)
         folder.mkdir()
         with TrainingRun(folder, "--inference=local", "--num_workers=1") as run:
-            run.wait_until(lambda run=run: b"train_appo" in cmdline(run.process.pid), "interpreter")
+            run.wait_until(lambda run=run: run.stdout, "sign of life")
             time.sleep(offset)  # the moment is the subject; the outcome must not depend on it
             run.interrupt()
             ended = run.wait()
@@ -89,10 +89,6 @@ def test_ctrl_c_during_start_up(tmp_path: Path) -> None:
         assert ended.exit_code == 130
         assert len(ended.stderr.splitlines()) <= 2
         assert ended.seconds < END_SECONDS
-
-
-def cmdline(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_a_closed_terminal_and_a_reader_that_leaves_are_survived(tmp_path: Path) -> None:

@@ -165,9 +165,7 @@ def check_episodes(run: Recorded, seed: int, same_step: bool) -> None:
 def test_everything_is_counted_once(tmp_path: Path, inference: str, policies: int, mode: str) -> None:
     seed = seed_of_distinct_envs(groups=2)
     kwargs = f'{{"autoreset_mode": "{mode}"}}'
-    run = record(
-        tmp_path / "run", **SMALL, inference=inference, num_policies=policies, env_kwargs=kwargs, seed=seed
-    )
+    run = record(tmp_path / "run", **SMALL, inference=inference, num_policies=policies, env_kwargs=kwargs, seed=seed)
     check_steps(run, policies)
     check_slots(run, policies)
     check_updates(run)

@@ -53,7 +53,7 @@ def test_cartpole_is_solved_by_the_command(tmp_path: Path, flags: dict[str, obje
     check_it_learned(run, 475)
 
 
-@pytest.mark.parametrize("inference", ["serial", "local", "central"])
+@pytest.mark.parametrize("inference", ["serial", "local", pytest.param("central", marks=pytest.mark.slow)])
 def test_two_policies_both_learn(tmp_path: Path, inference: str) -> None:
     """A policy that does not learn gets about 20."""
     run = record(
@@ -85,7 +85,7 @@ def test_two_policies_both_learn(tmp_path: Path, inference: str) -> None:
 )
 def test_serial_runs_of_one_seed_are_identical(tmp_path: Path, flags: dict[str, object]) -> None:
     first, second, other = (
-        record(tmp_path / name, inference="serial", train_for_env_steps=3000, **{"seed": seed, **flags})
+        record(tmp_path / name, inference="serial", train_for_env_steps=1500, **{"seed": seed, **flags})
         for name, seed in (("first", 5), ("second", 5), ("other", 6))
     )
     for policy in range(first.config["num_policies"]):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ COMMON: dict[str, object] = {
     "normalize_input": True,
     "normalize_returns": True,
     "num_envs_per_worker": 8,
-    "train_for_env_steps": 4000,
+    "train_for_env_steps": 3000,
 }
 MODELS: dict[str, dict[str, object]] = {
     "mlp": {"use_rnn": False},
@@ -43,8 +44,8 @@ ENVS: dict[str, dict[str, object]] = {
 }
 QUICK = {
     "serial": [(model, env) for model in MODELS for env in ("discrete", "box")] + [("lstm", "same-step")],
-    "local": [("mlp", "box"), ("gru", "discrete"), ("gru", "same-step"), ("lstm", "box"), ("gru-apart", "discrete")],
-    "central": [("mlp", "discrete"), ("lstm", "discrete"), ("gru-apart", "box"), ("gru", "same-step")],
+    "local": [("mlp", "box"), ("gru-apart", "discrete"), ("lstm", "same-step")],
+    "central": [("gru", "discrete"), ("lstm", "box"), ("mlp", "same-step")],
 }
 CASES = [
     pytest.param(inference, model, env, marks=[] if (model, env) in quick else pytest.mark.slow)
@@ -59,14 +60,14 @@ def test_the_learner_reproduces_what_was_acted(tmp_path: Path, inference: str, m
     workers = 1 if inference == "serial" else 2
     flags: dict[str, Any] = COMMON | MODELS[model] | ENVS[env] | {"inference": inference, "num_workers": workers}
     run = record(tmp_path / "run", **flags)
-    assert run.series("train/reproduction_steps")[-1] == run.totals["samples"] >= 4000
+    assert run.series("train/reproduction_steps")[-1] == run.totals["samples"] >= 3000
     assert run.series("train/reproduction_error")[-1] <= TOLERANCE
     # It was no run of one version of the statistics, and acting and learning were apart where they can be.
-    assert run.totals["updates"] >= 50
+    assert run.totals["updates"] >= 40
     assert inference == "serial" or max(run.reported("train/policy_lag_max")) > 0
 
 
-@pytest.mark.parametrize("inference", ["local", "central"])
+@pytest.mark.parametrize("inference", [pytest.param("local", marks=pytest.mark.slow), "central"])
 def test_policies_that_share_slots_are_reproduced(tmp_path: Path, inference: str) -> None:
     flags: dict[str, Any] = COMMON | MODELS["gru"] | ENVS["discrete"] | {"inference": inference, "num_workers": 2}
     run = record(tmp_path / "run", **flags | {"num_policies": 2, "train_for_env_steps": 2000})
@@ -111,7 +112,8 @@ FAULTS: dict[str, Callable[[Unroll], Unroll]] = {
 
 
 @pytest.mark.parametrize(
-    ("model", "fault"), [("gru", fault) for fault in FAULTS] + [("mlp", "rows shifted by one"), ("lstm", "ignores first")]
+    ("model", "fault"),
+    [("gru", fault) for fault in FAULTS] + [("mlp", "rows shifted by one"), ("lstm", "ignores first")],
 )
 def test_a_faulty_unroll_is_caught(tmp_path: Path, model: str, fault: str) -> None:
     run = serial_run(tmp_path / "run", model)
@@ -174,7 +176,7 @@ def largest_gap(run: SerialRun, slots: list[Slot]) -> float:
     flat = new_model(run.config, run.blueprint.spec, "cpu")
     published, segment = run.worker("learner").learner.published, run.config.learning.segment_steps
     gap = 0.0
-    for slot, following in zip(slots, slots[1:], strict=False):
+    for slot, following in pairwise(slots):
         assert all(torch.equal(slot.obs[key][ROLLOUT], following.obs[key][0]) for key in slot.obs)
         assert torch.equal(slot.first[ROLLOUT], following.first[0])
         stored = [*slot.rnn_state, following.rnn_state[0]]

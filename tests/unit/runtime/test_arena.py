@@ -46,7 +46,9 @@ def test_arrays_are_aligned_zero_filled_and_apart() -> None:
 
 
 def test_fields_of_zero_elements_take_no_memory() -> None:
-    arena = Arena.create([Field("nothing", (0,), "float64"), Field("one", (1,), "int64"), Field("none", (2, 0), "bool")])
+    arena = Arena.create(
+        [Field("nothing", (0,), "float64"), Field("one", (1,), "int64"), Field("none", (2, 0), "bool")]
+    )
     assert (arena["nothing"].shape, arena["none"].shape) == ((0,), (2, 0))
     assert arena.nbytes == ALIGNMENT
 

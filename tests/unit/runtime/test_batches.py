@@ -281,11 +281,11 @@ def test_every_collected_step_is_trained_discarded_or_in_flight() -> None:
             t.valid[slot] = rng.random((ROLLOUT, ROWS)) < 0.7
             t.policy_id[slot] = rng.integers(2, size=(ROLLOUT + 1, ROWS))
             t.policy_version[slot] = version - rng.integers(12, size=(ROLLOUT, ROWS)) * (rng.random() < 0.5)
+            message = hand_over(world, int(slot))
             for policy, batches in enumerate(sources):
                 mine = t.valid[slot] & (t.policy_id[slot, :ROLLOUT] == policy)
                 collected[policy] += int(mine.sum())
-                message = hand_over(world, slot, policy) if policy == 0 else message._replace(policy=1)
-                batches.add(message)
+                batches.add(message._replace(policy=policy))
                 busy[slot, policy] = True
         for policy, batches in enumerate(sources):
             for released in batches.fill(version):

@@ -11,6 +11,7 @@ from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
 from algorithms.runtime.messages import (
     Address,
+    Begin,
     LearnerReport,
     Message,
     SaveState,
@@ -52,7 +53,9 @@ class CountingLearner:
 
     def state(self) -> LearnerState:
         vectors = np.tile(self.flat.flat.numpy(), (3, 1))
-        return LearnerState(vectors, np.array([self.updates], np.float64), {"version": self.version, "updates": self.updates})
+        return LearnerState(
+            vectors, np.array([self.updates], np.float64), {"version": self.version, "updates": self.updates}
+        )
 
     def restore(self, state: LearnerState) -> None:
         self.flat.flat.copy_(torch.from_numpy(state.vectors[0]))
@@ -222,7 +225,7 @@ def test_training_ends_at_once_when_the_budget_is_spent(monkeypatch: pytest.Monk
         training.give(slot)
     assert [type(m) for m in training.work()] == [SlotReleased]
     assert training.worker.pending()
-    released, report = training.work()
+    _, report = training.work()
     assert isinstance(report, LearnerReport)
     assert report.totals["env_steps"] == 96
     assert not training.worker.pending()
@@ -249,6 +252,16 @@ def test_training_continues_from_the_state_block(monkeypatch: pytest.MonkeyPatch
     assert second.work() == [SlotReleased(0, 3, 1)]
     totals = second.report().totals
     assert (totals["samples"], totals["env_steps"], totals["discarded"]) == (24, 96, 12)
+
+
+def test_what_was_learned_before_is_reported_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Training(monkeypatch)
+    first.give(0)
+    first.work()
+    first.told(SaveState(0))
+    (report,) = Training(monkeypatch, first.world).told(Begin())
+    assert isinstance(report, LearnerReport)
+    assert (report.totals["env_steps"], report.totals["samples"], report.totals["updates"]) == (48, 12, 2)
 
 
 def test_the_version_never_decreases_without_a_past_in_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:

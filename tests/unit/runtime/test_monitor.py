@@ -1,7 +1,6 @@
 import json
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +28,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    yield Watched(tmp_path, monkeypatch)
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(tmp_path, monkeypatch)
 
 
 def report(env_steps: int, policy: int = 0, version: int = 3, **metrics: float) -> LearnerReport:
@@ -182,7 +181,9 @@ def test_a_resumed_run_starts_from_its_env_steps(watched: Watched) -> None:
 
 
 def budget_of(**limits: object) -> Budget:
-    return Budget(**{"env_steps": 1000, "samples": 10**9, "seconds": 1e9, "episode_return": None, "collected": None} | limits)  # type: ignore[arg-type]
+    return Budget(
+        **{"env_steps": 1000, "samples": 10**9, "seconds": 1e9, "episode_return": None, "collected": None} | limits
+    )  # type: ignore[arg-type]
 
 
 def test_a_run_ends_when_every_policy_has_its_env_steps(watched: Watched) -> None:

@@ -36,7 +36,12 @@ class World:
 
 
 def world_of(
-    spec: EnvSpec = SPEC, *, rnn_state_size: int = 0, recurrence: int = 0, more: tuple[Field, ...] = (), **counts: object
+    spec: EnvSpec = SPEC,
+    *,
+    rnn_state_size: int = 0,
+    recurrence: int = 0,
+    more: tuple[Field, ...] = (),
+    **counts: object,
 ) -> World:
     topology = replace(TOPOLOGY, **counts)
     sizes = sizes_of(topology, spec, rnn_state_size, recurrence or topology.rollout)

@@ -1,0 +1,128 @@
+"""kill -9 of any process of a run: soon all others have gone, and nothing is left in memory, in /tmp or locked.
+
+Every environment has started children of its own, which must go too.
+"""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.hostile_env import NUM_CHILDREN
+from tests.chaos.runs import (
+    HOSTILE,
+    ROOT,
+    TrainingRun,
+    checkpoint_steps,
+    kill,
+    last_line,
+    shared_memory_names,
+)
+from utils import checkpoint
+from utils.lock import RunLock
+
+GONE_SECONDS = 10.0  # the promise is 2
+SPAWNING = ROOT / "tests" / "chaos" / "spawning.py"
+AT_ONCE = 3
+CENTRAL = ("main", "actor_0", "policy_worker_0.0", "learner_0", "fork_server")
+SLOW = [
+    *(("central", role, 20) for role in CENTRAL),
+    *(("local", role, 20) for role in ("main", "actor_1", "learner_0", "fork_server")),
+    *(("spawned", role, 20) for role in ("main", "policy_worker_0.0", "learner_0", "fork_server")),
+]
+
+
+def start(folder: Path, placement: str) -> TrainingRun:
+    """A run whose environments have children; `spawned` is `central` as on CUDA."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    spawned = placement == "spawned"
+    flags = [f"--inference={'central' if spawned else placement}", "--env_kwargs", "fault=start_children", "where=init"]
+    return TrainingRun(folder, *flags, env=HOSTILE, script=SPAWNING if spawned else ROOT / "train_appo.py")
+
+
+@pytest.mark.parametrize(
+    ("placement", "role", "trials"),
+    [
+        *((placement, role, 3) for placement, role in [*(("central", role) for role in CENTRAL), ("local", "main")]),
+        *(pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for case in SLOW),
+    ],
+)
+def test_nothing_is_left_of_a_run_whose_process_is_killed(
+    tmp_path: Path, placement: str, role: str, trials: int
+) -> None:
+    names, worst = shared_memory_names(), 0.0
+    for first in range(0, trials, AT_ONCE):
+        runs = [start(tmp_path / str(i), placement) for i in range(min(AT_ONCE, trials - first))]
+        try:
+            for run in runs:
+                worst = max(worst, kill_and_check(run, role))
+        finally:
+            for run in runs:
+                run.__exit__()
+    assert_no_new_names(names)
+    print(f"{placement}, {role} killed {trials} times: all gone after at most {worst:.2f} s")
+
+
+def kill_and_check(run: TrainingRun, role: str) -> float:
+    """Seconds until everything has gone."""
+    run.wait_for_env_steps(300)
+    assert list(run.roles().values()).count("sleep") == 4 * NUM_CHILDREN  # two actors with two environments each
+    reported = run.env_steps()
+    kill(run.pid_of(role))
+    seconds = run.seconds_until_gone(GONE_SECONDS)
+    ended = run.wait()
+    RunLock(run.directory / ".lock").acquire().release()
+    assert run.left_behind() == []
+    if role == "main":
+        assert (ended.exit_code, ended.stderr) == (-9, "")
+        return seconds
+    assert ended.exit_code == 1
+    assert last_line(ended.stderr).startswith("error: ")
+    if role == "fork_server":
+        assert "was lost: the fork server that started it has ended" in ended.stderr
+    else:
+        assert ended.stderr == f"error: {role} was killed by SIGKILL (out of memory?)\n"
+    assert_saved(run, 1 if role in ("learner_0", "fork_server") else reported)
+    return seconds
+
+
+def assert_saved(run: TrainingRun, at_least: int) -> None:
+    """One good checkpoint. A dead learner cannot be asked: of it, the state of about a second before remains."""
+    found = checkpoint.newest(run.directory / "checkpoint_p0")
+    assert found is not None
+    assert not found.damaged
+    assert len(checkpoint_steps(run.directory)) == 1
+    assert checkpoint_steps(run.directory)[0] >= at_least
+
+
+def assert_no_new_names(before: set[str]) -> None:
+    """In /dev/shm; other programs may have some for a moment."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while left := shared_memory_names() - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_of_a_run_that_is_killed_while_it_starts(tmp_path: Path) -> None:
+    for role in ("tracker", "fork_server", "probe", "actor_1"):
+        with TrainingRun(tmp_path, "--inference=local", "--env_kwargs", "fault=slow", env=HOSTILE) as run:
+            run.wait_until(lambda run=run, role=role: role in run.roles().values(), role)
+            kill(run.process.pid)
+            seconds = run.seconds_until_gone(GONE_SECONDS)
+            print(f"main killed when {role} had come: all gone after {seconds:.2f} s")
+
+
+def test_a_killed_run_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
+    flags = ["--inference=local", "--save_every_sec=1"]
+    with TrainingRun(tmp_path, *flags) as run:
+        run.wait_until(lambda: checkpoint_steps(run.directory), "checkpoint")
+        kill(run.process.pid)
+        run.seconds_until_gone(GONE_SECONDS)
+    saved = checkpoint_steps(run.directory)[-1]
+    with TrainingRun(tmp_path, *flags, f"--train_for_env_steps={saved + 2000}") as run:
+        ended = run.wait()
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert f"resuming policy 0 at env step {saved} from" in ended.stdout
+    assert checkpoint_steps(run.directory)[-1] >= saved + 2000

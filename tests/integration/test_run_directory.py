@@ -1,0 +1,242 @@
+"""What a run leaves in its directory, and how it goes on from there."""
+
+import json
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboardX.crc32c import crc32c
+from tensorboardX.proto.event_pb2 import Event
+
+from algorithms.runtime.messages import LearnerReport
+from tests.integration.runs import Command, Recorded, record, run_command, train
+from utils import checkpoint
+from utils.lock import RunLock
+
+SMALL: dict[str, object] = {
+    "env": "CartPole-v1",
+    "inference": "serial",
+    "rollout": 16,
+    "batch_size": 256,
+    "num_batches_per_iteration": 1,
+    "ppo_epochs": 2,
+    "encoder_mlp_layers": 16,
+    "num_envs_per_worker": 16,
+    "use_rnn": False,
+    "tensorboard": True,
+    "train_for_env_steps": 3000,
+}
+BUDGET = 3000
+KEYS = ("elapsed_seconds", "policy", "env_steps", "samples", "discarded")
+TAGS = (
+    *(f"reward/{kind}" for kind in ("mean", "min", "max")),
+    *(f"len/{kind}" for kind in ("mean", "min", "max")),
+    *(f"train/{name}" for name in ("loss", "policy_loss", "value_loss", "entropy", "kl_divergence", "grad_norm")),
+    *(f"train/{name}" for name in ("learning_rate", "policy_lag_mean", "policy_lag_max")),
+    *(f"perf/{name}" for name in ("version", "episodes", "env_steps_per_second", "samples_per_second")),
+)
+STATE = ("env_steps", "samples", "discarded", "updates", "adam_steps", "version")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    return train(tmp_path_factory.mktemp("runs") / "finished", **SMALL | {"inference": "local", "num_workers": 2})
+
+
+def test_the_configuration_is_stored(finished: Command) -> None:
+    given = {name: value for name, value in SMALL.items() if name != "encoder_mlp_layers"}
+    expected = given | {"inference": "local", "seed": 1, "experiment": "finished", "encoder_mlp_layers": [16]}
+    assert {name: finished.config[name] for name in expected} == expected
+    (start,) = (json.loads(line) for line in (finished.directory / "config_history.jsonl").read_text().splitlines())
+    assert start["flags"] == finished.config
+    assert start["time"] <= time.time()
+
+
+def test_the_status_says_how_it_ended(finished: Command) -> None:
+    status = finished.status
+    assert status["state"] == "finished"
+    assert status["reason"] == f"every policy has learned from {status['totals']['env_steps']} env steps"
+    assert status["reason"] in finished.stdout
+    assert BUDGET <= status["totals"]["env_steps"] < BUDGET + 256
+    assert len(status["return_mean"]) == 1
+    assert status["return_mean"][0] == pytest.approx(finished.series("reward/mean")[-1])
+
+
+def test_metrics_hold_the_counters_and_every_tag(finished: Command) -> None:
+    assert finished.metrics
+    for entry in finished.metrics:
+        assert tuple(entry)[: len(KEYS)] == KEYS
+    last = finished.metrics[-1]
+    assert not [tag for tag in TAGS if tag not in last]
+    assert all(isinstance(value, int | float) for value in last.values())
+    assert {name: last[name] for name in ("env_steps", "samples", "discarded")} == {
+        name: finished.totals[name] for name in ("env_steps", "samples", "discarded")
+    }
+    assert last["perf/episodes"] == finished.totals["actors_episodes"]
+    assert last["reward/min"] <= last["reward/mean"] <= last["reward/max"]
+
+
+def masked_crc(payload: bytes) -> int:
+    crc = crc32c(payload)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def read_events(directory: Path) -> list[Event]:
+    """All records of all event files (length, its checksum, payload, its checksum), in the order of their files."""
+    events = []
+    for path in sorted(directory.iterdir(), key=lambda p: p.name):
+        content, place = path.read_bytes(), 0
+        while place < len(content):
+            (size,) = struct.unpack_from("<Q", content, place)
+            payload = content[place + 12 : place + 12 + size]
+            checksums = (
+                *struct.unpack_from("<I", content, place + 8),
+                *struct.unpack_from("<I", content, place + 12 + size),
+            )
+            assert checksums == (masked_crc(content[place : place + 8]), masked_crc(payload))
+            events.append(Event.FromString(payload))
+            place += 16 + size
+    return events
+
+
+def scalars(events: list[Event]) -> dict[int, dict[str, float]]:
+    return {e.step: {value.tag: value.simple_value for value in e.summary.value} for e in events if e.summary.value}
+
+
+def test_tensorboard_shows_what_the_metrics_say(finished: Command) -> None:
+    events = read_events(finished.directory / ".summary" / "p0")
+    assert events[0].file_version == "brain.Event:2"
+    by_step = scalars(events)
+    last = finished.metrics[-1]
+    shown = by_step[last["env_steps"]]
+    assert shown["perf/samples"] == last["samples"]
+    assert set(TAGS) <= set(shown)
+    for tag in TAGS:
+        assert shown[tag] == pytest.approx(last[tag], rel=1e-6)
+
+
+def test_the_checkpoint_verifies_and_is_the_end_of_the_run(finished: Command) -> None:
+    (path,) = (finished.directory / "checkpoint_p0").iterdir()
+    checkpoint.verify(path)
+    assert path.name == f"ckpt_{finished.totals['env_steps']:012d}"
+    assert {p.name for p in path.iterdir()} == {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+        "MANIFEST.json",
+    }
+    state = finished.state()
+    assert {name: state[name] for name in ("env_steps", "samples", "discarded", "updates")} == {
+        name: finished.totals[name] for name in ("env_steps", "samples", "discarded", "updates")
+    }
+    assert state["adam_steps"] == state["updates"]
+
+
+def test_every_worker_has_its_log(finished: Command) -> None:
+    names = {path.name for path in (finished.directory / "logs").iterdir()}
+    assert {"actor_0.log", "actor_1.log", "learner_0.log"} <= names
+    assert finished.stderr == ""
+
+
+def check_continued(before: dict[str, Any], run: Recorded, records_before: int) -> dict[str, Any]:
+    """Nothing that counts goes back; the version jumps over all that may still be around."""
+    after = run.state()
+    assert all(after[name] >= before[name] for name in STATE)
+    assert after["adam_steps"] == after["updates"]
+    assert (
+        after["version"] - before["version"] == after["updates"] - before["updates"] + run.config["max_policy_lag"] + 1
+    )
+    resumed = run.metrics[records_before:]
+    assert resumed
+    for name in ("env_steps", "samples", "discarded", "perf/version"):
+        values = [entry[name] for entry in run.metrics if name in entry]
+        assert values == sorted(values)
+    assert resumed[0]["env_steps"] >= before["env_steps"]
+    # Main knows the counters before anything is trained, so that nothing it writes falls back to zero.
+    begun = next(m for m in run.reports if isinstance(m, LearnerReport))
+    assert all(begun.totals[name] == before[name] for name in ("env_steps", "samples", "discarded", "updates"))
+    return after
+
+
+def test_a_resumed_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    flags: dict[str, Any] = SMALL | {"lr_schedule": "linear", "learning_rate": 0.001, "train_for_env_steps": 4000}
+    first = record(directory, **flags | {"train_for_env_steps": 2000})
+    before, records = first.state(), len(first.metrics)
+    assert first.statistics()[0] == before["samples"]
+    assert before["learning_rate"] == pytest.approx(0.001 * (1 - (before["env_steps"] - 230) / 2000), abs=3e-5)
+    second = record(directory, **flags)
+    after = check_continued(before, second, records)
+    assert 4000 <= after["env_steps"] < 4256
+    assert after["updates"] == before["updates"] + 2 * second.totals["batches"]
+    assert second.statistics()[0] == after["samples"]
+    # The schedule goes on from the share of the budget that is used up, it does not begin anew.
+    rates = [r for r in second.reported("train/learning_rate") if r > 0]
+    assert max(rates) <= 0.001 * (1 - before["env_steps"] / 4000) + 1e-9
+    assert {p.name for p in (directory / "checkpoint_p0").iterdir()} == {
+        f"ckpt_{s['env_steps']:012d}" for s in (before, after)
+    }
+    history = (directory / "config_history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["flags"]["train_for_env_steps"] for line in history] == [2000, 4000]
+    events = read_events(directory / ".summary" / "p0")
+    assert [e.step for e in events if e.HasField("session_log")] == [before["env_steps"] + 1]
+
+
+def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> None:
+    first = record(tmp_path / "run", **SMALL | {"lr_schedule": "kl_adaptive_minibatch", "train_for_env_steps": 1000})
+    before, files, statistics, records = first.state(), first.checkpoint(), first.statistics(), len(first.metrics)
+    assert before["learning_rate"] != pytest.approx(first.config["learning_rate"])  # it has adapted
+    again = record(tmp_path / "run", experiment_summaries_interval=1)  # all else as saved
+    after = check_continued(before, again, records)
+    assert {name: after[name] for name in after if name != "version"} == {
+        name: before[name] for name in before if name != "version"
+    }
+    assert again.checkpoint()["model.safetensors"] == files["model.safetensors"]
+    assert again.checkpoint()["optimizer.safetensors"] == files["optimizer.safetensors"]
+    np.testing.assert_array_equal(again.statistics(), statistics)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "change"),
+    [("hidden_size", 100, "hidden_size 512 -> 100"), ("encoder_mlp_layers", "16,16", "encoder_mlp_layers 16 -> 16,16")],
+)
+def test_another_network_is_refused(finished: Command, flag: str, value: object, change: str) -> None:
+    config, checkpoints = finished.config, finished.checkpoint()
+    refused = run_command(finished.directory, **{flag: value})
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("error: run finished cannot change")
+    assert change in line
+    assert finished.config == config
+    assert finished.checkpoint() == checkpoints
+
+
+def test_a_second_run_in_the_same_directory_is_refused(finished: Command) -> None:
+    before = {p: p.read_bytes() for p in finished.directory.rglob("*") if p.is_file() and p.name != ".lock"}
+    with RunLock(finished.directory / ".lock"):
+        refused = run_command(finished.directory)
+    assert refused.returncode == 75
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "is in use by pid" in line
+    assert {p: p.read_bytes() for p in before} == before
+
+
+@pytest.mark.parametrize("inference", ["local", "central"])
+def test_a_run_that_only_samples_ends_by_itself(tmp_path: Path, inference: str) -> None:
+    run = record(tmp_path / "run", **SMALL | {"inference": inference, "num_workers": 2, "sampler_only": True})
+    assert run.reason.endswith("steps are collected")
+    totals = run.totals
+    assert totals["actors_collected"] >= BUDGET
+    assert totals["actors_sent"] == totals["samples"] == totals["updates"] == totals["trajectories"] == 0
+    assert totals["actors_episodes"] > 0
+
+
+def test_a_benchmark_ends_by_itself(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", **SMALL | {"benchmark": True})
+    assert BUDGET <= run.totals["samples"] < BUDGET + 256
+    assert run.status["state"] == "finished"
+    assert "finished: every policy has learned from" in run.stdout

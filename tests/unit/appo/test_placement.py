@@ -1,0 +1,93 @@
+from pathlib import Path
+
+import pytest
+
+from algorithms.appo import placement as module
+from algorithms.appo.config import Config
+from algorithms.appo.placement import Sampling, choose_device, choose_placement, plan_workers, rows_to_time
+from utils.errors import UsageError
+
+
+def config_of(**flags: object) -> Config:
+    return Config.from_flat({"rollout": 32, "batch_size": 1024, **flags})
+
+
+@pytest.mark.parametrize(
+    ("placement", "cores", "flags", "expected"),
+    [
+        ("local", 4, {}, (4, 8, 1)),  # 32 columns over 4 actors
+        ("central", 4, {}, (4, 8, 2)),
+        ("serial", 4, {}, (1, 32, 1)),
+        ("local", 64, {}, (64, 1, 1)),
+        ("central", 64, {}, (64, 2, 2)),  # at least one env in each split
+        ("serial", 1, {"batch_size": 32 * 1000}, (1, 64, 1)),  # no more than 64 by itself
+        ("local", 2, {"num_batches_per_iteration": 3}, (2, 48, 1)),
+        ("local", 8, {"num_workers": 2}, (2, 16, 1)),
+        ("local", 8, {"num_envs_per_worker": 100}, (8, 100, 1)),
+        ("central", 8, {"num_envs_per_worker": 7}, (8, 7, 1)),  # odd: not split
+        ("central", 8, {"num_envs_per_worker": 6}, (8, 6, 2)),
+        ("central", 4, {"worker_num_splits": 3}, (4, 6, 3)),
+        ("central", 4, {"worker_num_splits": 1}, (4, 8, 1)),
+        ("central", 4, {"worker_num_splits": 4, "num_envs_per_worker": 4}, (4, 4, 4)),
+    ],
+)
+def test_counts_are_filled_in(
+    placement: module.Placement, cores: int, flags: dict[str, object], expected: tuple[int, int, int]
+) -> None:
+    assert plan_workers(config_of(**flags), cores, placement) == Sampling(placement, *expected)
+
+
+def test_envs_that_cannot_be_split_are_refused() -> None:
+    with pytest.raises(UsageError, match="--num_envs_per_worker=7 is not a multiple of --worker_num_splits=2"):
+        plan_workers(config_of(num_envs_per_worker=7, worker_num_splits=2), 4, "central")
+
+
+@pytest.mark.parametrize("placement", ["central", "local", "serial"])
+def test_a_placement_that_is_asked_for_is_chosen(placement: str) -> None:
+    assert choose_placement(config_of(inference=placement), 1, "cuda", {}) == placement
+
+
+def test_a_gpu_has_policy_workers_of_its_own() -> None:
+    assert choose_placement(config_of(), 16, "cuda", {}) == "central"
+
+
+def test_a_single_core_has_one_process() -> None:
+    assert choose_placement(config_of(), 1, "cpu", {}) == "serial"
+
+
+def test_otherwise_the_forward_pass_decides() -> None:
+    config = config_of()
+    local, central = rows_to_time(config, 4)
+    assert (local, central) == (8, 16)  # of one actor; of one split of all four
+    small = {local: 80e-6, central: 100e-6}  # a small net: 10 us per row against 6 and a message
+    assert choose_placement(config, 4, "cpu", small) == "central"
+    tiny = {local: 60e-6, central: 100e-6}  # 7.5 against 6.25 + 1.875
+    assert choose_placement(config, 4, "cpu", tiny) == "local"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present", "visible", "expected"),
+    [
+        ("auto", True, None, "cuda"),
+        ("auto", False, None, "cpu"),
+        ("auto", True, "", "cpu"),
+        ("auto", True, "-1", "cpu"),
+        ("auto", True, "0,1", "cuda"),
+        ("cpu", True, None, "cpu"),
+        ("cuda", True, None, "cuda"),
+    ],
+)
+def test_the_device_is_found_without_torch(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, present: bool, visible: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(module, "Path", lambda path: Path("/dev/null" if present else "/nowhere"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert choose_device(wanted) == expected
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UsageError, match="--device=cuda: no NVIDIA GPU is visible"):
+        choose_device("cuda")

@@ -1,0 +1,98 @@
+"""The shape of the code: imports point down, and nothing is larger than a reader can hold."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = (
+    ("utils",),
+    ("envs",),
+    ("algorithms.ops",),
+    ("algorithms.models",),
+    ("algorithms.runtime",),
+    ("algorithms.appo", "algorithms.population"),
+    ("algorithms.evaluation",),
+    ("algorithms.cli",),
+    ("train_appo", "enjoy_appo"),
+)
+FILES = [*ROOT.glob("*_appo.py"), *(p for top in ("algorithms", "envs", "utils") for p in ROOT.glob(f"{top}/**/*.py"))]
+MAX_LINES = {ast.Module: 400, ast.ClassDef: 200, ast.FunctionDef: 60, ast.AsyncFunctionDef: 60}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules that a file imports anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> int | None:
+    """How high a module of ours lives; None for those of others."""
+    return next((i for i, tops in enumerate(LAYERS) for top in tops if f"{module}.".startswith(f"{top}.")), None)
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_files_are_found() -> None:
+    assert len(FILES) > 50
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_point_down(path: Path) -> None:
+    own = layer_of(name_of(path))
+    assert own is not None or name_of(path) == "algorithms"
+    for module in imports(path):
+        layer = layer_of(module)
+        assert layer is None or (own is not None and layer <= own), f"{name_of(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if name_of(p).startswith(("algorithms.ops", "utils"))], ids=name_of)
+def test_the_lowest_layers_need_little(path: Path) -> None:
+    """ops are functions of arrays; utils stand alone."""
+    allowed = {"algorithms.ops": {"torch", "numpy"}, "utils": {"numpy", "tensorboardX"}}
+    layer = "utils" if name_of(path).startswith("utils") else "algorithms.ops"
+    for module in imports(path):
+        top = module.split(".")[0]
+        fine = top in sys.stdlib_module_names or top in allowed[layer] or module.startswith(f"{layer}.")
+        assert fine, f"{name_of(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_is_too_long(path: Path) -> None:
+    """An exception shows `# noqa` and its reason in its first line."""
+    text = path.read_text()
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        limit = MAX_LINES.get(type(node))
+        if limit is None:
+            continue
+        first, last = (1, len(lines)) if isinstance(node, ast.Module) else (node.lineno, node.end_lineno or 0)
+        name = getattr(node, "name", name_of(path))
+        excused = bool(lines) and "# noqa" in lines[first - 1]
+        assert last - first + 1 <= limit or excused, f"{name_of(path)}: {name} has {last - first + 1} lines"
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("algorithms.appo.appo", ("torch",)),  # main
+        ("algorithms.appo.blueprint", ("torch",)),  # actors
+        ("algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
+    ],
+)
+def test_processes_without_a_network_do_not_load_torch(module: str, forbidden: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print(*sorted(set(sys.modules) & set({forbidden!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.split() == []
