@@ -15,7 +15,7 @@ from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic
 log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 1.0
-LONGEST_SHOWN_SECONDS = 10 * 24 * 3600  # a longer estimate only says that no budget was set
+LONGEST_SHOWN_SECONDS = 2 * 24 * 3600  # a longer estimate only says that no budget was set
 
 
 class PolicyProgress:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -66,6 +67,13 @@ class Run:
         """All values of one key of metrics.jsonl, in order."""
         return [record[key] for record in self.metrics if record["policy"] == policy and key in record]
 
+    @property
+    def reached_return(self) -> float:
+        """The mean return that ended the run; what was still played while the workers stopped may lower the last one."""
+        reached = re.fullmatch(r"the mean return has reached (-?\d+\.\d\d)", self.status["reason"])
+        assert reached, self.status["reason"]
+        return float(reached[1])
+
     def checkpoint(self, policy: int = 0) -> dict[str, bytes]:
         """The files of the newest checkpoint, verified."""
         loaded = checkpoint.load(self.directory / f"checkpoint_p{policy}")
@@ -93,7 +101,9 @@ class Command(Run):
     stderr: str
 
 
-def run_command(directory: Path, *, failpoints: str = "", **flags: object) -> Command:
+def run_command(
+    directory: Path, *, failpoints: str = "", deadline_seconds: float = DEADLINE_SECONDS, **flags: object
+) -> Command:
     """Train as a person does."""
     environment = {name: value for name, value in os.environ.items() if name != "APPO_FAILPOINTS"}
     environment |= {"OMP_NUM_THREADS": "1"} | ({"APPO_FAILPOINTS": failpoints} if failpoints else {})
@@ -102,15 +112,15 @@ def run_command(directory: Path, *, failpoints: str = "", **flags: object) -> Co
         env=environment,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
+        timeout=deadline_seconds,
         check=False,
     )
     return Command(directory, done.returncode, done.stdout, done.stderr)
 
 
-def train(directory: Path, **flags: object) -> Command:
+def train(directory: Path, *, deadline_seconds: float = DEADLINE_SECONDS, **flags: object) -> Command:
     """Train as a person does, to a good end."""
-    run = run_command(directory, **flags)
+    run = run_command(directory, deadline_seconds=deadline_seconds, **flags)
     assert run.returncode == 0, run.stdout + run.stderr
     return run
 
