@@ -69,7 +69,7 @@ class Run:
 
     @property
     def reached_return(self) -> float:
-        """The mean return that ended the run; what was still played while the workers stopped may lower the last one."""
+        """The mean return that ended the run; what is still played while the workers stop may lower the last one."""
         reached = re.fullmatch(r"the mean return has reached (-?\d+\.\d\d)", self.status["reason"])
         assert reached, self.status["reason"]
         return float(reached[1])

@@ -124,7 +124,8 @@ def check_updates(run: Recorded, epochs: int = EPOCHS) -> None:
         assert totals["updates"] == epochs * MINIBATCHES * totals["batches"] > 0
         assert state["updates"] == state["adam_steps"] == totals["updates"]
         assert state["version"] == 1 + totals["updates"]
-        assert run.statistics(policy)[0] == totals["samples"]  # each once, whatever the number of epochs
+        statistics = run.statistics(policy)  # count first, of observations and then of returns: each step once
+        assert statistics[0] == statistics[-3] == totals["samples"]
 
 
 def check_episodes(run: Recorded, seed: int, same_step: bool) -> None:
@@ -200,7 +201,7 @@ def test_a_slow_learner_bounds_the_lag_by_the_slots(tmp_path: Path, accumulate: 
         "num_minibatches_to_accumulate": accumulate,
         "report_interval_seconds": 0.5,
     }
-    run = run_command(tmp_path / "run", failpoints="learner.batch:sleep=0.05", **flags)
+    run = run_command(tmp_path / "run", failpoints="learner.batch:sleep=0.1", **flags)
     assert run.returncode == 0, run.stderr
     batches_waiting = accumulate // MINIBATCHES
     slots_per_group = max(2, 1 + (1 + batches_waiting) * COLUMNS // (2 * ENVS)) if accumulate else COLUMNS // (2 * ENVS)
@@ -218,4 +219,4 @@ def test_a_slow_learner_bounds_the_lag_by_the_slots(tmp_path: Path, accumulate: 
     totals = run.totals
     assert totals["in_flight"] <= (slots * ENVS + COLUMNS) * ROLLOUT
     assert totals["actors_collected"] - totals["samples"] == totals["in_flight"] + totals["discarded"]
-    assert run.metrics[-1]["elapsed_seconds"] >= 0.05 * totals["batches"]
+    assert run.metrics[-1]["elapsed_seconds"] >= 0.1 * totals["batches"]
