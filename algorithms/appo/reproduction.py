@@ -15,6 +15,8 @@ from algorithms.runtime.batches import Batch
 from algorithms.runtime.flat_module import FlatModule
 from envs.spec import EnvSpec
 
+LARGEST = torch.finfo(torch.float32).max
+
 
 class VerifyingLearner(Learner):
     """Compares, before it trains on a batch, behaviour logits and values with its own.
@@ -66,7 +68,8 @@ class VerifyingLearner(Learner):
 
     def _record(self, mine: Tensor, stored: Tensor, valid: Tensor) -> None:
         difference = ((mine - stored).abs() / (1 + stored.abs()))[valid]
-        self.largest = max(self.largest, float(difference.max()))
+        # No comparison with NaN is true, so it would count as no difference.
+        self.largest = max(self.largest, float(difference.nan_to_num(nan=LARGEST, posinf=LARGEST).max()))
 
     def _remember(self) -> None:
         self.published[self.version] = self.flat.flat.clone()

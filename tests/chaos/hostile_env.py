@@ -2,6 +2,7 @@
 
 It does what `fault` names when it is called for the `at`-th time in `where` (init, reset, step or close), in processes
 whose name begins with `process` (`actor_1`, or nothing: all of them), and notes the moment in the file `stamp`.
+A step takes `pause` seconds.
 """
 
 import ctypes
@@ -65,7 +66,6 @@ FAULTS: dict[str, Callable[[], object]] = {
     "spam": _spam,
     "take_signals": _take_signals,
     "start_children": _start_children,
-    "slow": lambda: time.sleep(0.001),
 }
 """What happens instead of the call; those that return let it go on."""
 
@@ -95,7 +95,9 @@ class Hostile(gymnasium.Env[Any, Any]):
         process: str = "",
         stamp: str = "",
         space: str = "",
+        pause: float = 0.0,
     ):
+        self.pause = pause
         self.fault, self.where, self.at, self.process, self.stamp = fault, where, at, process, stamp
         plain = spaces.Dict({"position": POSITION, "speed": SPEED}), spaces.Discrete(2)
         self.observation_space, self.action_space = ODD_SPACES.get(space, plain)
@@ -110,6 +112,7 @@ class Hostile(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
+        time.sleep(self.pause)
         return self._call("step"), 1.0, self._steps >= EPISODE_STEPS, False, {}
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """Training as a process of its own, all processes of which can be found, killed and counted."""
 
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
+
+from utils.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "APPO_TEST_RUN"
@@ -109,9 +110,13 @@ class TrainingRun:
 
     def env_steps(self) -> int:
         """The number last written to metrics.jsonl."""
-        path = self.directory / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return max([json.loads(line)["env_steps"] for line in lines if line.endswith("}")], default=0)
+        return max([record["env_steps"] for record in read_metrics(self.directory / "metrics.jsonl")], default=0)
+
+    def seconds_of_training(self) -> float:
+        """How long metrics.jsonl has been reporting env steps."""
+        records = read_metrics(self.directory / "metrics.jsonl")
+        times = [record["elapsed_seconds"] for record in records if record["env_steps"]]
+        return times[-1] - times[0] if times else 0.0
 
     def wait_for_env_steps(self, count: int = 1) -> None:
         self.wait_until(lambda: self.env_steps() >= count, f"{count} env steps")

@@ -38,8 +38,15 @@ def start(folder: Path, placement: str) -> TrainingRun:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     spawned = placement == "spawned"
-    flags = [f"--inference={'central' if spawned else placement}", "--env_kwargs", "fault=start_children", "where=init"]
-    return TrainingRun(folder, *flags, env=HOSTILE, script=SPAWNING if spawned else ROOT / "train_appo.py")
+    inference = "central" if spawned else placement
+    kwargs = (
+        "--env_kwargs",
+        "fault=start_children",
+        "where=init",
+        "pause=0.005",
+    )  # the figure is not one of a busy machine
+    script = SPAWNING if spawned else ROOT / "train_appo.py"
+    return TrainingRun(folder, f"--inference={inference}", *kwargs, env=HOSTILE, script=script)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,7 @@ def test_nothing_is_left_of_a_run_whose_process_is_killed(
 
 def kill_and_check(run: TrainingRun, role: str) -> float:
     """Seconds until everything has gone."""
-    run.wait_for_env_steps(300)
+    run.wait_until(lambda: run.seconds_of_training() > 2.0, "training")  # learners keep their state about every second
     assert list(run.roles().values()).count("sleep") == 4 * NUM_CHILDREN  # two actors with two environments each
     reported = run.env_steps()
     kill(run.pid_of(role))
@@ -107,7 +114,7 @@ def assert_no_new_names(before: set[str]) -> None:
 
 def test_nothing_is_left_of_a_run_that_is_killed_while_it_starts(tmp_path: Path) -> None:
     for role in ("tracker", "fork_server", "probe", "actor_1"):
-        with TrainingRun(tmp_path, "--inference=local", "--env_kwargs", "fault=slow", env=HOSTILE) as run:
+        with TrainingRun(tmp_path, "--inference=local", env=HOSTILE) as run:
             run.wait_until(lambda run=run, role=role: role in run.roles().values(), role)
             kill(run.process.pid)
             seconds = run.seconds_until_gone(GONE_SECONDS)

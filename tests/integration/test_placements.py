@@ -58,9 +58,12 @@ def test_cartpole_is_solved_by_the_command(tmp_path: Path, flags: dict[str, obje
     check_it_learned(run, 475)
 
 
-@pytest.mark.parametrize("inference", ["serial", "local", pytest.param("central", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "inference",
+    ["serial", pytest.param("local", marks=pytest.mark.slow), pytest.param("central", marks=pytest.mark.slow)],
+)
 def test_two_policies_both_learn(tmp_path: Path, inference: str) -> None:
-    """A policy that does not learn gets about 20."""
+    """A policy that does not learn gets about 20. That both are trained in every placement, the counting tests see."""
     run = record(
         tmp_path / "run",
         env="CartPole-v1",

@@ -107,6 +107,7 @@ FAULTS: dict[str, Callable[[Unroll], Unroll]] = {
     "rows shifted by one": lambda unroll: lambda obs, first, state: unroll(rolled_obs(obs, first, 1), first, state),
     "steps shifted by one": lambda unroll: lambda obs, first, state: unroll(rolled_obs(obs, first, 0), first, state),
     "state of the next row": lambda unroll: lambda obs, first, state: unroll(obs, first, state.roll(1, 1)),
+    "not a number": lambda unroll: lambda obs, first, state: unroll(obs, first, state * torch.nan),
     "stale state of one column": lambda unroll: lambda obs, first, state: unroll(obs, first, one_stale_column(state)),
 }
 
