@@ -57,5 +57,5 @@ $(STAMP): constraints.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed: make PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch setuptools wheel
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[all,dev]"
 	@touch $@

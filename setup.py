@@ -4,10 +4,11 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-ATARI = ["ale-py>=0.12"]
-VIZDOOM = ["vizdoom>=1.3"]
+ATARI = ["ale-py>=0.12", "opencv-python-headless>=4.12"]
+VIZDOOM = ["vizdoom>=1.3", "opencv-python-headless>=4.12"]
 MUJOCO = ["mujoco>=3.3"]
 MINIGRID = ["minigrid>=3.0"]
+BOX2D = ["box2d>=2.3.10"]
 MULTIAGENT = ["pettingzoo>=1.25"]
 VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6"]
 DEV = [
@@ -46,10 +47,11 @@ setup(
         "vizdoom": VIZDOOM,
         "mujoco": MUJOCO,
         "minigrid": MINIGRID,
+        "box2d": BOX2D,
         "multiagent": MULTIAGENT,
         "video": VIDEO,
         "dev": DEV,
-        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + MULTIAGENT + VIDEO,
+        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + VIDEO,
     },
     entry_points={"console_scripts": ["appo=algorithms.cli:main"]},
 )

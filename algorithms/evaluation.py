@@ -166,18 +166,19 @@ def play(envs: GroupEnv, player: Player, config: EvaluationConfig, seed: int) ->
     obs = {key: np.zeros((rows, *o.shape), o.dtype) for key, o in spec.observations.items()}
     final = {key: np.zeros_like(value) for key, value in obs.items()} if spec.same_step else {}
     flags = [np.zeros(rows, np.bool_) for _ in range(4)]
-    row = StepRow(obs, flags[0], np.zeros(rows, np.float32), flags[1], flags[2], final, flags[3])
+    num_frames = np.full(rows, spec.frames_per_step, np.int32)
+    row = StepRow(obs, flags[0], np.zeros(rows, np.float32), flags[1], flags[2], num_frames, final, flags[3])
     row.first[:] = True
-    envs.reset([int(s) for s in np.random.SeedSequence(seed).generate_state(1)], row.obs)
+    envs.reset([int(s) >> 1 for s in np.random.SeedSequence(seed).generate_state(1)], row.obs)
     returns, lengths = np.zeros(rows), np.zeros(rows, np.int64)
     num_episodes = frames = 0
     clock = _Clock(0.0 if config.no_render else config.fps)
     while not config.max_num_frames or frames < config.max_num_frames:
         stats = {one.row: one.stats for one in envs.step(player.act(row.obs, row.first), row)}
         valid = np.ones(rows, np.bool_) if spec.same_step else ~row.first  # the reset step belongs to no episode
-        frames += spec.frames_per_step * bool(valid.any())
+        frames += int(num_frames[0]) * bool(valid.any())
         returns += row.reward
-        lengths += valid * spec.frames_per_step
+        lengths += valid * num_frames
         for index in (row.terminated | row.truncated).nonzero()[0].tolist():
             yield Episode(float(returns[index]), int(lengths[index]), stats.get(index, {}))
             returns[index] = lengths[index] = 0

@@ -29,6 +29,14 @@ class EnvConfig:
         minimum=1,
         fixed_on_resume=True,
     )
+    horizon: int | None = flag(
+        None,
+        "env steps of the agent after which an episode is truncated; none = as the environment says",
+        minimum=1,
+        fixed_on_resume=True,
+    )
+    res_w: int | None = flag(None, "width of VizDoom's images in pixels; none = 128", minimum=1, fixed_on_resume=True)
+    res_h: int | None = flag(None, "height of VizDoom's images in pixels; none = 72", minimum=1, fixed_on_resume=True)
     reward_scale: float = flag(1.0, "factor on every reward before clipping; reported returns stay unscaled")
     reward_clip: float = flag(
         0.0,

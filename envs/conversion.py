@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from envs.spec import MASK_KEY, Array, EpisodeStats, ObservationSpec, flat_observation_spaces, observation_specs
+from envs.spaces import Space, children, choices_of, flat_observation_spaces, observation_specs
+from envs.spec import MASK_KEY, SINGLE_KEY, Array, EpisodeStats, ObservationSpec
 from utils.errors import AppoError, EnvironmentFailure, StopNow
 
 Path = tuple[str, ...]
@@ -44,7 +45,7 @@ class ActionConverter:
     log-probability was recorded.
     """
 
-    def __init__(self, space: spaces.Space[Any]):
+    def __init__(self, space: Space):
         self._convert, _ = _batch_converter(space, 0)
         self._split = _row_splitter(space)
 
@@ -53,19 +54,21 @@ class ActionConverter:
         return self._convert(action)
 
     def rows(self, action: Array) -> Sequence[Any]:
-        """R actions of the single space: Python ints for Discrete, arrays or tuples otherwise."""
+        """R actions of the single space: Python ints for Discrete, arrays, tuples or dicts otherwise."""
         rows: Sequence[Any] = self._split(self._convert(action))
         return rows
 
 
-def _batch_converter(space: spaces.Space[Any], begin: int) -> tuple[BatchConverter, int]:
+def _batch_converter(space: Space, begin: int) -> tuple[BatchConverter, int]:
     """The converter of the stored values from column `begin` on, and the column after them."""
-    if isinstance(space, spaces.Tuple):
-        parts = []
-        for part in space.spaces:
-            convert, begin = _batch_converter(part, begin)
-            parts.append(convert)
-        return lambda action: tuple(convert(action) for convert in parts), begin
+    parts = children(space)
+    if parts is not None:
+        converters: dict[str | int, BatchConverter] = {}
+        for key, part in parts:
+            converters[key], begin = _batch_converter(part, begin)
+        if isinstance(space, spaces.Dict):
+            return lambda action: {key: convert(action) for key, convert in converters.items()}, begin
+        return lambda action: tuple(convert(action) for convert in converters.values()), begin
     shape, dtype = space.shape or (), space.dtype
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
@@ -78,13 +81,20 @@ def _batch_converter(space: spaces.Space[Any], begin: int) -> tuple[BatchConvert
     return lambda action: (action[:, begin:end].astype(dtype) + offset).astype(dtype).reshape(-1, *shape), end
 
 
-def _row_splitter(space: spaces.Space[Any]) -> Callable[[Any], Sequence[Any]]:
+def _row_splitter(space: Space) -> Callable[[Any], Sequence[Any]]:
+    if isinstance(space, spaces.Dict):
+        splitters = {key: _row_splitter(part) for key, part in space.spaces.items()}
+        return lambda batch: _rows_of_dict({key: split(batch[key]) for key, split in splitters.items()})
     if isinstance(space, spaces.Tuple):
         parts = [_row_splitter(part) for part in space.spaces]
         return lambda batch: list(zip(*(split(part) for split, part in zip(parts, batch, strict=True)), strict=True))
     if isinstance(space, spaces.Discrete):
         return lambda batch: batch.tolist()  # plain ints: environments index lists and tables with them
     return list
+
+
+def _rows_of_dict(columns: dict[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 class ObservationWriter:
@@ -94,17 +104,15 @@ class ObservationWriter:
     of the type and the shape are checked on every write.
     """
 
-    def __init__(self, name: str, space: spaces.Space[Any]):
+    def __init__(self, name: str, space: Space):
         self.name = name
         self.specs: dict[str, ObservationSpec] = observation_specs(space)
         self._space = space
         self._copies = [(key, leaf.shape or (), _copy_of(key, leaf)) for key, leaf in flat_observation_spaces(space)]
-        only = self._copies[0][0] if len(self._copies) == 1 and not isinstance(space, spaces.Dict) else None
-        is_plain = only is not None and isinstance(space, spaces.Box)
         # the common case is decided by two comparisons; anything unusual takes the checked way
-        self._plain_key = only if is_plain else None
+        self._plain_key = SINGLE_KEY if isinstance(space, spaces.Box) else None
         self._plain_shape = space.shape
-        self._plain_dtype = np.dtype(self.specs[only].dtype) if only is not None else None
+        self._plain_dtype = np.dtype(self.specs[SINGLE_KEY].dtype) if self._plain_key else None
 
     def empty(self, num_rows: int) -> dict[str, Array]:
         """Arrays [R, *] of zeros, as a slot holds them."""
@@ -148,21 +156,35 @@ class ObservationWriter:
         self._collect(self._space, observation, (), values)
         return values
 
-    def _collect(self, space: spaces.Space[Any], observation: Any, path: Path, values: list[Any]) -> None:
-        if not isinstance(space, spaces.Dict):
+    def _collect(self, space: Space, observation: Any, path: Path, values: list[Any]) -> None:
+        if isinstance(space, spaces.Dict):
+            self._collect_dict(space, observation, path, values)
+        elif isinstance(space, spaces.Tuple):
+            self._require(path, observation, list | tuple, "a tuple")
+            if len(observation) != len(space.spaces):
+                where = f"observation key {'.'.join(path)}" if path else "observation"
+                raise EnvironmentFailure(
+                    f"{self.name}: {where}: expected {len(space.spaces)} entries, got {len(observation)}"
+                )
+            for index, part in enumerate(space.spaces):
+                self._collect(part, observation[index], (*path, str(index)), values)
+        else:
             values.append(observation)
-            return
-        at = ".".join(path)
-        if not isinstance(observation, Mapping):
-            where = f"observation key {at}" if at else "observation"
-            raise EnvironmentFailure(f"{self.name}: {where}: expected a dict, got {type(observation).__name__}")
+
+    def _collect_dict(self, space: spaces.Dict, observation: Any, path: Path, values: list[Any]) -> None:
+        self._require(path, observation, Mapping, "a dict")
         for key, part in space.spaces.items():
             if key not in observation:
-                self._fail(".".join((*path, key)), "a value", "none")
-            self._collect(part, observation[key], (*path, key), values)
+                self._fail(".".join((*path, str(key))), "a value", "none")
+            self._collect(part, observation[key], (*path, str(key)), values)
         if len(observation) != len(space.spaces):
             unknown = next(key for key in observation if key not in space.spaces)
             self._fail(".".join((*path, str(unknown))), "no such key", "a value")
+
+    def _require(self, path: Path, observation: Any, kind: Any, expected: str) -> None:
+        if not isinstance(observation, kind):
+            where = f"observation key {'.'.join(path)}" if path else "observation"
+            raise EnvironmentFailure(f"{self.name}: {where}: expected {expected}, got {type(observation).__name__}")
 
     def _write(self, key: str, copy: Copy, target: Array, source: Array, shape: tuple[int, ...]) -> None:
         if source.shape != shape:
@@ -181,12 +203,13 @@ def _as_array(value: Any) -> Array:
     return array
 
 
-def _copy_of(key: str, space: spaces.Space[Any]) -> Copy:
+def _copy_of(key: str, space: Space) -> Copy:
     if key == MASK_KEY:
         return _copy_mask
-    if isinstance(space, spaces.Discrete):
-        start, size = int(space.start), int(space.n)
-        return lambda target, source: _copy_one_hot(target, source, start, size)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        size, first = np.array(choices_of(space)).T
+        begin = np.cumsum(size) - size
+        return lambda target, source: _copy_one_hot(target, source, size, first, begin)
     return lambda target, source: np.copyto(target, source, casting="same_kind")
 
 
@@ -195,15 +218,16 @@ def _copy_mask(target: Array, source: Array) -> None:
     np.copyto(target, source != 0)
 
 
-def _copy_one_hot(target: Array, source: Array, start: int, size: int) -> None:
-    """Write choice numbers [N] as one-hot rows [N, size]."""
+def _copy_one_hot(target: Array, source: Array, size: Any, first: Any, begin: Any) -> None:
+    """Write choices [N, *] as one-hot rows, component by component [C]: sizes, first choices, first columns."""
     if source.dtype.kind not in "iu":
         raise TypeError("a choice must be an integer")
-    choice = source.astype(np.int64) - start
+    choice = source.reshape(len(source), -1).astype(np.int64) - first
     if ((choice < 0) | (choice >= size)).any():
-        raise ValueError(f"choices are {start}..{start + size - 1}, got {source.tolist()}")
+        expected = ", ".join(f"{f}..{f + s - 1}" for f, s in zip(first.tolist(), size.tolist(), strict=True))
+        raise ValueError(f"choices are {expected}, got {source.tolist()}")
     target[...] = 0
-    target[np.arange(len(choice)), choice] = 1
+    target[np.arange(len(choice))[:, None], choice + begin] = 1
 
 
 def episode_stats(row: int, info: Mapping[str, Any]) -> EpisodeStats | None:
@@ -226,3 +250,8 @@ def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
         elif isinstance(value, np.ndarray | Sequence) and len(value) > row:
             picked[key] = value[row]
     return picked
+
+
+def reported_frames(info: Mapping[str, Any], default: int) -> int:
+    """Simulator frames behind a step, where the environment says so."""
+    return int(info.get("num_frames", default))

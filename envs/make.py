@@ -10,12 +10,11 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
@@ -25,9 +24,10 @@ from gymnasium.vector import VectorEnv
 from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
 from envs.python_loop import PythonLoop, SingleEnv
-from envs.spec import GroupEnv
+from envs.spec import EnvSpec, GroupEnv
 from envs.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
+from envs.wrappers import RepeatAction, make_registered, stack_frames
 from utils.errors import UsageError
 
 Factory = Callable[..., Any]
@@ -40,19 +40,34 @@ class Family(NamedTuple):
     package: str
     registering_module: str | None
     install: str
+    adapter: str | None = None  # our module that makes its environments, an `Adapter`
+
+
+class Adapter(Protocol):
+    """A module that knows how a family is played."""
+
+    def make_single(self, registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> SingleEnv:
+        """One environment; `arguments` are those of the flags --env_kwargs and of rendering."""
+        ...
+
+    def vector_arguments(self, config: EnvConfig, registration: Registration) -> dict[str, Any]:
+        """Arguments of its vector entry point, if it has one, that stand for the flags."""
+        ...
 
 
 FAMILIES = (
-    Family(r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d", "ale_py", "ale_py", "appo[atari]"),
-    Family(r"Vizdoom", "vizdoom", "vizdoom.gymnasium_wrapper", "appo[vizdoom]"),
-    Family(r"MiniGrid-|BabyAI-", "minigrid", "minigrid", "appo[minigrid]"),
+    Family(r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d", "ale_py", "ale_py", "appo[atari]", "envs.atari"),
+    Family(r"ale_py\.", "ale_py", None, "appo[atari]", "envs.atari"),
+    Family(r"Vizdoom", "vizdoom", "vizdoom.gymnasium_wrapper", "appo[vizdoom]", "envs.doom"),
+    Family(r"MiniGrid-|BabyAI-", "minigrid", "minigrid", "appo[minigrid]", "envs.minigrid"),
     Family(r"gymnasium\.envs\.mujoco", "mujoco", None, "appo[mujoco]"),
-    Family(r"gymnasium\.envs\.box2d", "Box2D", None, "gymnasium[box2d]"),
+    Family(r"gymnasium\.envs\.box2d", "Box2D", None, "appo[box2d]"),
 )
 
-FRAME_FLAGS = {
+CONSTRUCTOR_FLAGS = {
     "env_frameskip": ("frameskip", "frame_skip"),
     "env_framestack": ("stack_num", "frame_stack", "framestack"),
+    "horizon": ("max_episode_steps",),
 }
 """Flags that an environment gets as a constructor argument, under whichever of these names it takes."""
 
@@ -74,24 +89,28 @@ def make_group(
     seed: int = 0,
     decorrelate_steps: int = 0,
     render_mode: str | None = None,
+    spec: EnvSpec | None = None,
 ) -> GroupEnv:
     """Make the environments of one group: our own loop, or the environment's native vector.
 
     `seed` and `worker_index` only decide the random walks of `decorrelate_steps` (in [0, decorrelate_steps) per env,
-    Python loop only); the environments are seeded by `reset`. A render mode is for the Python loop only.
+    Python loop only); the environments are seeded by `reset`. A render mode is for the Python loop only. A `spec` that
+    is known already saves the reset that looks for masks.
 
     Raises:
         UsageError: the environment cannot be found, made or used as asked.
         EnvironmentFailure: its code raised.
     """
     target = _resolve(config.env)
+    _check_resolution(config)
     if _is_native(config, target):
-        return GymVector(lambda: _make_vector(config, target, num_envs), name=config.env)
+        return GymVector(lambda: _make_vector(config, target, num_envs), name=config.env, spec=spec)
     return PythonLoop(
         [lambda: make_single(config, render_mode)] * num_envs,
         name=config.env,
         seed=(seed, worker_index),
         decorrelate_steps=decorrelate_steps if config.decorrelate_envs_on_one_worker else 0,
+        spec=spec,
     )
 
 
@@ -111,31 +130,47 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
         EnvironmentFailure: its code raised.
     """
     target = _resolve(config.env)
-    kwargs: dict[str, Any] = config.env_kwargs | ({"render_mode": render_mode} if render_mode else {})
+    arguments: dict[str, Any] = config.env_kwargs | ({"render_mode": render_mode} if render_mode else {})
+    adapter = _adapter(target)
     with _construction(config.env):
-        if isinstance(target, Registration):
-            kwargs |= _frame_kwargs(config, target.entry_point, target.kwargs)
-            # both wrappers only check what is checked here anyway, at a cost per step
-            env = gymnasium.make(replace(target, order_enforce=False, disable_env_checker=True), **kwargs)
+        if adapter is not None and isinstance(target, Registration):
+            env = adapter.make_single(target, config, arguments)
         else:
-            env = target(**kwargs, **_frame_kwargs(config, target, {}))
+            env = _make_plain(config, target, arguments)
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"{config.env} made a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
     return env
 
 
+def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: dict[str, Any]) -> Any:
+    """An environment of no family that we know; frames are skipped and stacked by wrappers where it cannot itself."""
+    taken = _constructor_arguments(config, target)
+    if isinstance(target, Registration):
+        env: Any = make_registered(target, **arguments, **taken)
+    else:
+        if config.horizon is not None and "max_episode_steps" not in taken:
+            raise UsageError(f"{config.env} takes no argument max_episode_steps (--horizon={config.horizon})")
+        env = target(**arguments, **taken)
+    names = CONSTRUCTOR_FLAGS["env_frameskip"]
+    if config.env_frameskip is not None and not taken.keys() & set(names):
+        env = RepeatAction(env, config.env_frameskip)
+    if config.env_framestack is not None and not taken.keys() & set(CONSTRUCTOR_FLAGS["env_framestack"]):
+        env = stack_frames(env, config.env_framestack)
+    return env
+
+
 def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: int) -> AnyVectorEnv:
+    arguments: dict[str, Any] = config.env_kwargs | _vector_arguments(config, target)
     with _construction(config.env):
         if isinstance(target, Registration):
-            kwargs: dict[str, Any] = dict(config.env_kwargs)
-            kwargs |= _frame_kwargs(config, target.vector_entry_point, target.kwargs)
-            return gymnasium.make_vec(target, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-        env = target(num_envs=num_envs, **config.env_kwargs, **_frame_kwargs(config, target, {}))
+            return gymnasium.make_vec(target, num_envs, vectorization_mode="vector_entry_point", **arguments)
+        env = target(num_envs=num_envs, **arguments)
         assert isinstance(env, VectorEnv)
         return env
 
 
 def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
+    """Whether the native vector steps the envs: where there is one, and it can do what the flags ask."""
     if isinstance(target, Registration):
         # gymnasium cannot apply the wrappers of a registration to a native vector
         has_vector = target.vector_entry_point is not None and not target.additional_wrappers
@@ -145,27 +180,74 @@ def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
         raise UsageError(f"{config.env} has no vector entry point (--env_vectorization=native)")
     if config.env_vectorization == "python" and is_vector_only(config):
         raise UsageError(f"{config.env} exists only as a vector environment (--env_vectorization=python)")
-    return has_vector and config.env_vectorization != "python"
+    if not has_vector or config.env_vectorization == "python":
+        return False
+    unmet = _unmet_by_vector(config, target)
+    if unmet and (config.env_vectorization == "native" or is_vector_only(config)):
+        raise UsageError(f"the vector environment of {config.env} takes no argument for {unmet}")
+    return not unmet
 
 
-def _frame_kwargs(
-    config: EnvConfig, entry_point: Factory | str | None, registered: Mapping[str, Any]
+def _unmet_by_vector(config: EnvConfig, target: Registration | Factory) -> str:
+    """The first flag that the vector environment cannot follow; empty if it can follow all."""
+    accepted = _accepted(target, vector=True)
+    taken = _vector_arguments(config, target)
+    adapter = _adapter(target)
+    if adapter is None:
+        for flag, names in CONSTRUCTOR_FLAGS.items():
+            if (value := getattr(config, flag)) is not None and not taken.keys() & set(names):
+                return f"--{flag}={value}"
+    unknown = [name for name in config.env_kwargs if name not in accepted and "kwargs" not in accepted]
+    return f"--env_kwargs {unknown[0]}" if unknown else ""
+
+
+def _vector_arguments(config: EnvConfig, target: Registration | Factory) -> dict[str, Any]:
+    adapter = _adapter(target)
+    if adapter is not None and isinstance(target, Registration):
+        return adapter.vector_arguments(config, target)
+    return _constructor_arguments(config, target, vector=True)
+
+
+def _constructor_arguments(
+    config: EnvConfig, target: Registration | Factory, *, vector: bool = False
 ) -> dict[str, int]:
-    """Frame skip and stack as constructor arguments, where the flags ask for them."""
-    asked = {flag: getattr(config, flag) for flag in FRAME_FLAGS if getattr(config, flag) is not None}
-    if not asked or entry_point is None:
-        return {}
+    """The flags of `CONSTRUCTOR_FLAGS` that are given and that the constructor takes, as its arguments."""
+    accepted = _accepted(target, vector=vector)
+    if isinstance(target, Registration) and not vector:
+        accepted = accepted | {"max_episode_steps"}  # gymnasium.make wraps the environment
+    arguments = {}
+    for flag, names in CONSTRUCTOR_FLAGS.items():
+        name = next((name for name in names if name in accepted), None)
+        if name is not None and getattr(config, flag) is not None:
+            arguments[name] = getattr(config, flag)
+    return arguments
+
+
+def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[str]:
+    """Names of the arguments that a constructor takes."""
+    if not isinstance(target, Registration):
+        return set(inspect.signature(target).parameters)
+    entry_point = target.vector_entry_point if vector else target.entry_point
+    if entry_point is None:
+        return set()
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    accepted = {*registered, *inspect.signature(creator).parameters}
-    kwargs = {}
-    for flag, value in asked.items():
-        name = next((name for name in FRAME_FLAGS[flag] if name in accepted), None)
-        if name is None:
-            raise UsageError(
-                f"{config.env} takes none of the arguments {', '.join(FRAME_FLAGS[flag])} (--{flag}={value})"
-            )
-        kwargs[name] = value
-    return kwargs
+    return {*(() if vector else target.kwargs), *inspect.signature(creator).parameters}
+
+
+def _adapter(target: Registration | Factory) -> Adapter | None:
+    if not isinstance(target, Registration):
+        return None
+    for name in (target.id, str(target.entry_point)):
+        for family in FAMILIES:
+            if family.adapter is not None and re.match(family.pattern, name):
+                return cast(Adapter, importlib.import_module(family.adapter))
+    return None
+
+
+def _check_resolution(config: EnvConfig) -> None:
+    for flag in ("res_w", "res_h"):
+        if getattr(config, flag) is not None and not config.env.rpartition(":")[2].startswith("Vizdoom"):
+            raise UsageError(f"--{flag}={getattr(config, flag)} is for VizDoom only, not for {config.env}")
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reraise
-from envs.spec import Array, EpisodeStats, StepRow, frames_per_step, spec_of
+from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reported_frames, reraise
+from envs.masks import ActionMasks, flat_mask, random_action
+from envs.spaces import frames_per_step, spec_of
+from envs.spec import MASK_KEY, Array, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure
 
 SingleEnv = gymnasium.Env[Any, Any]
@@ -28,6 +30,7 @@ class PythonLoop:
         seed: Entropy of the random walk below; the environments' own seeds come with `reset`.
         decorrelate_steps: Before the first observation env i takes a random number of random steps in
             [0, decorrelate_steps), so that episodes of one group do not end together.
+        spec: What is known of the environments already; without it one is reset to see whether its info holds masks.
     """
 
     def __init__(
@@ -37,17 +40,19 @@ class PythonLoop:
         name: str,
         seed: int | Sequence[int] = 0,
         decorrelate_steps: int = 0,
+        spec: EnvSpec | None = None,
     ):
         self.name = name
         self.current_env = 0
         self._envs: list[SingleEnv] = []
         self._closed = False
         self._build(env_fns)
-        observation_space, action_space = self._envs[0].observation_space, self._envs[0].action_space
-        self.spec = spec_of(observation_space, action_space, frames_per_step=frames_per_step(self._envs[0]))
+        self.spec = spec or self._discover()
         self.num_rows = len(self._envs) * self.spec.num_agents
-        self._actions = ActionConverter(action_space)
-        self._observations = ObservationWriter(name, observation_space)
+        self._actions = ActionConverter(self._envs[0].action_space)
+        self._observations = ObservationWriter(name, self._envs[0].observation_space)
+        self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
+        self._counts_frames = False  # once an info says how many frames a step took, all of them are written
         self._step_functions = [env.step for env in self._envs]
         self._ended = [False] * self.num_rows
         self._random = np.random.default_rng(seed)
@@ -64,11 +69,15 @@ class PythonLoop:
         try:
             for index, seed in enumerate(seeds):
                 self.current_env = index
-                observation = self._walk(index, self._begin(index, int(seed)), int(seed))
+                observation, info = self._walk(index, self._begin(index, int(seed)))
                 self._observations.write_row(obs, index, observation)
+                if self.spec.mask_in_info and self._masks:
+                    self._masks.write_row(obs, index, info)
+            self._ended = [False] * self.num_rows
+            if self._masks:
+                self._masks.check(obs, np.zeros(self.num_rows, np.bool_))
         except BaseException as error:
             reraise(self.name, error)
-        self._ended = [False] * self.num_rows
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
         """Step or reset every environment with action [R, A]; write what came out into `row`.
@@ -79,22 +88,28 @@ class PythonLoop:
         ended, write, obs, reward = self._ended, self._observations.write_row, row.obs, row.reward
         for flag in (row.first, row.terminated, row.truncated):
             flag.fill(False)
+        if self._counts_frames:
+            row.num_frames.fill(self.spec.frames_per_step)
         episodes: list[EpisodeStats] | None = None
         try:
             actions = self._actions.rows(action)
             for index, step in enumerate(self._step_functions):
                 self.current_env = index
                 if ended[index]:
-                    write(obs, index, self._begin(index, None))
+                    observation, info = self._begin(index, None)
                     row.first[index], reward[index], ended[index] = True, 0.0, False
-                    continue
-                observation, reward[index], terminated, truncated, info = step(actions[index])
+                else:
+                    observation, reward[index], terminated, truncated, info = step(actions[index])
+                    if terminated or truncated:  # both at once: the episode is over, there is nothing to bootstrap from
+                        row.terminated[index], row.truncated[index] = bool(terminated), not terminated
+                        ended[index] = True
+                        stats = episode_stats(index, info)
+                        episodes = [*(episodes or []), stats] if stats else episodes
                 write(obs, index, observation)
-                if terminated or truncated:  # both at once: the episode is over, there is nothing to bootstrap from
-                    row.terminated[index], row.truncated[index] = bool(terminated), not terminated
-                    ended[index] = True
-                    stats = episode_stats(index, info)
-                    episodes = [*(episodes or []), stats] if stats else episodes
+                if info:
+                    self._read(info, row, index)
+            if self._masks:
+                self._masks.check(obs, np.array(ended))
         except BaseException as error:
             reraise(self.name, error)
         return episodes or ()
@@ -123,23 +138,46 @@ class PythonLoop:
             self.close()
             reraise(self.name, error)
 
-    def _begin(self, index: int, seed: int | None) -> Any:
-        """The first observation of a new episode; None keeps the environment's own random numbers going."""
+    def _discover(self) -> EnvSpec:
+        """The spec of the first environment, which is reset where its info could hold a mask."""
+        env = self._envs[0]
+        frames = frames_per_step(env)
+        spec = spec_of(env.observation_space, env.action_space, frames_per_step=frames)
+        if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
+            return spec
+        try:
+            _, info = self._begin(0, None)
+        except BaseException as error:
+            reraise(self.name, error)
+        in_info = MASK_KEY in info
+        return spec_of(env.observation_space, env.action_space, frames_per_step=frames, mask_in_info=in_info)
+
+    def _read(self, info: dict[str, Any], row: StepRow, index: int) -> None:
+        """Take from info what belongs into the slot."""
+        if self._counts_frames or "num_frames" in info:
+            self._counts_frames = True
+            row.num_frames[index] = reported_frames(info, self.spec.frames_per_step)
+        if self.spec.mask_in_info and self._masks:
+            self._masks.write_row(row.obs, index, info)
+
+    def _begin(self, index: int, seed: int | None) -> tuple[Any, dict[str, Any]]:
+        """The first observation of a new episode and its info; None keeps the env's own random numbers going."""
         result = self._envs[index].reset(seed=seed)
         # an old-style reset returns the observation alone, which could unpack into two by accident
         if not isinstance(result, tuple) or len(result) != 2:
             raise EnvironmentFailure(
                 f"{self.name}: reset must return (observation, info), as gymnasium's environments do"
             )
-        return result[0]
+        return result
 
-    def _walk(self, index: int, observation: Any, seed: int) -> Any:
-        if not self._decorrelate_steps:
-            return observation
-        env = self._envs[index]
-        env.action_space.seed(seed)
-        for _ in range(int(self._random.integers(self._decorrelate_steps))):
-            observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+    def _walk(self, index: int, begun: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+        """Take random steps from a first observation; no action is taken that a mask forbids."""
+        observation, info = begun
+        for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
+            source = info if self.spec.mask_in_info else observation
+            mask = flat_mask(source[MASK_KEY]) if self.spec.action_mask else None
+            action = self._actions.rows(random_action(self.spec.action, mask, self._random))[0]
+            observation, _, terminated, truncated, info = self._envs[index].step(action)
             if terminated or truncated:
-                observation = self._begin(index, None)
-        return observation
+                observation, info = self._begin(index, None)
+        return observation, info

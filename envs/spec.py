@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
-
-from utils.errors import UsageError
 
 Array = NDArray[np.generic]
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int32]
 
 SINGLE_KEY = "obs"
 """The key of an observation space that is no Dict."""
 
 MASK_KEY = "action_mask"
-"""The key of a Dict observation that says which categorical choices are allowed now."""
+"""The key of a Dict observation, or else of `info`, that says which categorical choices are allowed now."""
 
 
 class ActionPart(NamedTuple):
@@ -88,12 +85,13 @@ class EnvSpec:
     """Everything that memory, models and actors need to know about an environment.
 
     Attributes:
-        observations: By key; a space that is no Dict has the single key "obs", nested keys are joined by ".".
+        observations: By key; a space that is no Dict or Tuple has the single key "obs", nested keys are joined by ".".
         action: What one agent chooses per step.
         num_agents: Rows per env.
-        frames_per_step: Frame skip: simulator frames behind one step.
+        frames_per_step: Frame skip: simulator frames behind one step, unless the env says so of every step.
         same_step: The observation after a done is already the next episode's first one (`final_value` is needed).
         action_mask: M, the number of choices the key "action_mask" covers; 0 when there is no such key.
+        mask_in_info: The mask comes in `info` and not in the observation; it is stored as an observation either way.
     """
 
     observations: dict[str, ObservationSpec]
@@ -102,6 +100,7 @@ class EnvSpec:
     frames_per_step: int = 1
     same_step: bool = False
     action_mask: int = 0
+    mask_in_info: bool = False
 
 
 class EpisodeStats(NamedTuple):
@@ -120,6 +119,7 @@ class StepRow:
         first: [R] bool of step t+1: this observation starts an episode.
         reward: [R] float32 of step t, raw as the environment gave it.
         terminated, truncated: [R] bool of step t, never both.
+        num_frames: [R] int32 of step t: simulator frames behind it; holds `frames_per_step` unless the env says more.
         final_obs: [R, *] per key, SAME_STEP only (else empty): true final observation of the rows that ended.
         has_final: [R] bool, SAME_STEP only (else None): set for rows truncated now, cleared for all others.
     """
@@ -129,6 +129,7 @@ class StepRow:
     reward: FloatArray
     terminated: BoolArray
     truncated: BoolArray
+    num_frames: IntArray
     final_obs: dict[str, Array] = field(default_factory=dict)
     has_final: BoolArray | None = None
 
@@ -153,150 +154,9 @@ class GroupEnv(Protocol):
         """Release what the environments hold; calling it twice is harmless."""
 
 
-def spec_of(
-    observation_space: spaces.Space[object],
-    action_space: spaces.Space[object],
-    *,
-    num_agents: int = 1,
-    frames_per_step: int = 1,
-    same_step: bool = False,
-) -> EnvSpec:
-    """Describe the spaces of one agent.
+def is_channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image of three dimensions is [C,H,W] rather than [H,W,C].
 
-    Raises:
-        UsageError: a space cannot be learned from or acted in; names the space and the reason.
+    The smaller of the first and the last dimension holds the channels; on a tie the first does.
     """
-    observations = observation_specs(observation_space)
-    action = _action_spec(action_space)
-    mask = observations.get(MASK_KEY)
-    num_choices = sum(part.size for part in action.parts if part.kind == "categorical")
-    if mask is not None and prod(mask.shape) != num_choices:
-        raise UsageError(f"observation key {MASK_KEY} has {prod(mask.shape)} entries for {num_choices} action choices")
-    return EnvSpec(observations, action, num_agents, frames_per_step, same_step, num_choices if mask else 0)
-
-
-def observation_specs(space: spaces.Space[object]) -> dict[str, ObservationSpec]:
-    """How the observations of a space are stored, by key.
-
-    Raises:
-        UsageError: a leaf of the space cannot be learned from, or there is none.
-    """
-    observations = {key: _observation_spec(key, leaf) for key, leaf in flat_observation_spaces(space)}
-    if not observations:
-        raise UsageError(f"unsupported observation space {space}: it holds no key")
-    return observations
-
-
-def frames_per_step(env: object) -> int:
-    """Simulator frames behind one step, for the families that count them (Atari, VizDoom); 1 for all others."""
-    unwrapped = getattr(env, "unwrapped", env)
-    registered = getattr(unwrapped, "spec", None)
-    if not str(getattr(registered, "id", "")).startswith(("ALE/", "Vizdoom")):
-        return 1
-    kwargs = getattr(registered, "kwargs", {})
-    for skip in (
-        getattr(unwrapped, "frame_skip", None),
-        getattr(unwrapped, "_frameskip", None),
-        kwargs.get("frameskip"),
-    ):
-        if isinstance(skip, int):  # a pair is a random skip: its mean would be a guess
-            return skip
-    return 1
-
-
-def flat_observation_spaces(space: spaces.Space[object]) -> list[tuple[str, spaces.Space[object]]]:
-    """Leaves of an observation space with their keys, in the order of the space.
-
-    Raises:
-        UsageError: two leaves get one key ("a.b" next to "b" inside "a").
-    """
-    leaves = list(_leaves("", space))
-    keys = [key for key, _ in leaves]
-    if len(set(keys)) != len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise UsageError(f"unsupported observation space: two entries are both called {twice}")
-    return leaves
-
-
-def flat_action_spaces(space: spaces.Space[object]) -> list[spaces.Space[object]]:
-    """Leaves of an action space in the order in which their values are stored; only Tuples have more than one."""
-    if isinstance(space, spaces.Tuple):
-        return [leaf for part in space.spaces for leaf in flat_action_spaces(part)]
-    return [space]
-
-
-def _leaves(prefix: str, space: spaces.Space[object]) -> list[tuple[str, spaces.Space[object]]]:
-    if not isinstance(space, spaces.Dict):
-        return [(prefix or SINGLE_KEY, space)]
-    leaves = []
-    for key, part in space.spaces.items():
-        leaves += _leaves(f"{prefix}.{key}" if prefix else str(key), part)
-    return leaves
-
-
-def _observation_spec(key: str, space: spaces.Space[object]) -> ObservationSpec:
-    match space:
-        case spaces.Box() | spaces.MultiBinary() if key == MASK_KEY:
-            return ObservationSpec(space.shape, "uint8")
-        case spaces.Box():
-            return ObservationSpec(space.shape, "uint8" if space.dtype == np.uint8 else "float32")
-        case spaces.Discrete():
-            return ObservationSpec((int(space.n),), "float32")  # one-hot: its size carries no order
-        case _:
-            raise UsageError(f"unsupported observation space {_described(space)} (key {key}): {_refusal(space)}")
-
-
-def _action_spec(space: spaces.Space[object]) -> ActionSpec:
-    parts: list[ActionPart] = []
-    low: list[float] = []
-    high: list[float] = []
-    for leaf in flat_action_spaces(space):
-        parts += _action_parts(leaf)
-        if isinstance(leaf, spaces.Box):
-            low += [float(bound) for bound in leaf.low.reshape(-1)]
-            high += [float(bound) for bound in leaf.high.reshape(-1)]
-    if not sum(part.num_values for part in parts):
-        raise UsageError(f"unsupported action space {space}: it leaves nothing to choose")
-    return ActionSpec(tuple(parts), tuple(low) if low else None, tuple(high) if high else None)
-
-
-def _action_parts(space: spaces.Space[object]) -> list[ActionPart]:
-    match space:
-        case spaces.Discrete():
-            return [ActionPart("categorical", int(space.n))]
-        case spaces.MultiDiscrete():
-            return [ActionPart("categorical", int(choices)) for choices in space.nvec.reshape(-1)]
-        case spaces.MultiBinary():
-            return [ActionPart("bernoulli", prod(space.shape))]
-        case spaces.Box() if np.issubdtype(space.dtype, np.floating):
-            return [ActionPart("gaussian", prod(space.shape))]
-        case spaces.Box():
-            raise UsageError(
-                f"unsupported action space {_described(space)}: a Box of {space.dtype} is neither continuous nor "
-                "a choice; MultiDiscrete is supported"
-            )
-        case _:
-            raise UsageError(f"unsupported action space {_described(space)}: {_refusal(space)}")
-
-
-_REASONS: Mapping[type[spaces.Space[Any]], str] = {
-    spaces.Text: "text has no fixed size",
-    spaces.Sequence: "its length varies from step to step",
-    spaces.Graph: "its size varies from step to step",
-    spaces.OneOf: "its parts exclude each other",
-}
-
-
-def _refusal(space: spaces.Space[object]) -> str:
-    for kind, reason in _REASONS.items():
-        if isinstance(space, kind):
-            return reason
-    return (
-        "only Box, Discrete and Dict observations and Box, Discrete, MultiDiscrete, MultiBinary and Tuple actions work"
-    )
-
-
-def _described(space: spaces.Space[object]) -> str:
-    """The space in one line: a Text prints its whole alphabet, a large Box its bounds."""
-    text = " ".join(str(space).split())
-    return text if len(text) <= 80 else type(space).__name__
+    return shape[0] <= shape[2]

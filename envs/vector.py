@@ -10,7 +10,9 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reraise, row_of_batched
-from envs.spec import Array, BoolArray, EpisodeStats, StepRow, frames_per_step, spec_of
+from envs.masks import ActionMasks
+from envs.spaces import frames_per_step, spec_of
+from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure, UsageError
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
@@ -28,9 +30,10 @@ class GymVector:
     Args:
         make_vector: Makes the vector environment.
         name: The environment's name in messages.
+        spec: What is known of the environment already; without it, it is reset to see whether its infos hold masks.
     """
 
-    def __init__(self, make_vector: Callable[[], AnyVectorEnv], *, name: str):
+    def __init__(self, make_vector: Callable[[], AnyVectorEnv], *, name: str, spec: EnvSpec | None = None):
         self.name = name
         self.current_env = -1  # rows of a vector are stepped together
         self._closed = False
@@ -39,13 +42,11 @@ class GymVector:
             self._mode = autoreset_mode(self._env, name)
         except BaseException as error:
             reraise(name, error)
-        observation_space, action_space = self._env.single_observation_space, self._env.single_action_space
-        same_step = self._mode is not AutoresetMode.NEXT_STEP
-        frames = frames_per_step(self._env)
-        self.spec = spec_of(observation_space, action_space, frames_per_step=frames, same_step=same_step)
+        self.spec = spec or self._discover()
         self.num_rows = int(self._env.num_envs)
-        self._actions = ActionConverter(action_space)
-        self._observations = ObservationWriter(name, observation_space)
+        self._actions = ActionConverter(self._env.single_action_space)
+        self._observations = ObservationWriter(name, self._env.single_observation_space)
+        self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
         self._ended = np.zeros(self.num_rows, np.bool_)
         if self._mode is AutoresetMode.DISABLED:
             verify_partial_reset(self._env, self._observations)
@@ -63,11 +64,12 @@ class GymVector:
         takes_list = isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         try:
             seed: Any = [int(seed) for seed in seeds] if takes_list else int(seeds[0])
-            observation, _ = self._env.reset(seed=seed)
+            observation, infos = self._env.reset(seed=seed)
             self._observations.write_batch(obs, observation)
+            self._ended = np.zeros(self.num_rows, np.bool_)
+            self._write_masks(obs, infos)
         except BaseException as error:
             reraise(self.name, error)
-        self._ended = np.zeros(self.num_rows, np.bool_)
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
         """Step all rows with action [R, A]; write what came out into `row`.
@@ -79,12 +81,14 @@ class GymVector:
         try:
             observation, reward, terminated, truncated, infos = self._env.step(self._actions.batch(action))
             self._write_outcome(row, reward, terminated, truncated)
-            if not self.spec.same_step:
-                self._observations.write_batch(row.obs, observation)
-            elif self._ended.any():
-                self._write_restarted(row, observation, infos)
+            if "num_frames" in infos:
+                np.copyto(row.num_frames, infos["num_frames"], casting="same_kind")
+            if self.spec.same_step and self._ended.any():
+                infos_of_obs = self._write_restarted(row, observation, infos)
             else:
                 self._observations.write_batch(row.obs, observation)
+                infos_of_obs = infos
+            self._write_masks(row.obs, infos_of_obs)
             return self._episodes(infos) if self._ended.any() and infos else ()
         except BaseException as error:
             reraise(self.name, error)
@@ -121,15 +125,42 @@ class GymVector:
             row.terminated[self._ended] = row.truncated[self._ended] = False
         self._ended = row.terminated | row.truncated
 
-    def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> None:
-        """Write the final observations of the rows that ended and the first ones of their next episodes."""
+    def _discover(self) -> EnvSpec:
+        """The spec of the vector, which is reset where its infos could hold masks."""
+        spaces = (self._env.single_observation_space, self._env.single_action_space)
+        frames, same_step = frames_per_step(self._env), self._mode is not AutoresetMode.NEXT_STEP
+        spec = spec_of(*spaces, frames_per_step=frames, same_step=same_step)
+        if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
+            return spec
+        try:
+            _, infos = self._env.reset()
+        except BaseException as error:
+            reraise(self.name, error)
+        return spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=MASK_KEY in infos)
+
+    def _write_masks(self, obs: dict[str, Array], infos: Mapping[str, Any]) -> None:
+        """Take masks from infos if they come there, and check them; with NEXT_STEP an ended row needs no choice."""
+        if self._masks is None:
+            return
+        if self._masks.in_info:
+            self._masks.write_batch(obs, infos)
+        nobody = np.zeros(self.num_rows, np.bool_)
+        self._masks.check(obs, nobody if self.spec.same_step else self._ended)
+
+    def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Write the final observations of the rows that ended and the first ones of their next episodes.
+
+        Returns:
+            The infos that belong to those first observations.
+        """
         if self._mode is AutoresetMode.DISABLED:
             # before the reset: a vector may hand out one buffer again and again
             self._observations.write_batch(row.final_obs, observation, self._ended)
-            observation, _ = self._env.reset(options={"reset_mask": self._ended.copy()})
+            observation, infos = self._env.reset(options={"reset_mask": self._ended.copy()})
         else:
             self._write_final(row, infos)
         self._observations.write_batch(row.obs, observation)
+        return infos
 
     def _write_final(self, row: StepRow, infos: Mapping[str, Any]) -> None:
         """Take final observations from infos: an object array with a mask, or a dense batch without one (ale-py)."""

@@ -124,6 +124,7 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
             worker_index=index,
             seed=int(seeds.generate_state(1)[0]),
             decorrelate_steps=blueprint.config.learning.rollout,
+            spec=blueprint.spec,
         )
         groups.append(EnvGroup(group_plan, envs, trajectories, finals, seeds))
         groups[-1].reset()

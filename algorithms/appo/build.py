@@ -50,7 +50,6 @@ def make_learner(blueprint: Blueprint, arena: Arena, address: Address) -> Learne
     kind = VerifyingLearner if c.logging.verify_reproduction else Learner
     learner = kind(flat, b.spec, c.learning, _torch_seed(b.seeds("learner", policy)))
     plan = TrainingPlan(
-        frames_per_step=b.spec.frames_per_step,
         env_steps=b.budget.env_steps,
         samples=b.budget.samples,
         max_policy_lag=c.sampling.max_policy_lag,

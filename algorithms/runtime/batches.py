@@ -27,6 +27,7 @@ class Batch:
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
+    num_frames: Tensor
     final_value: Tensor  # [T, B], or [0, B] when the environment needs none
     action: Tensor  # [T, B, A]
     behavior_logits: Tensor  # [T, B, L]

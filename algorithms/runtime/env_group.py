@@ -70,15 +70,17 @@ class EnvGroup:
     ) -> None:
         self.plan, self.envs, self.trajectories = plan, envs, trajectories
         env_seeds, policy_seeds = seeds.spawn(2)
-        self.seeds = [int(s) for s in env_seeds.generate_state(envs.num_rows // envs.spec.num_agents)]
+        # 31 bits: some environments keep seeds in a signed int
+        self.seeds = [int(s) >> 1 for s in env_seeds.generate_state(envs.num_rows // envs.spec.num_agents)]
         self.rng = np.random.default_rng(policy_seeds)
         self.rollout = trajectories.valid.shape[1]
+        trajectories.num_frames[list(plan.slots)] = envs.spec.frames_per_step
         self.steps = {slot: self._steps(slot, finals) for slot in plan.slots}
         self.free = deque(plan.slots)
         self.slot, self.step = -1, plan.start
         self.waiting: set[int] = set()  # policies whose actions the present step still lacks
         self.present: tuple[int, ...] = (0,)  # policies that act in this group now
-        self.episodes = Episodes(envs.num_rows, envs.spec.frames_per_step)
+        self.episodes = Episodes(envs.num_rows)
         self.totals = dict.fromkeys(("collected", "reset_rows", "trajectories", "sent", "released"), 0)
         carried = trajectories.first[plan.slots[0], 0]
         self._carry_obs = {key: np.empty_like(a[plan.slots[0], 0]) for key, a in trajectories.obs.items()}
@@ -144,6 +146,7 @@ class EnvGroup:
                     reward=t.reward[slot, i],
                     terminated=t.terminated[slot, i],
                     truncated=t.truncated[slot, i],
+                    num_frames=t.num_frames[slot, i],
                     final_obs=final_obs,
                     has_final=has_final,
                 ),

@@ -15,9 +15,8 @@ FLUSH_SECONDS = 0.2
 class Episodes:
     """Accumulates rewards as the env gave them, and reports finished episodes a few times a second."""
 
-    def __init__(self, num_rows: int, frames_per_step: int) -> None:
+    def __init__(self, num_rows: int) -> None:
         self.count = 0
-        self._frames = frames_per_step
         self._return = np.zeros(num_rows, np.float64)
         self._length = np.zeros(num_rows, np.int64)
         self._ended: list[tuple[Array, Array, Array]] = []
@@ -27,12 +26,12 @@ class Episodes:
     def record(self, row: StepRow, valid: Array, policy: Array, stats: Sequence[EpisodeStats]) -> None:
         """Add one step of every row, [R]; remember the episodes that end with it."""
         self._return += row.reward
-        self._length += valid
+        self._length += np.where(valid, row.num_frames, 0)
         done = row.terminated | row.truncated
         if done.any():
             ended = done.nonzero()[0]
             self.count += len(ended)
-            self._ended.append((policy[ended], self._return[ended], self._length[ended] * self._frames))
+            self._ended.append((policy[ended], self._return[ended], self._length[ended]))
             self._return[ended] = 0
             self._length[ended] = 0
         for one in stats:

@@ -11,17 +11,43 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 JOIN_SECONDS = 1.0
+SHARED_MEMORY = "/dev/shm/"
+STARTED = time.time()
 
 
 def kill_group(group: int) -> None:
-    """Kill all processes of a group; it may have none any more."""
+    """Kill all processes of a group, which may have none any more, and unlink the shared memory they leave behind."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGSTOP)  # so that what they have mapped stays what it is
+        names = abandoned_by(group)
         os.killpg(group, signal.SIGKILL)
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+
+
+def abandoned_by(group: int) -> set[str]:
+    """Files in /dev/shm that only processes of the group have mapped, and that are not older than this process.
+
+    What was there before the run, or is in use elsewhere, is not the environments' own.
+    """
+    ours: set[str] = set()
+    others: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            (ours if os.getpgid(int(process.name)) == group else others).update(_shared_memory_of(process))
+    return {name for name in ours - others if os.path.exists(name) and os.stat(name).st_ctime >= STARTED}
+
+
+def _shared_memory_of(process: Path) -> set[str]:
+    lines = (process / "maps").read_text(errors="replace").splitlines()
+    return {line[line.index(SHARED_MEMORY) :] for line in lines if SHARED_MEMORY in line and "(deleted)" not in line}
 
 
 class Janitor:

@@ -54,7 +54,6 @@ class TrainingPlan:
     """What a learner worker is told once.
 
     Attributes:
-        frames_per_step: env steps per sample.
         env_steps: budget; training stops when it is reached.
         samples: budget in samples.
         max_policy_lag: by which (and one) the version is raised when weights are restored, so that no older trajectory
@@ -62,7 +61,6 @@ class TrainingPlan:
         device: of the learner.
     """
 
-    frames_per_step: int
     env_steps: int
     samples: int
     max_policy_lag: int
@@ -150,7 +148,7 @@ class LearnerWorker:
         samples = int(batch.valid.sum())
         self.totals["batches"] += 1
         self.totals["samples"] += samples
-        self.totals["env_steps"] += samples * self.plan.frames_per_step
+        self.totals["env_steps"] += int(batch.num_frames[batch.valid].sum())
         lag = (self.learner.version - batch.policy_version)[batch.valid]
         self.lag_sum += int(lag.sum())
         self.lag_samples += samples

@@ -80,6 +80,7 @@ class Trajectories(SharedArrays):
     reward: Array = dims("S T R", np.float32)  # scaled and clipped
     terminated: Array = dims("S T R", np.bool_)
     truncated: Array = dims("S T R", np.bool_)
+    num_frames: Array = dims("S T R", np.int32)  # simulator frames behind the step
     final_value: Array = dims("S F R", np.float32)  # V of the true final observation; SAME_STEP environments only
     action: Array = dims("S T R A", "action")  # as sampled: neither clipped nor squashed
     behavior_logits: Array = dims("S T R L", np.float32)

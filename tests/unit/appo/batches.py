@@ -64,6 +64,7 @@ def batch_of(
         reward=random(ROLLOUT).masked_fill(~valid, 0.0),
         terminated=done & ~truncated,
         truncated=truncated,
+        num_frames=torch.ones(ROLLOUT, columns, dtype=torch.int32),
         final_value=random(ROLLOUT if spec.same_step else 0),
         action=action,
         behavior_logits=logits,

@@ -18,6 +18,7 @@ class Rollout:
     reward: np.ndarray  # [T, R]
     terminated: np.ndarray
     truncated: np.ndarray
+    num_frames: np.ndarray  # [T, R]
     final_obs: dict[str, np.ndarray]  # [T, R, *]
     has_final: np.ndarray  # [T, R]
     episodes: list[tuple[int, EpisodeStats]]
@@ -42,6 +43,7 @@ def collect(group: GroupEnv, num_steps: int, seeds: list[int], policy: Policy) -
     action = np.zeros((steps, rows, spec.action.num_values), spec.action.dtype)
     rollout = Rollout(
         obs, first, action, np.full((steps, rows), 77, np.float32), flags(steps), flags(steps),
+        np.full((steps, rows), spec.frames_per_step, np.int32),
         garbage(steps) if spec.same_step else {}, flags(steps), [],
     )  # fmt: skip
     group.reset(seeds, {key: array[0] for key, array in obs.items()})
@@ -54,6 +56,7 @@ def collect(group: GroupEnv, num_steps: int, seeds: list[int], policy: Policy) -
             reward=rollout.reward[t],
             terminated=rollout.terminated[t],
             truncated=rollout.truncated[t],
+            num_frames=rollout.num_frames[t],
             final_obs={key: array[t] for key, array in rollout.final_obs.items()},
             has_final=rollout.has_final[t] if spec.same_step else None,
         )

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.conversion import ActionConverter, ObservationWriter, episode_stats, row_of_batched
-from envs.spec import EpisodeStats, spec_of
+from envs.spaces import spec_of
+from envs.spec import EpisodeStats
 from utils.errors import EnvironmentFailure
 
 BOX = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 0.5]), dtype=np.float64)

@@ -118,7 +118,7 @@ def test_wrong_names_are_one_line(name: str, words: list[str]) -> None:
         ("VizdoomBasic-v1", "vizdoom", "appo[vizdoom]"),
         ("MiniGrid-Empty-5x5-v0", "minigrid", "appo[minigrid]"),
         ("HalfCheetah-v5", "mujoco", "appo[mujoco]"),
-        ("LunarLander-v3", "Box2D", "gymnasium[box2d]"),
+        ("LunarLander-v3", "Box2D", "appo[box2d]"),
     ],
 )
 def test_a_missing_optional_package_is_named(
@@ -152,8 +152,13 @@ def test_arguments_reach_the_environment() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (EnvConfig(env="CartPole-v1", env_frameskip=4), ["frame_skip", "--env_frameskip=4"]),
-        (EnvConfig(env="user_envs.good:MyEnv", env_framestack=4), ["frame_stack", "--env_framestack=4"]),
+        (
+            EnvConfig(env="CartPole-v1", env_frameskip=4, env_vectorization="native"),
+            ["CartPole-v1 takes no argument", "--env_frameskip=4"],
+        ),
+        (EnvConfig(env="toy/Corridor-v0", env_framestack=4), ["one array", "--env_framestack=4"]),
+        (EnvConfig(env="user_envs.good:Quitter", horizon=5), ["max_episode_steps", "--horizon=5"]),
+        (EnvConfig(env="CartPole-v1", res_w=64), ["VizDoom", "--res_w=64"]),
         (EnvConfig(env="toy/Memory-v0", env_kwargs={"lenght": 4}), ["--env_kwargs", "lenght"]),
         (EnvConfig(env="user_envs.good:MyEnv", env_kwargs={"lenght": 4}), ["--env_kwargs", "lenght"]),
         (EnvConfig(env="toy/Memory-v0", env_vectorization="native"), ["toy/Memory-v0 has no vector entry point"]),

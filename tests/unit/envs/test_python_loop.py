@@ -254,7 +254,9 @@ def test_only_the_views_given_are_written() -> None:
     slot = np.full((3, 2, 4), 77, np.float32)
     loop.reset([0, 1], {"obs": slot[0]})
     arrays = SimpleNamespace(reward=np.full((2, 2), 77, np.float32), flag=np.ones((3, 2), np.bool_))
-    row = StepRow({"obs": slot[1]}, arrays.flag[0], arrays.reward[0], arrays.flag[1], arrays.flag[2])
+    row = StepRow(
+        {"obs": slot[1]}, arrays.flag[0], arrays.reward[0], arrays.flag[1], arrays.flag[2], np.ones(2, np.int32)
+    )
     loop.step(np.zeros((2, 1), np.int32), row)
     assert (slot[2] == 77).all()
     assert (arrays.reward[1] == 77).all()

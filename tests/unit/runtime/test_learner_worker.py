@@ -74,7 +74,7 @@ class Training:
             number_all(world)
         self.world = world
         self.ring, self.block = WeightRing(world.arena, 0), StateBlock(world.arena, 0)
-        limits = {"frames_per_step": 4, "env_steps": 10**9, "samples": 10**9, "max_policy_lag": 20, **plan}
+        limits = {"env_steps": 10**9, "samples": 10**9, "max_policy_lag": 20, **plan}
         self.learner = CountingLearner()
         batches = ColumnBatches(world.trajectories, 0, ROWS, limits["max_policy_lag"], False, 1)
         self.worker = LearnerWorker(

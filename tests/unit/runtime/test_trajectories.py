@@ -32,6 +32,7 @@ def test_shapes_and_types_of_a_plain_environment() -> None:
         "reward": ((4, 4, 3), "float32"),
         "terminated": ((4, 4, 3), "bool"),
         "truncated": ((4, 4, 3), "bool"),
+        "num_frames": ((4, 4, 3), "int32"),
         "final_value": ((4, 0, 3), "float32"),
         "action": ((4, 4, 3, 1), "int32"),
         "behavior_logits": ((4, 4, 3, 4), "float32"),

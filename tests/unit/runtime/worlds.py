@@ -61,6 +61,7 @@ def number_all(world: World) -> None:
             array[:] = np.arange(array.size, dtype=np.int64).reshape(array.shape)
     t.valid[:] = True
     t.policy_version[:] = 1
+    t.num_frames[:] = 4
     t.policy_id[:] = 0
 
 

@@ -1,0 +1,67 @@
+"""Atari: the preprocessing of Mnih et al. 2015 (https://www.nature.com/articles/nature14236), by ale-py itself.
+
+Training steps ale-py's vector environment, written in C++; watching needs single environments that can be rendered,
+and gymnasium's wrappers show what the vector shows. Frames are skipped, gray, 84x84 and stacked by four; rewards stay
+raw here (a preset clips them to their sign for training); a lost life ends nothing and nothing presses FIRE.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+from envs.config import EnvConfig
+from envs.wrappers import make_registered
+from utils.errors import UsageError
+
+FRAME_SKIP = 4
+FRAME_STACK = 4
+MAX_FRAMES = 108_000  # half an hour of play, as the environments are registered
+
+# What a person may set by --env_kwargs and how the wrapper calls it; everything else goes to the emulator.
+PREPROCESSING = {"noop_max": "noop_max", "episodic_life": "terminal_on_life_loss", "grayscale": "grayscale_obs"}
+SIZES = ("img_height", "img_width")
+
+
+def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
+    """Arguments of `ale_py.vector_env.AtariVectorEnv`; one thread, because there are as many actors as cores."""
+    defaults = {"num_threads": 1, "reward_clipping": False, "use_fire_reset": False}
+    ours = {
+        "frameskip": _frame_skip(config),
+        "stack_num": config.env_framestack or FRAME_STACK,
+        "max_num_frames_per_episode": _max_frames(config, registration),
+    }
+    return {name: value for name, value in defaults.items() if name not in config.env_kwargs} | ours
+
+
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """One game behind gymnasium's wrappers.
+
+    Raises:
+        UsageError: an argument is known to the vector environment only.
+    """
+    arguments = dict(arguments)
+    preprocessing = {ours: arguments.pop(name) for name, ours in PREPROCESSING.items() if name in arguments}
+    height, width = (arguments.pop(name, 84) for name in SIZES)
+    for name in ("reward_clipping", "use_fire_reset"):
+        if arguments.pop(name, False):
+            raise UsageError(f"--env_kwargs {name}=True: only ale-py's vector environment has it, and it cannot render")
+    skip = _frame_skip(config)
+    arguments |= {"frameskip": 1, "max_num_frames_per_episode": _max_frames(config, registration)}
+    env = make_registered(registration, **arguments)
+    env = AtariPreprocessing(env, frame_skip=skip, screen_size=(width, height), **preprocessing)
+    return FrameStackObservation(env, config.env_framestack or FRAME_STACK, padding_type="zero")
+
+
+def _frame_skip(config: EnvConfig) -> int:
+    return config.env_frameskip or FRAME_SKIP
+
+
+def _max_frames(config: EnvConfig, registration: Registration) -> int:
+    if config.horizon is not None:
+        return config.horizon * _frame_skip(config)
+    frames: int = registration.kwargs.get("max_num_frames_per_episode", MAX_FRAMES)
+    return frames

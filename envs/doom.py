@@ -1,0 +1,133 @@
+"""VizDoom: the scenarios of the vizdoom package, drawn small and fast, with honest ends of episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as Registration
+
+from envs.config import EnvConfig
+from envs.spec import SINGLE_KEY
+from envs.wrappers import make_registered, stack_frames
+from utils.errors import UsageError
+
+FRAME_SKIP = 4
+WIDTH, HEIGHT = 128, 72
+SCREEN = "screen"
+IMAGES = {SCREEN: "INTER_AREA", "depth": "INTER_AREA", "automap": "INTER_AREA", "labels": "INTER_NEAREST"}
+"""Which observations are images, and how the engine's size becomes ours: labels are names, not colours."""
+
+
+class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows images of the size asked for, and the last real frame at the end of an episode.
+
+    The screen becomes the main observation ("obs"). Texts are left out: they have no fixed size. The engine has no
+    picture of a finished episode and the package shows a black one; a value estimated from that would be wrong, so the
+    frame before stands for it. A timeout is a truncation, whatever else the package calls it.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], width: int, height: int):
+        super().__init__(env)
+        import cv2
+
+        cv2.setNumThreads(1)
+        self._resize = cv2.resize
+        self._interpolation = {key: int(getattr(cv2, name)) for key, name in IMAGES.items()}
+        self._size = (width, height)
+        assert isinstance(env.observation_space, spaces.Dict)
+        self._spaces = {k: s for k, s in env.observation_space.spaces.items() if not isinstance(s, spaces.Text)}
+        self.observation_space = spaces.Dict({_name(key): self._space(key) for key in self._spaces})
+        self._last: dict[str, Any] = {}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode; the engine, when it starts, leaves its files in a directory for temporary ones."""
+        running = self.unwrapped.game.is_running()  # type: ignore[attr-defined]
+        with contextlib.nullcontext() if running else contextlib.chdir(_scratch_directory()):
+            observation, info = self.env.reset(seed=seed, options=options)
+        self._last = self._shown(observation)
+        return self._last, info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Take the action for all skipped frames."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if truncated:
+            terminated = bool(self.unwrapped.game.is_player_dead())  # type: ignore[attr-defined]
+        if not (terminated or truncated):
+            self._last = self._shown(observation)
+        return self._last, float(reward), terminated, truncated and not terminated, info
+
+    def _space(self, key: str) -> spaces.Box:
+        space = self._spaces[key]
+        assert isinstance(space, spaces.Box)
+        if key not in IMAGES:
+            return space
+        width, height = self._size
+        return spaces.Box(0, 255, (height, width, space.shape[2]), np.uint8)
+
+    def _shown(self, observation: dict[str, Any]) -> dict[str, Any]:
+        return {
+            _name(key): self._resized(key, observation[key]) if key in IMAGES else observation[key]
+            for key in self._spaces
+        }
+
+    def _resized(self, key: str, image: Any) -> Any:
+        if (image.shape[1], image.shape[0]) == self._size:
+            return image
+        resized = self._resize(image, self._size, interpolation=self._interpolation[key])
+        return resized.reshape(*resized.shape[:2], -1)  # a single channel is dropped on the way
+
+
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """One game, drawn at the engine's smallest resolution that covers the size asked for.
+
+    Raises:
+        UsageError: no resolution of the engine is large enough, or a wrapper cannot do what a flag asks.
+    """
+    width, height = config.res_w or WIDTH, config.res_h or HEIGHT
+    arguments = {"screen_resolution": smallest_resolution(width, height)} | arguments
+    if config.horizon is not None:
+        arguments["max_episode_steps"] = config.horizon
+    env = make_registered(registration, frame_skip=config.env_frameskip or FRAME_SKIP, **arguments)
+    env = DoomObservations(env, width, height)
+    return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
+
+
+def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
+    """There is no vector environment of VizDoom."""
+    raise UsageError(f"{registration.id} has no vector entry point")
+
+
+def smallest_resolution(width: int, height: int) -> str:
+    """Name of the engine's resolution with the fewest pixels that is at least so wide and so high.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from vizdoom import ScreenResolution
+
+    sizes = [re.fullmatch(r"RES_(\d+)X(\d+)", name) for name in dir(ScreenResolution)]
+    known = [(int(size[1]), int(size[2]), size[0]) for size in sizes if size]
+    covering = [(w * h, name) for w, h, name in known if w >= width and h >= height]
+    if not covering:
+        raise UsageError(f"--res_w={width} --res_h={height}: VizDoom draws at most 1920x1080 pixels")
+    return min(covering)[1]
+
+
+def _scratch_directory() -> Path:
+    directory = Path(tempfile.gettempdir()) / f"vizdoom-{os.getuid()}"
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+def _name(key: str) -> str:
+    return SINGLE_KEY if key == SCREEN else key

@@ -1,0 +1,97 @@
+"""Action masks: where they come from, and what no mask may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec
+from utils.errors import EnvironmentFailure
+
+
+def flat_mask(mask: Any) -> BoolArray:
+    """A mask [M] from an array or, as gymnasium's `sample` takes it, a tuple of arrays: true where allowed."""
+    parts = mask if isinstance(mask, tuple | list) else (mask,)
+    flat: BoolArray = np.concatenate([np.ravel(part) for part in parts]) != 0
+    return flat
+
+
+def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.Generator) -> Array:
+    """A stored action [1, A]: any allowed choice, any bits, anything within finite bounds or standard normal."""
+    values: list[float] = []
+    num_choices = num_reals = 0
+    for kind, size in action.parts:
+        if kind == "categorical":
+            allowed = np.arange(size) if mask is None else np.flatnonzero(mask[num_choices : num_choices + size])
+            values.append(random.choice(allowed))
+            num_choices += size
+        elif kind == "bernoulli":
+            values += random.integers(2, size=size).tolist()
+        else:
+            ends = zip(action.low or (), action.high or (), strict=True)
+            bounds = list(ends)[num_reals : num_reals + size]
+            values += [random.uniform(*b) if np.isfinite(b[1] - b[0]) else random.normal() for b in bounds]
+            num_reals += size
+    return np.array([values], action.dtype)
+
+
+class ActionMasks:
+    """Writes the masks that come in `info`, and refuses those that leave nothing to choose.
+
+    The mask of a final observation may be empty, since nothing is chosen there: it is filled up, for the policy is
+    asked for an action all the same, which nobody takes.
+
+    Args:
+        name: The environment's name in messages.
+        spec: Of the environment; its mask covers all categorical parts, one after the other.
+    """
+
+    def __init__(self, name: str, spec: EnvSpec):
+        self.name, self.size, self.in_info = name, spec.action_mask, spec.mask_in_info
+        sizes = [part.size for part in spec.action.parts if part.kind == "categorical"]
+        self._begins = np.cumsum([0, *sizes[:-1]])
+
+    def write_row(self, obs: dict[str, Array], row: int, info: Mapping[str, Any]) -> None:
+        """Write the mask that one environment put into its info.
+
+        Raises:
+            EnvironmentFailure: it is missing or of another size.
+        """
+        mask = info.get(MASK_KEY)
+        if mask is None:
+            self._fail("a mask", "none")
+        flat = flat_mask(mask)
+        if flat.size != self.size:
+            self._fail(f"{self.size} entries", f"{flat.size}")
+        obs[MASK_KEY][row] = flat
+
+    def write_batch(self, obs: dict[str, Array], infos: Mapping[str, Any]) -> None:
+        """Write the masks [R, M] that a vector environment put into its infos.
+
+        Raises:
+            EnvironmentFailure: one is missing or of another size.
+        """
+        masks = infos.get(MASK_KEY, ())
+        for row in range(len(obs[MASK_KEY])):
+            self.write_row(obs, row, {MASK_KEY: masks[row]} if row < len(masks) else {})
+
+    def check(self, obs: dict[str, Array], ended: BoolArray) -> None:
+        """Refuse masks [R, *] that leave nothing to choose, except those of rows whose episode has ended, [R].
+
+        Raises:
+            EnvironmentFailure: a row that goes on has no choice left.
+        """
+        masks = obs[MASK_KEY].reshape(len(ended), -1)
+        stuck = (np.add.reduceat(masks, self._begins, axis=1, dtype=np.int64) == 0).any(axis=1)
+        if not stuck.any():
+            return
+        going_on = np.flatnonzero(stuck & ~ended)
+        if len(going_on):
+            self._fail("at least one allowed choice", f"all zero in env {going_on[0]}")
+        masks[stuck] = 1
+
+    def _fail(self, expected: str, got: str) -> NoReturn:
+        where = f"info key {MASK_KEY}" if self.in_info else f"observation key {MASK_KEY}"
+        raise EnvironmentFailure(f"{self.name}: {where}: expected {expected}, got {got}")

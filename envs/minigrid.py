@@ -1,0 +1,98 @@
+"""MiniGrid and BabyAI: symbols as one-hot vectors, missions as words."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import zlib
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as Registration
+from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
+
+from envs.config import EnvConfig
+from envs.spec import Array
+from envs.wrappers import RepeatAction, make_registered
+from utils.errors import UsageError
+
+SIZES = (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), len(STATE_TO_IDX))
+MISSION_SIZE = 64
+"""Entries into which the words of a mission are hashed."""
+
+
+class SymbolicObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows the view as one-hot symbols [H,W,20], the direction, and the mission as a bag of hashed words.
+
+    Neither the numbers of objects nor those of colours have an order that a network should be told. Pairs of
+    neighbouring words are hashed too, so that "a red ball and a blue key" is not "a blue ball and a red key".
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]):
+        super().__init__(env)
+        assert isinstance(env.observation_space, spaces.Dict)
+        shown = dict(env.observation_space.spaces)
+        height, width, _ = shown["image"].shape or ()
+        shown["image"] = spaces.Box(0, 1, (height, width, sum(SIZES)), np.uint8)
+        if "mission" in shown:
+            shown["mission"] = spaces.Box(0, 1, (MISSION_SIZE,), np.uint8)
+        self.observation_space = spaces.Dict(shown)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._shown(observation), info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Take the action."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._shown(observation), float(reward), terminated, truncated, info
+
+    def _shown(self, observation: dict[str, Any]) -> dict[str, Any]:
+        shown = observation | {"image": one_hot_symbols(observation["image"])}
+        if "mission" in observation:
+            shown["mission"] = hashed_words(observation["mission"])
+        return shown
+
+
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """One grid world.
+
+    Raises:
+        UsageError: frames are to be stacked; a recurrent network remembers instead.
+    """
+    if config.env_framestack is not None:
+        raise UsageError(f"--env_framestack={config.env_framestack}: {registration.id} shows several arrays, not one")
+    if config.horizon is not None:
+        arguments = arguments | {"max_episode_steps": config.horizon}
+    env = make_registered(registration, **arguments)
+    if config.env_frameskip is not None:
+        env = RepeatAction(env, config.env_frameskip)
+    return SymbolicObservations(env)
+
+
+def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
+    """There is no vector environment of MiniGrid."""
+    raise UsageError(f"{registration.id} has no vector entry point")
+
+
+def one_hot_symbols(image: Array) -> Array:
+    """Object, colour and state numbers [H,W,3] as one-hot vectors [H,W,20]."""
+    starts = np.cumsum((0, *SIZES[:-1]))
+    shown = np.zeros((*image.shape[:2], sum(SIZES)), np.uint8)
+    np.put_along_axis(shown, image + starts, 1, axis=2)
+    return shown
+
+
+@functools.lru_cache(maxsize=1024)
+def hashed_words(mission: str) -> Array:
+    """Which words and pairs of neighbouring words occur, hashed into [MISSION_SIZE]."""
+    words = mission.lower().replace(",", " ").split()
+    terms = words + [f"{a} {b}" for a, b in itertools.pairwise(words)]
+    shown = np.zeros(MISSION_SIZE, np.uint8)
+    shown[[zlib.crc32(term.encode()) % MISSION_SIZE for term in terms]] = 1
+    return shown

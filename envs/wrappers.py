@@ -1,0 +1,67 @@
+"""How single environments are made, with frame skip and frame stack for those that offer neither."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.wrappers import FrameStackObservation, TransformObservation
+
+from envs.spec import is_channels_first
+from utils.errors import UsageError
+
+
+def make_registered(registration: Registration, **arguments: Any) -> gymnasium.Env[Any, Any]:
+    """gymnasium.make without the two wrappers that only check what is checked here anyway, at a cost per step."""
+    env: gymnasium.Env[Any, Any] = gymnasium.make(
+        replace(registration, order_enforce=False, disable_env_checker=True), **arguments
+    )
+    return env
+
+
+class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Takes every action `times` times, or until the episode ends; rewards add up.
+
+    `info["num_frames"]` says how many frames that was.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], times: int):
+        super().__init__(env)
+        self.times = times
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """The last observation, the sum of the rewards, and the last info."""
+        total, frames = 0.0, 0
+        for _ in range(self.times):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            frames += info.get("num_frames", 1)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, {**info, "num_frames": frames}
+
+
+def stack_frames(env: gymnasium.Env[Any, Any], count: int) -> gymnasium.Env[Any, Any]:
+    """Show the last `count` observations at once; an episode starts with copies of its first one.
+
+    Images are stacked as further channels, vectors end to end.
+
+    Raises:
+        UsageError: the observation is no single array.
+    """
+    space = env.observation_space
+    if not isinstance(space, spaces.Box) or not space.shape:
+        raise UsageError(f"--env_framestack={count} needs an environment that shows one array, not {space}")
+    axis = 2 if len(space.shape) == 3 and not is_channels_first(space.shape) else 0
+    if len(space.shape) == 2:  # an image without channels: the frames are its channels
+        return FrameStackObservation(env, count)
+
+    def joined(frames: Any) -> Any:
+        return np.concatenate(list(frames), axis=axis)
+
+    stacked = spaces.Box(joined([space.low] * count), joined([space.high] * count), dtype=space.dtype.type)
+    return TransformObservation(FrameStackObservation(env, count), joined, stacked)
