@@ -54,7 +54,7 @@ VIZDOOM: Preset = {
     "exploration_loss_coeff": 0.001,
 }
 
-# 7x7x3 symbols, not pixels: too small for strided convolutions, and partial views need a memory.
+# 7x7 symbols, not pixels: too small for strided convolutions, and partial views need a memory.
 MINIGRID: Preset = {
     "encoder_type": "mlp",
     "encoder_mlp_layers": (128, 128),
@@ -120,7 +120,11 @@ BOX2D: dict[str, Preset] = {
     "BipedalWalkerHardcore": BIPEDAL_WALKER,
 }
 
-PREFIXES: dict[str, Preset] = {"ALE/": ATARI, "Vizdoom": VIZDOOM, "MiniGrid-": MINIGRID, "BabyAI-": MINIGRID}
+FAMILIES: dict[str, Preset] = {
+    r"ALE/|\w+(NoFrameskip|Deterministic)-v\d": ATARI,
+    r"Vizdoom": VIZDOOM,
+    r"MiniGrid-|BabyAI-": MINIGRID,
+}
 NAMES: dict[str, Preset] = CLASSIC | BOX2D | dict.fromkeys(MUJOCO_NAMES, MUJOCO)
 
 
@@ -130,7 +134,7 @@ def preset(env_id: str) -> Preset:
     A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by their whole name.
     """
     name = env_id.rpartition(":")[2]
-    for prefix, values in PREFIXES.items():
-        if name.startswith(prefix):
+    for pattern, values in FAMILIES.items():
+        if re.match(pattern, name):
             return dict(values)
     return dict(NAMES.get(re.sub(r"-v\d+$", "", name), {}))

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from algorithms.models.config import ModelConfig
 from algorithms.models.cores import Core, autocast_off
 from algorithms.models.encoders import InputScaling, Observations
 from algorithms.ops.checks import require_shape
-from envs.spec import ActionPart
+from envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, EnvSpec, ObservationSpec
+from utils.errors import UsageError
+
+
+def model_inputs(env_spec: EnvSpec) -> dict[str, ObservationSpec]:
+    """The observations that a model reads: all but the action mask.
+
+    Raises:
+        UsageError: there is none.
+    """
+    observations = {key: spec for key, spec in env_spec.observations.items() if key != MASK_KEY}
+    if not observations:
+        raise UsageError(f"the environment shows nothing but {MASK_KEY}; a model needs an observation")
+    return observations
 
 
 class Tower(nn.Module):
@@ -80,41 +95,44 @@ class PolicyHead(nn.Module):
         return torch.cat([piece for pair in zip(outputs, log_stddevs, strict=True) for piece in pair], dim=-1)
 
 
-class ActorCritic(nn.Module):
-    """Policy and value function, sharing one tower or with one tower each.
+class ActorCritic(nn.Module, ABC):
+    """Policy and value function: all that acting, learning and playing know of a model.
 
-    All parameters and buffers are float32. Observations are scaled here and the recurrent state is zeroed here where an
-    episode starts; nobody else does either. An action mask is not applied here but by `ActionDistribution`, so that
-    acting and learning cannot differ in it. Use `eval()` for a model that only acts.
+    A subclass says what happens between scaled observations and outputs, in `act_scaled` and `unroll_scaled`. All
+    parameters and buffers are float32. Observations are scaled here; an action mask is not applied here but by
+    `ActionDistribution`, so that acting and learning cannot differ in it. Use `eval()` for a model that only acts.
 
     Args:
-        scalings: Per observation key, what happens to it before the encoders.
-        actor: Tower of the policy, and of the value when there is no critic.
-        critic: Tower of the value alone.
-        policy_head: Logits of the actor's features.
+        env_spec: Of the environment.
+        config: Says how observations are scaled.
+        rnn_state_size: H, numbers that a row remembers from step to step; 0 without a memory.
 
     Attributes:
         keys: The observation keys the model reads.
         normalized_keys: Those with running statistics, set by `set_observation_statistics`.
-        rnn_state_size: H; 0 without a recurrent core. With two towers the actor's state comes first.
         return_mean, return_std: Scalars: `value` is in units of (return - return_mean) / return_std.
     """
 
     return_mean: Tensor
     return_std: Tensor
 
-    def __init__(
-        self, scalings: dict[str, InputScaling], actor: Tower, critic: Tower | None, policy_head: PolicyHead
-    ) -> None:
+    def __init__(self, env_spec: EnvSpec, config: ModelConfig, rnn_state_size: int = 0) -> None:
         super().__init__()
+        scalings = {key: _scaling(config, key, spec) for key, spec in model_inputs(env_spec).items()}
         self.keys = tuple(scalings)
         self.normalized_keys = tuple(key for key, scaling in scalings.items() if scaling.running)
         self.scalings = nn.ModuleList(scalings.values())
-        self.actor, self.critic, self.policy_head = actor, critic, policy_head
-        self.value_head = nn.Linear((critic or actor).output_size, 1)
-        self.rnn_state_size = actor.state_size + (critic.state_size if critic else 0)
+        self.rnn_state_size = rnn_state_size
         self.register_buffer("return_mean", torch.zeros(()))
         self.register_buffer("return_std", torch.ones(()))
+
+    @abstractmethod
+    def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`act` for observations {key} [N,*] that are `scaled` already; counts the state as zero where `first`."""
+
+    @abstractmethod
+    def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
+        """`unroll` for observations {key} [(T+1)*B,*] that are `scaled` already; resets the state as `act_scaled`."""
 
     def act(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Answer N rows, one step each.
@@ -127,14 +145,7 @@ class ActorCritic(nn.Module):
         Returns:
             logits [N,L], value [N] in normalised units, rnn_state [N,H] after the step; all float32.
         """
-        obs = self.scaled(obs)
-        if self.critic is None:
-            features, rnn_state = self.actor.step(obs, first, rnn_state)
-            return *self._heads(features, features), rnn_state
-        actor_state, critic_state = self._split(rnn_state)
-        actor_features, actor_state = self.actor.step(obs, first, actor_state)
-        critic_features, critic_state = self.critic.step(obs, first, critic_state)
-        return *self._heads(actor_features, critic_features), torch.cat((actor_state, critic_state), dim=-1)
+        return self.act_scaled(self.scaled(obs), first, rnn_state)
 
     def unroll(self, obs: Observations, first: Tensor, rnn_state: Tensor, recurrence: int) -> tuple[Tensor, Tensor]:
         """Repeat on whole trajectories what `act` computed step by step, differentiably.
@@ -157,15 +168,6 @@ class ActorCritic(nn.Module):
         if num_steps % recurrence:
             raise ValueError(f"recurrence {recurrence} does not divide the {num_steps} steps of a trajectory")
         return self.unroll_scaled(self.scaled({key: obs[key].flatten(0, 1) for key in self.keys}), first, rnn_state)
-
-    def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-        """The rest of `unroll`, for observations {key} [(T+1)*B,*] that are `scaled` already."""
-        if self.critic is None:
-            features = self.actor.unroll(obs, first, rnn_state)
-            return self._heads(features[:-1], features)
-        actor_state, critic_state = self._split(rnn_state)
-        actor_features = self.actor.unroll(obs, first, actor_state)
-        return self._heads(actor_features[:-1], self.critic.unroll(obs, first, critic_state))
 
     def normalize_value(self, value: Tensor) -> Tensor:
         """From reward units to those of the value head."""
@@ -193,6 +195,43 @@ class ActorCritic(nn.Module):
         """Observations {key} [N,*] as the encoders see them; new tensors."""
         return {key: scaling(obs[key]) for key, scaling in zip(self.keys, self.scalings, strict=True)}
 
+
+class TowerActorCritic(ActorCritic):
+    """The built-in model: policy and value share one tower or have one each.
+
+    Args:
+        env_spec, config: As `ActorCritic`.
+        actor: Tower of the policy, and of the value when there is no critic; with two, its state comes first.
+        critic: Tower of the value alone.
+        policy_head: Logits of the actor's features.
+    """
+
+    def __init__(
+        self, env_spec: EnvSpec, config: ModelConfig, actor: Tower, critic: Tower | None, policy_head: PolicyHead
+    ) -> None:
+        super().__init__(env_spec, config, actor.state_size + (critic.state_size if critic else 0))
+        self.actor, self.critic, self.policy_head = actor, critic, policy_head
+        self.value_head = nn.Linear((critic or actor).output_size, 1)
+
+    def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One step of the tower or of both."""
+        if self.critic is None:
+            features, rnn_state = self.actor.step(obs, first, rnn_state)
+            return *self._heads(features, features), rnn_state
+        actor_state, critic_state = self._split(rnn_state)
+        actor_features, actor_state = self.actor.step(obs, first, actor_state)
+        critic_features, critic_state = self.critic.step(obs, first, critic_state)
+        return *self._heads(actor_features, critic_features), torch.cat((actor_state, critic_state), dim=-1)
+
+    def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
+        """All steps of the tower or of both."""
+        if self.critic is None:
+            features = self.actor.unroll(obs, first, rnn_state)
+            return self._heads(features[:-1], features)
+        actor_state, critic_state = self._split(rnn_state)
+        actor_features = self.actor.unroll(obs, first, actor_state)
+        return self._heads(actor_features[:-1], self.critic.unroll(obs, first, critic_state))
+
     def _split(self, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """The parts [...,H] of the actor and of the critic."""
         return rnn_state[..., : self.actor.state_size], rnn_state[..., self.actor.state_size :]
@@ -201,3 +240,13 @@ class ActorCritic(nn.Module):
         """Logits [...,L] and value [...], computed in float32 even under autocast: bf16 has two to three digits."""
         with autocast_off(actor_features.device.type):
             return self.policy_head(actor_features.float()), self.value_head(critic_features.float()).squeeze(-1)
+
+
+def _scaling(config: ModelConfig, key: str, spec: ObservationSpec) -> InputScaling:
+    is_single = key == SINGLE_KEY
+    return InputScaling(
+        spec.shape,
+        subtract_mean=config.obs_subtract_mean if is_single else 0.0,
+        scale=config.obs_scale if is_single else 1.0,
+        running=config.normalize_input and spec.dtype.startswith("float"),
+    )

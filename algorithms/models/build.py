@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib import import_module
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower
+from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic, model_inputs
 from algorithms.models.config import ModelConfig
 from algorithms.models.cores import Core, IdentityCore, RecurrentCore
+from algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
 from algorithms.models.encoders import (
     CONVNET_ATARI,
     CONVNET_SIMPLE,
     MIN_CONVNET_SIDE,
     DictEncoder,
     Encoder,
-    InputScaling,
     conv_encoder,
     image_sides,
     impala_encoder,
     mlp_encoder,
 )
-from algorithms.ops.checks import require_shape
-from envs.spec import MASK_KEY, SINGLE_KEY, EnvSpec, ObservationSpec
+from envs.spec import EnvSpec, ObservationSpec
 from utils.errors import UsageError
 
 Shape = tuple[int, ...]
@@ -62,12 +59,16 @@ _MIN_SIDES = {"convnet_simple": MIN_CONVNET_SIDE, "convnet_atari": MIN_CONVNET_S
 def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
     """Make the model of an environment; its weights are drawn from torch's global generator.
 
+    `--encoder_custom` may name a class for the whole model, for the core or for the encoder (`models/custom.py`). What
+    it makes is tried here on a fake batch, so that the probe finds what is wrong with it before any other process
+    starts. Its weights stay as it made them.
+
     Raises:
-        UsageError: the flags name an encoder that cannot read these observations, or a custom one that fails.
+        UsageError: the flags name an encoder that cannot read these observations, or a custom part that fails.
     """
-    observations = {key: spec for key, spec in env_spec.observations.items() if key != MASK_KEY}
-    if not observations:
-        raise UsageError(f"the environment shows nothing but {MASK_KEY}; a model needs an observation")
+    if make := custom_class(config, "model"):
+        return custom_model(make, config, env_spec)
+    observations = model_inputs(env_spec)
     actor = _tower(config, observations)
     critic = None if config.actor_critic_share_weights else _tower(config, observations)
     policy_head = PolicyHead(
@@ -76,8 +77,7 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
         adaptive_stddev=config.adaptive_stddev,
         initial_log_stddev=math.log(config.initial_stddev),
     )
-    scalings = {key: _scaling(config, key, spec) for key, spec in observations.items()}
-    model = ActorCritic(scalings, actor, critic, policy_head)
+    model = TowerActorCritic(env_spec, config, actor, critic, policy_head)
     _initialize_heads(config, model)
     return model
 
@@ -119,65 +119,22 @@ def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec])
     return names
 
 
-def load_custom_encoder(config: ModelConfig, observations: dict[str, ObservationSpec]) -> nn.Module:
-    """Make the user's encoder and try it on two rows of zeros.
-
-    It is called as Class(observations, config) and must be an nn.Module with `output_size` that maps the scaled float32
-    observations {key} [N,*] to [N,output_size]. Its weights stay as it made them.
-
-    Raises:
-        UsageError: it cannot be imported, made or called, or breaks this contract.
-    """
-    flag = f"--encoder_custom={config.encoder_custom}"
-    module_name, _, class_name = config.encoder_custom.partition(":")
-    if not module_name or not class_name:
-        raise UsageError(f"{flag} must read package.module:Class")
-    try:
-        encoder: nn.Module = getattr(import_module(module_name), class_name)(observations, config)
-        _check_contract(encoder, observations)
-    except Exception as error:  # the user's code may raise anything
-        raise UsageError(f"{flag} failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
-    return encoder
-
-
-@torch.no_grad()
-def _check_contract(encoder: object, observations: dict[str, ObservationSpec]) -> None:
-    """Raise TypeError or ValueError, or what the encoder raises, unless it can be the encoder of a tower."""
-    if not isinstance(encoder, nn.Module):
-        raise TypeError(f"a {type(encoder).__name__} is no torch.nn.Module")
-    for name, tensor in chain(encoder.named_parameters(), encoder.named_buffers()):
-        if tensor.dtype != torch.float32:
-            raise TypeError(f"{name} is of {tensor.dtype}; all parameters and buffers must be of torch.float32")
-    was_training = encoder.training
-    encoder.eval()  # so that the trial leaves no trace in running statistics
-    output = encoder({key: torch.zeros(2, *spec.shape) for key, spec in observations.items()})
-    encoder.train(was_training)
-    if not isinstance(output, Tensor) or not output.is_floating_point():
-        raise TypeError("its output is no tensor of floats")
-    require_shape("its output for two rows", output, (2, _output_size(encoder)))
-
-
-def _output_size(encoder: nn.Module) -> int:
-    size = encoder.output_size
-    if not isinstance(size, int):
-        raise TypeError(f"its output_size is a {type(size).__name__}, not an int")
-    return size
-
-
 def _tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -> Tower:
     encoder: nn.Module
-    if config.encoder_custom:
-        encoder = load_custom_encoder(config, observations)
+    if make := custom_class(config, "encoder"):
+        encoder = custom_encoder(make, config, observations)
     else:
         names = encoder_names(config, observations)
         encoder = DictEncoder({key: ENCODERS[names[key]](spec.shape, config) for key, spec in observations.items()})
         _initialize_layers(config, encoder)
         if config.use_spectral_norm:
             _normalize_spectrally(encoder)
-    return Tower(encoder, _core(config, _output_size(encoder)))
+    return Tower(encoder, _core(config, size_of(encoder, "output_size")))
 
 
 def _core(config: ModelConfig, input_size: int) -> Core:
+    if make := custom_class(config, "core"):
+        return custom_core(make, config, input_size)
     if not config.use_rnn:
         return IdentityCore(input_size)
     core = RecurrentCore(config.rnn_type, input_size, config.hidden_size, config.rnn_num_layers)
@@ -191,16 +148,6 @@ def _core(config: ModelConfig, input_size: int) -> Core:
     return core
 
 
-def _scaling(config: ModelConfig, key: str, spec: ObservationSpec) -> InputScaling:
-    is_single = key == SINGLE_KEY
-    return InputScaling(
-        spec.shape,
-        subtract_mean=config.obs_subtract_mean if is_single else 0.0,
-        scale=config.obs_scale if is_single else 1.0,
-        running=config.normalize_input and spec.dtype.startswith("float"),
-    )
-
-
 def _initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
     for module in encoder.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -209,7 +156,7 @@ def _initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def _initialize_heads(config: ModelConfig, model: ActorCritic) -> None:
+def _initialize_heads(config: ModelConfig, model: TowerActorCritic) -> None:
     # A small last layer makes all actions about equally likely (gaussian: means near 0) whatever the features are, so
     # that exploration starts unbiased and the first updates do not undo chance (https://arxiv.org/abs/2006.05990, 3.2).
     _draw(config, model.policy_head.linear.weight, POLICY_OUTPUT_GAIN)

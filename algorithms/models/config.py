@@ -23,7 +23,7 @@ class ModelConfig:
     )
     encoder_custom: str = flag(
         "",
-        "your own encoder as package.module:Class, called with observation specs and network flags; empty = none",
+        "your own encoder, core or whole model as package.module:Class (docs/architecture.md says how); empty = none",
         fixed_on_resume=True,
         aliases=("encoder",),
     )

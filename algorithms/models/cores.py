@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,30 @@ from algorithms.ops import recurrent
 def autocast_off(device_type: str) -> AbstractContextManager[object]:
     """A context without autocast on that kind of device; costs next to nothing where there is none anyway."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
+class Core(Protocol):
+    """What a tower needs of the module behind its encoder.
+
+    Attributes:
+        output_size: D', features per step.
+        state_size: H, numbers that a row remembers.
+    """
+
+    output_size: int
+    state_size: int
+
+    def step(self, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of x [N,D] from state [N,H], which counts as zero where first [N]: [N,D'] and the next state."""
+        ...
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        """What `step` gives for x [T+1,B,D] and first [T+1,B], differentiably: [T+1,B,D'].
+
+        The T steps are segments of equal length, each of which starts from its own state [number of segments,B,H]; step
+        T continues from the last one.
+        """
+        ...
 
 
 class IdentityCore(nn.Module):
@@ -87,27 +112,30 @@ class RecurrentCore(nn.Module):
         return y.squeeze(0), state
 
     def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
-        """Repeat what acting did, in segments that each start from the state stored then.
-
-        Backpropagation through time ends at a segment's start and at every reset. The segments run side by side, as
-        columns of one batch: with T segments of one step that is one call instead of T.
-
-        Args:
-            x: [T+1,B,D].
-            first: [T+1,B] bool.
-            state: [T/recurrence,B,H] before each segment. Row T continues from the last segment.
-
-        Returns:
-            [T+1,B,hidden_size].
-        """
-        num_segments, num_columns = state.shape[:2]
-        steps, starts = _side_by_side(x[:-1], num_segments), _side_by_side(first[:-1], num_segments)
-        y, after = recurrent.unroll(self, steps, starts, state.detach().flatten(0, 1))
-        y_last, _ = recurrent.unroll(self, x[-1:], first[-1:], after[-num_columns:])
-        return torch.cat((_one_after_another(y, num_segments), y_last))
+        """Repeat what acting did: `unroll_segments` of x [T+1,B,D]."""
+        return unroll_segments(self, x, first, state)
 
 
-Core = IdentityCore | RecurrentCore
+def unroll_segments(cell: recurrent.Cell, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+    """Repeat what acting did, in segments that each start from the state stored then.
+
+    Backpropagation through time ends at a segment's start and at every reset. The segments run side by side, as columns
+    of one batch: with T segments of one step that is one call instead of T.
+
+    Args:
+        cell: (x [t,B,D], state [B,H]) -> (y [t,B,D'], state [B,H]), t steps without a reset.
+        x: [T+1,B,D].
+        first: [T+1,B] bool.
+        state: [T/recurrence,B,H] before each segment. Row T continues from the last segment.
+
+    Returns:
+        [T+1,B,D'].
+    """
+    num_segments, num_columns = state.shape[:2]
+    steps, starts = _side_by_side(x[:-1], num_segments), _side_by_side(first[:-1], num_segments)
+    y, after = recurrent.unroll(cell, steps, starts, state.detach().flatten(0, 1))
+    y_last, _ = recurrent.unroll(cell, x[-1:], first[-1:], after[-num_columns:])
+    return torch.cat((_one_after_another(y, num_segments), y_last))
 
 
 def _side_by_side(x: Tensor, num_segments: int) -> Tensor:

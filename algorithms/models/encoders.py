@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.ops.normalization import normalize
+from envs.spec import is_channels_first
 
 CLIP = 10.0
 """Bound of a standardised observation, in standard deviations."""
@@ -33,14 +34,6 @@ _NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "
 def nonlinearity(name: str) -> nn.Module:
     """The module of `elu`, `relu` or `tanh`."""
     return _NONLINEARITIES[name]()
-
-
-def is_channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image of three dimensions is [C,H,W] rather than [H,W,C].
-
-    The smaller of the first and the last dimension holds the channels; on a tie the first does.
-    """
-    return shape[0] <= shape[2]
 
 
 def image_sides(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -158,15 +151,23 @@ class DictEncoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
 
 
-class _ToChannelsFirst(nn.Module):
+class _ChannelsLast(nn.Module):
+    """Shows images as [N,C,H,W] with the channels last in memory, where convolutions on CPUs are fastest."""
+
+    def __init__(self, channels_first: bool) -> None:
+        super().__init__()
+        self.channels_first = channels_first
+
     def forward(self, x: Tensor) -> Tensor:
-        """Show x [N,H,W,C] as [N,C,H,W] without copying it."""
-        return x.permute(0, 3, 1, 2)
+        """Arrange x [N,C,H,W] or [N,H,W,C]; the latter without copying it."""
+        x = x if self.channels_first else x.permute(0, 3, 1, 2)
+        return x.contiguous(memory_format=torch.channels_last)
 
 
 def _image_layers(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
     """What precedes the first convolution, and the channels it sees."""
-    return ([], shape[0]) if is_channels_first(shape) else ([_ToChannelsFirst()], shape[2])
+    first = is_channels_first(shape)
+    return [_ChannelsLast(first)], shape[0] if first else shape[2]
 
 
 def _linear_layers(size: int, layer_sizes: tuple[int, ...], activation: str) -> tuple[list[nn.Module], int]:

@@ -14,6 +14,7 @@ from enum import IntEnum
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NoReturn
 
 from algorithms.runtime import prctl
 from algorithms.runtime.arena import Arena, Field
@@ -121,8 +122,9 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
     ) as error:  # SystemExit and KeyboardInterrupt from an environment are failures, not our shutdown
         with contextlib.suppress(OSError):
             pipe.send(failure_of(plan.name, error))
-        sys.exit(1)
+        _end(1)
     heartbeat.beat(Activity.STOPPING)
+    _end(0)
 
 
 def failure_of(name: str, error: BaseException) -> WorkerFailed:
@@ -200,6 +202,17 @@ def _enter(plan: ProcessPlan) -> None:
     if plan.visible_gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = plan.visible_gpus
     failpoints.arm(worker=plan.workers[0].index)
+
+
+def _end(exit_code: int) -> NoReturn:
+    """End this process without taking its interpreter apart: with torch in it, a spawned one needs seconds for that.
+
+    Environments have been closed, and main ends what they have left.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # full disk; closed by an environment
+            stream.flush()
+    os._exit(exit_code)
 
 
 def _redirect_output(path: Path) -> None:

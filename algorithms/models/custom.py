@@ -1,0 +1,208 @@
+"""Networks of the user's own, named by `--encoder_custom`, and how they are tried before any process starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.config import ModelConfig
+from algorithms.models.cores import Core
+from algorithms.ops.checks import require_shape
+from envs.spec import EnvSpec, ObservationSpec
+from utils.errors import UsageError
+
+# What a trial takes: steps before the trajectory, so that it starts from a state that is
+# not zero, the trajectory and its segments, rows, and the largest relative difference of act and unroll.
+TRIAL_WARM_UP, TRIAL_STEPS, TRIAL_RECURRENCE, TRIAL_ROWS, TRIAL_TOLERANCE = 2, 4, 2, 2, 1e-4
+
+Outputs = tuple[Tensor, ...]
+
+
+def custom_kind(target: object) -> str:
+    """What a class makes, by its methods: act and unroll a "model", step and unroll a "core", else an "encoder"."""
+    for kind, method in (("model", "act"), ("core", "step")):
+        if hasattr(target, method) and hasattr(target, "unroll"):
+            return kind
+    return "encoder"
+
+
+def custom_class(config: ModelConfig, kind: str) -> Callable[..., Any] | None:
+    """What `--encoder_custom` names, if that is of this kind."""
+    if not config.encoder_custom:
+        return None
+    module_name, _, class_name = config.encoder_custom.partition(":")
+    if not module_name or not class_name:
+        raise UsageError(f"--encoder_custom={config.encoder_custom} must read package.module:Class")
+    with _blaming(config):
+        here = os.getcwd()
+        if here not in sys.path:  # where `--env` looks for modules too; last, so that it shadows no installed package
+            sys.path.append(here)
+        target: Callable[..., Any] = getattr(import_module(module_name), class_name)
+    return target if custom_kind(target) == kind else None
+
+
+@contextmanager
+def _blaming(config: ModelConfig) -> Iterator[None]:
+    """Whatever the user's code raises becomes one line that names the flag."""
+    try:
+        yield
+    except Exception as error:  # the user's code may raise anything
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UsageError(f"--encoder_custom={config.encoder_custom} failed: {text}") from error
+
+
+def custom_encoder(
+    make: Callable[..., Any], config: ModelConfig, observations: dict[str, ObservationSpec]
+) -> nn.Module:
+    """Class(observations, config): an nn.Module with `output_size`.
+
+    It maps the scaled float32 observations {key} [N,*] to [N,output_size].
+    """
+    with _blaming(config):
+        encoder = _float_module(make(observations, config))
+        with _acting(encoder):
+            output = encoder({key: torch.zeros(TRIAL_ROWS, *spec.shape) for key, spec in observations.items()})
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            raise TypeError("its output is no tensor of floats")
+        require_shape("its output for two rows", output, (TRIAL_ROWS, size_of(encoder, "output_size")))
+    return encoder
+
+
+def custom_core(make: Callable[..., Any], config: ModelConfig, input_size: int) -> Core:
+    """Class(input_size, config): an nn.Module that keeps the contract of `Core`."""
+    with _blaming(config):
+        core: Any = _float_module(make(input_size, config))
+        output_size, state_size = size_of(core, "output_size"), size_of(core, "state_size")
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(TRIAL_WARM_UP + TRIAL_STEPS + 1, TRIAL_ROWS, input_size, generator=generator)
+
+        def step(t: int, first: Tensor, state: Tensor) -> tuple[Outputs, Tensor]:
+            y, after = core.step(x[t], first, state)
+            _require("output of step", y, TRIAL_ROWS, output_size)
+            _require("state after a step", after, TRIAL_ROWS, state_size)
+            return (y,), after
+
+        def unroll(first: Tensor, state: Tensor) -> Outputs:
+            y = core.unroll(x[TRIAL_WARM_UP:].clone().requires_grad_(), first, state)
+            _require("output of unroll", y, TRIAL_STEPS + 1, TRIAL_ROWS, output_size)
+            return (y,)
+
+        with _acting(core):
+            _require_agreement(("output",), state_size, step, unroll)
+    return core  # type: ignore[no-any-return]  # its contract has been checked
+
+
+def custom_model(make: Callable[..., Any], config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
+    """Class(env_spec, config): an `ActorCritic`, which says what it must implement."""
+    with _blaming(config):
+        model = make(env_spec, config)
+        if not isinstance(model, ActorCritic):
+            raise TypeError(f"a {type(model).__name__} acts and unrolls but is no {ActorCritic.__module__}.ActorCritic")
+        _float_module(model)
+        with _acting(model):
+            _try_model(model, env_spec)
+    return model
+
+
+def _try_model(model: ActorCritic, env_spec: EnvSpec) -> None:
+    num_logits, state_size = env_spec.action.num_logits, size_of(model, "rnn_state_size")
+    generator, lead = torch.Generator().manual_seed(0), (TRIAL_WARM_UP + TRIAL_STEPS + 1, TRIAL_ROWS)
+    obs = {  # zeros and ones are in nearly every space, also in one whose numbers index a table
+        key: torch.randint(0, 2, (*lead, *spec.shape), generator=generator).to(getattr(torch, spec.dtype))
+        for key, spec in env_spec.observations.items()
+    }
+
+    def step(t: int, first: Tensor, state: Tensor) -> tuple[Outputs, Tensor]:
+        logits, value, after = model.act({key: x[t] for key, x in obs.items()}, first, state)
+        _require("logits of act", logits, TRIAL_ROWS, num_logits)
+        _require("value of act", value, TRIAL_ROWS)
+        _require("state after act", after, TRIAL_ROWS, state_size)
+        return (logits, value), after
+
+    def unroll(first: Tensor, state: Tensor) -> Outputs:
+        trajectory = {key: x[TRIAL_WARM_UP:] for key, x in obs.items()}
+        logits, value = model.unroll(trajectory, first, state, TRIAL_RECURRENCE)
+        _require("logits of unroll", logits, TRIAL_STEPS, TRIAL_ROWS, num_logits)
+        _require("value of unroll", value, TRIAL_STEPS + 1, TRIAL_ROWS)
+        return logits, value
+
+    _require_agreement(("logits", "value"), state_size, step, unroll)
+
+
+def _require_agreement(
+    names: tuple[str, ...],
+    state_size: int,
+    step: Callable[[int, Tensor, Tensor], tuple[Outputs, Tensor]],
+    unroll: Callable[[Tensor, Tensor], Outputs],
+) -> None:
+    """Raise ValueError unless unrolling repeats stepping, resets included, and can be differentiated."""
+    first = torch.zeros(TRIAL_WARM_UP + TRIAL_STEPS + 1, TRIAL_ROWS, dtype=torch.bool)
+    first[0] = first[TRIAL_WARM_UP + 1, 0] = first[-1, 1] = True  # also within a segment and at the last observation
+    state, states, outputs = torch.zeros(TRIAL_ROWS, state_size), [], []
+    for t, starts in enumerate(first):
+        states.append(state)
+        output, state = step(t, starts, state)
+        outputs.append(output)
+    again, after = step(0, first[0], state)  # the first step once more, now with a past
+    pairs = zip((*again, after), (*outputs[0], states[1]), strict=True)
+    if not all(_difference(y, fresh) <= TRIAL_TOLERANCE for y, fresh in pairs):
+        raise ValueError("its state does not count as zero where an episode starts")
+    with torch.enable_grad():
+        unrolled = unroll(first[TRIAL_WARM_UP:], torch.stack(states[TRIAL_WARM_UP:-1:TRIAL_RECURRENCE]))
+    for name, got, column in zip(names, unrolled, zip(*outputs, strict=True), strict=True):
+        difference = _difference(got, torch.stack(column[TRIAL_WARM_UP:])[: len(got)])
+        if not difference <= TRIAL_TOLERANCE:  # also where it is NaN
+            raise ValueError(f"its {name} of unroll differs by {difference:.1g} from that of single steps")
+        if not got.requires_grad:
+            raise ValueError(f"its {name} of unroll has no gradient, so nothing can be learned through it")
+
+
+def _difference(x: Tensor, expected: Tensor) -> float:
+    difference = (x.detach() - expected).abs() / (1 + expected.abs())
+    return float(difference.max()) if difference.numel() else 0.0
+
+
+def _float_module(made: object) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"a {type(made).__name__} is no torch.nn.Module")
+    for name, tensor in chain(made.named_parameters(), made.named_buffers()):
+        if tensor.dtype != torch.float32:
+            raise TypeError(f"{name} is of {tensor.dtype}; all parameters and buffers must be of torch.float32")
+    return made
+
+
+@contextmanager
+def _acting(module: nn.Module) -> Iterator[None]:
+    """As a policy worker runs it: without gradients, and leaving no trace in running statistics."""
+    was_training = module.training
+    module.eval()
+    with torch.no_grad():
+        yield
+    module.train(was_training)
+
+
+def size_of(module: Any, name: str) -> int:
+    """A size that a module states as its attribute.
+
+    Raises:
+        TypeError: it is no int.
+    """
+    size = getattr(module, name)
+    if not isinstance(size, int):
+        raise TypeError(f"its {name} is a {type(size).__name__}, not an int")
+    return size
+
+
+def _require(name: str, tensor: object, *shape: int) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32:
+        raise TypeError(f"its {name} is no tensor of torch.float32")
+    require_shape(f"its {name}", tensor, shape)

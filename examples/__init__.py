@@ -1,0 +1,1 @@
+"""Things to copy from: an environment, networks and an algorithm of one's own."""

@@ -1,0 +1,77 @@
+"""An environment of one's own: any `gymnasium.Env`, which needs to know nothing of this framework.
+
+    python train_appo.py --env=examples.custom_env:GridWalk --train_until_return=0.8
+    python enjoy_appo.py --env=examples.custom_env:GridWalk --no_render
+
+Training knows no preset for it, so every flag has its default.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+Observation = NDArray[np.float32]
+
+STEPS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
+"""What the actions up, down, left and right do to (row, column)."""
+
+
+class GridWalk(gymnasium.Env[Observation, np.int64]):
+    """Walk to a goal on a grid: 1 on arrival, minus `STEP_COST` for every step; walls hold.
+
+    The observation is (row, column) of the walker and of the goal, each in [0, 1]. Both start on random, different
+    cells; an episode is cut off after `max_steps`. The best mean return is known (`best_return`).
+
+    Args:
+        size: cells of a side.
+        max_steps: after which an episode is truncated.
+    """
+
+    STEP_COST = 0.05
+
+    def __init__(self, size: int = 5, max_steps: int = 40) -> None:
+        self.size, self.max_steps = size, max_steps
+        self.observation_space = spaces.Box(0.0, 1.0, (4,), np.float32)
+        self.action_space = spaces.Discrete(len(STEPS))
+        self._walker = self._goal = np.zeros(2, np.int64)
+        self._taken = self._shortest = 0
+
+    @property
+    def best_return(self) -> float:
+        """The mean return of who always takes a shortest way: two cells are 2/3 `size` steps apart on average."""
+        return 1.0 - self.STEP_COST * 2 * self.size / 3
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Draw two cells; `self.np_random` is the environment's own generator, seeded by gymnasium."""
+        super().reset(seed=seed)
+        cells = self.np_random.choice(self.size**2, 2, replace=False)
+        self._walker, self._goal = np.stack(np.divmod(cells, self.size), axis=1)
+        self._taken, self._shortest = 0, int(np.abs(self._walker - self._goal).sum())
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Walk one cell."""
+        self._walker = np.clip(self._walker + STEPS[action], 0, self.size - 1)
+        self._taken += 1
+        arrived = bool((self._walker == self._goal).all())
+        truncated = self._taken >= self.max_steps and not arrived
+        info = self._report(arrived) if arrived or truncated else {}
+        return self._observation(), float(arrived) - self.STEP_COST, arrived, truncated, info
+
+    def _observation(self) -> Observation:
+        return (np.concatenate((self._walker, self._goal)) / (self.size - 1)).astype(np.float32)
+
+    def _report(self, arrived: bool) -> dict[str, Any]:
+        """What the last `info` of an episode may hold; its means appear in metrics.jsonl and TensorBoard.
+
+        `episode_extra_stats` are any numbers about the episode. `true_reward` is what really counts where the reward
+        is only a help for learning: here the share of the steps taken that were needed, at best 1.
+        """
+        detour = self._taken - self._shortest
+        true_reward = self._shortest / self._taken if arrived else 0.0
+        return {"episode_extra_stats": {"arrived": float(arrived), "detour": detour}, "true_reward": true_reward}
