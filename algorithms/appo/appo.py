@@ -39,8 +39,8 @@ MEMORY_SHARE = 0.9
 EXTRA_NICENESS = {"learner": 0, "policy_worker": 2, "actor": 10}
 
 
-def train(config: Config) -> int:
-    """Train until the budget is spent, a signal comes or a worker fails; the exit code.
+def train(config: Config, algorithm: "type[APPO] | None" = None) -> int:
+    """Train with APPO, or a variant of it, until the budget is spent, a signal comes or a worker fails; the exit code.
 
     Raises:
         AppoError: what went wrong, with its exit code.
@@ -51,7 +51,7 @@ def train(config: Config) -> int:
     _make_directory(directory)
     with RunLock(directory / ".lock"), SignalWatch() as signals:
         try:
-            reason = APPO(config, signals).run()
+            reason = (algorithm or APPO)(config, signals).run()
         except Interrupted as interruption:
             log.info("%s; go on with the same command and --experiment=%s", interruption, config.run.experiment)
             return interruption.exit_code
@@ -68,7 +68,12 @@ class APPO:
     Args:
         config: all flags.
         signals: what a person or the system asks meanwhile; entered by the caller.
+
+    Attributes:
+        blueprint: what workers are built from; a variant of the algorithm has its own.
     """
+
+    blueprint: type[Blueprint] = Blueprint
 
     def __init__(self, config: Config, signals: SignalWatch) -> None:
         self.config, self.signals = config, signals
@@ -104,7 +109,7 @@ class APPO:
         sampling = plan_workers(self.config, self.cores, placement)
         budget = Budget.of(self.config.run, self.config.sampling, found.spec.frames_per_step)
         topology = self._topology(sampling, found)
-        blueprint = Blueprint(self.config, found.spec, found.model, topology, budget, self.device, seed)
+        blueprint = self.blueprint(self.config, found.spec, found.model, topology, budget, self.device, seed)
         self._save_config(seed)
 
         arena = self._arena(blueprint)

@@ -8,7 +8,7 @@ import numpy as np
 
 from algorithms.appo.config import Config
 from algorithms.runtime.actor_worker import ActorWorker
-from algorithms.runtime.arena import Field
+from algorithms.runtime.arena import Arena, Field
 from algorithms.runtime.channels import Mailboxes
 from algorithms.runtime.env_group import EnvGroup, GroupPlan
 from algorithms.runtime.messages import Address
@@ -102,11 +102,17 @@ class Blueprint:
         """The workers of a process, ready to begin; torch is imported only where there is a network."""
         make: dict[str, Callable[[Address], Worker]] = {"actor": partial(make_actor, self, plan, heartbeat)}
         if any(address.role != "actor" for address in plan.workers):
-            from algorithms.appo.build import make_learner, make_policy_worker
+            from algorithms.appo.build import make_policy_worker
 
-            make["learner"] = partial(make_learner, self, plan.arena)
+            make["learner"] = partial(self.make_learner, plan.arena)
             make["policy_worker"] = partial(make_policy_worker, self, plan.arena)
         return {address: make[address.role](address) for address in plan.workers}
+
+    def make_learner(self, arena: Arena, address: Address) -> Worker:
+        """The learner of a policy; a variant of the algorithm makes another one here."""
+        from algorithms.appo.build import make_learner
+
+        return make_learner(self, arena, address)
 
 
 def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, address: Address) -> ActorWorker:

@@ -42,12 +42,12 @@ def make_policy_worker(blueprint: Blueprint, arena: Arena, address: Address) -> 
     return PolicyWorker(address, plan, flat, WeightRing(arena, address.index), trajectories, finals)
 
 
-def make_learner(blueprint: Blueprint, arena: Arena, address: Address) -> LearnerWorker:
+def make_learner(blueprint: Blueprint, arena: Arena, address: Address, kind: type[Learner] = Learner) -> LearnerWorker:
     """A learner whose weights are published."""
     b, c, policy = blueprint, blueprint.config, address.index
     torch.manual_seed(_torch_seed(b.seeds("model", policy)))
     flat = new_model(c, b.spec, b.device)
-    kind = VerifyingLearner if c.logging.verify_reproduction else Learner
+    kind = VerifyingLearner if c.logging.verify_reproduction else kind
     learner = kind(flat, b.spec, c.learning, _torch_seed(b.seeds("learner", policy)))
     plan = TrainingPlan(
         env_steps=b.budget.env_steps,

@@ -40,6 +40,10 @@ class Batch:
         """The batch of some of the columns."""
         return self._map(lambda tensor: tensor[:, index])
 
+    def copy(self) -> Self:
+        """The batch in memory of its own: that of a `BatchSource` is overwritten by the next batch."""
+        return self._map(lambda tensor: tensor.clone())
+
     def to(self, device: str) -> Self:
         """The batch on a device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))

@@ -3,6 +3,7 @@
 import itertools
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -15,8 +16,9 @@ from gymnasium.utils.env_checker import check_env
 from algorithms import cli
 from examples.custom_env import STEPS, GridWalk
 from examples.custom_model import LeakyCore, LinearPolicy, ResidualEncoder
+from examples.replay import AGE
 from examples.synchronous_ppo import LEARNING, NUM_ENVS, ROLLOUT, make_worker, train
-from tests.integration.runs import ROOT, record, run_command
+from tests.integration.runs import DEADLINE_SECONDS, ROOT, Run, command_line, record, run_command
 from tests.integration.test_learning import GOAL, MEMORY
 from tests.unit.models import custom_parts
 
@@ -189,3 +191,21 @@ def test_custom_networks_learn_cart_pole(tmp_path: Path, part: type) -> None:
     flags = {"env": "CartPole-v1", "inference": "serial", "hidden_size": 64, "encoder_custom": path_of(part)}
     run = record(tmp_path / "run", **flags, train_until_return=195, train_for_env_steps=300_000)
     assert run.reached_return >= 195
+
+
+def test_replay_trains_twice_on_every_batch_but_the_youngest(tmp_path: Path) -> None:
+    flags = SMALL | {"env": GRID, "train_for_env_steps": 20_000, "num_batches_per_iteration": 2}
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.replay", *command_line(tmp_path / "run", **flags)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    totals = Run(tmp_path / "run").totals
+    per_batch = 2 * 2  # minibatches and epochs
+    assert totals["batches"] > AGE
+    assert totals["updates"] == per_batch * (2 * totals["batches"] - AGE)
+    assert totals["samples"] <= totals["batches"] * 2 * 512
