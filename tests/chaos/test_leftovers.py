@@ -133,3 +133,15 @@ def test_a_killed_run_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert f"resuming policy 0 at env step {saved} from" in ended.stdout
     assert checkpoint_steps(run.directory)[-1] >= saved + 2000
+
+
+@pytest.mark.parametrize("role", ["main", "actor_0", "learner_0"])
+def test_no_game_and_no_shared_memory_of_it_is_left_when_a_process_is_killed(tmp_path: Path, role: str) -> None:
+    pytest.importorskip("vizdoom")
+    names = shared_memory_names()
+    with TrainingRun(tmp_path, "--inference=central", "--hidden_size=16", env="VizdoomBasic-v1") as run:
+        run.wait_for_env_steps()
+        assert len(shared_memory_names() - names) >= 4 * 3  # two actors with two games each
+        kill(min(pid for pid, name in run.roles().items() if name == role))  # its games, later ones, have its log too
+        run.seconds_until_gone(GONE_SECONDS)
+    assert_no_new_names(names)
