@@ -210,12 +210,23 @@ def _copy_of(key: str, space: Space) -> Copy:
         size, first = np.array(choices_of(space)).T
         begin = np.cumsum(size) - size
         return lambda target, source: _copy_one_hot(target, source, size, first, begin)
+    if isinstance(space, spaces.MultiBinary):
+        return _copy_bits
     return lambda target, source: np.copyto(target, source, casting="same_kind")
 
 
 def _copy_mask(target: Array, source: Array) -> None:
     """Masks come as bool, int8, int64 or float: what counts is whether an entry is zero."""
     np.copyto(target, source != 0)
+
+
+def _copy_bits(target: Array, source: Array) -> None:
+    """Bits come as bool or any integer; gymnasium's own samples are int8, which is cast to uint8 only when forced."""
+    if source.dtype.kind not in "biu":
+        raise TypeError("a bit must be an integer")
+    if ((source != 0) & (source != 1)).any():
+        raise ValueError(f"bits are 0 or 1, got {source.tolist()}")
+    np.copyto(target, source, casting="unsafe")
 
 
 def _copy_one_hot(target: Array, source: Array, size: Any, first: Any, begin: Any) -> None:

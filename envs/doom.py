@@ -119,7 +119,7 @@ def smallest_resolution(width: int, height: int) -> str:
     known = [(int(size[1]), int(size[2]), size[0]) for size in sizes if size]
     covering = [(w * h, name) for w, h, name in known if w >= width and h >= height]
     if not covering:
-        raise UsageError(f"--res_w={width} --res_h={height}: VizDoom draws at most 1920x1080 pixels")
+        raise UsageError(f"--res_w={width} --res_h={height}: no resolution of VizDoom is as large")
     return min(covering)[1]
 
 

@@ -145,15 +145,17 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
 def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: dict[str, Any]) -> Any:
     """An environment of no family that we know; frames are skipped and stacked by wrappers where it cannot itself."""
     taken = _constructor_arguments(config, target)
+    repeats = config.env_frameskip if not taken.keys() & set(CONSTRUCTOR_FLAGS["env_frameskip"]) else None
+    if repeats and "max_episode_steps" in taken:
+        taken["max_episode_steps"] *= repeats  # --horizon counts what the agent does, the environment every repetition
     if isinstance(target, Registration):
         env: Any = make_registered(target, **arguments, **taken)
     else:
         if config.horizon is not None and "max_episode_steps" not in taken:
             raise UsageError(f"{config.env} takes no argument max_episode_steps (--horizon={config.horizon})")
         env = target(**arguments, **taken)
-    names = CONSTRUCTOR_FLAGS["env_frameskip"]
-    if config.env_frameskip is not None and not taken.keys() & set(names):
-        env = RepeatAction(env, config.env_frameskip)
+    if repeats:
+        env = RepeatAction(env, repeats)
     if config.env_framestack is not None and not taken.keys() & set(CONSTRUCTOR_FLAGS["env_framestack"]):
         env = stack_frames(env, config.env_framestack)
     return env

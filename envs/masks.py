@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,9 +12,10 @@ from utils.errors import EnvironmentFailure
 
 
 def flat_mask(mask: Any) -> BoolArray:
-    """A mask [M] from an array or, as gymnasium's `sample` takes it, a tuple of arrays: true where allowed."""
-    parts = mask if isinstance(mask, tuple | list) else (mask,)
-    flat: BoolArray = np.concatenate([np.ravel(part) for part in parts]) != 0
+    """A mask [M] from an array or, as gymnasium's `sample` takes it, a tuple of masks: true where allowed."""
+    if isinstance(mask, tuple | list):
+        return np.concatenate([flat_mask(part) for part in mask]) if mask else np.zeros(0, np.bool_)
+    flat: BoolArray = np.ravel(mask) != 0
     return flat
 
 
@@ -25,6 +26,8 @@ def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.
     for kind, size in action.parts:
         if kind == "categorical":
             allowed = np.arange(size) if mask is None else np.flatnonzero(mask[num_choices : num_choices + size])
+            if not len(allowed):
+                raise EnvironmentFailure(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
             values.append(random.choice(allowed))
             num_choices += size
         elif kind == "bernoulli":
@@ -67,15 +70,16 @@ class ActionMasks:
             self._fail(f"{self.size} entries", f"{flat.size}")
         obs[MASK_KEY][row] = flat
 
-    def write_batch(self, obs: dict[str, Array], infos: Mapping[str, Any]) -> None:
-        """Write the masks [R, M] that a vector environment put into its infos.
+    def write_batch(self, obs: dict[str, Array], infos: Mapping[str, Any], rows: Sequence[int] | Array) -> None:
+        """Write the masks that a vector environment put into its infos for some of its rows.
 
         Raises:
             EnvironmentFailure: one is missing or of another size.
         """
-        masks = infos.get(MASK_KEY, ())
-        for row in range(len(obs[MASK_KEY])):
-            self.write_row(obs, row, {MASK_KEY: masks[row]} if row < len(masks) else {})
+        masks, given = infos.get(MASK_KEY, ()), infos.get(f"_{MASK_KEY}")
+        for row in rows:
+            said = row < len(masks) and (given is None or given[row])
+            self.write_row(obs, int(row), {MASK_KEY: masks[row]} if said else {})
 
     def check(self, obs: dict[str, Array], ended: BoolArray) -> None:
         """Refuse masks [R, *] that leave nothing to choose, except those of rows whose episode has ended, [R].

@@ -68,7 +68,7 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     if config.env_framestack is not None:
         raise UsageError(f"--env_framestack={config.env_framestack}: {registration.id} shows several arrays, not one")
     if config.horizon is not None:
-        arguments = arguments | {"max_episode_steps": config.horizon}
+        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
     env = make_registered(registration, **arguments)
     if config.env_frameskip is not None:
         env = RepeatAction(env, config.env_frameskip)

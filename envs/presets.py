@@ -30,7 +30,7 @@ ATARI: Preset = {
     "encoder_subtype": "convnet_atari",
     "nonlinearity": "relu",
     "use_rnn": False,
-    "obs_scale": 255.0,
+    "normalize_images": True,
     "reward_clip": 1.0,
     "rollout": 32,
     "batch_size": 1024,
@@ -44,7 +44,7 @@ ATARI: Preset = {
 VIZDOOM: Preset = {
     "encoder_type": "conv",
     "encoder_subtype": "convnet_simple",
-    "obs_scale": 255.0,
+    "normalize_images": True,
     "use_rnn": True,
     "rnn_type": "gru",
     "env_frameskip": 4,

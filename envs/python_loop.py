@@ -106,7 +106,7 @@ class PythonLoop:
                         stats = episode_stats(index, info)
                         episodes = [*(episodes or []), stats] if stats else episodes
                 write(obs, index, observation)
-                if info:
+                if info or self.spec.mask_in_info:
                     self._read(info, row, index)
             if self._masks:
                 self._masks.check(obs, np.array(ended))

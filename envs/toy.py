@@ -13,11 +13,12 @@ from gymnasium.vector.utils import batch_space
 from envs.spec import Array, BoolArray, FloatArray
 
 TOYS = {
-    "toy/Memory-v0": ("Memory", None),
-    "toy/Corridor-v0": ("Corridor", None),
-    "toy/Target-v0": ("Target", None),
-    "toy/Counter-v0": ("Counter", "CounterVector"),
-    "toy/Zero-v0": ("Zero", "ZeroVector"),
+    "toy/Memory-v0": ("toy:Memory", None),
+    "toy/Corridor-v0": ("toy:Corridor", None),
+    "toy/Target-v0": ("toy:Target", None),
+    "toy/Counter-v0": ("toy:Counter", "toy:CounterVector"),
+    "toy/Spaces-v0": ("toy_spaces:Spaces", "toy_spaces:spaces_vector"),
+    "toy/Zero-v0": ("toy:Zero", "toy:ZeroVector"),
 }
 
 
@@ -25,9 +26,9 @@ def register_toys() -> None:
     """Make the toys known to gymnasium; calling it again changes nothing."""
     for env_id, (single, vector) in TOYS.items():
         if env_id not in gymnasium.registry:
-            entry_points = {"entry_point": f"envs.toy:{single}"}
+            entry_points = {"entry_point": f"envs.{single}"}
             if vector:
-                entry_points["vector_entry_point"] = f"envs.toy:{vector}"
+                entry_points["vector_entry_point"] = f"envs.{vector}"
             gymnasium.register(env_id, **entry_points)  # type: ignore[arg-type]
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reraise, row_of_batched
-from envs.masks import ActionMasks
+from envs.masks import ActionMasks, random_action
 from envs.spaces import frames_per_step, spec_of
-from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, StepRow
+from envs.spec import MASK_KEY, Array, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure, UsageError
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
@@ -48,8 +48,9 @@ class GymVector:
         self._observations = ObservationWriter(name, self._env.single_observation_space)
         self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
         self._ended = np.zeros(self.num_rows, np.bool_)
+        self._counts_frames = False  # once infos say how many frames a step took, all of them are written
         if self._mode is AutoresetMode.DISABLED:
-            verify_partial_reset(self._env, self._observations)
+            verify_partial_reset(self)
 
     def reset(self, seeds: Sequence[int], obs: dict[str, Array]) -> None:
         """Start an episode in every row and write the first observations [R, *].
@@ -67,7 +68,7 @@ class GymVector:
             observation, infos = self._env.reset(seed=seed)
             self._observations.write_batch(obs, observation)
             self._ended = np.zeros(self.num_rows, np.bool_)
-            self._write_masks(obs, infos)
+            self._write_masks(obs, infos, infos)
         except BaseException as error:
             reraise(self.name, error)
 
@@ -81,14 +82,13 @@ class GymVector:
         try:
             observation, reward, terminated, truncated, infos = self._env.step(self._actions.batch(action))
             self._write_outcome(row, reward, terminated, truncated)
-            if "num_frames" in infos:
-                np.copyto(row.num_frames, infos["num_frames"], casting="same_kind")
+            self._write_frames(row, infos)
+            infos_of_restarted: Mapping[str, Any] = infos
             if self.spec.same_step and self._ended.any():
-                infos_of_obs = self._write_restarted(row, observation, infos)
+                infos_of_restarted = self._write_restarted(row, observation, infos)
             else:
                 self._observations.write_batch(row.obs, observation)
-                infos_of_obs = infos
-            self._write_masks(row.obs, infos_of_obs)
+            self._write_masks(row.obs, infos, infos_of_restarted)
             return self._episodes(infos) if self._ended.any() and infos else ()
         except BaseException as error:
             reraise(self.name, error)
@@ -125,6 +125,20 @@ class GymVector:
             row.terminated[self._ended] = row.truncated[self._ended] = False
         self._ended = row.terminated | row.truncated
 
+    def _write_frames(self, row: StepRow, infos: Mapping[str, Any]) -> None:
+        """Write the frames behind every step; what SAME_STEP says of a last step stands in `final_info`."""
+        final = infos.get("final_info", {}) if self.spec.same_step else {}
+        if "num_frames" in infos or "num_frames" in final:
+            self._counts_frames = True
+        if not self._counts_frames:
+            return
+        row.num_frames.fill(self.spec.frames_per_step)
+        last = self._ended & (self.spec.same_step and "final_info" in infos)
+        for source, rows in ((infos, ~last), (final, last)):
+            if "num_frames" in source:
+                reported = rows & source.get("_num_frames", True)
+                np.copyto(row.num_frames, source["num_frames"], casting="same_kind", where=reported)
+
     def _discover(self) -> EnvSpec:
         """The spec of the vector, which is reset where its infos could hold masks."""
         spaces = (self._env.single_observation_space, self._env.single_action_space)
@@ -138,12 +152,15 @@ class GymVector:
             reraise(self.name, error)
         return spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=MASK_KEY in infos)
 
-    def _write_masks(self, obs: dict[str, Array], infos: Mapping[str, Any]) -> None:
+    def _write_masks(
+        self, obs: dict[str, Array], infos: Mapping[str, Any], infos_of_restarted: Mapping[str, Any]
+    ) -> None:
         """Take masks from infos if they come there, and check them; with NEXT_STEP an ended row needs no choice."""
         if self._masks is None:
             return
         if self._masks.in_info:
-            self._masks.write_batch(obs, infos)
+            self._masks.write_batch(obs, infos, np.flatnonzero(~self._ended))
+            self._masks.write_batch(obs, infos_of_restarted, np.flatnonzero(self._ended))
         nobody = np.zeros(self.num_rows, np.bool_)
         self._masks.check(obs, nobody if self.spec.same_step else self._ended)
 
@@ -197,7 +214,7 @@ def autoreset_mode(env: AnyVectorEnv, name: str) -> AutoresetMode:
         return AutoresetMode.NEXT_STEP
 
 
-def verify_partial_reset(env: AnyVectorEnv, observations: ObservationWriter) -> None:
+def verify_partial_reset(group: GymVector) -> None:
     """Check that reset(options={"reset_mask": mask}) leaves the other rows where they are.
 
     A vector that ignores the mask would cut every running episode short whenever one ends, unnoticed.
@@ -206,31 +223,34 @@ def verify_partial_reset(env: AnyVectorEnv, observations: ObservationWriter) -> 
         UsageError: rows outside the mask were reset.
         EnvironmentFailure: the environment raised.
     """
-    name, num_rows = observations.name, env.num_envs
-    before, after = observations.empty(num_rows), observations.empty(num_rows)
-    env.action_space.seed(0)
-    try:
-        observation, _ = env.reset(seed=0)
-        for num_steps in range(2, 2 + PROBE_ROUNDS):
-            for _ in range(num_steps):
-                observation = _step_and_restart(env)
-            observations.write_batch(before, observation)
-            mask = np.arange(num_rows) == num_steps % num_rows
-            observation, _ = env.reset(options={"reset_mask": mask.copy()})
-            observations.write_batch(after, observation)
-            if not all(np.array_equal(before[key][~mask], after[key][~mask], equal_nan=True) for key in before):
-                raise UsageError(
-                    f"{name}: its autoreset is DISABLED and reset(options={{'reset_mask': ...}}) resets rows outside "
-                    "the mask; use --env_vectorization=python or a vector env that honours the mask"
-                )
-    except BaseException as error:
-        reraise(name, error)
+    rows, random = np.arange(group.num_rows), np.random.default_rng(0)
+    after = group._observations.empty(group.num_rows)
+    for num_steps in range(2, 2 + PROBE_ROUNDS):
+        obs = _random_steps(group, num_steps, random)
+        mask = rows == num_steps % group.num_rows
+        try:
+            observation, _ = group._env.reset(options={"reset_mask": mask.copy()})
+            group._observations.write_batch(after, observation)
+        except BaseException as error:
+            reraise(group.name, error)
+        if not all(np.array_equal(obs[key][~mask], after[key][~mask], equal_nan=True) for key in after):
+            raise UsageError(
+                f"{group.name}: its autoreset is DISABLED and reset(options={{'reset_mask': ...}}) resets rows outside "
+                "the mask; use --env_vectorization=python or a vector env that honours the mask"
+            )
 
 
-def _step_and_restart(env: AnyVectorEnv) -> Any:
-    """One random step; rows that end are reset, since stepping them again is forbidden."""
-    observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
-    ended: BoolArray = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
-    if ended.any():
-        observation, _ = env.reset(options={"reset_mask": ended})
-    return observation
+def _random_steps(group: GymVector, num_steps: int, random: np.random.Generator) -> dict[str, Array]:
+    """The observations after some steps from a reset, taken as an actor takes them."""
+    num_rows, spec = group.num_rows, group.spec
+    obs, final_obs = (
+        {key: np.zeros((num_rows, *o.shape), o.dtype) for key, o in spec.observations.items()} for _ in range(2)
+    )
+    first, terminated, truncated, has_final = np.zeros((4, num_rows), np.bool_)
+    reward, num_frames = np.zeros(num_rows, np.float32), np.zeros(num_rows, np.int32)
+    row = StepRow(obs, first, reward, terminated, truncated, num_frames, final_obs, has_final)
+    group.reset(range(num_rows), obs)
+    for _ in range(num_steps):
+        masks = obs[MASK_KEY].reshape(num_rows, -1) > 0 if spec.action_mask else [None] * num_rows
+        group.step(np.concatenate([random_action(spec.action, mask, random) for mask in masks]), row)
+    return obs

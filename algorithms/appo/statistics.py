@@ -8,11 +8,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.models.actor_critic import ActorCritic
-from algorithms.ops.normalization import Moments, inv_std, merge_batch, std
+from algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge_batch, std
 from algorithms.runtime.batches import Batch
 
 # Returns grow while a policy learns; statistics of all that ever was would lag far behind. The oldest samples fade.
 RETURN_MEMORY_SAMPLES = 100_000
+
+# Float64 statistics of all images would cost as much as a tenth of training on them.
+IMAGES_PER_BATCH = 64
 
 
 class RunningStatistics:
@@ -35,7 +38,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def update(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
-        """Take in a trained batch, each of its valid steps once, and set the model's buffers.
+        """Take in a trained batch, each of its valid steps once (of images a few), and set the model's buffers.
 
         What is not finite is left out: the optimizer skips such a step, and a mean would never recover from it.
 
@@ -45,8 +48,13 @@ class RunningStatistics:
         """
         valid = batch.valid.flatten()
         for key, moments in self.observation.items():
-            x = batch.obs[key][:-1].flatten(0, 1)
-            self.observation[key] = merge_batch(moments, x, valid & x.reshape(len(x), -1).isfinite().all(dim=1))
+            x, usable = batch.obs[key][:-1].flatten(0, 1), valid
+            if x.dtype == torch.uint8:
+                stride = -(-len(x) // IMAGES_PER_BATCH)
+                x, usable = x[::stride], valid[::stride]
+            else:
+                usable = valid & x.reshape(len(x), -1).isfinite().all(dim=1)
+            self.observation[key] = merge_batch(moments, x, usable)
         if self.normalize_returns:
             for target, mask in targets:
                 self.returns = merge_batch(self.returns, target.flatten(), (mask & target.isfinite()).flatten())
@@ -82,6 +90,8 @@ class RunningStatistics:
 
     def _set_buffers(self) -> None:
         for key, moments in self.observation.items():
-            self.model.set_observation_statistics(key, moments.mean.float(), inv_std(moments))
+            scale = self.model.scaling_of(key).scale  # the smallest variance is one of scaled observations
+            inverse = inv_std(moments, VARIANCE_EPS * scale**2)
+            self.model.set_observation_statistics(key, moments.mean.float(), inverse)
         if self.normalize_returns:
             self.model.set_return_statistics(self.returns.mean.float(), std(self.returns))

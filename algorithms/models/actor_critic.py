@@ -186,10 +186,15 @@ class ActorCritic(nn.Module, ABC):
     @torch.no_grad()
     def set_observation_statistics(self, key: str, mean: Tensor, inv_std: Tensor) -> None:
         """Copy the statistics of the raw observation `key`, both [*shape], into the buffers, in place."""
-        scaling = self.get_submodule(f"scalings.{self.keys.index(key)}")
-        assert isinstance(scaling, InputScaling)
+        scaling = self.scaling_of(key)
         scaling.mean.copy_(mean)
         scaling.inv_std.copy_(inv_std)
+
+    def scaling_of(self, key: str) -> InputScaling:
+        """What happens to the observation `key` before the encoders."""
+        scaling = self.get_submodule(f"scalings.{self.keys.index(key)}")
+        assert isinstance(scaling, InputScaling)
+        return scaling
 
     def scaled(self, obs: Observations) -> Observations:
         """Observations {key} [N,*] as the encoders see them; new tensors."""
@@ -243,10 +248,12 @@ class TowerActorCritic(ActorCritic):
 
 
 def _scaling(config: ModelConfig, key: str, spec: ObservationSpec) -> InputScaling:
-    is_single = key == SINGLE_KEY
+    is_main, is_image = key == SINGLE_KEY, spec.dtype == "uint8" and len(spec.shape) == 3
+    scale = config.obs_scale if is_main else None
+    normalized = spec.dtype.startswith("float") or (is_image and config.normalize_images)
     return InputScaling(
         spec.shape,
-        subtract_mean=config.obs_subtract_mean if is_single else 0.0,
-        scale=config.obs_scale if is_single else 1.0,
-        running=config.normalize_input and spec.dtype.startswith("float"),
+        subtract_mean=config.obs_subtract_mean if is_main else 0.0,
+        scale=scale or (255.0 if is_image else 1.0),
+        running=config.normalize_input and normalized,
     )

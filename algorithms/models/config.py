@@ -57,12 +57,17 @@ class ModelConfig:
     normalize_input: bool = flag(
         True, "normalize float observations by their running mean and standard deviation", fixed_on_resume=True
     )
+    normalize_images: bool = flag(
+        False,
+        "normalize images of bytes too, every pixel by its own mean and standard deviation (with normalize_input)",
+        fixed_on_resume=True,
+    )
     obs_subtract_mean: float = flag(
         0.0, "constant subtracted from the main observation (key obs)", fixed_on_resume=True
     )
-    obs_scale: float = flag(
-        1.0,
-        "constant the main observation is divided by after the subtraction, usually 255 for images",
+    obs_scale: float | None = flag(
+        None,
+        "constant the main observation is divided by after the subtraction; none = 255 for images of bytes, else 1",
         minimum=1e-12,
         fixed_on_resume=True,
     )

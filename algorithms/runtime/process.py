@@ -128,10 +128,10 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
 
 
 def failure_of(name: str, error: BaseException) -> WorkerFailed:
-    """What main is told about an error; one that puts another into a line shows the traceback of that other."""
+    """What main is told about an error; one that is a line for the user shows the traceback of its cause, if any."""
     if not isinstance(error, AppoError):
         return WorkerFailed(name, 1, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
-    trace = "".join(traceback.format_exception(error.__cause__ or error))
+    trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
     return WorkerFailed(name, error.exit_code, str(error), trace)
 
 

@@ -80,7 +80,8 @@ ODD_OBSERVATIONS: dict[str, Callable[[], dict[str, Any]]] = {
 ODD_SPACES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
     "text": (spaces.Text(5), spaces.Discrete(2)),
     "graph": (spaces.Graph(POSITION, None), spaces.Discrete(2)),
-    "dict_action": (POSITION, spaces.Dict({"a": spaces.Discrete(2)})),
+    "sequence_action": (POSITION, spaces.Sequence(spaces.Discrete(2))),
+    "integer_action": (POSITION, spaces.Box(0, 9, (2,), np.int32)),
 }
 
 

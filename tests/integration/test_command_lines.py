@@ -87,7 +87,12 @@ def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("placement", "space", "expected"),
-    [("local", "text", "Text"), ("local", "dict_action", "Dict"), ("serial", "graph", "Graph")],
+    [
+        ("local", "text", "observation space Text"),
+        ("serial", "graph", "observation space Graph"),
+        ("local", "sequence_action", "its length varies from step to step"),
+        pytest.param("serial", "integer_action", "MultiDiscrete is supported", marks=pytest.mark.slow),
+    ],
 )
 def test_spaces_that_cannot_be_learned_from_are_named(
     tmp_path: Path, placement: str, space: str, expected: str
@@ -185,3 +190,87 @@ def test_an_environment_of_a_directory_with_modules_named_as_ours(tmp_path: Path
     status = json.loads((tmp_path / "train_dir" / "MyEnv_1" / "status.json").read_text())
     assert status["state"] == "finished"
     assert 8.0 < status["return_mean"][0] <= 10.0  # first episodes are shorter: they begin with uncounted random steps
+
+
+MISFIT_ENV = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+RIGHT = {"image": np.zeros((4, 4, 3), np.uint8), "speed": np.zeros(2, np.float32), "cell": 1, "bits": np.zeros(2, int)}
+SHOWN = {
+    "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "speed": spaces.Box(-1.0, 1.0, (2,), np.float32),
+    "cell": spaces.Discrete(3),
+    "bits": spaces.MultiBinary(2),
+}
+
+
+class Misfit(gymnasium.Env):
+    observation_space = spaces.Dict(SHOWN)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, misfit="", at=50):
+        self.misfit, self.at, self.count = misfit, at, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation(), {"action_mask": np.ones(2, np.int8)} if "mask" in self.misfit else {}
+
+    def step(self, action):
+        self.count += 1
+        said = {"action_mask": np.array([1, int(self.count < self.at)])} if "mask" in self.misfit else {}
+        if self.count == self.at:
+            said = {"no_mask": {}, "large_mask": {"action_mask": np.ones(3)}}.get(self.misfit, said)
+            said = {"action_mask": np.zeros(2)} if self.misfit == "empty_mask" else said
+        return self.observation(), 1.0, self.count % 7 == 0, False, said
+
+    def observation(self):
+        if self.count != self.at:
+            return RIGHT
+        misfits = {
+            "float": RIGHT | {"image": np.full((4, 4, 3), 0.5)},
+            "shape": RIGHT | {"speed": np.zeros((1, 2), np.float32)},
+            "missing": {key: value for key, value in RIGHT.items() if key != "speed"},
+            "unknown": RIGHT | {"extra": 1},
+            "choice": RIGHT | {"cell": 3},
+            "bits": RIGHT | {"bits": np.array([0, 2])},
+            "array": np.zeros(2),
+        }
+        return misfits.get(self.misfit, RIGHT)
+"""
+FIRST_CASES = {"float", "missing", "empty_mask"}
+MISFITS = {
+    "float": "observation key image: expected a value that fits uint8, got float64",
+    "shape": "observation key speed: expected shape (2,), got shape (1, 2)",
+    "missing": "observation key speed: expected a value, got none",
+    "unknown": "observation key extra: expected no such key, got a value",
+    "choice": "observation key cell: expected a value that fits uint8, got int64 (choices are 0..2, got [3])",
+    "bits": "observation key bits: expected a value that fits uint8, got int64 (bits are 0 or 1, got [[0, 2]])",
+    "array": "observation: expected a dict, got ndarray",
+    "no_mask": "info key action_mask: expected a mask, got none",
+    "large_mask": "info key action_mask: expected 2 entries, got 3",
+    "empty_mask": "info key action_mask: expected at least one allowed choice, got all zero in env ",
+}
+
+
+@pytest.mark.parametrize(
+    ("placement", "misfit"),
+    [
+        pytest.param(
+            placement, misfit, marks=[] if placement == "serial" and misfit in FIRST_CASES else pytest.mark.slow
+        )
+        for placement in ("serial", "local")
+        for misfit in MISFITS
+    ],
+)
+def test_an_observation_that_does_not_fit_ends_the_run_with_one_line(
+    tmp_path: Path, placement: str, misfit: str
+) -> None:
+    (tmp_path / "misfit_env.py").write_text(MISFIT_ENV)
+    argv = ["--env=misfit_env:Misfit", *FAST, f"--inference={placement}", "--env_kwargs", f"misfit={misfit}"]
+    result = start(tmp_path, *argv)
+    assert result.returncode == 3
+    where = "actor_0: " if placement == "local" else ""
+    assert result.stderr.startswith(f"error: {where}misfit_env:Misfit: {MISFITS[misfit]}"), result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,5 +1,6 @@
 """With a learning rate of 0 the learner recomputes, from whole runs, exactly what the acting policy computed."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode
 
 from algorithms.appo.build import new_model
 from algorithms.runtime.trajectories import Trajectories
+from envs.toy_spaces import ACTIONS, OBSERVATIONS
 from tests.integration.runs import SerialRun, record
 
 ROLLOUT = 16
@@ -141,6 +144,60 @@ def test_without_a_fault_the_same_run_is_reproduced(tmp_path: Path) -> None:
         pass
     learner = run.worker("learner").learner
     assert learner.compared >= 1500
+    assert learner.largest <= TOLERANCE
+
+
+# --- every encoder, space and core; what is not in the quick cases is marked slow
+
+IMAGES: dict[str, dict[str, object]] = {
+    subtype: {"encoder_type": kind, "encoder_subtype": subtype, "observation": "image_hwc"}
+    for kind, subtype in [
+        ("conv", "convnet_simple"),
+        ("conv", "convnet_atari"),
+        ("conv", "convnet_impala"),
+        ("resnet", "resnet_impala"),
+    ]
+}
+SPACES: dict[str, dict[str, object]] = (
+    {"mlp": {"encoder_type": "mlp", "encoder_subtype": "mlp", "observation": "image_chw"}}
+    | IMAGES
+    | {f"{name}-chw": case | {"observation": "image_chw"} for name, case in IMAGES.items()}
+    | {f"{name}-dict": case | {"observation": "image_and_vector"} for name, case in IMAGES.items()}
+    | {f"observation-{name}": {"observation": name} for name in OBSERVATIONS}
+    | {f"action-{name}": {"action": name} for name in ACTIONS}
+    | {
+        f"mask-{where}-{mode.value}": {"action": "tuple", "mask": where, "autoreset_mode": mode.value}
+        for where in ("observation", "info")
+        for mode in AutoresetMode
+    }
+    | {f"mask-{where}-python": {"action": "dict", "mask": where} for where in ("observation", "info")}
+)
+QUICK_SPACES = {
+    *(("mlp", name) for name in ("mlp", *IMAGES, "observation-tuple", "mask-info-SameStep")),
+    *(("gru", name) for name in ("convnet_simple-dict", "action-tuple", "action-multi_binary")),
+    *(("lstm", name) for name in ("observation-dict", "action-dict", "mask-observation-python")),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        pytest.param(model, name, marks=[] if (model, name) in QUICK_SPACES else pytest.mark.slow)
+        for model in ("mlp", "gru", "lstm")
+        for name in SPACES
+    ],
+)
+def test_every_encoder_space_and_core_is_reproduced(tmp_path: Path, model: str, name: str) -> None:
+    case = SPACES[name]
+    env_kwargs = {key: case[key] for key in ("observation", "action", "mask", "autoreset_mode") if key in case}
+    flags: dict[str, Any] = COMMON | MODELS[model] | {key: case[key] for key in case if key not in env_kwargs}
+    flags |= {"env": "toy/Spaces-v0", "env_kwargs": json.dumps(env_kwargs), "obs_scale": 255, "num_envs_per_worker": 8}
+    flags |= {"env_vectorization": "native" if "autoreset_mode" in case else "python", "train_for_env_steps": 600}
+    run = SerialRun(tmp_path / "run", **flags)
+    for _ in run.turns():
+        pass
+    learner = run.worker("learner").learner
+    assert learner.compared >= 600
     assert learner.largest <= TOLERANCE
 
 

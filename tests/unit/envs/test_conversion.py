@@ -22,6 +22,8 @@ ACTION_SPACES = [
     spaces.Box(-1.0, 1.0, (2, 3)),
     spaces.Box(-np.inf, np.inf, (1,)),
     spaces.Tuple([spaces.Discrete(3, start=5), spaces.Tuple([BOX, spaces.MultiBinary(2)])]),
+    spaces.Dict({"pick": spaces.Discrete(3), "move": BOX}),
+    spaces.Dict({"b": spaces.MultiDiscrete([2, 3]), "a": spaces.Tuple([BOX, spaces.Dict({"x": spaces.Discrete(2)})])}),
 ]
 
 
@@ -63,6 +65,29 @@ def test_converted_values() -> None:
     assert (bits.tolist(), choice) == ([1, 0], 2)
 
 
+def test_a_dict_action_takes_its_values_in_the_order_of_the_space() -> None:
+    space = spaces.Dict(
+        {"move": spaces.Box(-1.0, 1.0, (2,)), "pick": spaces.Discrete(5, start=1), "press": spaces.MultiBinary(1)}
+    )
+    converter = ActionConverter(space)
+    stored = np.array([[0.5, -3.0, 4, 1], [0.0, 0.25, 0, 0]], np.float32)
+    first, second = converter.rows(stored)
+    assert (first["move"].tolist(), first["pick"], first["press"].tolist()) == ([0.5, -1.0], 5, [1])
+    assert (second["move"].tolist(), second["pick"], second["press"].tolist()) == ([0.0, 0.25], 1, [0])
+    batch = converter.batch(stored)
+    assert {key: value.tolist() for key, value in batch.items()} == {
+        "move": [[0.5, -1.0], [0.0, 0.25]], "pick": [5, 1], "press": [[1], [0]]
+    }  # fmt: skip
+
+
+def test_the_parts_of_a_tuple_inside_a_dict() -> None:
+    space = spaces.Dict({"a": spaces.Tuple([spaces.Discrete(3), spaces.MultiDiscrete([2, 2], start=[4, 0])])})
+    assert [
+        (choice, pair.tolist())
+        for choice, pair in (row["a"] for row in ActionConverter(space).rows(np.array([[2, 1, 0]])))
+    ] == [(2, [5, 0])]
+
+
 IMAGE = spaces.Box(0, 255, (2, 2), np.uint8)
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
 NESTED = spaces.Dict({"image": IMAGE, "inner": spaces.Dict({"cell": spaces.Discrete(4, start=1), "x": VECTOR})})
@@ -88,9 +113,67 @@ def test_batch_and_chosen_rows() -> None:
     np.testing.assert_array_equal(out["obs"], np.eye(3)[[0, 0, 0]])
 
 
+TUPLE = spaces.Tuple([spaces.Discrete(2), spaces.Tuple([VECTOR, spaces.MultiBinary(2)])])
+
+
+def test_the_parts_of_a_tuple_are_written_by_number() -> None:
+    writer = ObservationWriter("Env", TUPLE)
+    out = writer.empty(2)
+    writer.write_row(out, 1, (1, [np.ones(3), np.array([0, 1], np.int8)]))
+    assert {key: array.tolist() for key, array in out.items()} == {
+        "0": [[0, 0], [0, 1]], "1.0": [[0, 0, 0], [1, 1, 1]], "1.1": [[0, 0], [0, 1]]
+    }  # fmt: skip
+    batch = (np.array([0, 1]), (np.arange(6.0).reshape(2, 3), np.array([[1, 1], [0, 0]], np.int8)))
+    writer.write_batch(out, batch)
+    assert {key: array.tolist() for key, array in out.items()} == {
+        "0": [[1, 0], [0, 1]], "1.0": [[0, 1, 2], [3, 4, 5]], "1.1": [[1, 1], [0, 0]]
+    }  # fmt: skip
+
+
+def test_several_choices_are_one_hot_side_by_side() -> None:
+    writer = ObservationWriter("Env", spaces.MultiDiscrete([[2, 3], [2, 2]], start=[[0, 5], [0, 0]]))
+    out = writer.empty(1)
+    writer.write_row(out, 0, np.array([[1, 7], [0, 1]]))
+    assert out["obs"].tolist() == [[0, 1, 0, 0, 1, 1, 0, 0, 1]]
+    writer.write_row(out, 0, [[0, 5], [1, 0]])  # nothing is left of what was there
+    assert out["obs"].tolist() == [[1, 0, 1, 0, 0, 0, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint8, np.int64])
+def test_bits_of_any_integer_type(dtype: type) -> None:
+    writer = ObservationWriter("Env", spaces.MultiBinary([2, 2]))
+    out = writer.empty(1)
+    writer.write_row(out, 0, np.array([[0, 1], [1, 1]], dtype))
+    assert out["obs"].tolist() == [[[0, 1], [1, 1]]]
+
+
+@pytest.mark.parametrize("space", [TUPLE, spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3], start=[4, -1]), NESTED])
+def test_samples_of_a_space_are_written(space: spaces.Space) -> None:
+    writer, batched = ObservationWriter("Env", space), batch_space(space, 3)
+    space.seed(1)
+    batched.seed(2)
+    out = writer.empty(3)
+    for _ in range(20):
+        writer.write_row(out, 0, space.sample())
+        writer.write_batch(out, batched.sample())
+
+
 @pytest.mark.parametrize(
     ("space", "observation", "words"),
     [
+        (TUPLE, np.zeros(2), ["observation: expected a tuple, got ndarray"]),
+        (TUPLE, (1,), ["observation: expected 2 entries, got 1"]),
+        (TUPLE, (1, (np.zeros(3), np.zeros(2, int), 5)), ["observation key 1: expected 2 entries, got 3"]),
+        (TUPLE, (1, {"0": np.zeros(3)}), ["observation key 1: expected a tuple, got dict"]),
+        (TUPLE, (1, (np.zeros(4), np.zeros(2, int))), ["key 1.0: expected shape (3,), got shape (4,)"]),
+        (TUPLE, (0.5, (np.zeros(3), np.zeros(2, int))), ["key 0:", "integer"]),
+        (spaces.MultiBinary(2), np.zeros(2), ["key obs", "uint8", "float64", "integer"]),
+        (spaces.MultiBinary(2), np.array([0, 2]), ["bits are 0 or 1", "[[0, 2]]"]),
+        (spaces.MultiBinary(2), np.array([0, -1], np.int8), ["bits are 0 or 1"]),
+        (spaces.MultiBinary(2), np.zeros(3, int), ["shape (2,)", "shape (3,)"]),
+        (spaces.MultiDiscrete([2, 3]), np.array([0, 3]), ["choices are 0..1, 0..2", "[[0, 3]]"]),
+        (spaces.MultiDiscrete([2, 3]), np.array([0.0, 1.0]), ["integer"]),
+        (spaces.MultiDiscrete([2, 3]), 1, ["shape (2,)", "shape ()"]),
         (VECTOR, np.zeros(4, np.float32), ["key obs", "shape (3,)", "shape (4,)"]),
         (VECTOR, np.zeros((1, 3), np.float32), ["shape (3,)", "shape (1, 3)"]),
         (VECTOR, np.float32(1), ["shape (3,)", "shape ()"]),

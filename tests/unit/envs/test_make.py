@@ -234,3 +234,12 @@ def test_decorrelation_can_be_switched_off_and_depends_on_seed_and_worker() -> N
     assert first_steps(True, seed=1, worker_index=2) == first_steps(True, seed=1, worker_index=2)
     assert first_steps(True, seed=1, worker_index=2) != first_steps(True, seed=1, worker_index=3)
     assert first_steps(True, seed=1, worker_index=2) != first_steps(True, seed=2, worker_index=2)
+
+
+@pytest.mark.parametrize("frameskip", [None, 3])
+def test_the_horizon_counts_steps_of_the_agent(frameskip: int | None) -> None:
+    env = make_single(EnvConfig(env="toy/Corridor-v0", horizon=5, env_frameskip=frameskip))
+    env.reset(seed=1)
+    outcomes = [env.step(0) for _ in range(5)]  # the left wall holds
+    assert [outcome[3] for outcome in outcomes] == [False] * 4 + [True]
+    assert [outcome[4].get("num_frames", 1) for outcome in outcomes] == [frameskip or 1] * 5

@@ -342,3 +342,50 @@ def test_cart_pole_every_way(kind: str) -> None:
     valid = np.ones_like(rollout.done) if group.spec.same_step else ~rollout.first[1:]
     np.testing.assert_array_equal(rollout.reward, valid.astype(np.float32))
     group.close()
+
+
+def test_dense_frames_of_a_vector_are_taken_as_they_are() -> None:
+    frames = np.array([3, 8])
+    rollout = run_stub(SAME, answer(num_frames=frames), answer(terminated=(1, 0), num_frames=frames + 1), answer())
+    assert rollout.num_frames.tolist() == [[3, 8], [4, 9], [1, 1]]
+    with pytest.raises(EnvironmentFailure, match="TypeError"):
+        run_stub(NEXT, answer(num_frames=np.array([1.5, 2.0])))
+
+
+class Many(gymnasium.Env):
+    """Shows a Tuple and takes a Dict; the action is shown back."""
+
+    observation_space = spaces.Tuple([spaces.MultiBinary(2), spaces.Dict({"n": spaces.MultiDiscrete([3, 3])})])
+    action_space = spaces.Dict({"pick": spaces.MultiDiscrete([3, 3]), "bits": spaces.MultiBinary(2)})
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        self.count = 0
+        return (np.zeros(2, np.int8), {"n": np.zeros(2, np.int64)}), {}
+
+    def step(self, action: dict) -> tuple:
+        assert self.action_space.contains(action)
+        self.count += 1
+        return (action["bits"], {"n": action["pick"]}), 0.0, False, self.count == 3, {}
+
+
+@pytest.mark.parametrize("kind", ["python", *(mode.value for mode in MODES)])
+def test_tuple_observations_and_dict_actions(kind: str) -> None:
+    if kind == "python":
+        group: GroupEnv = PythonLoop([Many] * 2, name="Many")
+    else:
+        group = GymVector(lambda: SyncVectorEnv([Many] * 2, autoreset_mode=AutoresetMode(kind)), name="Many")
+    rng = np.random.default_rng(0)
+    # in the order of the space: bits, pick
+    rollout = collect(group, 20, [0, 1], lambda obs: np.stack([rng.integers(n, size=2) for n in (2, 2, 3, 3)], 1))
+    assert rollout.action.dtype == np.int32
+    going = ~rollout.first[1:]
+    np.testing.assert_array_equal(rollout.obs["0"][1:][going], rollout.action[going][:, :2])
+    picked = rollout.obs["1.n"][1:][going].reshape(-1, 2, 3)
+    np.testing.assert_array_equal(picked.argmax(-1), rollout.action[going][:, 2:])
+    assert (picked.sum(-1) == 1).all()
+    if group.spec.same_step:
+        ended = rollout.truncated
+        np.testing.assert_array_equal(rollout.final_obs["0"][ended], rollout.action[ended][:, :2])

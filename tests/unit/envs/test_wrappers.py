@@ -1,0 +1,183 @@
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs.config import EnvConfig
+from envs.make import make_group, make_single
+from envs.toy import Counter, counter_length, counter_step, register_toys
+from envs.wrappers import RepeatAction, make_registered, stack_frames
+from tests.unit.envs.rollouts import collect
+from utils.errors import UsageError
+
+
+class Numbered(gymnasium.Env[Any, Any]):
+    """Shows the number of the step in every entry; ends after `length` steps."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, shape: tuple[int, ...], dtype: str = "uint8", length: int = 9):
+        high = np.arange(99, 99 + np.prod(shape, dtype=int)).clip(max=255).reshape(shape)
+        self.observation_space = spaces.Box(np.zeros(shape, dtype), high.astype(dtype), dtype=np.dtype(dtype).type)
+        self.count, self.length = 0, length
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return self._observation(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self._observation(), 1.0, self.count == self.length, False, {"step": self.count}
+
+    def _observation(self) -> Any:
+        return np.full(self.observation_space.shape, self.count, self.observation_space.dtype)
+
+
+# --- the same action again
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+def test_an_action_is_repeated_until_the_episode_ends(times: int) -> None:
+    env, plain = RepeatAction(Counter(), times), Counter()
+    observation, _ = env.reset(seed=3)
+    expected, _ = plain.reset(seed=3)
+    for episode in range(4):
+        assert observation.tolist() == expected.tolist() == [3, episode, 0, 0]
+        left, ended = counter_length(3, episode), False
+        while not ended:
+            step = counter_length(3, episode) - left
+            frames = min(times, left)
+            outcomes = [counter_step(3, episode, step + i, 2) for i in range(frames)]
+            observation, reward, terminated, truncated, said = env.step(2)
+            assert reward == sum(outcome.reward for outcome in outcomes)
+            assert (terminated, truncated) == outcomes[-1][1:]
+            assert observation.tolist() == [3, episode, step + frames, 2]
+            assert said["num_frames"] == frames
+            left, ended = left - frames, terminated or truncated
+        assert left == 0
+        assert said["true_reward"] == sum(
+            counter_step(3, episode, step, 2).reward for step in range(counter_length(3, episode))
+        )
+        observation, _ = env.reset()
+        expected, _ = plain.reset()
+
+
+def test_frames_of_an_env_that_skips_itself_are_summed() -> None:
+    env = RepeatAction(RepeatAction(Numbered((1,), length=7), 2), 3)
+    env.reset()
+    _, reward, ended, _, said = env.step(0)
+    assert (reward, ended, said) == (6.0, False, {"step": 6, "num_frames": 6})
+    _, reward, ended, _, said = env.step(0)
+    assert (reward, ended, said) == (1.0, True, {"step": 7, "num_frames": 1})
+
+
+def test_frame_skip_counts_frames_in_any_environment() -> None:
+    config = EnvConfig(env="toy/Counter-v0", env_frameskip=4, env_vectorization="python")
+    group = make_group(config, 2)
+    assert group.spec.frames_per_step == 1
+    rollout = collect(group, 30, [0, 1], lambda obs: np.zeros((2, 1), np.int32))
+    for row in range(2):
+        ends = np.flatnonzero(rollout.done[:, row])
+        begin = 0
+        for episode, end in enumerate(ends):
+            assert rollout.num_frames[begin : end + 1, row].sum() == counter_length(row, episode)
+            begin = end + 2
+        assert len(ends) >= 5
+
+
+# --- several observations at once
+
+
+@pytest.mark.parametrize(
+    ("shape", "stacked"),
+    [((3,), (12,)), ((1,), (4,)), ((6, 8), (4, 6, 8)), ((6, 8, 3), (6, 8, 12)), ((3, 6, 8), (12, 6, 8)),
+     ((1, 6, 8), (4, 6, 8)), ((6, 8, 1), (6, 8, 4)), ((2, 2, 2, 2), (8, 2, 2, 2))],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_frames_are_stacked_oldest_first_as_channels_or_end_to_end(
+    shape: tuple[int, ...], stacked: tuple[int, ...], dtype: str
+) -> None:
+    env = stack_frames(Numbered(shape, dtype), 4)
+    assert env.observation_space.shape == stacked
+    assert env.observation_space.dtype == dtype
+    for _ in range(2):
+        seen = [env.reset()[0], *(env.step(0)[0] for _ in range(5))]
+        for now, observation in enumerate(seen):
+            assert env.observation_space.contains(observation)
+            frames = parts(observation, shape)
+            assert [set(np.unique(frame)) for frame in frames] == [{max(0, now - ago)} for ago in (3, 2, 1, 0)]
+
+
+def parts(observation: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
+    if len(shape) == 2:
+        return list(observation)
+    return np.split(observation, 4, axis=2 if len(shape) == 3 and shape[0] > shape[2] else 0)
+
+
+def test_bounds_are_stacked_too() -> None:
+    env = stack_frames(Numbered((2, 3, 4)), 2)
+    plain = Numbered((2, 3, 4)).observation_space
+    np.testing.assert_array_equal(env.observation_space.high, np.concatenate([plain.high] * 2))
+    np.testing.assert_array_equal(env.observation_space.low, 0)
+
+
+def test_one_frame_changes_nothing() -> None:
+    env = stack_frames(Numbered((3,)), 1)
+    assert env.reset()[0].tolist() == [0, 0, 0]
+    assert env.step(0)[0].tolist() == [1, 1, 1]
+
+
+def test_an_observation_stays_as_it_was_when_the_next_is_shown() -> None:
+    env = stack_frames(Numbered((3,)), 2)
+    first, _ = env.reset()
+    env.step(0)
+    assert first.tolist() == [0] * 6
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(3), spaces.Dict({"x": spaces.Box(0, 1, (2,))}), spaces.Box(0, 1, ())]
+)
+def test_what_is_no_single_array_cannot_be_stacked(space: spaces.Space) -> None:
+    env = Numbered((3,))
+    env.observation_space = space
+    with pytest.raises(UsageError, match=r"--env_framestack=3 needs an environment that shows one array"):
+        stack_frames(env, 3)
+
+
+# --- by flags
+
+
+def test_flags_reach_an_environment_that_knows_none_of_them() -> None:
+    config = EnvConfig(env="Pendulum-v1", env_frameskip=3, env_framestack=3, env_vectorization="python")
+    group = make_group(config, 1)
+    assert group.spec.observations["obs"].shape == (9,)
+    rollout = collect(group, 80, [0], lambda obs: np.zeros((1, 1), np.float32))
+    assert np.flatnonzero(rollout.truncated[:, 0]).tolist() == [66]  # 200 steps of the environment
+    assert rollout.num_frames[:67, 0].tolist() == [3] * 66 + [2]
+    obs = rollout.obs["obs"][:, 0].reshape(-1, 3, 3)
+    np.testing.assert_array_equal(obs[0], [obs[0, 2]] * 3)
+    np.testing.assert_array_equal(obs[1:68, :2], obs[:67, 1:])
+    np.testing.assert_array_equal(obs[68], [obs[68, 2]] * 3)
+    plain = gymnasium.make("Pendulum-v1")
+    plain.reset(seed=0)
+    rewards = [float(plain.step(np.zeros(1, np.float32))[1]) for _ in range(200)]
+    summed = [sum(rewards[i : i + 3]) for i in range(0, 200, 3)]
+    np.testing.assert_allclose(rollout.reward[:67, 0], summed, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "toy/Corridor-v0"])
+def test_a_horizon_truncates(name: str) -> None:
+    env = make_single(EnvConfig(env=name, horizon=3))
+    env.reset(seed=0)
+    assert [env.step(0)[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
+
+
+def test_making_an_environment_leaves_out_the_checks() -> None:
+    register_toys()
+    registration = gymnasium.spec("toy/Target-v0")
+    env = make_registered(registration, num_axes=3)
+    assert type(env).__name__ == "Target"
+    assert env.action_space.shape == (3,)
+    assert (registration.order_enforce, registration.disable_env_checker) == (True, False)
