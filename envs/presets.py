@@ -24,23 +24,27 @@ CLASSIC: dict[str, Preset] = {
     "Pendulum": CLASSIC_CONTROL | {"gamma": 0.9, "adaptive_stddev": False, "exploration_loss_coeff": 0.0},
 }
 
-# The Nature network with the PPO settings of Schulman et al. 2017, table 5 (arXiv:1707.06347).
+# The Nature network. Minibatches of 256 as in Schulman et al. 2017, table 5 (arXiv:1707.06347); one pass over fresher
+# data and a larger step learn more per second here than their four passes.
 ATARI: Preset = {
     "encoder_type": "conv",
     "encoder_subtype": "convnet_atari",
     "nonlinearity": "relu",
+    "policy_init_gain": 1.414,
     "use_rnn": False,
     "normalize_images": True,
     "reward_clip": 1.0,
     "rollout": 32,
-    "batch_size": 1024,
-    "learning_rate": 2.5e-4,
+    "batch_size": 256,
+    "num_batches_per_iteration": 4,
+    "learning_rate": 5e-4,
+    "vtrace_lambda": 0.95,
     "adam_eps": 1e-5,
     "max_grad_norm": 0.5,
     "exploration_loss_coeff": 0.01,
 }
 
-# Petrenko et al. 2020, appendix (arXiv:2006.11751).
+# Petrenko et al. 2020, appendix (arXiv:2006.11751), with batches for one machine of a few cores.
 VIZDOOM: Preset = {
     "encoder_type": "conv",
     "encoder_subtype": "convnet_simple",
@@ -49,8 +53,8 @@ VIZDOOM: Preset = {
     "rnn_type": "gru",
     "env_frameskip": 4,
     "rollout": 32,
-    "batch_size": 2048,
-    "learning_rate": 1e-4,
+    "batch_size": 512,
+    "learning_rate": 3e-4,
     "exploration_loss_coeff": 0.001,
 }
 

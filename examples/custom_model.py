@@ -92,17 +92,18 @@ class LinearPolicy(ActorCritic):
         super().__init__(env_spec, config, rnn_state_size=0)
         size = sum(torch.Size(env_spec.observations[key].shape).numel() for key in self.keys)
         self.policy = nn.Linear(size, env_spec.action.num_logits)
-        self.critic = nn.Sequential(nn.Linear(size, config.hidden_size), nn.Tanh(), nn.Linear(config.hidden_size, 1))
+        self.critic = nn.Sequential(nn.Linear(size, config.hidden_size), nn.Tanh())
+        self.value_head = nn.Linear(config.hidden_size, 1)  # by this name its units follow those of the returns
 
     def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [N,L], value [N] and the state [N,0] of one step."""
         x = self._joined(obs)
-        return self.policy(x), self.critic(x).squeeze(-1), rnn_state
+        return self.policy(x), self.value_head(self.critic(x)).squeeze(-1), rnn_state
 
     def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [T,B,L] and value [T+1,B] of observations {key} [(T+1)*B,*]; first [T+1,B]."""
         x = self._joined(obs).view(*first.shape, -1)
-        return self.policy(x[:-1]), self.critic(x).squeeze(-1)
+        return self.policy(x[:-1]), self.value_head(self.critic(x)).squeeze(-1)
 
     def _joined(self, obs: Observations) -> Tensor:
         return torch.cat([obs[key].flatten(1) for key in self.keys], dim=1)

@@ -205,7 +205,7 @@ class Learner:
         return LearnerState(vectors, self.statistics.to_array(), meta)
 
     def restore(self, state: LearnerState) -> None:
-        """Continue from a state; the version is the caller's to raise.
+        """Continue from a state; the version is the caller's to raise. One without random state keeps that of the seed.
 
         Raises:
             ValueError: the state belongs to another model.
@@ -217,8 +217,9 @@ class Learner:
         self.optimizer.restore(vectors[1:, : self.flat.num_parameters], state.meta)
         self.statistics.load_array(state.moments)
         self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
-        random_state = np.frombuffer(base64.b64decode(state.meta["generator"]), np.uint8)
-        self.generator.set_state(torch.from_numpy(random_state.copy()))
+        if "generator" in state.meta:
+            random_state = np.frombuffer(base64.b64decode(state.meta["generator"]), np.uint8)
+            self.generator.set_state(torch.from_numpy(random_state.copy()))
 
     def _unroll(self, batch: Batch) -> tuple[ActionDistribution, Tensor]:
         """The current policy [T, B] and normalized values [T+1, B]."""

@@ -50,7 +50,6 @@ class VerifyingLearner(Learner):
         now, model = self.flat.flat.clone(), self.model
         obs = {key: batch.obs[key].flatten(0, 1) for key in model.keys}
         scaled = model.scaled(obs)
-        mean, std = torch.zeros_like(batch.behavior_value), torch.ones_like(batch.behavior_value)
         try:
             for version in torch.unique(batch.policy_version[batch.valid]).tolist():
                 self.flat.flat.copy_(self.published[version])
@@ -58,12 +57,12 @@ class VerifyingLearner(Learner):
                 rows = torch.cat((acted, acted[-1:])).flatten()  # the bootstrap observation is compared with nothing
                 for key, value in model.scaled(obs).items():
                     scaled[key][rows] = value[rows]
-                mean[acted], std[acted] = model.return_mean, model.return_std
             logits, value = model.unroll_scaled(scaled, batch.first, batch.rnn_state)
+            value = model.denormalize_value(value)
         finally:
             self.flat.flat.copy_(now)
         self._record(logits, batch.behavior_logits, batch.valid)
-        self._record(value[:-1] * std + mean, batch.behavior_value, batch.valid)
+        self._record(value[:-1], batch.behavior_value, batch.valid)
         self.compared += int(batch.valid.sum())
 
     def _record(self, mine: Tensor, stored: Tensor, valid: Tensor) -> None:

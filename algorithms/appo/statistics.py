@@ -17,6 +17,10 @@ RETURN_MEMORY_SAMPLES = 100_000
 # Float64 statistics of all images would cost as much as a tenth of training on them.
 IMAGES_PER_BATCH = 64
 
+# Added to the variance of a pixel, whose range is 1. Most pixels hardly ever change; divided by their own deviation,
+# a ball that passes, or a black frame, would be all the network sees.
+IMAGE_VARIANCE = 1 / 100
+
 
 class RunningStatistics:
     """Moments of every normalized observation and of the returns.
@@ -90,8 +94,8 @@ class RunningStatistics:
 
     def _set_buffers(self) -> None:
         for key, moments in self.observation.items():
-            scale = self.model.scaling_of(key).scale  # the smallest variance is one of scaled observations
-            inverse = inv_std(moments, VARIANCE_EPS * scale**2)
-            self.model.set_observation_statistics(key, moments.mean.float(), inverse)
+            scale = self.model.scaling_of(key).scale  # what is added to the variance is meant for scaled observations
+            eps = IMAGE_VARIANCE if moments.mean.dim() == 3 else VARIANCE_EPS
+            self.model.set_observation_statistics(key, moments.mean.float(), inv_std(moments, eps * scale**2))
         if self.normalize_returns:
             self.model.set_return_statistics(self.returns.mean.float(), std(self.returns))

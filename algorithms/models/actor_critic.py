@@ -98,7 +98,8 @@ class PolicyHead(nn.Module):
 class ActorCritic(nn.Module, ABC):
     """Policy and value function: all that acting, learning and playing know of a model.
 
-    A subclass says what happens between scaled observations and outputs, in `act_scaled` and `unroll_scaled`. All
+    A subclass says what happens between scaled observations and outputs, in `act_scaled` and `unroll_scaled`, and calls
+    the last, linear layer of its values `value_head`. All
     parameters and buffers are float32. Observations are scaled here; an action mask is not applied here but by
     `ActionDistribution`, so that acting and learning cannot differ in it. Use `eval()` for a model that only acts.
 
@@ -115,6 +116,7 @@ class ActorCritic(nn.Module, ABC):
 
     return_mean: Tensor
     return_std: Tensor
+    value_head: nn.Linear
 
     def __init__(self, env_spec: EnvSpec, config: ModelConfig, rnn_state_size: int = 0) -> None:
         super().__init__()
@@ -179,9 +181,23 @@ class ActorCritic(nn.Module, ABC):
 
     @torch.no_grad()
     def set_return_statistics(self, mean: Tensor | float, std: Tensor | float) -> None:
-        """Copy the statistics of the returns into the buffers, in place (they may be views of a flat vector)."""
-        self.return_mean.copy_(torch.as_tensor(mean))
-        self.return_std.copy_(torch.as_tensor(std))
+        """Change the units of the values and the layer they come from, so that in units of return nothing changes.
+
+        Values bootstrap returns, and returns set the units: without the latter both could grow without end. All is
+        done in place (weights and buffers may be views of a flat vector).
+
+        Source: van Hasselt et al. 2016, arXiv:1602.07714, eq. 6 and 7.
+        """
+        mean, std = (torch.as_tensor(x, device=self.return_std.device) for x in (mean, std))
+        weight, bias = self.value_layer()
+        weight.mul_(self.return_std / std)
+        bias.mul_(self.return_std).add_(self.return_mean - mean).div_(std)
+        self.return_mean.copy_(mean)
+        self.return_std.copy_(std)
+
+    def value_layer(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the last layer of the values: those of `value_head`, unless a subclass says otherwise."""
+        return self.value_head.weight, self.value_head.bias
 
     @torch.no_grad()
     def set_observation_statistics(self, key: str, mean: Tensor, inv_std: Tensor) -> None:

@@ -136,6 +136,20 @@ def _try_model(model: ActorCritic, env_spec: EnvSpec) -> None:
         return logits, value
 
     _require_agreement(("logits", "value"), state_size, step, unroll)
+    _require_values_in_any_unit(
+        model, lambda: step(0, torch.ones(TRIAL_ROWS).bool(), torch.zeros(TRIAL_ROWS, state_size))
+    )
+
+
+def _require_values_in_any_unit(model: ActorCritic, act: Callable[[], tuple[Outputs, Tensor]]) -> None:
+    """Raise ValueError unless the model's `value_layer` is where its values come from."""
+    values = []
+    for mean, std in ((3.0, 2.0), (0.0, 1.0)):
+        model.set_return_statistics(mean, std)
+        (_, value), _ = act()
+        values.append(model.denormalize_value(value))
+    if not _difference(*values) <= TRIAL_TOLERANCE:
+        raise ValueError("its values do not come from its value_head alone")
 
 
 def _require_agreement(

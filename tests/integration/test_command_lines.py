@@ -122,7 +122,8 @@ def test_a_checkpoint_of_another_model_and_changed_flags(tmp_path: Path) -> None
     # The same, should config.json have been edited by hand.
     path = tmp_path / "train_dir" / "a" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"encoder_mlp_layers": [32]}))
-    assert_one_line(start(tmp_path, *flags, "--encoder_mlp_layers=32"), "another model")
+    more = "--train_for_env_steps=1000"
+    assert_one_line(start(tmp_path, *flags, "--encoder_mlp_layers=32", more), "another model")
     assert len(list((tmp_path / "train_dir" / "a" / "checkpoint_p0").glob("ckpt_*"))) == 1
 
 

@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.appo.statistics import RETURN_MEMORY_SAMPLES, RunningStatistics
+from algorithms.appo.statistics import (
+    IMAGE_VARIANCE,
+    IMAGES_PER_BATCH,
+    RETURN_MEMORY_SAMPLES,
+    RunningStatistics,
+)
 from algorithms.ops.normalization import VARIANCE_EPS
 from algorithms.runtime.batches import Batch
 from envs.spec import ObservationSpec
@@ -151,3 +156,40 @@ def test_statistics_change_after_the_last_step_of_a_batch_and_before_it_is_publi
     start = learner.flat.flat[buffers].clone()
     seen = [learner.flat.flat[buffers].clone() for _ in learner.learn(batch_of(learner.model), 0.0)]
     assert [torch.equal(buffers, start) for buffers in seen] == [True, True, True, False]
+
+
+def test_images_are_normalized_pixel_by_pixel_when_asked() -> None:
+    statistics = RunningStatistics(model_of(SPEC, normalize_images=True), normalize_returns=True)
+    model = statistics.model
+    batch = batch_of(model, SPEC)
+    statistics.update(batch, targets_of(batch, 0.0))
+    images = batch.obs["image"][:-1].flatten(0, 1)
+    stride = -(-len(images) // IMAGES_PER_BATCH)
+    seen = images[::stride][batch.valid.flatten()[::stride]].double()
+    scaling = model.scaling_of("image")
+    assert torch.allclose(scaling.mean, seen.mean(0).float())
+    expected = (seen.var(0, correction=0) + IMAGE_VARIANCE * 255**2).rsqrt().float()
+    assert torch.allclose(scaling.inv_std, expected, rtol=1e-5)
+    x = images[:3]
+    assert torch.allclose(scaling(x), (x - scaling.mean) * scaling.inv_std, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_values_stay_what_they_are_in_units_of_return(shared: bool) -> None:
+    """Or else they would bootstrap returns that are as wrong as the unit was, and set the next unit by them."""
+    statistics = statistics_of(actor_critic_share_weights=shared)
+    model = statistics.model
+    batch = batch_of(model)
+    statistics.update(batch, targets_of(batch, 1.0, 5.0))
+    obs = {key: x.clone() for key, x in batch.obs.items()}
+
+    def values() -> torch.Tensor:
+        recurrence = ROLLOUT // len(batch.rnn_state)
+        return model.denormalize_value(model.unroll(obs, batch.first, batch.rnn_state, recurrence)[1])
+
+    model.normalized_keys = ()
+    statistics.observation = {}  # what is observed must not change
+    before, units = values(), float(model.return_std)
+    statistics.update(batch, targets_of(batch, -300.0, 700.0))
+    assert float(model.return_std) > 100 * units
+    assert torch.allclose(values(), before, atol=1e-4)

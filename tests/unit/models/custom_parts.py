@@ -112,6 +112,9 @@ class Remembering(ActorCritic):
         self.dropout = nn.Dropout(0.5)
         self.head = nn.Linear(width, env_spec.action.num_logits + 1)
 
+    def value_layer(self) -> tuple[Tensor, Tensor]:
+        return self.head.weight[0], self.head.bias[0]
+
     def act_scaled(self, obs: dict[str, Tensor], first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y, rnn_state = self.core.step(obs["obs"], first, rnn_state)
         outputs = self.head(self.dropout(y))
