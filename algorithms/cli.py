@@ -42,7 +42,7 @@ def train(argv: Sequence[str]) -> int:
 
 def enjoy(argv: Sequence[str]) -> int:
     """Play a trained policy: the command line of `enjoy_appo.py`, without the program's name."""
-    from algorithms.appo.config import parse_enjoy
+    from algorithms.evaluation_config import parse_enjoy
 
     _print_version_if_asked(argv)
     config = parse_enjoy(argv)
@@ -51,9 +51,18 @@ def enjoy(argv: Sequence[str]) -> int:
     return start(config)
 
 
+def runs(argv: Sequence[str]) -> int:
+    """List the runs of a folder: the command line of `appo runs`, without the program's name."""
+    from algorithms.appo.listing import list_runs, parse_runs
+
+    _print_version_if_asked(argv)
+    return list_runs(parse_runs(argv))
+
+
 COMMANDS: Mapping[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a policy, or go on with a saved run"),
-    "enjoy": (enjoy, "watch or measure a trained policy"),
+    "enjoy": (enjoy, "watch, measure or film a trained policy"),
+    "runs": (runs, "list runs with their state, progress and best return"),
 }
 
 
@@ -68,7 +77,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         lines = [f"  {name:8}{text}" for name, (_, text) in COMMANDS.items()]
         print_and_exit("\n".join(["usage: appo COMMAND [flags]", *lines, "appo COMMAND --help lists the flags"]))
     if argv[0] not in COMMANDS:
-        raise UsageError(f"unknown command {shown(argv[0])}{nearest(argv[0], COMMANDS)} (train, enjoy)")
+        raise UsageError(f"unknown command {shown(argv[0])}{nearest(argv[0], COMMANDS)} ({', '.join(COMMANDS)})")
     return COMMANDS[argv[0]][0](argv[1:])
 
 

@@ -1,12 +1,13 @@
 """Playing a trained policy: the environment, the model and the order of things are those of training."""
 
+import bisect
 import contextlib
 import json
 import secrets
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,19 +16,25 @@ import numpy as np
 import torch
 
 from algorithms.appo.build import new_model
-from algorithms.appo.config import Config, EvaluationConfig
+from algorithms.appo.config import Config
 from algorithms.appo.placement import choose_device
 from algorithms.appo.runs import newest_run, saved_flags
+from algorithms.evaluation_config import EvaluationConfig
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.runtime.arena import Array
 from algorithms.runtime.checkpointing import decode
 from algorithms.runtime.flat_module import FlatModule
+from algorithms.video import Recorder, VideoFile
+from envs.config import EnvConfig
 from envs.make import is_vector_only, make_group
 from envs.spec import MASK_KEY, EnvSpec, GroupEnv, StepRow
 from utils import checkpoint, cpu
+from utils.command_line import say
 from utils.errors import CheckpointError, UsageError
 from utils.values import shown
+
+Look = Callable[[bool], None]
 
 
 class Episode(NamedTuple):
@@ -43,7 +50,28 @@ class Run(NamedTuple):
 
     directory: Path
     config: Config
-    files: dict[str, bytes]  # of the newest checkpoint that verifies
+    checkpoint: Path
+    files: dict[str, bytes]  # of the checkpoint, verified
+
+
+class Result(NamedTuple):
+    """What came of playing."""
+
+    run: Run
+    env_steps: int  # that the policy has learned from
+    seed: int
+    episodes: list[Episode]
+    video: VideoFile | None
+
+
+FOLDERS = {"latest": "", "best": "best", "milestone": "milestones"}
+"""Where checkpoints of a kind are, inside those of their policy."""
+
+MISSING = {
+    "latest": "checkpoint of policy {} yet",
+    "best": "best checkpoint of policy {} yet: one is kept after --save_best_after env steps of training",
+    "milestone": "milestone of policy {} yet: one is kept every --save_milestones_sec seconds of training",
+}
 
 
 def enjoy(config: EvaluationConfig) -> int:
@@ -53,34 +81,43 @@ def enjoy(config: EvaluationConfig) -> int:
         UsageError: there is no such run, or the environment cannot be played as asked.
         CheckpointError: the policy has no checkpoint that can be used.
         EnvironmentFailure: the environment raised.
+        ResourceError: the video cannot be written.
     """
     run = find_run(config)
     cpu.limit_threads(1)  # a batch of one row gains nothing from more
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
-        envs = make_envs(run.config, config)
-        try:
-            player, env_steps = load_player(run, envs.spec, config, seed)
-            if not config.json:
-                _say(f"{run.directory}: policy {config.policy_index} at {env_steps} env steps, seed {seed}")
-                _say("episode        return     length")
-            episodes = []
-            for episode in play(envs, player, config, seed):
-                episodes.append(episode)
-                if not config.json:
-                    _say(f"{len(episodes):7}  {episode.episode_return:12.3f}  {episode.length:9}")
-        finally:
-            envs.close()
-    _say(_as_json(episodes, env_steps, seed) if config.json else _summary(episodes))
+        result = _enjoy(run, config, seed)
+    say(_as_json(result) if config.json else _summary(result))
     return 0
 
 
+def _enjoy(run: Run, config: EvaluationConfig, seed: int) -> Result:
+    """Play and film as the flags say; without --json every episode is printed when it ends."""
+    with contextlib.ExitStack() as stack:
+        envs, video, look = _stage(run.config, config)
+        if video is not None:
+            stack.enter_context(video)  # finished after the environments are closed
+        stack.callback(envs.close)
+        player, env_steps = load_player(run, envs.spec, config, seed)
+        result = Result(run, env_steps, seed, [], video)
+        if not config.json:
+            which = f"{config.load_checkpoint_kind} checkpoint of policy {config.policy_index}"
+            say(f"{run.directory}: {which} at {env_steps} env steps, seed {seed}")
+            say("episode        return     length")
+        for number, episode in enumerate(play(envs, player, config, seed, look), start=1):
+            result.episodes.append(episode)
+            if not config.json:
+                say(f"{number:7}  {episode.episode_return:12.3f}  {episode.length:9}")
+    return result
+
+
 def find_run(config: EvaluationConfig) -> Run:
-    """The run that the flags name, with its flags and the newest usable checkpoint of the policy.
+    """The run that the flags name, with its flags and the checkpoint they name.
 
     Raises:
-        UsageError: there is no such run or policy.
-        CheckpointError: there is no checkpoint, or none of them verifies.
+        UsageError: there is no such run, policy or milestone.
+        CheckpointError: there is no such checkpoint, or none of them verifies.
     """
     group = Path(config.train_dir, config.experiments_root)
     directory = group / config.experiment if config.experiment else newest_run(group, config.env)
@@ -95,23 +132,65 @@ def find_run(config: EvaluationConfig) -> Run:
             f"--policy_index={config.policy_index}: run {directory.name} has {saved.sampling.num_policies} policies, "
             "counted from 0"
         )
-    loaded = checkpoint.load(directory / f"checkpoint_p{config.policy_index}")
-    if loaded is None:
-        raise CheckpointError(f"run {directory.name} has no checkpoint of policy {config.policy_index} yet")
+    loaded = _load_checkpoint(directory, config)
     for _, reason in loaded.found.damaged:
         sys.stderr.write(f"warning: damaged checkpoint skipped: {reason}\n")
-    return Run(directory, saved, loaded.files)
+    return Run(directory, saved, loaded.found.path, loaded.files)
+
+
+def _load_checkpoint(directory: Path, config: EvaluationConfig) -> checkpoint.Loaded:
+    """The newest checkpoint of the kind that the flags name, or the milestone that they name."""
+    kind = config.load_checkpoint_kind
+    parent = directory / f"checkpoint_p{config.policy_index}" / FOLDERS[kind]
+    loaded = checkpoint.load(parent) if config.milestone is None else _load_milestone(parent, config.milestone)
+    if loaded is None:
+        raise CheckpointError(f"run {directory.name} has no {MISSING[kind].format(config.policy_index)}")
+    return loaded
+
+
+def _load_milestone(parent: Path, at_most: int) -> checkpoint.Loaded | None:
+    """The newest milestone of at most so many env steps that verifies; None where there are none at all."""
+    steps = sorted(int(path.name[5:]) for path in parent.glob("ckpt_*") if path.name[5:].isdecimal())
+    if steps and steps[0] > at_most:
+        raise UsageError(f"--milestone={at_most}: the first milestone is at {steps[0]} env steps")
+    damaged: list[checkpoint.Damaged] = []
+    for step in reversed(steps[: bisect.bisect_right(steps, at_most)]):
+        path = parent / checkpoint.checkpoint_name(step)
+        try:
+            checkpoint.verify(path)
+            names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")} - {checkpoint.MANIFEST}
+            files = {name: checkpoint.read(path, name) for name in names}
+        except CheckpointError as error:
+            damaged.append(checkpoint.Damaged(path, str(error)))
+            continue
+        return checkpoint.Loaded(checkpoint.Found(path, step, tuple(damaged)), files)
+    if damaged:
+        reasons = "; ".join(reason for _, reason in damaged)
+        raise CheckpointError(f"none of {len(damaged)} checkpoints can be used: {reasons}")
+    return None
 
 
 def make_envs(saved: Config, config: EvaluationConfig) -> GroupEnv:
     """One environment behind the adapters of training; in a window where one is wanted and possible."""
-    env = saved.env
-    if config.render_action_repeat is not None:
-        env = replace(env, env_frameskip=config.render_action_repeat)
-    if config.no_render or config.json or is_vector_only(env):
+    env = _played(saved, config)
+    if not config.window or is_vector_only(env):
         return make_group(env, 1)
     # No native vector opens a window; our loop over single environments shows what those show.
     return make_group(replace(env, env_vectorization="python"), 1, render_mode="human")
+
+
+def _stage(saved: Config, config: EvaluationConfig) -> tuple[GroupEnv, VideoFile | None, Look | None]:
+    """The environment, and for a video the file and what films it."""
+    if not config.save_video:
+        return make_envs(saved, config), None, None
+    recorder = Recorder(_played(saved, config), Path(config.save_video), config.fps)
+    return recorder.group, recorder.video, recorder.look
+
+
+def _played(saved: Config, config: EvaluationConfig) -> EnvConfig:
+    """The environment of training, but for what the flags change."""
+    repeat = config.render_action_repeat
+    return saved.env if repeat is None else replace(saved.env, env_frameskip=repeat)
 
 
 def load_player(run: Run, spec: EnvSpec, config: EvaluationConfig, seed: int) -> tuple["Player", int]:
@@ -160,8 +239,38 @@ class Player:
         return action.cpu().numpy()
 
 
-def play(envs: GroupEnv, player: Player, config: EvaluationConfig, seed: int) -> Iterator[Episode]:
-    """Yield episodes as they end, up to the limits of the flags. The same seed gives the same episodes."""
+def play(
+    envs: GroupEnv, player: Player, config: EvaluationConfig, seed: int, look: Look | None = None
+) -> Iterator[Episode]:
+    """Yield episodes as they end, up to the limits of the flags. The same seed gives the same episodes.
+
+    `look` is called before every action and at the end of an episode, once each; it is told whether it is the end.
+    """
+    row = _first_row(envs, seed)
+    returns, lengths = np.zeros(envs.num_rows), np.zeros(envs.num_rows, np.int64)
+    num_episodes = frames = 0
+    ended = np.zeros(envs.num_rows, np.bool_)
+    clock = _Clock(config.fps if config.window else 0.0)
+    while _goes_on(config, num_episodes, frames):
+        if look is not None:
+            look(bool(ended.any()))
+        stats = {one.row: one.stats for one in envs.step(player.act(row.obs, row.first), row)}
+        valid = np.ones_like(ended) if envs.spec.same_step else ~row.first  # the reset step belongs to no episode
+        frames += int(row.num_frames[0]) * bool(valid.any())
+        returns += row.reward
+        lengths += valid * row.num_frames
+        ended = row.terminated | row.truncated
+        for index in ended.nonzero()[0].tolist():
+            yield Episode(float(returns[index]), int(lengths[index]), stats.get(index, {}))
+            returns[index] = lengths[index] = 0
+            num_episodes += 1
+        clock.wait()
+    if look is not None:
+        look(bool(ended.any()))
+
+
+def _first_row(envs: GroupEnv, seed: int) -> StepRow:
+    """What the environments show first, in the memory that every step is written into."""
     spec, rows = envs.spec, envs.num_rows
     obs = {key: np.zeros((rows, *o.shape), o.dtype) for key, o in spec.observations.items()}
     final = {key: np.zeros_like(value) for key, value in obs.items()} if spec.same_step else {}
@@ -170,22 +279,12 @@ def play(envs: GroupEnv, player: Player, config: EvaluationConfig, seed: int) ->
     row = StepRow(obs, flags[0], np.zeros(rows, np.float32), flags[1], flags[2], num_frames, final, flags[3])
     row.first[:] = True
     envs.reset([int(s) >> 1 for s in np.random.SeedSequence(seed).generate_state(1)], row.obs)
-    returns, lengths = np.zeros(rows), np.zeros(rows, np.int64)
-    num_episodes = frames = 0
-    clock = _Clock(0.0 if config.no_render else config.fps)
-    while not config.max_num_frames or frames < config.max_num_frames:
-        stats = {one.row: one.stats for one in envs.step(player.act(row.obs, row.first), row)}
-        valid = np.ones(rows, np.bool_) if spec.same_step else ~row.first  # the reset step belongs to no episode
-        frames += int(num_frames[0]) * bool(valid.any())
-        returns += row.reward
-        lengths += valid * num_frames
-        for index in (row.terminated | row.truncated).nonzero()[0].tolist():
-            yield Episode(float(returns[index]), int(lengths[index]), stats.get(index, {}))
-            returns[index] = lengths[index] = 0
-            num_episodes += 1
-            if num_episodes == config.max_num_episodes:
-                return
-        clock.wait()
+    return row
+
+
+def _goes_on(config: EvaluationConfig, num_episodes: int, frames: int) -> bool:
+    limits = ((config.episode_limit, num_episodes), (config.max_num_frames, frames))
+    return all(not limit or count < limit for limit, count in limits)
 
 
 class _Clock:
@@ -203,29 +302,35 @@ class _Clock:
             time.sleep(self.due - now)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - the console is this command's interface
+def _summary(result: Result) -> str:
+    returns = [episode.episode_return for episode in result.episodes]
+    text = "no episode ended before --max_num_frames"
+    if returns:
+        text = (
+            f"{len(returns)} episodes: return {statistics.fmean(returns):.3f} +- {statistics.pstdev(returns):.3f} "
+            f"(mean +- standard deviation), median {statistics.median(returns):.3f}"
+        )
+    if result.video is None:
+        return text
+    video = result.video
+    return f"{text}\nvideo: {video.path}, {video.pictures} pictures at {video.pictures_per_second:g} per second"
 
 
-def _summary(episodes: list[Episode]) -> str:
-    if not episodes:
-        return "no episode ended before --max_num_frames"
-    returns = [episode.episode_return for episode in episodes]
-    return (
-        f"{len(episodes)} episodes: return {statistics.fmean(returns):.3f} +- {statistics.pstdev(returns):.3f} "
-        f"(mean +- standard deviation), median {statistics.median(returns):.3f}"
-    )
-
-
-def _as_json(episodes: list[Episode], env_steps: int, seed: int) -> str:
-    returns = [episode.episode_return for episode in episodes]
-    listed = [
-        {"return": e.episode_return, "length": e.length, **({"stats": e.stats} if e.stats else {})} for e in episodes
-    ]
+def _as_json(result: Result) -> str:
+    returns = [episode.episode_return for episode in result.episodes]
     figures = {
+        "env_steps": result.env_steps,
+        "checkpoint": str(result.run.checkpoint),
+        "seed": result.seed,
+        "num_episodes": len(returns),
         "mean": statistics.fmean(returns) if returns else None,
         "std": statistics.pstdev(returns) if returns else None,
         "median": statistics.median(returns) if returns else None,
     }
-    result = {"env_steps": env_steps, "seed": seed, "num_episodes": len(episodes), **figures, "episodes": listed}
-    return json.dumps(result)
+    if (video := result.video) is not None:
+        figures["video"] = {"path": str(video.path), "pictures": video.pictures, "fps": video.pictures_per_second}
+    listed = [
+        {"return": e.episode_return, "length": e.length, **({"stats": e.stats} if e.stats else {})}
+        for e in result.episodes
+    ]
+    return json.dumps(figures | {"episodes": listed})

@@ -159,12 +159,7 @@ def prune(parent: Path, keep: int) -> list[Path]:
     Counting them would delete every good checkpoint after a fall-back to an older one. Damage inside a file shows only
     in `verify`; who loads past such a checkpoint moves it away with `quarantine`.
 
-    Returns:
-        What was removed.
-
-    Raises:
-        ResourceError: the directory cannot be changed.
-        ValueError: `keep` is not positive.
+    Returns what was removed; raises as `remove`, and ValueError when `keep` is not positive.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
@@ -173,16 +168,21 @@ def prune(parent: Path, keep: int) -> list[Path]:
         if kept < keep:
             kept += _looks_whole(path)
             continue
-        temporary = parent / f"{TEMPORARY}pruned-{path.name}-{secrets.token_hex(4)}"
-        failpoint("ckpt.prune")
-        try:
-            os.rename(path, temporary)  # readers see all of it or nothing
-        except OSError as error:
-            raise ResourceError(f"cannot remove the old checkpoint {path}: {error.strerror}") from error
-        failpoint("ckpt.prune")
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(path)
         removed.append(path)
     return removed
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint; readers see all of it or nothing. ResourceError: the directory cannot be changed."""
+    temporary = path.with_name(f"{TEMPORARY}pruned-{path.name}-{secrets.token_hex(4)}")
+    failpoint("ckpt.prune")
+    try:
+        os.rename(path, temporary)
+    except OSError as error:
+        raise ResourceError(f"cannot remove the old checkpoint {path}: {error.strerror}") from error
+    failpoint("ckpt.prune")
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:

@@ -10,8 +10,13 @@ from pathlib import Path
 from utils.errors import UsageError
 
 
-def write_json_atomic(path: Path, value: object) -> None:
+def write_json_atomic(path: Path, value: object, *, durable: bool = True) -> None:
     """Replace a JSON file in one step; a crash at any point leaves the previous content or the new one.
+
+    Args:
+        path: of the file.
+        value: of JSON.
+        durable: wait until it is on disk; without, a power failure (no other crash) may leave an empty file.
 
     Raises:
         OSError: the directory is missing, not writable or full.
@@ -23,12 +28,14 @@ def write_json_atomic(path: Path, value: object) -> None:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    if durable:
+        _sync_directory(path.parent)
 
 
 def _sync_directory(path: Path) -> None:

@@ -78,6 +78,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def without_lost(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out what a crash took back: records of env steps and seconds that a later start has done again.
+
+    A start that resumes writes first where it goes on from, so that what lies beyond is known to be lost.
+    """
+    kept: list[dict[str, Any]] = []
+    reached: dict[object, tuple[float, float]] = {}
+    for record in reversed(records):
+        policy, env_steps, seconds = record["policy"], record["env_steps"], record["elapsed_seconds"]
+        most_env_steps, most_seconds = reached.get(policy, (math.inf, math.inf))
+        if env_steps <= most_env_steps and seconds <= most_seconds:
+            reached[policy] = env_steps, seconds
+            kept.append(record)
+    return kept[::-1]
+
+
 class _Event(NamedTuple):
     wall_time: float
     step: int
@@ -263,6 +279,11 @@ class RunningStatistic:
     def count(self) -> int:
         """Values in the window."""
         return min(self.total, len(self._values))
+
+    def values(self) -> list[float]:
+        """The window, oldest first."""
+        start = self.total % len(self._values) if self.total > len(self._values) else 0
+        return np.roll(self._values[: self.count], -start).tolist()  # type: ignore[no-any-return]
 
     @property
     def mean(self) -> float:

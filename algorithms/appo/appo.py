@@ -1,17 +1,23 @@
 """Asynchronous PPO: which memory, queues and processes exist. The wiring of a run, from top to bottom."""
 
-import contextlib
 import logging
-import math
 import secrets
-import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from algorithms.appo.blueprint import Blueprint, Probe
+from algorithms.appo.blueprint import Blueprint, ModelDescription, Probe
 from algorithms.appo.config import Config
 from algorithms.appo.placement import Sampling, choose_device, choose_placement, plan_workers, rows_to_time
 from algorithms.appo.probing import probe_in_process
-from algorithms.appo.runs import CONFIG_FILE
+from algorithms.appo.starting import (
+    begin_from,
+    changes,
+    finished_before,
+    journal,
+    old_run_out_of_the_way,
+    seed_of_resumed,
+)
 from algorithms.runtime import launch
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.channels import Links
@@ -24,12 +30,13 @@ from algorithms.runtime.process import Heartbeat, ProcessPlan
 from algorithms.runtime.runner import Budget, InProcess, Processes, Runner, Workers
 from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.state_block import StateBlock
+from algorithms.runtime.status import Status
+from algorithms.runtime.summaries import CustomSummaries
 from algorithms.runtime.supervisor import Supervisor, WorkerError
 from algorithms.runtime.topology import Topology, check_slots, slots_per_group
 from envs.make import check_name
 from utils import cpu
 from utils.errors import Interrupted, ResourceError, StopNow, UsageError
-from utils.files import append_json_line, write_json_atomic
 from utils.lock import RunLock
 from utils.logging import configure
 
@@ -47,18 +54,28 @@ def train(config: Config, algorithm: "type[APPO] | None" = None) -> int:
     """
     configure("main", None)
     check_name(config.env)
+    CustomSummaries(config.logging.custom_summaries)
     directory = config.run.run_directory
-    _make_directory(directory)
-    with RunLock(directory / ".lock"), SignalWatch() as signals:
-        try:
-            reason = (algorithm or APPO)(config, signals).run()
-        except Interrupted as interruption:
-            log.info("%s; go on with the same command and --experiment=%s", interruption, config.run.experiment)
-            return interruption.exit_code
-        except StopNow:
-            log.info("ended without saving")
-            return Interrupted.exit_code
-    log.info("finished: %s; results are in %s", reason, directory)
+    with old_run_out_of_the_way(directory, config.run.restart_behavior):
+        _make_directory(directory)
+        with RunLock(directory / ".lock"), SignalWatch() as signals:
+            return _train(config, (algorithm or APPO)(config, signals))
+
+
+def _train(config: Config, run: "APPO") -> int:
+    if reason := finished_before(config):
+        log.info("finished before: %s; a larger budget goes on, results are in %s", reason, run.directory)
+        return 0
+    try:
+        reason = run.run()
+    except Interrupted as interruption:
+        without = "" if config.run.restart_behavior == "resume" else ", without --restart_behavior"
+        log.info("%s; go on with the same command and --experiment=%s%s", interruption, config.run.experiment, without)
+        return interruption.exit_code
+    except StopNow:
+        log.info("ended without saving")
+        return Interrupted.exit_code
+    log.info("finished: %s; results are in %s", reason, run.directory)
     return 0
 
 
@@ -80,21 +97,20 @@ class APPO:
         self.directory = config.run.run_directory
         self.cores = cpu.available_cores()
         self.device = choose_device(config.run.device)
-        self.monitor: Monitor | None = None
+        self.status = Status(self.directory)
         self.janitor = Janitor()
 
     def run(self) -> str:
         """Why the run ended."""
-        self._write_status("starting")
+        self.status.write("starting")
         try:
             with self.janitor:
                 reason = self._run()
         except BaseException as error:
             state = "interrupted" if isinstance(error, Interrupted | StopNow) else "failed"
-            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
-                self._write_status(state, str(error))
+            self.status.write(state, str(error))
             raise
-        self._write_status("finished", reason)
+        self.status.write("finished", reason)
         return reason
 
     def _run(self) -> str:
@@ -110,16 +126,34 @@ class APPO:
         budget = Budget.of(self.config.run, self.config.sampling, found.spec.frames_per_step)
         topology = self._topology(sampling, found)
         blueprint = self.blueprint(self.config, found.spec, found.model, topology, budget, self.device, seed)
-        self._save_config(seed)
-
         arena = self._arena(blueprint)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
-        resumed_at = resume(self.directory, blocks, found.model.table)
-        self.monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed_at, budget.env_steps)
-        checkpointing = Checkpointing(self.directory, self.config.run, blocks, found.model.table)
+        resumed = self._resume(blocks, found.model, seed)
+        if any(resumed):
+            blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
+
+        monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed, budget.env_steps)
+        self.status.monitor, self.status.budget = monitor, budget.plain()
+        checkpointing = Checkpointing(self.directory, self.config.run, blocks, found.model.table, monitor)
         workers = self._serial(blueprint, arena) if placement == "serial" else self._processes(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
-        return Runner(workers, self.monitor, checkpointing, budget, self.signals).run()
+        return Runner(workers, monitor, checkpointing, budget, self.signals, self.status).run()
+
+    def _resume(self, blocks: list[StateBlock], model: ModelDescription, seed: int) -> list[dict[str, Any]]:
+        """Fill the blocks with what this start begins with, and write its flags down, as it can begin.
+
+        An adaptive learning rate is part of the state; one that the flags change takes its place.
+
+        Returns:
+            The plain state of each policy's checkpoint; {} where there is none.
+        """
+        changed = changes(self.config)
+        rate_changed = any(change.startswith("learning_rate ") for change in changed)
+        plain = {"learning_rate": self.config.learning.learning_rate} if rate_changed else {}
+        resumed = resume(self.directory, blocks, model.table, plain)
+        begin_from(self.config, blocks, model)
+        journal(self.config, seed, changed, [int(state.get("env_steps", 0)) for state in resumed])
+        return resumed
 
     def _probe(self) -> Probe:
         """The environment's spaces and the model's size, found out in a process of its own."""
@@ -233,18 +267,6 @@ class APPO:
         if worker.role != "actor" or not self.config.sampling.set_workers_cpu_affinity or self.cores < len(allowed):
             return frozenset()
         return cpu.affinity_plan(topology.num_actors, allowed)[worker.index]
-
-    def _save_config(self, seed: int) -> None:
-        flat = self.config.to_flat() | {"seed": seed}
-        write_json_atomic(self.directory / CONFIG_FILE, flat)
-        append_json_line(self.directory / "config_history.jsonl", {"time": time.time(), "flags": flat})
-
-    def _write_status(self, state: str, reason: str = "") -> None:
-        totals = self.monitor.totals() if self.monitor else {}
-        means = [p.episode_return.mean for p in self.monitor.policies if p.episodes] if self.monitor else []
-        returns = [mean if math.isfinite(mean) else None for mean in means]
-        status = {"state": state, "reason": reason, "time": time.time(), "totals": totals, "return_mean": returns}
-        write_json_atomic(self.directory / "status.json", status)
 
 
 def _make_directory(directory: Path) -> None:

@@ -23,7 +23,7 @@ from envs.make import make_group
 from envs.spec import EnvSpec
 
 # Every random generator of a run derives from --seed through one of these branches.
-SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3}
+SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3, "start": 4}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Blueprint:
         topology: how many of everything, and where.
         budget: when training ends.
         device: of the networks, "cpu" or "cuda".
-        seed: of the run.
+        seed: of the run; of this start, if it resumes.
     """
 
     config: Config

@@ -1,12 +1,11 @@
 """Everything the command line of APPO can say: the learner's flags, the composition of all parts, and its checks."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, get_type_hints
 
-from algorithms.appo.runs import check_name, check_place, new_name, saved_flags
+from algorithms.appo.runs import check_folders, check_place, find_source, new_name, saved_flags
 from algorithms.models.config import ModelConfig
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
@@ -144,49 +143,14 @@ class Config:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
 
-def _headless() -> bool:
-    return os.name == "posix" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """Playing a trained policy."""
-
-    env: str = flag("", "environment id whose newest run is played; empty = that of the run named by --experiment")
-    experiment: str = flag("", "name of the run's folder; empty = the newest run of --env")
-    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
-    train_dir: str = flag("./train_dir", "folder of all runs")
-    policy_index: int = flag(0, "which policy of the run plays", minimum=0)
-    max_num_episodes: int = flag(10, "stop after this many episodes; 0 = no limit", minimum=0)
-    max_num_frames: int = flag(0, "stop after this many env steps (frames); 0 = no limit", minimum=0)
-    deterministic: bool = flag(False, "take the most probable action instead of sampling one")
-    continuous_actions_sample: bool = flag(True, "sample continuous actions; False = take their mean")
-    seed: int | None = flag(
-        None, "seed of the episodes and the sampling; none = a random one", minimum=0, maximum=2**63 - 1
-    )
-    no_render: bool = flag(_headless(), "open no window; set by default where there is no display")
-    fps: float = flag(0, "frames shown per second; 0 = as fast as possible", minimum=0)
-    render_action_repeat: int | None = flag(
-        None, "env frames per action while playing; none = as in training", minimum=1
-    )
-    device: str = flag(
-        "cpu",
-        "where the network runs; gpu is accepted as cuda",
-        choices=("auto", "cpu", "cuda"),
-        synonyms={"gpu": "cuda"},
-    )
-    json: bool = flag(False, "print one JSON object with the results instead of text")
-
-
 PARTS: dict[str, type] = get_type_hints(Config)
 FLAGS_BY_PART: dict[str, dict[str, Flag]] = {part: flags_of(cls) for part, cls in PARTS.items()}
 FLAGS: dict[str, Flag] = {name: flag for flags in FLAGS_BY_PART.values() for name, flag in flags.items()}
 ALIASES: dict[str, str] = {alias: flag.name for flag in FLAGS.values() for alias in flag.aliases}
-LOCATION = ("config", "experiment", "experiments_root", "train_dir")
-"""Flags that a saved run does not decide: they say where it is, and its folder may have been moved."""
+LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior")
+"""Flags that a saved run does not decide: they say where it is, as its folder may have been moved, and what of it."""
 
 TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
-ENJOY_USAGE = "enjoy_appo.py [--env=ID] [flags]      for example: enjoy_appo.py --env=CartPole-v1"
 
 
 def parse_train(argv: Sequence[str]) -> Config:
@@ -200,16 +164,6 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
         groups = {part.capitalize(): flags for part, flags in FLAGS_BY_PART.items()}
         print_and_exit(format_help(TRAIN_USAGE, groups, preset(_env_in(argv))))
     return parse_command_line(argv, FLAGS)
-
-
-def parse_enjoy(argv: Sequence[str]) -> EvaluationConfig:
-    """Return the configuration of an evaluation command line; `--help` prints the flags and exits."""
-    flags = flags_of(EvaluationConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(ENJOY_USAGE, {"Evaluation": flags}, {}))
-    config = EvaluationConfig(**parse_command_line(argv, flags))  # type: ignore[arg-type]
-    _check_folders(config)
-    return config
 
 
 def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
@@ -229,18 +183,22 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         layers.append(("config file", _config_file(str(path))))
     asked, _ = _merged(layers)
     run = RunConfig(**{name: asked[name] for name in LOCATION if name in asked})  # type: ignore[arg-type]
-    _check_folders(run)
-    saved = _saved_run(run, asked)
+    check_folders(run.train_dir, run.experiments_root, run.experiment)
+    resumes = run.restart_behavior == "resume"
+    saved = _saved_run(run, asked) if resumes else {}
     env = str(asked.get("env") or saved.get("env", ""))
     if not env:
         missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
-        raise UsageError(f"--env is required, for example --env=CartPole-v1{missing}")
+        anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
+        raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
     layers += [("saved run", saved), ("env preset", preset(env))]
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env)
     config = Config.from_flat(values)
     check_place(config.run.run_directory)
     check(config)
+    if not saved:
+        _check_source(config.run)
     return config, {name: origins.get(name, "default") for name in FLAGS}
 
 
@@ -254,6 +212,10 @@ def check(config: Config) -> None:
     """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
     _check_learning(config.learning)
     _check_sampling(config.sampling)
+    name, _, kind = config.run.save_best_metric.rpartition("/")
+    if not name or kind not in ("mean", "min", "max"):
+        shape = "reward, len or stats/<name>, then /mean, /min or /max"
+        raise UsageError(f"--save_best_metric={shown(config.run.save_best_metric)} is not {shape}")
     if not config.model.encoder_mlp_layers:
         raise UsageError("--encoder_mlp_layers needs at least one layer")
     if config.population.with_pbt:
@@ -287,13 +249,16 @@ def _check_sampling(sampling: SamplingConfig) -> None:
         raise UsageError(f"--num_envs_per_worker={envs} is not a multiple of --worker_num_splits={splits}")
 
 
-def _check_folders(run: RunConfig | EvaluationConfig) -> None:
-    if not run.train_dir:
-        raise UsageError("--train_dir must not be empty")
-    for part in run.experiments_root.split("/") if run.experiments_root else ():
-        check_name("experiments_root", part)
-    if run.experiment:
-        check_name("experiment", run.experiment)
+def _check_source(run: RunConfig) -> None:
+    """Refuse a new run whose first weights are nowhere, or would be taken away before they are read."""
+    if not run.init_from:
+        return
+    source = find_source(run.init_from, run.run_directory.parent)
+    if run.run_directory.resolve() in source.resolve().parents:
+        raise UsageError(
+            f"--init_from={shown(run.init_from)} is the run that --restart_behavior={run.restart_behavior} takes away:"
+            " give another --experiment"
+        )
 
 
 def _config_file(path: str) -> dict[str, object]:
@@ -310,7 +275,8 @@ def _saved_run(run: RunConfig, asked: Mapping[str, object]) -> dict[str, object]
     stored = _typed(saved_flags(run.run_directory), f"saved configuration of run {run.experiment}")
     saved = {name: value for name, value in stored.items() if name not in LOCATION}
     fixed = {name: value for name, value in asked.items() if FLAGS[name].fixed_on_resume}
-    if changes := changed_flags(saved, fixed):
+    before = {name: FLAGS[name].default for name in fixed} | saved  # an older version may not have had the flag
+    if saved and (changes := changed_flags(before, fixed)):
         raise UsageError(f"run {run.experiment} cannot change {', '.join(changes)}; give another --experiment")
     return saved
 

@@ -20,6 +20,16 @@ def check_name(flag: str, name: str) -> None:
         )
 
 
+def check_folders(train_dir: str, experiments_root: str, experiment: str) -> None:
+    """Refuse names that do not say where a run is (UsageError); an empty root or experiment names none."""
+    if not train_dir:
+        raise UsageError("--train_dir must not be empty")
+    for part in experiments_root.split("/") if experiments_root else ():
+        check_name("experiments_root", part)
+    if experiment:
+        check_name("experiment", experiment)
+
+
 def check_place(directory: Path) -> None:
     """Refuse a run directory that cannot be created or written (UsageError), without creating anything."""
     try:
@@ -38,11 +48,12 @@ def new_name(group: Path, env: str) -> str:
     """Return the name of a new run: the env's own name and the first number after those in use."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[:/]", env)[-1])[:190].lstrip(".") or "run"
     pattern = re.compile(re.escape(stem) + r"_(\d{1,9})")
-    numbers = [int(match[1]) for name in _folders(group) if (match := pattern.fullmatch(name))]
+    numbers = [int(match[1]) for name in folders(group) if (match := pattern.fullmatch(name))]
     return f"{stem}_{max(numbers, default=0) + 1}"
 
 
-def _folders(group: Path) -> list[str]:
+def folders(group: Path) -> list[str]:
+    """Names of all that lies in a folder, sorted; none where it is missing (UsageError: it cannot be read)."""
     try:
         return sorted(entry.name for entry in os.scandir(group))
     except FileNotFoundError:
@@ -61,6 +72,28 @@ def saved_flags(directory: Path) -> dict[str, object]:
     return read_mapping(path) if os.path.lexists(path) else {}
 
 
+def find_source(text: str, group: Path) -> Path:
+    """Return the directory of the checkpoints that `RUN[:policy][:best]` names; RUN lies in the group, or is a path.
+
+    Raises:
+        UsageError: there are none.
+    """
+    words = text.split(":")
+    best = len(words) > 1 and words[-1] == "best"
+    words = words[: len(words) - best]
+    policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
+    name = ":".join(words)
+    run = next((path for path in (group / name, Path(name)) if (path / CONFIG_FILE).is_file()), None)
+    if run is None:
+        raise UsageError(
+            f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
+        )
+    parent = run / f"checkpoint_p{policy}" / ("best" if best else "")
+    if not any(parent.glob("ckpt_*")):
+        raise UsageError(f"--init_from={shown(text)}: there is no checkpoint in {shown(str(parent))}")
+    return parent
+
+
 def _env_of(directory: Path) -> object:
     """Return the env of a run, None where that cannot be read: a damaged run must not hide the good ones."""
     try:
@@ -76,7 +109,7 @@ def newest_run(group: Path, env: str) -> Path:
         UsageError: there is none.
     """
     started = []
-    for name in _folders(group):
+    for name in folders(group):
         path = group / name / CONFIG_FILE
         if path.is_file() and (not env or _env_of(group / name) == env):
             started.append((path.stat().st_mtime_ns, group / name))

@@ -6,17 +6,20 @@ Main writes them from the state blocks, in a thread of its own, so saving stalls
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from safetensors.numpy import load, save
 
 from algorithms.runtime.arena import Array
+from algorithms.runtime.best import KEY, Best
 from algorithms.runtime.config import RunConfig
 from algorithms.runtime.messages import Message, SaveState, StateSaved
+from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from utils import checkpoint
 from utils.errors import AppoError, UsageError
@@ -24,6 +27,7 @@ from utils.errors import AppoError, UsageError
 log = logging.getLogger(__name__)
 
 Table = list[tuple[str, tuple[int, ...]]]
+Kind = Literal["regular", "milestone", "best"]
 FORMAT = 1
 
 
@@ -35,17 +39,23 @@ class Checkpointing:
         config: of the run.
         blocks: the state block of every policy.
         table: name and shape of every weight, in the order of the flat vector.
+        monitor: what else is known of the policies, and how good they are.
     """
 
-    def __init__(self, directory: Path, config: RunConfig, blocks: list[StateBlock], table: Table) -> None:
-        self.directory, self.config, self.blocks, self.table = directory, config, blocks, table
+    def __init__(
+        self, directory: Path, config: RunConfig, blocks: list[StateBlock], table: Table, monitor: Monitor
+    ) -> None:
+        self.config, self.blocks, self.table, self.monitor = config, blocks, table, monitor
+        self.directories = [directory / f"checkpoint_p{policy}" for policy in range(len(blocks))]
+        self._best = [Best(parent, config) for parent in self.directories]
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: dict[int, Future[None]] = {}
         self._saved_steps: dict[int, int] = {}
+        self._owed: list[set[Kind]] = [set() for _ in blocks]  # asked for and not on disk yet
         now = time.monotonic()
         self._due = now + config.save_every_sec
         self._milestone_due = now + config.save_milestones_sec if config.save_milestones_sec > 0 else float("inf")
-        self._owes_milestone: set[int] = set()  # policies
+        self._best_due = now + config.save_best_every_sec
 
     def handle(self, message: Message) -> None:
         """Write the state of a policy whose learner has put it into its block."""
@@ -54,16 +64,24 @@ class Checkpointing:
             if last is None or last.done():
                 if last is not None:
                     last.result()  # whatever is no `AppoError` is a bug, and must not pass unnoticed in a thread
-                self._pending[message.policy] = self._writer.submit(self._write, message.policy)
+                self._pending[message.policy] = self._writer.submit(self._write, self._order(message.policy))
 
     def tick(self, now: float) -> Iterator[Message]:
         """Ask for states when a checkpoint is due."""
+        kinds: set[Kind] = set()
         if now >= self._milestone_due:
             self._due, self._milestone_due = now, now + self.config.save_milestones_sec
-            self._owes_milestone.update(range(len(self.blocks)))
+            kinds.add("milestone")
         if now >= self._due:
             self._due = now + self.config.save_every_sec
-            for policy in range(len(self.blocks)):
+            kinds.add("regular")
+        look = now >= self._best_due
+        if look:
+            self._best_due = now + self.config.save_best_every_sec
+        for policy, progress in enumerate(self.monitor.policies):
+            better: set[Kind] = {"best"} if look and self._best[policy].better(progress) is not None else set()
+            if kinds | better:
+                self._owed[policy] |= kinds | better
                 yield SaveState(policy)
 
     def finish(self) -> None:
@@ -74,29 +92,49 @@ class Checkpointing:
         """
         self._writer.shutdown(wait=True)
         for policy in range(len(self.blocks)):
-            self._save(policy)
+            self._save(self._order(policy, "regular", "best"))
 
-    def _write(self, policy: int) -> None:
+    def _order(self, policy: int, *kinds: Kind) -> "_Order":
+        """What is to be written of a policy: these kinds, and those that are owed."""
+        better = self._best[policy].better(self.monitor.policies[policy])
+        wanted = self._owed[policy].union(kinds) or {"regular"}
+        return _Order(policy, frozenset(wanted), self.monitor.snapshot(policy), better)
+
+    def _write(self, order: "_Order") -> None:
         """A failed save, of a full disk for example, costs nothing but that save: the older checkpoints are intact."""
         try:
-            self._save(policy)
+            self._save(order)
         except AppoError as error:
-            log.warning("checkpoint of policy %d not saved, will be tried again: %s", policy, error)
+            log.warning("checkpoint of policy %d not saved, will be tried again: %s", order.policy, error)
 
-    def _save(self, policy: int) -> None:
+    def _save(self, order: "_Order") -> None:
+        policy, parent = order.policy, self.directories[order.policy]
         state = self.blocks[policy].read()
-        if state is None or state.meta["env_steps"] == self._saved_steps.get(policy):
+        if state is None:
             return
         steps = int(state.meta["env_steps"])
-        parent = self.directory / f"checkpoint_p{policy}"
-        files = encode(state, self.table)
-        path = checkpoint.save(parent, checkpoint.checkpoint_name(steps), files)
-        self._saved_steps[policy] = steps
-        log.info("saved %s", path)
-        if policy in self._owes_milestone:
-            checkpoint.save(parent / "milestones", checkpoint.checkpoint_name(steps), files)
-            self._owes_milestone.discard(policy)
+        name = checkpoint.checkpoint_name(steps)
+        state = replace(state, meta={**state.meta, "progress": order.progress})
+        if "regular" in order.kinds and steps != self._saved_steps.get(policy):
+            path = checkpoint.save(parent, name, encode(state, self.table))
+            self._saved_steps[policy] = steps
+            log.info("saved %s", path)
+        if "milestone" in order.kinds:
+            checkpoint.save(parent / "milestones", name, encode(state, self.table))
+        if "best" in order.kinds and order.better is not None:
+            best = self._best[policy]
+            best.save(name, encode(best.mark(state, order.better), self.table), order.better)
+        self._owed[policy] -= order.kinds
         checkpoint.prune(parent, self.config.keep_checkpoints)
+
+
+class _Order(NamedTuple):
+    """What the writer is told, as main knew it when the learner's state came."""
+
+    policy: int
+    kinds: frozenset[Kind]
+    progress: dict[str, Any]
+    better: float | None  # the metric, if it is the best so far
 
 
 def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
@@ -143,35 +181,45 @@ def decode(files: dict[str, bytes], table: Table | None = None) -> tuple[Learner
     return LearnerState(vectors, optimizer["statistics"], meta), table
 
 
-def resume(directory: Path, blocks: list[StateBlock], table: Table) -> list[int]:
+def resume(
+    directory: Path, blocks: list[StateBlock], table: Table, changed: Mapping[str, object] | None = None
+) -> list[dict[str, Any]]:
     """Put the newest checkpoint of every policy into its state block, before its learner starts.
 
+    Args:
+        directory: of the run.
+        blocks: the state block of every policy.
+        table: of the weights.
+        changed: plain values that take the place of those in the checkpoints.
+
     Returns:
-        Env steps of each policy; 0 where there is no checkpoint.
+        The plain state of each policy, with its progress as `Monitor` keeps it; {} where there is no checkpoint.
 
     Raises:
         CheckpointError: there are checkpoints and none verifies. Nothing is started from scratch then.
         UsageError: it belongs to another model.
     """
-    env_steps = []
-    for policy, block in enumerate(blocks):
-        parent = directory / f"checkpoint_p{policy}"
-        if not parent.exists():
-            env_steps.append(0)
-            continue
-        checkpoint.clean_temporaries(parent)
-        loaded = checkpoint.load(parent)
-        if loaded is None:
-            env_steps.append(0)
-            continue
-        for path, reason in loaded.found.damaged:
-            log.warning("damaged checkpoint skipped: %s: %s", path, reason)
-        checkpoint.quarantine(parent, loaded.found.damaged)
-        state, _ = decode(loaded.files, table)
-        block.write(state)
-        env_steps.append(int(state.meta["env_steps"]))
-        log.info("resuming policy %d at env step %d from %s", policy, env_steps[-1], loaded.found.path)
-    return env_steps
+    return [_resume(policy, directory, block, table, changed or {}) for policy, block in enumerate(blocks)]
+
+
+def _resume(
+    policy: int, directory: Path, block: StateBlock, table: Table, changed: Mapping[str, object]
+) -> dict[str, Any]:
+    parent = directory / f"checkpoint_p{policy}"
+    for place in (parent, parent / "milestones"):
+        checkpoint.clean_temporaries(place)
+    loaded = checkpoint.load(parent)
+    if loaded is None:
+        return {}
+    for path, reason in loaded.found.damaged:
+        log.warning("damaged checkpoint skipped: %s: %s", path, reason)
+    checkpoint.quarantine(parent, loaded.found.damaged)
+    state, _ = decode(loaded.files, table)
+    # What main keeps is not the learner's, whose plain state must fit into its block.
+    plain = {name: value for name, value in state.meta.items() if name not in ("progress", KEY)}
+    block.write(replace(state, meta={**plain, **changed}))
+    log.info("resuming policy %d at env step %d from %s", policy, plain["env_steps"], loaded.found.path)
+    return state.meta
 
 
 def _named(vector: Array, table: Table) -> dict[str, Array]:

@@ -15,6 +15,18 @@ class RunConfig:
         "",
         "name of the run's folder, an existing one is resumed; empty = a new numbered folder such as CartPole-v1_1",
     )
+    restart_behavior: str = flag(
+        "resume",
+        "what happens to an existing run of that name: resume = it goes on, restart = its folder is renamed and a new"
+        " run begins, overwrite = its folder is removed and a new run begins",
+        choices=("resume", "restart", "overwrite"),
+    )
+    init_from: str = flag(
+        "",
+        "begin a new run with the weights and normalization statistics of another, RUN[:policy][:best], where RUN is a"
+        " name beside the new one or a path; empty = random weights",
+        fixed_on_resume=True,
+    )
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
     train_dir: str = flag("./train_dir", "folder of all runs")
     config: str = flag(
@@ -32,6 +44,14 @@ class RunConfig:
     save_every_sec: int = flag(120, "seconds between checkpoints", minimum=1)
     keep_checkpoints: int = flag(3, "newest checkpoints kept per policy", minimum=1)
     save_milestones_sec: int = flag(-1, "seconds between checkpoints that are kept for ever; -1 = none", minimum=-1)
+    save_best_after: int = flag(
+        100_000, "env steps of a policy after which its best checkpoint is kept, in best/; -1 = never", minimum=-1
+    )
+    save_best_metric: str = flag(
+        "reward/mean",
+        "what the best has most of, over stats_avg episodes: reward, len or stats/<name>, then /mean, /min or /max",
+    )
+    save_best_every_sec: float = flag(10, "seconds between looks whether there is a new best checkpoint", minimum=0.1)
     train_for_env_steps: int = flag(
         10_000_000_000, "stop when every policy has learned from this many env steps (frames)", minimum=1
     )
@@ -110,6 +130,11 @@ class LoggingConfig:
     experiment_summaries_interval: float = flag(20, "seconds between TensorBoard summaries", minimum=0.1)
     report_interval_seconds: float = flag(5, "seconds between lines on the console", minimum=0.1)
     tensorboard: bool = flag(True, "write TensorBoard summaries beside metrics.jsonl")
+    custom_summaries: str = flag(
+        "",
+        "function of yours, package.module:function, that adds figures to each record: given the policy and a dict of"
+        " its figures, it returns a dict of tag (such as custom/x) and number; empty = none",
+    )
     verify_reproduction: bool = flag(
         False,
         "debug: with --learning_rate=0 recompute stored behaviour logits and values and report the largest relative"

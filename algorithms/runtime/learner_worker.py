@@ -95,7 +95,9 @@ class LearnerWorker:
         self.stopped = False
         if (state := block.read()) is not None:
             learner.restore(state)
-            learner.version = max(learner.version, ring.published) + plan.max_policy_lag + 1
+            # Weights of another run begin like new ones: nothing has acted with them here.
+            before = max(learner.version, ring.published)
+            learner.version = before + plan.max_policy_lag + 1 if before else 1
             self.totals |= {name: int(state.meta[name]) for name in ("env_steps", "samples", "discarded")}
         self._discarded_before = self.totals["discarded"]
         self._publish()

@@ -3,19 +3,23 @@
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import EpisodesDone, LearnerReport, Message, WorkerReport
+from algorithms.runtime.summaries import CustomSummaries
 from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic
 
 log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 1.0
 LONGEST_SHOWN_SECONDS = 2 * 24 * 3600  # a longer estimate only says that no budget was set
+COUNTERS = ("env_steps", "samples", "discarded")
+HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl; TensorBoard tags follow
 
 
 class PolicyProgress:
@@ -48,15 +52,32 @@ class PolicyProgress:
                 for name, value in stats.items():
                     self.stats.setdefault(name, RunningStatistic(self.stats_avg)).append(value)
 
+    def statistics(self) -> dict[str, RunningStatistic]:
+        """Everything that is averaged over episodes, by the first part of its tags."""
+        extra = {f"stats/{name}": statistic for name, statistic in self.stats.items()}
+        return {"reward": self.episode_return, "len": self.length, **extra}
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that the averages of a later start go on where they were."""
+        windows = {name: statistic.values() for name, statistic in self.statistics().items()}
+        return {"episodes": self.episodes, "windows": windows}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the plain state of a checkpoint, with its `snapshot` as "progress"."""
+        self.totals |= {name: int(state[name]) for name in self.totals if name in state}
+        self.version = int(state.get("version", 0))
+        kept = state.get("progress", {})
+        self.episodes = int(kept.get("episodes", 0))
+        windows = dict(kept.get("windows", {}))
+        self.episode_return.append(windows.pop("reward", ()))
+        self.length.append(windows.pop("len", ()))
+        for name, values in windows.items():
+            self.stats.setdefault(name.removeprefix("stats/"), RunningStatistic(self.stats_avg)).append(values)
+
     def tags(self) -> dict[str, float]:
         """TensorBoard tag -> value, only what is known."""
         values = {"perf/version": float(self.version), "perf/episodes": float(self.episodes), **self.metrics}
-        statistics = {
-            "reward": self.episode_return,
-            "len": self.length,
-            **{f"stats/{n}": s for n, s in self.stats.items()},
-        }
-        for name, statistic in statistics.items():
+        for name, statistic in self.statistics().items():
             if statistic.count:
                 values |= {f"{name}/mean": statistic.mean, f"{name}/min": statistic.min, f"{name}/max": statistic.max}
         rates = {"env_steps_per_second": self.env_step_rate, "samples_per_second": self.sample_rate}
@@ -71,8 +92,12 @@ class Monitor:
         directory: of the run.
         num_policies: members of the population.
         config: the logging flags.
-        resumed_at: env steps of each policy before this start, by which TensorBoard hides what a crash left behind.
+        resumed: plain state of each policy's checkpoint, with which this start goes on; {} where there is none.
         budget_env_steps: of a policy, for the estimate of the time left.
+
+    Attributes:
+        started: monotonic time from which this start counts.
+        elapsed_before: seconds of earlier starts, up to what was saved of them.
     """
 
     def __init__(
@@ -80,23 +105,40 @@ class Monitor:
         directory: Path,
         num_policies: int,
         config: LoggingConfig,
-        resumed_at: Iterable[int],
+        resumed: Sequence[Mapping[str, Any]],
         budget_env_steps: int,
     ) -> None:
         self.config, self.budget_env_steps = config, budget_env_steps
+        self.custom = CustomSummaries(config.custom_summaries)
         self.policies = [PolicyProgress(config.stats_avg) for _ in range(num_policies)]
         self.workers: dict[str, dict[str, int]] = {}
-        self.metrics_log = MetricsLog(directory / "metrics.jsonl")
+        path = directory / "metrics.jsonl"
+        first_start = not (path.exists() and path.stat().st_size)
+        self.metrics_log = MetricsLog(path)
         self.writers: list[EventWriter] = []
-        for policy, env_steps in enumerate(resumed_at):
-            self.policies[policy].totals["env_steps"] = env_steps
-            if config.tensorboard:
-                purge_step = env_steps + 1 if env_steps else None
-                self.writers.append(EventWriter(directory / ".summary" / f"p{policy}", purge_step=purge_step))
         self.started = time.monotonic()
+        self.elapsed_before = max(float(s.get("progress", {}).get("elapsed_seconds", 0)) for s in resumed)
+        for policy, state in enumerate(resumed):
+            self.policies[policy].restore(state)
+            if not first_start:  # says from where it goes on, see `without_lost`
+                self.metrics_log.append(self._record(policy, self.started))
+            if config.tensorboard:
+                # Earlier files may hold what a crash took back; it would be a second curve beside the new one.
+                purge_step = int(state["env_steps"]) + 1 if state else None if first_start else 0
+                self.writers.append(EventWriter(directory / ".summary" / f"p{policy}", purge_step=purge_step))
+        self._played = self._ended = False  # an episode of this start has; this start has
         self._summary_interval = FIRST_SUMMARY_SECONDS
         self._next_summary = self.started + FIRST_SUMMARY_SECONDS
         self._next_line = self.started + min(config.report_interval_seconds, FIRST_SUMMARY_SECONDS * 2)
+
+    def elapsed_seconds(self, now: float) -> float:
+        """How long all starts of the run have trained at this monotonic time."""
+        return self.elapsed_before + now - self.started
+
+    def snapshot(self, policy: int) -> dict[str, Any]:
+        """What a checkpoint of a policy keeps of the reports, besides the learner's state."""
+        elapsed_seconds = round(self.elapsed_seconds(time.monotonic()), 3)
+        return {"elapsed_seconds": elapsed_seconds, **self.policies[policy].snapshot()}
 
     def handle(self, message: Message) -> None:
         """Take in a report."""
@@ -104,6 +146,8 @@ class Monitor:
             case EpisodesDone():
                 for policy, progress in enumerate(self.policies):
                     progress.add_episodes(message, policy)
+                if not self._played:
+                    self._played, self._next_summary = True, -math.inf  # the first figures are awaited most
             case LearnerReport(policy, version, totals, metrics):
                 progress = self.policies[policy]
                 progress.version = version
@@ -128,13 +172,18 @@ class Monitor:
     def write_summaries(self, now: float) -> None:
         """A record of every policy for metrics.jsonl and TensorBoard."""
         for policy, progress in enumerate(self.policies):
-            tags = progress.tags()
-            counters = {name: progress.totals[name] for name in ("env_steps", "samples", "discarded")}
-            record = {"elapsed_seconds": round(now - self.started, 3), "policy": policy, **counters}
-            self.metrics_log.append({**record, **tags})
+            record = self._record(policy, now)
+            record |= self.custom(policy, record)
+            self.metrics_log.append(record)
             if self.writers:
-                tags = {**tags, "perf/samples": counters["samples"], "perf/discarded": counters["discarded"]}
-                self.writers[policy].add(counters["env_steps"], tags)
+                tags = {tag: value for tag, value in record.items() if tag not in HEAD}
+                tags |= {f"perf/{name}": record[name] for name in ("samples", "discarded")}
+                self.writers[policy].add(progress.totals["env_steps"], tags)
+
+    def _record(self, policy: int, now: float) -> dict[str, float]:
+        progress = self.policies[policy]
+        counters = {name: progress.totals[name] for name in COUNTERS}
+        return {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters, **progress.tags()}
 
     def line(self) -> str:
         """One line: progress, speed, lag, return and time left."""
@@ -144,13 +193,15 @@ class Monitor:
             speed = "/".join("-" if math.isnan(rate) else _short(rate) for rate in rates.values())
             name = f"policy {policy}: " if len(self.policies) > 1 else ""
             part = f"{name}env steps {_short(progress.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"
+            samples = progress.sample_rate.rates()[10.0]
+            part += f", {_short(samples)} samples/s" if math.isfinite(samples) else ""
             lag = progress.metrics.get("train/policy_lag_mean")
             part += f", lag {lag:.1f}" if lag is not None else ""
             if progress.episode_return.count:
                 part += f", return {progress.episode_return.mean:.2f} over {progress.episode_return.count} episodes"
             left = max(0, self.budget_env_steps - progress.totals["env_steps"])
             seconds = left / rates[60.0] if rates[60.0] > 0 else math.inf
-            part += f", {seconds / 60:.0f} min left" if seconds < LONGEST_SHOWN_SECONDS else ""
+            part += f", {_duration(seconds)} left" if seconds < LONGEST_SHOWN_SECONDS else ""
             parts.append(part)
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
             collected = sum(totals["collected"] for totals in self.workers.values())
@@ -168,12 +219,25 @@ class Monitor:
                 sums[key] = sums.get(key, 0) + value
         return sums
 
-    def close(self) -> None:
-        """Write the last summaries and close the files."""
+    def write_last(self) -> None:
+        """Write the last summaries: before the last checkpoint, from whose time a later start goes on."""
+        self._ended = True
         self.write_summaries(time.monotonic())
+
+    def close(self) -> None:
+        """Write the last summaries, if that is not done yet, and close the files."""
+        if not self._ended:
+            self.write_last()
         self.metrics_log.close()
         for writer in self.writers:
             writer.close()
+
+
+def _duration(seconds: float) -> str:
+    """40 s, 12 min, 3.4 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _short(number: float) -> str:

@@ -2,16 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from algorithms.runtime.checkpointing import Checkpointing
 from algorithms.runtime.config import RunConfig, SamplingConfig
 from algorithms.runtime.messages import Begin, Message, Stop, WorkerReady
-from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.monitor import Monitor, PolicyProgress
 from algorithms.runtime.node import Node
 from algorithms.runtime.signals import SignalWatch
+from algorithms.runtime.status import Status
 from algorithms.runtime.supervisor import Supervisor
 from algorithms.runtime.topology import Topology
 
@@ -49,23 +50,28 @@ class Budget:
         collected = min(-(-env_steps // frames_per_step), samples) if sampling.sampler_only else None
         return cls(env_steps, samples, run.train_for_seconds, run.train_until_return, collected)
 
+    def plain(self) -> dict[str, float | None]:
+        """The limits that hold from one start to the next, as status.json has them."""
+        return {name: value for name, value in asdict(self).items() if name != "collected"}
+
     def spent(self, monitor: Monitor, now: float) -> str | None:
         """Why the run is over, or None while it is not."""
-        policies = monitor.policies
         if now - monitor.started >= self.seconds:
             return f"{self.seconds:g} seconds are over"
-        if all(p.totals["env_steps"] >= self.env_steps or p.totals["samples"] >= self.samples for p in policies):
-            return f"every policy has learned from {min(p.totals['env_steps'] for p in policies)} env steps"
         if self.collected is not None and sum(w["collected"] for w in monitor.workers.values()) >= self.collected:
             return f"{self.collected} steps are collected"
+        return self.reached(monitor.policies)
+
+    def reached(self, policies: Sequence[PolicyProgress]) -> str | None:
+        """Why there is nothing left to learn for these policies, or None while there is."""
+        if all(p.totals["env_steps"] >= self.env_steps or p.totals["samples"] >= self.samples for p in policies):
+            return f"every policy has learned from {min(p.totals['env_steps'] for p in policies)} env steps"
         goal = self.episode_return
-        if goal is not None and all(_reached(p.episode_return.mean, goal, p.episodes, p.stats_avg) for p in policies):
+        if goal is not None and all(
+            p.episode_return.count >= p.stats_avg and p.episode_return.mean >= goal for p in policies
+        ):
             return f"the mean return has reached {min(p.episode_return.mean for p in policies):.2f}"
         return None
-
-
-def _reached(mean: float, goal: float, episodes: int, window: int) -> bool:
-    return episodes >= window and mean >= goal
 
 
 class Workers(Protocol):
@@ -200,13 +206,20 @@ class Runner:
         checkpointing: told every report; asks for states.
         budget: when to stop.
         signals: entered by the caller.
+        status: written meanwhile.
     """
 
     def __init__(
-        self, workers: Workers, monitor: Monitor, checkpointing: Checkpointing, budget: Budget, signals: SignalWatch
+        self,
+        workers: Workers,
+        monitor: Monitor,
+        checkpointing: Checkpointing,
+        budget: Budget,
+        signals: SignalWatch,
+        status: Status,
     ) -> None:
         self.workers, self.monitor, self.checkpointing = workers, monitor, checkpointing
-        self.budget, self.signals = budget, signals
+        self.budget, self.signals, self.status = budget, signals, status
 
     def run(self) -> str:
         """Why the run ended. Whatever happens, no process is left, and what was learned is saved.
@@ -244,6 +257,7 @@ class Runner:
                 self.checkpointing.handle(message)
             now = time.monotonic()
             self.monitor.tick(now)
+            self.status.tick(now)
             for request in self.checkpointing.tick(now):
                 self.workers.send(request)
             if reason := self.budget.spent(self.monitor, now):
@@ -254,5 +268,6 @@ class Runner:
         for message in self.workers.stop(time.monotonic() + STOP_SECONDS):
             self.monitor.handle(message)
         self.workers.close()
+        self.monitor.write_last()
         self.checkpointing.finish()
         log.info("%s", self.monitor.line())

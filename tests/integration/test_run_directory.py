@@ -1,6 +1,7 @@
 """What a run leaves in its directory, and how it goes on from there."""
 
 import json
+import os
 import struct
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event
 
 from algorithms.runtime.messages import LearnerReport
-from tests.integration.runs import Command, Recorded, record, run_command, train
+from tests.integration.runs import Command, Recorded, Run, record, run_command, train
 from utils import checkpoint
 from utils.lock import RunLock
 
@@ -53,6 +54,7 @@ def test_the_configuration_is_stored(finished: Command) -> None:
     (start,) = (json.loads(line) for line in (finished.directory / "config_history.jsonl").read_text().splitlines())
     assert start["flags"] == finished.config
     assert start["time"] <= time.time()
+    assert (start["changed"], start["env_steps"]) == ([], [0])
 
 
 def test_the_status_says_how_it_ended(finished: Command) -> None:
@@ -63,6 +65,9 @@ def test_the_status_says_how_it_ended(finished: Command) -> None:
     assert BUDGET <= status["totals"]["env_steps"] < BUDGET + 256
     assert len(status["return_mean"]) == 1
     assert status["return_mean"][0] == pytest.approx(finished.series("reward/mean")[-1])
+    assert status["budget"]["env_steps"] == BUDGET
+    assert 0 < status["seconds"] <= status["elapsed_seconds"] + 1e-6
+    assert status["pid"] != os.getpid()
 
 
 def test_metrics_hold_the_counters_and_every_tag(finished: Command) -> None:
@@ -186,15 +191,142 @@ def test_a_resumed_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert [e.step for e in events if e.HasField("session_log")] == [before["env_steps"] + 1]
 
 
+def everything_in(directory: Path) -> dict[Path, tuple[int, bytes]]:
+    files = [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_a_finished_run_with_the_same_budget_says_so_and_does_nothing(finished: Command) -> None:
+    before = everything_in(finished.directory)
+    again = train(finished.directory)
+    (line,) = (line for line in again.stdout.splitlines() if line.startswith("finished before: "))
+    assert line.startswith(f"finished before: every policy has learned from {finished.totals['env_steps']} env steps")
+    assert everything_in(finished.directory) == before
+    assert again.stderr == ""
+
+
+def test_another_run_begins_with_its_weights_and_statistics(finished: Command, tmp_path: Path) -> None:
+    flags = SMALL | {"learning_rate": 0, "init_from": str(finished.directory), "train_for_env_steps": 1000}
+    run = record(tmp_path / "run", **flags)
+    source, weights = finished.weights(), run.weights()
+    learned = [name for name in source if "encoder" in name]  # the critic follows the statistics of the returns
+    assert learned
+    for name in learned:
+        np.testing.assert_array_equal(weights[name], source[name])
+    begun = next(m for m in run.reports if isinstance(m, LearnerReport))
+    assert (begun.version, begun.totals["env_steps"], begun.totals["samples"], begun.totals["updates"]) == (1, 0, 0, 0)
+    state = run.state()
+    assert state["adam_steps"] == state["updates"] == 2 * run.totals["batches"]
+    assert run.statistics()[0] == finished.statistics()[0] + state["samples"]
+    assert run.config["init_from"] == str(finished.directory)
+    refused = run_command(tmp_path / "other", **SMALL | {"init_from": str(finished.directory), "use_rnn": True})
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"error: --init_from={finished.directory}: the checkpoint belongs to another model; ")
+
+
+def test_changed_flags_are_said_and_written_down(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    first = train(directory, **SMALL | {"learning_rate": 0.001, "train_for_env_steps": 500})
+    assert "changed:" not in first.stdout
+    steps = first.state()["env_steps"]
+    second = train(directory, learning_rate=0.0005, train_for_env_steps=1000, tensorboard=True)
+    said = "changed: train_for_env_steps 500 -> 1000, learning_rate 0.001 -> 0.0005"
+    assert said in second.stdout.splitlines()
+    history = [json.loads(line) for line in (directory / "config_history.jsonl").read_text().splitlines()]
+    assert [(start["env_steps"], start["changed"]) for start in history] == [
+        ([0], []),
+        ([steps], ["train_for_env_steps 500 -> 1000", "learning_rate 0.001 -> 0.0005"]),
+    ]
+    assert second.state()["learning_rate"] == pytest.approx(0.0005)
+
+
+def test_a_changed_learning_rate_takes_the_place_of_one_that_has_adapted(tmp_path: Path) -> None:
+    flags = SMALL | {"lr_schedule": "kl_adaptive_epoch", "learning_rate": 0.001, "train_for_env_steps": 1000}
+    first = record(tmp_path / "run", **flags)
+    assert first.state()["learning_rate"] != pytest.approx(0.001)
+    second = record(tmp_path / "run", learning_rate=0.0002, train_for_env_steps=first.state()["env_steps"] + 1)
+    # One batch of two epochs, each of which may change it once.
+    assert second.state()["learning_rate"] in [pytest.approx(0.0002 * 1.5**exponent) for exponent in range(-2, 3)]
+
+
+def test_a_restart_sets_the_old_run_aside_and_overwriting_removes_it(tmp_path: Path) -> None:
+    directory, aside = tmp_path / "run", tmp_path / "run.bak1"
+    small = SMALL | {"train_for_env_steps": 500}
+    first = train(directory, **small | {"gamma": 0.5})
+    checkpoints = first.checkpoint()
+    second = train(directory, **small | {"restart_behavior": "restart"})
+    assert f"the old run is {aside} now" in second.stdout.splitlines()
+    assert Run(aside).checkpoint() == checkpoints
+    assert Run(aside).config["gamma"] == 0.5
+    assert second.config["gamma"] == 0.99
+    assert second.metrics[0]["elapsed_seconds"] < second.status["seconds"]
+    third = train(directory, **small | {"restart_behavior": "overwrite"})
+    assert f"the old run in {directory} is removed" in third.stdout.splitlines()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.bak1"]
+    assert len((directory / "config_history.jsonl").read_text().splitlines()) == 1
+
+
+def returns_of(run: Recorded) -> list[float]:
+    return [value for done in run.episodes for value in done.episode_return.tolist()]
+
+
+def test_a_resumed_run_plays_new_episodes_which_still_follow_from_the_seed(tmp_path: Path) -> None:
+    flags = SMALL | {"learning_rate": 0, "decorrelate_envs_on_one_worker": False}
+    played = []
+    for name in ("once", "again"):
+        starts = [record(tmp_path / name, **flags | {"train_for_env_steps": steps}) for steps in (1500, 3000, 4500)]
+        played.append([returns_of(start) for start in starts])
+    once, again = played
+    assert all(len(returns) > 20 for returns in once)
+    for first, second in zip(once, again, strict=True):
+        shorter = min(len(first), len(second))
+        assert first[:shorter] == second[:shorter]
+    assert len({tuple(returns[:20]) for returns in once}) == 3
+
+
+def test_the_best_policy_is_kept_and_known_to_the_next_start(tmp_path: Path) -> None:
+    flags = SMALL | {"save_best_after": 500, "save_best_every_sec": 0.1, "stats_avg": 10, "learning_rate": 0.003}
+    first = record(tmp_path / "run", **flags)
+    path, value = best_of(first)
+    assert value >= first.status["return_mean"][0]  # the last one at most
+    before = path.stat().st_ino
+    second = record(tmp_path / "run", learning_rate=0, train_for_env_steps=BUDGET + 500)
+    path, again = best_of(second)
+    assert again >= value
+    assert (path.stat().st_ino == before) == (again == value)
+
+
+def best_of(run: Recorded) -> tuple[Path, float]:
+    """The only checkpoint in best/, verified, and its mean return."""
+    (path,) = (run.directory / "checkpoint_p0" / "best").iterdir()
+    checkpoint.verify(path)
+    state = json.loads(checkpoint.read(path, "state.json"))
+    assert path.name == checkpoint.checkpoint_name(state["env_steps"])
+    assert state["best"]["metric"] == "reward/mean"
+    return path, state["best"]["value"]
+
+
+def test_figures_of_the_environment_and_of_the_user_are_written(tmp_path: Path) -> None:
+    flags = SMALL | {"env": "toy/Counter-v0", "custom_summaries": "tests.unit.runtime.test_summaries:figures"}
+    run = record(tmp_path / "run", **flags)
+    last, shown = run.metrics[-1], scalars(read_events(run.directory / ".summary" / "p0"))
+    for tag in ("stats/length/mean", "stats/true_reward/mean", "custom/policy"):
+        assert shown[last["env_steps"]][tag] == pytest.approx(last[tag])
+    assert last["stats/true_reward/mean"] == pytest.approx(last["reward/mean"], rel=1e-4)
+
+
 def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> None:
+    """Inside the workers, too: the state of the learner is restored bit by bit."""
     first = record(tmp_path / "run", **SMALL | {"lr_schedule": "kl_adaptive_minibatch", "train_for_env_steps": 1000})
     before, files, statistics, records = first.state(), first.checkpoint(), first.statistics(), len(first.metrics)
     assert before["learning_rate"] != pytest.approx(first.config["learning_rate"])  # it has adapted
     again = record(tmp_path / "run", experiment_summaries_interval=1)  # all else as saved
     after = check_continued(before, again, records)
-    assert {name: after[name] for name in after if name != "version"} == {
-        name: before[name] for name in before if name != "version"
-    }
+    same = after.keys() - {"version", "progress"}
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    assert after["progress"]["elapsed_seconds"] >= before["progress"]["elapsed_seconds"]
+    assert after["progress"]["episodes"] >= before["progress"]["episodes"]
     assert again.checkpoint()["model.safetensors"] == files["model.safetensors"]
     assert again.checkpoint()["optimizer.safetensors"] == files["optimizer.safetensors"]
     np.testing.assert_array_equal(again.statistics(), statistics)

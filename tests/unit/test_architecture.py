@@ -16,6 +16,7 @@ LAYERS = (
     ("algorithms.models",),
     ("algorithms.runtime",),
     ("algorithms.appo", "algorithms.population"),
+    ("algorithms.evaluation_config", "algorithms.video"),
     ("algorithms.evaluation",),
     ("algorithms.cli",),
     ("train_appo", "enjoy_appo"),
@@ -88,6 +89,8 @@ def test_nothing_is_too_long(path: Path) -> None:
         ("algorithms.appo.appo", ("torch",)),  # main
         ("algorithms.appo.blueprint", ("torch",)),  # actors
         ("algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
+        ("algorithms.evaluation_config", ("torch", "numpy", "gymnasium")),
+        ("algorithms.appo.listing", ("torch", "numpy", "gymnasium")),
     ],
 )
 def test_processes_without_a_network_do_not_load_torch(module: str, forbidden: tuple[str, ...]) -> None:

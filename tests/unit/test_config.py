@@ -15,14 +15,13 @@ from algorithms.appo.config import (
     FLAGS,
     FLAGS_BY_PART,
     Config,
-    EvaluationConfig,
     changed_flags,
-    parse_enjoy,
     parse_train,
     parse_train_flags,
     resolve,
 )
 from algorithms.cli import describe
+from algorithms.evaluation_config import EvaluationConfig, parse_enjoy
 from envs import presets
 from envs.presets import preset
 from utils.command_line import negation, parse_command_line

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from utils import failpoints
-from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic, Window, read_metrics
+from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic, Window, read_metrics, without_lost
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,6 +83,21 @@ def test_a_file_that_is_one_torn_line_is_begun_anew(tmp_path):
     path.write_bytes(b"x" * 70_000)
     MetricsLog(path).close()
     assert path.read_bytes() == b""
+
+
+def test_records_that_a_crash_took_back_are_left_out():
+    def records(*pairs: tuple[int, int]) -> list[dict]:
+        return [
+            {"policy": policy, "env_steps": env_steps, "elapsed_seconds": env_steps / 10, "n": n}
+            for n, (policy, env_steps) in enumerate(pairs)
+        ]
+
+    crashed = records((0, 10), (1, 5), (0, 20), (0, 30), (1, 50), (0, 20), (1, 40), (0, 25), (1, 45), (0, 22), (0, 22))
+    assert [record["n"] for record in without_lost(crashed)] == [0, 1, 2, 5, 6, 8, 9, 10]
+    assert without_lost(records((0, 1), (0, 1), (0, 2))) == records((0, 1), (0, 1), (0, 2))
+    assert without_lost([]) == []
+    late, resumed = records((0, 20), (0, 20))  # the same env steps, some of the time spent again
+    assert without_lost([late | {"elapsed_seconds": 2.5}, resumed]) == [resumed]
 
 
 FULL_DISK_FOR_THE_LOG = """
@@ -272,6 +287,7 @@ def test_a_statistic_is_of_the_last_values_however_they_come():
         last = values[-7:]
         assert statistic.count == len(last)
         assert statistic.total == len(values)
+        assert statistic.values() == last
         if last:
             assert statistic.mean == pytest.approx(np.mean(last), abs=1e-12)
             assert (statistic.min, statistic.max) == (min(last), max(last))

@@ -57,7 +57,7 @@ def test_the_smallest_resolution_that_covers_the_size(width: int, height: int, n
 
 @pytest.mark.parametrize(("width", "height"), [(1921, 1), (1, 1201)])
 def test_a_size_that_the_engine_cannot_draw(width: int, height: int) -> None:
-    with pytest.raises(UsageError, match=f"--res_w={width} --res_h={height}: VizDoom draws at most "):
+    with pytest.raises(UsageError, match=f"--res_w={width} --res_h={height}: no resolution of VizDoom is as large"):
         made(res_w=width, res_h=height)
 
 

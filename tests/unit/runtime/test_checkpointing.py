@@ -11,14 +11,16 @@ import pytest
 from algorithms.runtime import checkpointing as module
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.checkpointing import Checkpointing, Table, decode, encode, resume
-from algorithms.runtime.config import RunConfig
+from algorithms.runtime.config import LoggingConfig, RunConfig
 from algorithms.runtime.messages import SaveState, StateSaved
+from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from utils import checkpoint, failpoints
 from utils.errors import CheckpointError, UsageError
 
 TABLE: Table = [("z.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())]
 SIZE, MOMENTS = 9, 4
+STATS_AVG = 2
 
 
 def state_of(env_steps: int) -> LearnerState:
@@ -46,16 +48,24 @@ def names(directory: Path) -> list[str]:
 class Saving:
     """Checkpointing of a run in a directory, the blocks it reads, and the clock it looks at."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, policies: int = 1, **flags: int) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, policies: int = 1, **flags: object) -> None:
         self.directory, self.blocks, self.now = directory, blocks_of(policies), 1000.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-        self.checkpointing = Checkpointing(directory, RunConfig(**flags), self.blocks, TABLE)  # type: ignore[arg-type]
+        logging_config = LoggingConfig(tensorboard=False, stats_avg=STATS_AVG)
+        self.monitor = Monitor(directory, policies, logging_config, [{}] * policies, 10**6)
+        config = RunConfig(**flags)  # type: ignore[arg-type]
+        self.checkpointing = Checkpointing(directory, config, self.blocks, TABLE, self.monitor)
 
     def learned(self, env_steps: int, policy: int = 0) -> None:
         """The learner has written its state and said so; wait for the writer."""
         self.blocks[policy].write(state_of(env_steps))
         self.checkpointing.handle(StateSaved(policy, env_steps))
         self.checkpointing._pending[policy].result(60)
+
+    def played(self, *returns: float, env_steps: int, policy: int = 0) -> None:
+        """Episodes have ended, and the policy has learned from so many env steps."""
+        self.monitor.policies[policy].episode_return.append(returns)
+        self.monitor.policies[policy].totals["env_steps"] = env_steps
 
     def asked(self, seconds: float) -> list[SaveState]:
         self.now += seconds
@@ -112,7 +122,7 @@ def test_a_state_that_was_saved_is_resumed_from(tmp_path: Path, monkeypatch: pyt
     saving.learned(300)
     saving.learned(250, policy=1)
     blocks = blocks_of(2)
-    assert resume(tmp_path, blocks, TABLE) == [300, 250]
+    assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE)] == [300, 250]
     assert_same(blocks[0].read(), state_of(300))
     assert_same(blocks[1].read(), state_of(250))
     saving.checkpointing.finish()
@@ -121,7 +131,7 @@ def test_a_state_that_was_saved_is_resumed_from(tmp_path: Path, monkeypatch: pyt
 def test_without_checkpoints_a_run_starts_from_nothing(tmp_path: Path) -> None:
     (tmp_path / "checkpoint_p1").mkdir()
     blocks = blocks_of(2)
-    assert resume(tmp_path, blocks, TABLE) == [0, 0]
+    assert resume(tmp_path, blocks, TABLE) == [{}, {}]
     assert [block.read() for block in blocks] == [None, None]
 
 
@@ -145,7 +155,7 @@ def test_a_damaged_checkpoint_is_skipped_and_moved_away(
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     blocks = blocks_of()
     with caplog.at_level(logging.WARNING):
-        assert resume(tmp_path, blocks, TABLE) == [100]
+        assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE)] == [100]
     assert_same(blocks[0].read(), state_of(100))
     assert "damaged checkpoint skipped" in caplog.text
     assert names(parent) == ["ckpt_000000000100", "corrupt"]
@@ -241,6 +251,128 @@ def test_a_full_disk_costs_one_checkpoint_and_is_said(
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100", "ckpt_000000000300", "milestones"]
     assert checkpoint.newest(tmp_path / "checkpoint_p0" / "milestones") is not None  # owed since the disk was full
     saving.checkpointing.finish()
+
+
+def test_what_main_knows_is_kept_with_the_state_and_not_given_to_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.played(1.0, 3.0, 5.0, env_steps=100)
+    saving.now += 4.0
+    saving.learned(100)
+    saving.checkpointing.finish()
+    blocks = blocks_of()
+    (state,) = resume(tmp_path, blocks, TABLE, {"learning_rate": 0.5})
+    assert state["progress"] == {"elapsed_seconds": 4.0, "episodes": 0, "windows": {"reward": [3.0, 5.0], "len": []}}
+    found = blocks[0].read()
+    assert found is not None
+    assert found.meta == {"format": 1, **state_of(100).meta, "learning_rate": 0.5}
+
+
+def best_of(directory: Path) -> dict[str, object]:
+    """Name and mark of the only checkpoint in best/."""
+    (name,) = [name for name in names(directory / "checkpoint_p0" / "best") if name.startswith("ckpt")]
+    state = json.loads(checkpoint.read(directory / "checkpoint_p0" / "best" / name, "state.json"))
+    return {"name": name, **state["best"]}
+
+
+BEST = {"save_best_after": 100, "save_best_every_sec": 10, "save_every_sec": 1000}
+
+
+def test_the_best_is_kept_alone_and_beside_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, **BEST)
+    saving.played(9.0, 9.0, env_steps=99)
+    assert saving.asked(10.0) == []  # too early
+    saving.played(1.0, 3.0, env_steps=100)
+    assert saving.asked(9.9) == []  # not looked at yet
+    assert saving.asked(0.1) == [SaveState(0)]
+    saving.learned(100)
+    assert best_of(tmp_path) == {"name": "ckpt_000000000100", "metric": "reward/mean", "value": 2.0}
+    assert names(tmp_path / "checkpoint_p0") == ["best"]  # what was asked for, nothing else
+    saving.played(0.0, 4.0, env_steps=200)
+    assert saving.asked(10.0) == []  # as good is not better
+    saving.played(5.0, env_steps=300)
+    assert saving.asked(10.0) == [SaveState(0)]
+    saving.learned(300)
+    assert best_of(tmp_path) == {"name": "ckpt_000000000300", "metric": "reward/mean", "value": 4.5}
+    saving.played(8.0, 9.0, env_steps=400)
+    saving.blocks[0].write(state_of(400))
+    saving.checkpointing.finish()  # better at the very end
+    assert best_of(tmp_path) == {"name": "ckpt_000000000400", "metric": "reward/mean", "value": 8.5}
+    assert names(tmp_path / "checkpoint_p0") == ["best", "ckpt_000000000400"]
+
+
+def test_a_window_that_is_not_full_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, **BEST)
+    saving.played(9.0, env_steps=200)
+    assert saving.asked(10.0) == []
+    saving.played(9.0, env_steps=200)
+    assert saving.asked(10.0) == [SaveState(0)]
+
+
+def test_without_save_best_after_none_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, **BEST | {"save_best_after": -1})
+    saving.played(9.0, 9.0, env_steps=200)
+    assert saving.asked(10.0) == []
+
+
+def test_the_best_by_another_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, **BEST, save_best_metric="len/min")
+    saving.played(9.0, 9.0, env_steps=200)
+    assert saving.asked(10.0) == []
+    saving.monitor.policies[0].length.append([7, 8])
+    assert saving.asked(10.0) == [SaveState(0)]
+    saving.learned(200)
+    assert best_of(tmp_path) == {"name": "ckpt_000000000200", "metric": "len/min", "value": 7.0}
+    # Measured otherwise, whatever comes first is the best.
+    again = Saving(tmp_path, monkeypatch, **BEST)
+    again.played(-5.0, -5.0, env_steps=300)
+    assert again.asked(10.0) == [SaveState(0)]
+
+
+def test_a_later_start_knows_the_best_and_replaces_it_by_a_better_one_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, **BEST)
+    saving.played(8.0, 8.0, env_steps=900)
+    saving.asked(10.0)
+    saving.learned(900)
+    again = Saving(tmp_path, monkeypatch, **BEST)  # from an older checkpoint, after a crash
+    again.played(7.0, 8.0, env_steps=300)
+    assert again.asked(10.0) == []
+    again.played(9.0, env_steps=400)
+    assert again.asked(10.0) == [SaveState(0)]
+    again.learned(400)
+    assert best_of(tmp_path) == {"name": "ckpt_000000000400", "metric": "reward/mean", "value": 8.5}
+
+
+def test_of_two_best_ones_a_crash_left_the_better_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = tmp_path / "checkpoint_p0" / "best"
+    for env_steps, value in ((500, 3.0), (700, 2.0), (900, 99.0)):
+        state = state_of(env_steps)
+        state.meta["best"] = {"metric": "reward/mean", "value": value}
+        checkpoint.save(parent, checkpoint.checkpoint_name(env_steps), encode(state, TABLE))
+    (parent / "ckpt_000000000900" / "model.safetensors").write_bytes(b"")
+    saving = Saving(tmp_path, monkeypatch, **BEST)
+    assert best_of(tmp_path) == {"name": "ckpt_000000000500", "metric": "reward/mean", "value": 3.0}
+    assert names(parent) == ["ckpt_000000000500", "corrupt"]
+    saving.played(2.0, 3.0, env_steps=1000)
+    assert saving.asked(10.0) == []
+
+
+def test_a_best_that_a_full_disk_refused_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disarm: None
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, **BEST)
+    saving.played(8.0, 8.0, env_steps=900)
+    saving.asked(10.0)
+    failpoints.arm("ckpt.rename:enospc")
+    saving.learned(900)
+    failpoints.arm("")
+    assert names(tmp_path / "checkpoint_p0" / "best") == []
+    assert saving.asked(10.0) == [SaveState(0)]
+    saving.learned(901)
+    assert best_of(tmp_path)["name"] == "ckpt_000000000901"
 
 
 def test_a_bug_in_the_writer_does_not_pass_unnoticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,16 @@ def test_the_version_never_decreases_without_a_past_in_the_ring(monkeypatch: pyt
     assert Training(monkeypatch, first.world).learner.version == 3 + 20 + 1
 
 
+def test_weights_of_another_run_begin_as_version_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Training(monkeypatch).world
+    world.arena["weights.0.published"][0] = 0
+    meta = dict.fromkeys(("version", "updates", "env_steps", "samples", "discarded"), 0)
+    StateBlock(world.arena, 0).write(LearnerState(np.full((3, WEIGHTS), 5.0, np.float32), np.zeros(1), meta))
+    training = Training(monkeypatch, world)
+    assert training.learner.version == training.ring.published == 1
+    assert training.learner.flat.flat.tolist() == [5.0] * WEIGHTS
+
+
 def test_discarded_steps_of_earlier_starts_stay_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Training(monkeypatch, max_policy_lag=1)
     first.give(0)

@@ -10,6 +10,7 @@ from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from algorithms.runtime.messages import EpisodesDone, LearnerReport, WorkerReport
 from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.runner import BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, Budget
+from tests.unit.test_metrics import events
 
 
 class Watched:
@@ -21,7 +22,7 @@ class Watched:
 
     def monitor(self, num_policies: int = 1, *, budget: int = 1_000_000, **flags: object) -> Monitor:
         config = LoggingConfig(**{"tensorboard": False, **flags})  # type: ignore[arg-type]
-        return Monitor(self.directory, num_policies, config, [0] * num_policies, budget)
+        return Monitor(self.directory, num_policies, config, [{}] * num_policies, budget)
 
     def records(self) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
@@ -90,12 +91,14 @@ def test_line_of_one_policy(watched: Watched) -> None:
     monitor.handle(report(400_000, policy_lag_mean=1.25))
     monitor.handle(episodes((0, 1.0, 10), (0, 4.5, 30)))
     assert monitor.line() == (
-        "env steps 400k at 40k/40k/40k/s (10 s/1 min/5 min), lag 1.2, return 2.75 over 2 episodes, 0 min left"
+        "env steps 400k at 40k/40k/40k/s (10 s/1 min/5 min), 10k samples/s, lag 1.2, return 2.75 over 2 episodes, "
+        "15 s left"
     )
-    monitor.budget_env_steps = 10_000_000
-    assert monitor.line().endswith(", 4 min left")
-    monitor.budget_env_steps = 100_000  # it went a little beyond
-    assert monitor.line().endswith(", 0 min left")
+    for budget, left in ((10_000_000, "4 min"), (400_000_000, "2.8 h"), (100_000, "0 s")):  # the last is overrun
+        monitor.budget_env_steps = budget
+        assert monitor.line().endswith(f", {left} left")
+    monitor.budget_env_steps = 10**10
+    assert "left" not in monitor.line()
     monitor.close()
 
 
@@ -174,10 +177,105 @@ def test_tensorboard_gets_the_tags_at_env_steps(watched: Watched) -> None:
         assert b"perf/discarded" in file.read_bytes()
 
 
-def test_a_resumed_run_starts_from_its_env_steps(watched: Watched) -> None:
-    monitor = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False), [500, 70], 1000)
-    assert [p.totals["env_steps"] for p in monitor.policies] == [500, 70]
+def test_the_first_figures_are_written_when_the_first_episode_has_ended(watched: Watched) -> None:
+    monitor = watched.monitor(experiment_summaries_interval=100.0)
+    monitor._next_summary = watched.now + 100.0  # later in a run whose episodes are long
+    monitor.tick(watched.now)
+    assert watched.records() == []
+    for end in range(2):
+        monitor.handle(episodes((0, 1.0, 10)))
+        monitor.tick(watched.now + end)
+        (record,) = watched.records()
+        assert (record["reward/mean"], record["perf/episodes"]) == (1.0, 1.0)
     monitor.close()
+
+
+def saved(monitor: Monitor, policy: int, env_steps: int) -> dict[str, object]:
+    """The plain state of a policy, as it comes back from its checkpoint."""
+    state = {"env_steps": env_steps, "samples": env_steps // 4, "discarded": 3, "updates": 2, "version": 9}
+    return json.loads(json.dumps(state | {"progress": monitor.snapshot(policy)}))
+
+
+def test_a_resumed_run_goes_on_with_its_counters_averages_and_time(watched: Watched) -> None:
+    first = watched.monitor(2, stats_avg=3)
+    played = [(0, float(value), 10 * value) for value in range(5)]
+    first.handle(episodes(*played, (1, 8.0, 80), stats=((0, {"a": 1.0}), (0, {"a": 2.0}), (1, {"b": 5.0}))))
+    watched.now += 7.0
+    states = [saved(first, 0, 500), saved(first, 1, 70)]
+    first.close()
+    watched.now += 1000.0  # between the starts nothing counts
+    second = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False, stats_avg=3), states, 1000)
+    assert [p.totals["env_steps"] for p in second.policies] == [500, 70]
+    assert second.policies[0].totals == {"env_steps": 500, "samples": 125, "discarded": 3, "updates": 2}
+    tags = second.policies[0].tags()
+    assert (tags["reward/mean"], tags["len/max"], tags["stats/a/mean"], tags["perf/episodes"]) == (3.0, 40.0, 1.5, 5.0)
+    assert second.policies[1].tags()["stats/b/mean"] == 5.0
+    # The first records say from where it goes on.
+    first_of_second = watched.records()[2:]
+    assert [(r["policy"], r["env_steps"], r["elapsed_seconds"]) for r in first_of_second] == [
+        (0, 500, 7.0),
+        (1, 70, 7.0),
+    ]
+    assert first_of_second[0]["reward/mean"] == 3.0
+    # The window moves on: the oldest of it leaves first.
+    second.handle(episodes((0, 10.0, 1)))
+    assert second.policies[0].tags()["reward/mean"] == (3.0 + 4.0 + 10.0) / 3
+    watched.now += 2.0
+    second.write_summaries(watched.now)
+    assert watched.records()[-1]["elapsed_seconds"] == 9.0
+    second.close()
+
+
+def test_a_run_that_had_reached_its_return_needs_no_new_window(watched: Watched) -> None:
+    first = watched.monitor(stats_avg=3)
+    first.handle(episodes((0, 9.0, 1), (0, 10.0, 1), (0, 11.0, 1)))
+    state = saved(first, 0, 500)
+    first.close()
+    again = Monitor(watched.directory, 1, LoggingConfig(tensorboard=False, stats_avg=3), [state], 1000)
+    assert budget_of(episode_return=10.0).reached(again.policies) == "the mean return has reached 10.00"
+    again.close()
+    wider = Monitor(watched.directory, 1, LoggingConfig(tensorboard=False, stats_avg=4), [state], 1000)
+    assert budget_of(episode_return=10.0).reached(wider.policies) is None
+    wider.close()
+
+
+def test_what_a_crash_took_back_is_hidden_on_tensorboard(watched: Watched) -> None:
+    def steps_of(states: list[dict[str, object]], env_steps: int) -> list[int]:
+        """A start, and all steps that TensorBoard then shows; it forgets what a START takes back."""
+        monitor = Monitor(watched.directory, 1, LoggingConfig(), states, 10**6)
+        monitor.handle(report(env_steps))
+        monitor.close()
+        shown: list[int] = []
+        for event in events(watched.directory / ".summary" / "p0"):
+            if event.HasField("session_log"):
+                shown = [step for step in shown if step < event.step]
+            elif event.HasField("summary"):
+                shown.append(event.step)
+        return shown
+
+    assert steps_of([{}], 100) == [100]
+    assert steps_of([{}], 60) == [60]  # killed before the first checkpoint
+    assert steps_of([{"env_steps": 60}], 90) == [60, 90]
+    assert steps_of([{"env_steps": 75}], 80) == [60, 80]
+
+
+def test_figures_of_the_users_are_added(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def doubled(policy: int, statistics: dict[str, float]) -> dict[str, float]:
+        seen.append((policy, statistics["env_steps"]))
+        return {"custom/double": 2 * statistics["env_steps"], "env_steps": -1, "custom/nan": math.nan}
+
+    monkeypatch.setattr("tests.unit.runtime.test_summaries.figures", doubled)
+    monitor = watched.monitor(2, custom_summaries="tests.unit.runtime.test_summaries:figures", tensorboard=True)
+    monitor.handle(report(1000, policy=1))
+    monitor.close()
+    assert seen == [(0, 0), (1, 1000)]
+    record = watched.records()[1]
+    assert (record["custom/double"], record["env_steps"]) == (2000.0, 1000)
+    assert "custom/nan" not in record
+    (event,) = [e for e in events(watched.directory / ".summary" / "p1") if e.HasField("summary")]
+    assert {v.tag: v.simple_value for v in event.summary.value}["custom/double"] == 2000.0
 
 
 def budget_of(**limits: object) -> Budget:

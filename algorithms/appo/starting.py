@@ -1,0 +1,170 @@
+"""How a start deals with what earlier ones have left: it goes on with it, sets it aside, or begins with its weights."""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from algorithms.appo.blueprint import SEED_BRANCHES, ModelDescription
+from algorithms.appo.config import LOCATION, Config, changed_flags
+from algorithms.appo.runs import CONFIG_FILE, find_source, saved_flags
+from algorithms.runtime.checkpointing import decode
+from algorithms.runtime.monitor import PolicyProgress
+from algorithms.runtime.runner import Budget
+from algorithms.runtime.state_block import StateBlock
+from algorithms.runtime.status import STATUS_FILE, read_status
+from utils import checkpoint
+from utils.errors import CheckpointError, ResourceError, UsageError
+from utils.files import append_json_line, write_json_atomic
+from utils.lock import RunLock
+from utils.values import shown
+
+log = logging.getLogger(__name__)
+
+HISTORY_FILE = "config_history.jsonl"
+LOCK_FILE = ".lock"
+
+
+@contextlib.contextmanager
+def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
+    """Rename or remove the folder of an existing run, if that is asked for; its lock is held while entered.
+
+    Raises:
+        DirectoryInUse: another process trains in it.
+        UsageError: it is no run's folder, or cannot be renamed.
+    """
+    if behavior == "resume" or not os.path.lexists(directory):
+        yield
+        return
+    if not all((directory / name).is_file() for name in (STATUS_FILE, LOCK_FILE)) or directory.is_symlink():
+        raise UsageError(
+            f"--restart_behavior={behavior}: {shown(str(directory))} is not the folder of a run; not touched"
+        )
+    with RunLock(directory / LOCK_FILE):
+        aside = _unused_name(directory) if behavior == "restart" else _hidden_name(directory)
+        try:
+            os.rename(directory, aside)
+        except OSError as error:
+            raise UsageError(f"cannot rename {shown(str(directory))}: {error.strerror}") from None
+        if behavior == "restart":
+            log.info("the old run is %s now", aside)
+        else:
+            shutil.rmtree(aside, ignore_errors=True)
+            log.info("the old run in %s is removed", directory)
+        yield
+
+
+def _unused_name(directory: Path) -> Path:
+    number = 1
+    while os.path.lexists(aside := directory.with_name(f"{directory.name}.bak{number}")):
+        number += 1
+    return aside
+
+
+def _hidden_name(directory: Path) -> Path:
+    """A crash while files are removed leaves no run that looks whole."""
+    return directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
+
+
+def finished_before(config: Config) -> str | None:
+    """Why nothing is left to do for these flags; None: there is.
+
+    A limit of seconds is one of each start, and speed is measured anew.
+    """
+    directory, budget = config.run.run_directory, Budget.of(config.run, config.sampling, 1)
+    if config.sampling.sampler_only:
+        return None
+    policies = []
+    for policy in range(config.sampling.num_policies):
+        try:
+            loaded = checkpoint.load(directory / f"checkpoint_p{policy}")
+        except CheckpointError:
+            return None  # resuming says what is wrong
+        if loaded is None:
+            return None
+        policies.append(PolicyProgress(config.logging.stats_avg))
+        policies[-1].restore(json.loads(loaded.files["state.json"]))
+    if reason := budget.reached(policies):
+        return reason
+    # Episodes that ended while the workers stopped may have lowered a mean return that was reached.
+    status = read_status(directory)
+    as_before = status.get("state") == "finished" and status.get("budget") == budget.plain()
+    in_time = as_before and status.get("seconds", budget.seconds) < budget.seconds
+    return str(status["reason"]) if in_time else None
+
+
+def changes(config: Config) -> list[str]:
+    """What differs from the flags of the start before, as `flag old -> new`; nothing for a new run."""
+    before = saved_flags(config.run.run_directory)
+    return changed_flags({name: value for name, value in before.items() if name not in LOCATION}, config.to_flat())
+
+
+def journal(config: Config, seed: int, changed: list[str], env_steps: list[int]) -> None:
+    """Store the flags of this start, and what has changed, at which env steps of each policy.
+
+    Raises:
+        ResourceError: the disk does not take it.
+    """
+    flat = config.to_flat() | {"seed": seed}
+    directory = config.run.run_directory
+    start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": flat}
+    try:
+        write_json_atomic(directory / CONFIG_FILE, flat)
+        append_json_line(directory / HISTORY_FILE, start)
+    except OSError as error:
+        raise ResourceError(f"cannot write the configuration to {directory}: {error.strerror}") from error
+    if changed:
+        log.info("changed: %s", ", ".join(changed))
+
+
+def seed_of_resumed(directory: Path, seed: int) -> int:
+    """The seed of a start that resumes: derived from that of the run, another one each time.
+
+    With the same one, environments would play the same episodes again after each interruption.
+    """
+    try:
+        starts = (directory / HISTORY_FILE).read_bytes().count(b"\n")
+    except OSError:
+        starts = 0
+    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], starts))
+    return int(seeds.generate_state(1, np.uint64)[0] >> 1)
+
+
+def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription) -> None:
+    """Put the weights and statistics that `--init_from` names into the blocks that hold no state; all else is new.
+
+    Raises:
+        UsageError: there is no such checkpoint, or it is of another model.
+        CheckpointError: none of them can be used.
+    """
+    named = config.run.init_from
+    blocks = [block for block in blocks if not block.writes]
+    if not named or not blocks:
+        return
+    loaded = checkpoint.load(find_source(named, config.run.run_directory.parent))
+    assert loaded is not None, "find_source has seen a checkpoint"
+    try:
+        state, _ = decode(loaded.files, model.table)
+    except UsageError as error:
+        raise UsageError(f"--init_from={shown(named)}: {error}") from None
+    if state.moments.size != model.num_moments:
+        found = f"{state.moments.size} running statistics, expected {model.num_moments}"
+        raise UsageError(f"--init_from={shown(named)}: the checkpoint belongs to another model; it has {found}")
+    vectors = state.vectors * np.array([[1], [0], [0]], np.float32)  # no moments of Adam
+    for block in blocks:
+        block.write(replace(state, vectors=vectors, meta=_new_counters(config.learning.learning_rate)))
+    log.info("starting from the weights of %s", loaded.found.path)
+
+
+def _new_counters(learning_rate: float) -> dict[str, Any]:
+    counters = dict.fromkeys(("version", "updates", "env_steps", "samples", "discarded"), 0)
+    return {**counters, "adam_steps": 0.0, "learning_rate": learning_rate}
