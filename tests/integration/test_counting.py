@@ -36,7 +36,7 @@ DIGIT = 16  # an episode's return tells its env and its number modulo this
 def env_ids(seed: int, group: int, rows: int = ENVS) -> list[int]:
     """The numbers by which the envs of a group go: a native vector is seeded by its first env's seed."""
     seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["group"], group, 0)).spawn(2)[0]
-    return [(int(seeds.generate_state(rows)[0]) + row) % 2**16 for row in range(rows)]
+    return [((int(seeds.generate_state(rows)[0]) >> 1) + row) % 2**16 for row in range(rows)]
 
 
 def seed_of_distinct_envs(groups: int) -> int:

@@ -117,7 +117,7 @@ def test_a_custom_model_acts_in_processes_of_its_own_and_is_played(
     flags = SMALL | {"inference": "central", "num_workers": 1, "train_for_env_steps": 2_000, "env": GRID}
     run = record(tmp_path / "run", **flags, encoder=path_of(LinearPolicy))
     assert set(run.weights()) == {
-        "policy.weight", "policy.bias", "critic.0.weight", "critic.0.bias", "critic.2.weight", "critic.2.bias",
+        "policy.weight", "policy.bias", "critic.0.weight", "critic.0.bias", "value_head.weight", "value_head.bias",
         "scalings.0.mean", "scalings.0.inv_std", "return_mean", "return_std",
     }  # fmt: skip
     capsys.readouterr()
