@@ -35,7 +35,7 @@ train: install
 	@echo "Curves are in train_dir/<run>/metrics.jsonl; tensorboard --logdir=train_dir draws them (pip install tensorboard)."
 
 test: install
-	$(RUN) -m pytest -q -m "not slow" --durations=10
+	$(RUN) -m pytest -q -m "not slow" --durations=25
 
 test-all: install
 	$(RUN) -m pytest -q --durations=20

@@ -52,7 +52,7 @@ def start(folder: Path, placement: str) -> TrainingRun:
 @pytest.mark.parametrize(
     ("placement", "role", "trials"),
     [
-        *((placement, role, 3) for placement, role in [*(("central", role) for role in CENTRAL), ("local", "main")]),
+        *(("central", role, 3) for role in ("main", "actor_0", "learner_0")),
         *(pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for case in SLOW),
     ],
 )
@@ -135,7 +135,9 @@ def test_a_killed_run_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     assert checkpoint_steps(run.directory)[-1] >= saved + 2000
 
 
-@pytest.mark.parametrize("role", ["main", "actor_0", "learner_0"])
+@pytest.mark.parametrize(
+    "role", ["actor_0", *(pytest.param(role, marks=pytest.mark.slow) for role in ("main", "learner_0"))]
+)
 def test_no_game_and_no_shared_memory_of_it_is_left_when_a_process_is_killed(tmp_path: Path, role: str) -> None:
     pytest.importorskip("vizdoom")
     names = shared_memory_names()

@@ -103,8 +103,14 @@ def interrupted(folder: Path, number: int, promised: int) -> int:
     return saved[-1]
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-@pytest.mark.parametrize("how", NUMBERS)
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [
+        ("ctrl_c", 2),
+        ("kill9", 2),
+        *(pytest.param(how, 10, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for how in NUMBERS),
+    ],
+)
 def test_interrupted_again_and_again(tmp_path: Path, how: str, times: int) -> None:
     promised = 0
     for _ in range(times):
@@ -130,9 +136,7 @@ def test_interrupted_again_and_again(tmp_path: Path, how: str, times: int) -> No
 PLACES = ("open", "write", "fsync", "manifest", "dirsync", "rename", "parentsync", "prune")
 
 
-@pytest.mark.parametrize(
-    "place", [p if p in ("rename", "prune") else pytest.param(p, marks=pytest.mark.slow) for p in PLACES]
-)
+@pytest.mark.parametrize("place", [p if p == "rename" else pytest.param(p, marks=pytest.mark.slow) for p in PLACES])
 def test_a_run_killed_while_it_saves_goes_on_from_what_it_has_saved(tmp_path: Path, place: str) -> None:
     # Of the third checkpoint; the first one may be from before anything was learned.
     passage = {"open": 11, "write": 12, "fsync": 11, "dirsync": 5}.get(place, 3)

@@ -36,8 +36,13 @@ def ids_of(package: str, prefix: str, suffix: str) -> list[str]:
 
 SCENARIOS = ids_of("vizdoom.gymnasium_wrapper", "Vizdoom", "-v1")
 GAMES = random.Random(1).sample(games, 20) if (games := ids_of("ale_py", "ALE/", "-v5")) else []
-FAST = ["ALE/Pong-v5", "VizdoomBasic-v1", "MiniGrid-MemoryS7-v0", "HalfCheetah-v5", "LunarLander-v3"]
-PACKAGES = ["ale_py", "vizdoom", "minigrid", "mujoco", "Box2D"]
+ONE_OF_EACH = {
+    "ALE/Pong-v5": "ale_py",
+    "VizdoomBasic-v1": "vizdoom",
+    "MiniGrid-MemoryS7-v0": "minigrid",
+    "HalfCheetah-v5": "mujoco",
+    "LunarLander-v3": "Box2D",
+}
 
 
 def shared_memory() -> set[str]:
@@ -56,7 +61,7 @@ def run_through_all_processes(directory: Path, env: str) -> None:
     assert shared_memory() <= before
 
 
-@pytest.mark.parametrize(("env", "package"), list(zip(FAST, PACKAGES, strict=True)))
+@pytest.mark.parametrize(("env", "package"), ONE_OF_EACH.items())
 def test_one_of_each_family(env: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     run_through_all_processes(tmp_path / "run", env)

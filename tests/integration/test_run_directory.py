@@ -250,6 +250,7 @@ def test_a_changed_learning_rate_takes_the_place_of_one_that_has_adapted(tmp_pat
     assert second.state()["learning_rate"] in [pytest.approx(0.0002 * 1.5**exponent) for exponent in range(-2, 3)]
 
 
+@pytest.mark.slow
 def test_a_restart_sets_the_old_run_aside_and_overwriting_removes_it(tmp_path: Path) -> None:
     directory, aside = tmp_path / "run", tmp_path / "run.bak1"
     small = SMALL | {"train_for_env_steps": 500}

@@ -47,7 +47,7 @@ def all_but(quick: set[Any], cases: Iterable[Any]) -> list[Any]:
     return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
-@pytest.mark.parametrize("observation", all_but({"image_hwc", "dict", "multi_binary"}, OBSERVATIONS))
+@pytest.mark.parametrize("observation", all_but({"dict"}, OBSERVATIONS))
 def test_every_observation_space_is_learned_from(tmp_path: Path, observation: str) -> None:
     solve(tmp_path / "run", observation=observation, obs_scale=255 if "image" in observation else 1)
 
@@ -64,7 +64,7 @@ STEPPING = {
     "disabled": {"env_vectorization": "native", "autoreset_mode": "Disabled"},
 }
 MASKED = product(("observation", "info"), STEPPING, ("discrete", "multi_discrete", "tuple", "dict"))
-QUICK_MASKED = {("observation", "python", "multi_discrete"), ("info", "same_step", "tuple")}
+QUICK_MASKED = {("info", "same_step", "tuple")}
 
 
 @pytest.mark.parametrize("case", all_but(QUICK_MASKED, MASKED), ids="-".join)
