@@ -31,7 +31,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
     defaults = {"num_threads": 1, "reward_clipping": False, "use_fire_reset": False}
     ours = {
         "frameskip": _frame_skip(config),
-        "stack_num": config.env_framestack or FRAME_STACK,
+        "stack_num": _frame_stack(config),
         "max_num_frames_per_episode": _max_frames(config, registration),
     }
     return {name: value for name, value in defaults.items() if name not in config.env_kwargs} | ours
@@ -46,6 +46,8 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     arguments = dict(arguments)
     preprocessing = {ours: arguments.pop(name) for name, ours in PREPROCESSING.items() if name in arguments}
     height, width = (arguments.pop(name, 84) for name in SIZES)
+    for name in ("stack_num", "num_threads", "thread_affinity_offset"):  # taken below, or of no meaning for one game
+        arguments.pop(name, None)
     for name in ("reward_clipping", "use_fire_reset"):
         if arguments.pop(name, False):
             raise UsageError(f"--env_kwargs {name}=True: only ale-py's vector environment has it, and it cannot render")
@@ -53,15 +55,25 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     arguments |= {"frameskip": 1, "max_num_frames_per_episode": _max_frames(config, registration)}
     env = make_registered(registration, **arguments)
     env = AtariPreprocessing(env, frame_skip=skip, screen_size=(width, height), **preprocessing)
-    return FrameStackObservation(env, config.env_framestack or FRAME_STACK, padding_type="zero")
+    return FrameStackObservation(env, _frame_stack(config), padding_type="zero")
+
+
+# The flags decide, then --env_kwargs, then what is usual.
 
 
 def _frame_skip(config: EnvConfig) -> int:
-    return config.env_frameskip or FRAME_SKIP
+    skip: Any = config.env_frameskip or config.env_kwargs.get("frameskip", FRAME_SKIP)
+    return int(skip)
+
+
+def _frame_stack(config: EnvConfig) -> int:
+    stack: Any = config.env_framestack or config.env_kwargs.get("stack_num", FRAME_STACK)
+    return int(stack)
 
 
 def _max_frames(config: EnvConfig, registration: Registration) -> int:
     if config.horizon is not None:
         return config.horizon * _frame_skip(config)
-    frames: int = registration.kwargs.get("max_num_frames_per_episode", MAX_FRAMES)
-    return frames
+    registered = registration.kwargs.get("max_num_frames_per_episode", MAX_FRAMES)
+    frames: Any = config.env_kwargs.get("max_num_frames_per_episode", registered)
+    return int(frames)

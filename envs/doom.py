@@ -94,10 +94,10 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
         UsageError: no resolution of the engine is large enough, or a wrapper cannot do what a flag asks.
     """
     width, height = config.res_w or WIDTH, config.res_h or HEIGHT
-    arguments = {"screen_resolution": smallest_resolution(width, height)} | arguments
-    if config.horizon is not None:
-        arguments["max_episode_steps"] = config.horizon
-    env = make_registered(registration, frame_skip=config.env_frameskip or FRAME_SKIP, **arguments)
+    usual = {"screen_resolution": smallest_resolution(width, height), "frame_skip": FRAME_SKIP}
+    flags = {"frame_skip": config.env_frameskip, "max_episode_steps": config.horizon}
+    arguments = usual | arguments | {name: value for name, value in flags.items() if value is not None}
+    env = make_registered(registration, **arguments)
     env = DoomObservations(env, width, height)
     return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
 

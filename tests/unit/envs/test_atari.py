@@ -159,3 +159,14 @@ def test_a_game_can_be_rendered() -> None:
     env.reset(seed=0)
     assert env.render().shape == (210, 160, 3)
     env.close()
+
+
+@pytest.mark.parametrize("by", ["native", "python"])
+def test_arguments_say_what_no_flag_says(by: str) -> None:
+    kwargs = {"frameskip": 2, "stack_num": 3, "max_num_frames_per_episode": 40}
+    group = group_of("ALE/Pong-v5", by, env_kwargs=EXACT | kwargs)
+    assert (group.spec.frames_per_step, group.spec.observations["obs"].shape) == (2, (3, 84, 84))
+    group.close()
+    group = group_of("ALE/Pong-v5", by, env_kwargs=EXACT | kwargs, env_frameskip=3, env_framestack=1)
+    assert (group.spec.frames_per_step, group.spec.observations["obs"].shape) == (3, (1, 84, 84))
+    group.close()

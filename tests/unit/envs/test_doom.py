@@ -235,3 +235,13 @@ def test_nothing_is_left_when_it_is_closed(elsewhere: Path) -> None:
 
 def test_an_environment_that_was_never_reset_can_be_closed() -> None:
     made().close()
+
+
+def test_a_frame_skip_may_come_as_an_argument() -> None:
+    for flags, skip in (
+        ({"env_kwargs": {"frame_skip": 2}}, 2),
+        ({"env_kwargs": {"frame_skip": 2}, "env_frameskip": 3}, 3),
+    ):
+        env = made(**flags)
+        assert env.unwrapped.frame_skip == skip
+        env.close()
