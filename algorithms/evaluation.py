@@ -17,7 +17,6 @@ import torch
 
 from algorithms.appo.build import new_model
 from algorithms.appo.config import Config
-from algorithms.appo.placement import choose_device
 from algorithms.appo.runs import newest_run, saved_flags
 from algorithms.evaluation_config import EvaluationConfig
 from algorithms.models.actor_critic import ActorCritic
@@ -31,6 +30,7 @@ from envs.make import is_vector_only, make_group
 from envs.spec import MASK_KEY, EnvSpec, GroupEnv, StepRow
 from utils import checkpoint, cpu
 from utils.command_line import say
+from utils.devices import choose_device
 from utils.errors import CheckpointError, UsageError
 from utils.values import shown
 

@@ -124,21 +124,26 @@ BOX2D: dict[str, Preset] = {
     "BipedalWalkerHardcore": BIPEDAL_WALKER,
 }
 
-FAMILIES: dict[str, Preset] = {
-    r"ALE/|\w+(NoFrameskip|Deterministic)-v\d": ATARI,
-    r"Vizdoom": VIZDOOM,
-    r"MiniGrid-|BabyAI-": MINIGRID,
-}
+ATARI_IDS = r"ALE/|\w+(NoFrameskip|Deterministic)-v\d"
+FAMILIES: dict[str, Preset] = {ATARI_IDS: ATARI, r"Vizdoom": VIZDOOM, r"MiniGrid-|BabyAI-": MINIGRID}
 NAMES: dict[str, Preset] = CLASSIC | BOX2D | dict.fromkeys(MUJOCO_NAMES, MUJOCO)
 
+# On two cores the Nature network has hardly begun with Pong after ten minutes; this one is a third of the work, and as
+# a step of the game then costs more than training on it, two passes pay.
+ON_CPU: dict[str, Preset] = {ATARI_IDS: {"encoder_subtype": "convnet_dqn", "hidden_size": 256, "ppo_epochs": 2}}
 
-def preset(env_id: str) -> Preset:
+
+def preset(env_id: str, device: str) -> Preset:
     """Return flag -> value for the family of an environment, or nothing for an unknown one.
 
     A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by their whole name.
+
+    Args:
+        env_id: as the flag has it.
+        device: `cpu` or `cuda`, where the network is trained.
     """
     name = env_id.rpartition(":")[2]
     for pattern, values in FAMILIES.items():
         if re.match(pattern, name):
-            return dict(values)
+            return values | (ON_CPU.get(pattern, {}) if device == "cpu" else {})
     return dict(NAMES.get(re.sub(r"-v\d+$", "", name), {}))

@@ -8,7 +8,7 @@ from typing import Any
 
 from algorithms.appo.blueprint import Blueprint, ModelDescription, Probe
 from algorithms.appo.config import Config
-from algorithms.appo.placement import Sampling, choose_device, choose_placement, plan_workers, rows_to_time
+from algorithms.appo.placement import Sampling, choose_placement, plan_workers, rows_to_time
 from algorithms.appo.probing import probe_in_process
 from algorithms.appo.starting import (
     begin_from,
@@ -36,6 +36,7 @@ from algorithms.runtime.supervisor import Supervisor, WorkerError
 from algorithms.runtime.topology import Topology, check_slots, slots_per_group
 from envs.make import check_name
 from utils import cpu
+from utils.devices import choose_device
 from utils.errors import Interrupted, ResourceError, StopNow, UsageError
 from utils.lock import RunLock
 from utils.logging import configure

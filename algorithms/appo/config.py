@@ -12,6 +12,7 @@ from envs.config import EnvConfig
 from envs.presets import preset
 from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help, words_of
 from utils.config import Flag, flag, flags_of
+from utils.devices import choose_device
 from utils.errors import UsageError
 from utils.files import read_mapping
 from utils.values import from_plain, nearest, shown
@@ -162,7 +163,7 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
     if wants_help(argv):
         groups = {part.capitalize(): flags for part, flags in FLAGS_BY_PART.items()}
-        print_and_exit(format_help(TRAIN_USAGE, groups, preset(_env_in(argv))))
+        print_and_exit(format_help(TRAIN_USAGE, groups, preset(_env_in(argv), choose_device("auto"))))
     return parse_command_line(argv, FLAGS)
 
 
@@ -191,7 +192,8 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
-    layers += [("saved run", saved), ("env preset", preset(env))]
+    device = choose_device(str(asked.get("device") or saved.get("device", "auto")))
+    layers += [("saved run", saved), ("env preset", preset(env, device))]
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env)
     config = Config.from_flat(values)

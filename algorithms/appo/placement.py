@@ -1,11 +1,9 @@
-"""How many workers, groups and environments, where policies act, and on which device: what `0` and `auto` mean.
+"""How many workers, groups and environments, and where policies act: what `0` and `auto` mean.
 
 Nothing here changes what is learned from a given batch; only how fast batches come.
 """
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from algorithms.appo.config import Config
 from algorithms.runtime.topology import Placement
@@ -31,19 +29,6 @@ class Sampling:
     num_workers: int
     num_envs_per_worker: int
     num_splits: int
-
-
-def choose_device(wanted: str) -> str:
-    """The device of the networks, found out without importing torch.
-
-    Raises:
-        UsageError: CUDA is wanted and there is no NVIDIA device.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
-    present = visible and any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg"))
-    if wanted == "cuda" and not present:
-        raise UsageError("--device=cuda: no NVIDIA GPU is visible on this machine")
-    return "cuda" if present and wanted != "cpu" else "cpu"
 
 
 def plan_workers(config: Config, cores: int, placement: Placement) -> Sampling:

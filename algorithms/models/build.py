@@ -15,8 +15,9 @@ from algorithms.models.cores import Core, IdentityCore, RecurrentCore
 from algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
 from algorithms.models.encoders import (
     CONVNET_ATARI,
+    CONVNET_DQN,
     CONVNET_SIMPLE,
-    MIN_CONVNET_SIDE,
+    MIN_CONVNET_SIDES,
     DictEncoder,
     Encoder,
     conv_encoder,
@@ -40,20 +41,19 @@ ENCODERS: dict[str, Callable[[Shape, ModelConfig], Encoder]] = {
     "mlp": lambda shape, c: mlp_encoder(shape, c.encoder_mlp_layers, c.nonlinearity),
     "convnet_simple": lambda shape, c: conv_encoder(shape, CONVNET_SIMPLE, _extra_layers(c), c.nonlinearity),
     "convnet_atari": lambda shape, c: conv_encoder(shape, CONVNET_ATARI, _extra_layers(c), c.nonlinearity),
+    "convnet_dqn": lambda shape, c: conv_encoder(shape, CONVNET_DQN, _extra_layers(c), c.nonlinearity),
     "convnet_impala": lambda shape, c: impala_encoder(shape, _extra_layers(c), c.nonlinearity),
     "resnet_impala": lambda shape, c: impala_encoder(shape, _extra_layers(c), c.nonlinearity),
 }
 """The encoders by the name `--encoder_subtype` knows them by."""
 
 _SUBTYPES: dict[str, tuple[str, ...]] = {
-    "auto": ("convnet_simple", "convnet_atari", "convnet_impala", "resnet_impala", "mlp"),
+    "auto": ("convnet_simple", "convnet_atari", "convnet_dqn", "convnet_impala", "resnet_impala", "mlp"),
     "mlp": ("mlp",),
-    "conv": ("convnet_simple", "convnet_atari", "convnet_impala"),
+    "conv": ("convnet_simple", "convnet_atari", "convnet_dqn", "convnet_impala"),
     "resnet": ("resnet_impala",),
 }
 """What each `--encoder_type` allows; the first is what `--encoder_subtype=auto` means."""
-
-_MIN_SIDES = {"convnet_simple": MIN_CONVNET_SIDE, "convnet_atari": MIN_CONVNET_SIDE}
 
 
 def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
@@ -107,7 +107,7 @@ def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec])
             f"--encoder_subtype={subtype} does not go with --encoder_type={config.encoder_type}; "
             f"choose from {', '.join(allowed)}"
         )
-    min_side = _MIN_SIDES.get(subtype, 1)
+    min_side = MIN_CONVNET_SIDES.get(subtype, 1)
     names = {key: subtype if _is_image(spec.shape, min_side) else "mlp" for key, spec in observations.items()}
     was_asked_for = (config.encoder_type, config.encoder_subtype) != ("auto", "auto")
     if was_asked_for and subtype not in names.values():

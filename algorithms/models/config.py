@@ -17,8 +17,9 @@ class ModelConfig:
     )
     encoder_subtype: str = flag(
         "auto",
-        "layers of the encoder; auto = the usual one of its family (convnet_atari is the Nature network)",
-        choices=("auto", "convnet_simple", "convnet_atari", "convnet_impala", "resnet_impala", "mlp"),
+        "layers of the encoder; auto = the usual one of its family (convnet_atari is the Nature network, convnet_dqn"
+        " its smaller forerunner)",
+        choices=("auto", "convnet_simple", "convnet_atari", "convnet_dqn", "convnet_impala", "resnet_impala", "mlp"),
         fixed_on_resume=True,
     )
     encoder_custom: str = flag(

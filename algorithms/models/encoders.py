@@ -22,11 +22,14 @@ CONVNET_SIMPLE: tuple[ConvLayer, ...] = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
 CONVNET_ATARI: tuple[ConvLayer, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """The net of Mnih et al. 2015 (https://www.nature.com/articles/nature14236)."""
 
+CONVNET_DQN: tuple[ConvLayer, ...] = ((16, 8, 4), (32, 4, 2))
+"""The net of Mnih et al. 2013 (https://arxiv.org/abs/1312.5602): a third of the work of the one above."""
+
 IMPALA_CHANNELS = (16, 32, 32)
 """Channels of the three stages of the deep net of Espeholt et al. 2018 (https://arxiv.org/abs/1802.01561, fig. 3)."""
 
-MIN_CONVNET_SIDE = 36
-"""Pixels: the smallest square that both stacks above reduce to at least one pixel."""
+MIN_CONVNET_SIDES = {"convnet_simple": 36, "convnet_atari": 36, "convnet_dqn": 20}
+"""Pixels: the smallest square that each stack reduces to at least one pixel."""
 
 _NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh}
 

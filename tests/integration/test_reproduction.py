@@ -154,6 +154,7 @@ IMAGES: dict[str, dict[str, object]] = {
     for kind, subtype in [
         ("conv", "convnet_simple"),
         ("conv", "convnet_atari"),
+        ("conv", "convnet_dqn"),
         ("conv", "convnet_impala"),
         ("resnet", "resnet_impala"),
     ]

@@ -456,17 +456,18 @@ def test_changed_flags_are_listed() -> None:
 def test_presets_name_existing_flags_with_valid_values() -> None:
     for env in [*presets.NAMES, "ALE/Pong", "VizdoomBasic", "MiniGrid-Empty-8x8"]:
         config = parse_train([f"--env={env}-v1"])
-        for name, value in preset(f"{env}-v1").items():
+        for name, value in preset(f"{env}-v1", "cpu").items():
             assert getattr(getattr(config, next(p for p, fs in FLAGS_BY_PART.items() if name in fs)), name) == value
 
 
 def test_presets_match_whole_names() -> None:
-    assert preset("CartPole-v1") == preset("gymnasium.envs:CartPole-v0") == preset("CartPole")
-    assert preset("CartPoleSwing-v1") == preset("toy/Memory-v0") == preset("") == {}
-    assert preset("ALE/Pong-v5")["encoder_subtype"] == "convnet_atari"
-    changed = preset("Ant-v5")
+    assert preset("CartPole-v1", "cpu") == preset("gymnasium.envs:CartPole-v0", "cpu") == preset("CartPole", "cuda")
+    assert preset("CartPoleSwing-v1", "cpu") == preset("toy/Memory-v0", "cpu") == preset("", "cpu") == {}
+    assert preset("ALE/Pong-v5", "cuda")["encoder_subtype"] == "convnet_atari"
+    assert preset("PongNoFrameskip-v4", "cpu")["encoder_subtype"] == "convnet_dqn"
+    changed = preset("Ant-v5", "cpu")
     changed["rollout"] = 1
-    assert preset("Ant-v5")["rollout"] == 64
+    assert preset("Ant-v5", "cpu")["rollout"] == 64
 
 
 # ---- evaluation

@@ -1,10 +1,8 @@
-from pathlib import Path
-
 import pytest
 
-from algorithms.appo import placement as module
 from algorithms.appo.config import Config
-from algorithms.appo.placement import Sampling, choose_device, choose_placement, plan_workers, rows_to_time
+from algorithms.appo.placement import Sampling, choose_placement, plan_workers, rows_to_time
+from algorithms.runtime.topology import Placement
 from utils.errors import UsageError
 
 
@@ -32,7 +30,7 @@ def config_of(**flags: object) -> Config:
     ],
 )
 def test_counts_are_filled_in(
-    placement: module.Placement, cores: int, flags: dict[str, object], expected: tuple[int, int, int]
+    placement: Placement, cores: int, flags: dict[str, object], expected: tuple[int, int, int]
 ) -> None:
     assert plan_workers(config_of(**flags), cores, placement) == Sampling(placement, *expected)
 
@@ -63,31 +61,3 @@ def test_otherwise_the_forward_pass_decides() -> None:
     assert choose_placement(config, 4, "cpu", small) == "central"
     tiny = {local: 60e-6, central: 100e-6}  # 7.5 against 6.25 + 1.875
     assert choose_placement(config, 4, "cpu", tiny) == "local"
-
-
-@pytest.mark.parametrize(
-    ("wanted", "present", "visible", "expected"),
-    [
-        ("auto", True, None, "cuda"),
-        ("auto", False, None, "cpu"),
-        ("auto", True, "", "cpu"),
-        ("auto", True, "-1", "cpu"),
-        ("auto", True, "0,1", "cuda"),
-        ("cpu", True, None, "cpu"),
-        ("cuda", True, None, "cuda"),
-    ],
-)
-def test_the_device_is_found_without_torch(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, present: bool, visible: str | None, expected: str
-) -> None:
-    monkeypatch.setattr(module, "Path", lambda path: Path("/dev/null" if present else "/nowhere"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert choose_device(wanted) == expected
-
-
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UsageError, match="--device=cuda: no NVIDIA GPU is visible"):
-        choose_device("cuda")

@@ -6,8 +6,9 @@ from algorithms.models.build import ENCODERS
 from algorithms.models.encoders import (
     CLIP,
     CONVNET_ATARI,
+    CONVNET_DQN,
     CONVNET_SIMPLE,
-    MIN_CONVNET_SIDE,
+    MIN_CONVNET_SIDES,
     DictEncoder,
     InputScaling,
     conv_encoder,
@@ -55,11 +56,15 @@ def test_impala_reads_a_tiny_image() -> None:
     assert impala_encoder((7, 7, 3), (8,), "relu")(torch.rand(2, 7, 7, 3)).shape == (2, 8)
 
 
-@pytest.mark.parametrize("layers", [CONVNET_SIMPLE, CONVNET_ATARI])
-def test_min_side_is_the_smallest_image_of_the_stacks(layers: tuple[tuple[int, int, int], ...]) -> None:
-    assert conv_encoder((1, MIN_CONVNET_SIDE, MIN_CONVNET_SIDE), layers, (), "elu").output_size == layers[-1][0]
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("convnet_simple", CONVNET_SIMPLE), ("convnet_atari", CONVNET_ATARI), ("convnet_dqn", CONVNET_DQN)],
+)
+def test_min_side_is_the_smallest_image_of_the_stacks(name: str, layers: tuple[tuple[int, int, int], ...]) -> None:
+    side = MIN_CONVNET_SIDES[name]
+    assert conv_encoder((1, side, side), layers, (), "elu").output_size == layers[-1][0]
     with pytest.raises(RuntimeError):
-        conv_encoder((1, MIN_CONVNET_SIDE, MIN_CONVNET_SIDE - 1), layers, (), "elu")
+        conv_encoder((1, side, side - 1), layers, (), "elu")
 
 
 def test_both_layouts_of_one_image_give_the_same_features() -> None:
