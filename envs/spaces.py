@@ -117,12 +117,14 @@ def _observation_spec(key: str, space: Space) -> ObservationSpec:
     match space:
         case spaces.Box() | spaces.MultiBinary() if key == MASK_KEY:
             return ObservationSpec(space.shape, "uint8")
+        case spaces.Box() if space.dtype == np.uint8:
+            return ObservationSpec(space.shape, "uint8", high=max(1, int(space.high.max(initial=0))))
         case spaces.Box():
-            return ObservationSpec(space.shape, "uint8" if space.dtype == np.uint8 else "float32")
+            return ObservationSpec(space.shape, "float32")
         case spaces.MultiBinary():
-            return ObservationSpec(space.shape, "uint8")
+            return ObservationSpec(space.shape, "uint8", high=1)
         case spaces.Discrete() | spaces.MultiDiscrete():  # one-hot: the size of a choice carries no order
-            return ObservationSpec((sum(size for size, _ in choices_of(space)),), "uint8")
+            return ObservationSpec((sum(size for size, _ in choices_of(space)),), "uint8", high=1)
         case _:
             raise UsageError(f"unsupported observation space {_described(space)} (key {key}): {_refusal(space)}")
 

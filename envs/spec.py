@@ -45,10 +45,17 @@ class ActionPart(NamedTuple):
 
 @dataclass(frozen=True)
 class ObservationSpec:
-    """One observation array of one row, as it is stored; `dtype` is a numpy name."""
+    """One observation array of one row, as it is stored.
+
+    Attributes:
+        shape: Of the array.
+        dtype: A numpy name, `uint8` or `float32`.
+        high: The largest value of bytes, by which models divide them: 255 for most images, 1 for one-hot vectors.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    high: int = 255
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,6 @@ def _scaling(config: ModelConfig, key: str, spec: ObservationSpec) -> InputScali
     return InputScaling(
         spec.shape,
         subtract_mean=config.obs_subtract_mean if is_main else 0.0,
-        scale=scale or (255.0 if is_image else 1.0),
+        scale=scale or (float(spec.high) if spec.dtype == "uint8" else 1.0),
         running=config.normalize_input and normalized,
     )

@@ -68,7 +68,7 @@ class ModelConfig:
     )
     obs_scale: float | None = flag(
         None,
-        "constant the main observation is divided by after the subtraction; none = 255 for images of bytes, else 1",
+        "constant the main observation is divided by after the subtraction; none = the largest value of bytes, else 1",
         minimum=1e-12,
         fixed_on_resume=True,
     )

@@ -67,9 +67,9 @@ def test_what_is_shown_is_what_the_plain_environment_shows(name: str) -> None:
 def test_the_spec() -> None:
     group = make_group(EnvConfig(env="MiniGrid-Empty-5x5-v0"), 2)
     assert group.spec.observations == {
-        "direction": ObservationSpec((4,), "uint8"),
-        "image": ObservationSpec((7, 7, 20), "uint8"),
-        "mission": ObservationSpec((64,), "uint8"),
+        "direction": ObservationSpec((4,), "uint8", high=1),
+        "image": ObservationSpec((7, 7, 20), "uint8", high=1),
+        "mission": ObservationSpec((64,), "uint8", high=1),
     }
     assert group.spec.action.parts == (ActionPart("categorical", 7),)
     assert group.spec.frames_per_step == 1

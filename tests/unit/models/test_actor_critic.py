@@ -162,6 +162,15 @@ def test_observation_statistics_standardise() -> None:
     assert torch.equal(model.act(obs, first, state)[0], plain.act(scaled, first, state)[0])
 
 
+@pytest.mark.parametrize("shape", [(3, 36, 40), (6,)])
+@pytest.mark.parametrize("high", [255, 7, 1])
+def test_bytes_are_divided_by_their_largest_value(shape: tuple[int, ...], high: int) -> None:
+    """MiniGrid's one-hot pictures divided by 255 are as good as black."""
+    model = model_of(env_spec_of(obs=ObservationSpec(shape, "uint8", high=high)), use_rnn=False)
+    brightest = {"obs": torch.full((2, *shape), high, dtype=torch.uint8)}
+    assert torch.equal(model.scaled(brightest)["obs"], torch.ones(2, *shape))
+
+
 def test_the_action_mask_is_not_shown() -> None:
     mask = ObservationSpec((4,), "uint8")
     env_spec = EnvSpec({"obs": VECTOR, "action_mask": mask}, env_spec_of().action, action_mask=4)
