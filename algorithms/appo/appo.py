@@ -133,7 +133,7 @@ class APPO:
         if any(resumed):
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
 
-        monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed, budget.env_steps)
+        monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed, budget.limits())
         self.status.monitor, self.status.budget = monitor, budget.plain()
         checkpointing = Checkpointing(self.directory, self.config.run, blocks, found.model.table, monitor)
         workers = self._serial(blueprint, arena) if placement == "serial" else self._processes(blueprint, arena)

@@ -43,7 +43,8 @@ class RunSummary(NamedTuple):
         state: starting, training, finished, interrupted, failed; crashed: it ended without a word; damaged: what it
             wrote cannot be read; unknown: it wrote nothing.
         env_steps: learned from, by all policies together.
-        share: of the budget of env steps.
+        share: of the budget: of env steps, samples or seconds, whichever is used up first.
+        seconds_left: an estimate, of a run that trains.
         best_return, last_return: mean over the last episodes, of the policy that is best at it.
         active: time (seconds since 1970) at which it last wrote something.
     """
@@ -54,6 +55,7 @@ class RunSummary(NamedTuple):
     reason: str
     env_steps: int | None
     share: float | None
+    seconds_left: float | None
     best_return: float | None
     last_return: float | None
     active: float
@@ -103,16 +105,16 @@ def summary(directory: Path) -> RunSummary | None:
     config, status = config or {}, status or {}
     last = _last_records(directory / METRICS_FILE)
     env_steps = _env_steps(status, last)
-    budget = _number(config.get("train_for_env_steps"))
-    policies = _number(config.get("num_policies")) or 1
+    state = "damaged" if damaged else _state(_text(status.get("state")), directory)
     last_return = max(_last_returns(status, last), default=None)
     return RunSummary(
         name=directory.name,
         env=_text(config.get("env")),
-        state="damaged" if damaged else _state(_text(status.get("state")), directory),
+        state=state,
         reason=_text(status.get("reason")) or "",
         env_steps=env_steps,
-        share=env_steps / (budget * policies) if budget and env_steps is not None else None,
+        share=_share(config, status, env_steps),
+        seconds_left=_number(status.get("seconds_left")) if state == "training" else None,
         best_return=_best_return(directory, last_return),
         last_return=last_return,
         active=max(changed for changed in times if changed is not None),
@@ -148,6 +150,19 @@ def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> 
     steps = [number for record in last if (number := _number(record.get("env_steps"))) is not None]
     known += [sum(steps)] if steps else []
     return max((int(number) for number in known if number is not None), default=None)
+
+
+def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
+    """The used-up share of the budget that the status knows, or else of the env steps that the flags allow."""
+    policies = _number(config.get("num_policies")) or 1
+    totals, budget = (value if isinstance(value := status.get(key), dict) else {} for key in ("totals", "budget"))
+    limit = _number(budget.get("env_steps")) or _number(config.get("train_for_env_steps"))
+    parts = (
+        (env_steps, limit and limit * policies),
+        (_number(totals.get("samples")), (_number(budget.get("samples")) or 0) * policies),
+        (_number(status.get("seconds")), _number(budget.get("seconds"))),
+    )
+    return max((used / whole for used, whole in parts if used is not None and whole), default=None)
 
 
 def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -233,14 +248,16 @@ def _text(value: object) -> str | None:
 def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
     """A header and a line per run, in columns."""
     rows: list[tuple[str, ...]] = [
-        ("run", "env", "state", "env steps", "budget", "best return", "last return", "active")
+        ("run", "env", "state", "env steps", "budget", "left", "best return", "last return", "active")
     ]
     for run in runs:
         share = "-" if run.share is None else f"{run.share:.0%}"
         steps = "-" if run.env_steps is None else f"{run.env_steps:,}"
         returns = ("-" if value is None else f"{value:.2f}" for value in (run.best_return, run.last_return))
         env = shown(run.env) if run.env else "-"
-        rows.append((shown(run.name), env, shown(run.state), steps, share, *returns, f"{_age(now - run.active)} ago"))
+        left = "-" if run.seconds_left is None else _age(run.seconds_left)
+        ago = f"{_age(now - run.active)} ago"
+        rows.append((shown(run.name), env, shown(run.state), steps, share, left, *returns, ago))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     words, numbers = range(3), range(3, len(widths))
     return [

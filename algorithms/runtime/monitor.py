@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic
 log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 1.0
-LONGEST_SHOWN_SECONDS = 2 * 24 * 3600  # a longer estimate only says that no budget was set
+LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate only says that no budget was set
 COUNTERS = ("env_steps", "samples", "discarded")
 HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl; TensorBoard tags follow
 
@@ -85,6 +85,36 @@ class PolicyProgress:
         return {tag: value for tag, value in values.items() if math.isfinite(value)}
 
 
+class Limits(NamedTuple):
+    """When a start ends at the latest.
+
+    Attributes:
+        env_steps, samples: per policy, of all starts.
+        seconds: of this start.
+        collected: steps of all actors, for runs that only sample; None: no limit.
+    """
+
+    env_steps: int
+    samples: float = math.inf
+    seconds: float = math.inf
+    collected: int | None = None
+
+    def seconds_left(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> float:
+        """Until the first of them is reached, at the speed of the last minute; infinity where that is not known.
+
+        Env steps and samples are reached when the slowest policy has them.
+        """
+        trained = 0.0
+        for progress in policies:
+            env_steps = _seconds_to(self.env_steps - progress.totals["env_steps"], progress.env_step_rate)
+            samples = _seconds_to(self.samples - progress.totals["samples"], progress.sample_rate)
+            trained = max(trained, min(env_steps, samples))
+        sampled = math.inf
+        if self.collected is not None and collected:
+            sampled = (self.collected - collected) / collected * elapsed_seconds
+        return max(0.0, min(trained, sampled, self.seconds - elapsed_seconds))
+
+
 class Monitor:
     """Listens to all reports; writes metrics.jsonl, TensorBoard summaries and the line on the console.
 
@@ -93,7 +123,7 @@ class Monitor:
         num_policies: members of the population.
         config: the logging flags.
         resumed: plain state of each policy's checkpoint, with which this start goes on; {} where there is none.
-        budget_env_steps: of a policy, for the estimate of the time left.
+        limits: of this start, for the estimate of the time left.
 
     Attributes:
         started: monotonic time from which this start counts.
@@ -106,9 +136,9 @@ class Monitor:
         num_policies: int,
         config: LoggingConfig,
         resumed: Sequence[Mapping[str, Any]],
-        budget_env_steps: int,
+        limits: Limits,
     ) -> None:
-        self.config, self.budget_env_steps = config, budget_env_steps
+        self.config, self.limits = config, limits
         self.custom = CustomSummaries(config.custom_summaries)
         self.policies = [PolicyProgress(config.stats_avg) for _ in range(num_policies)]
         self.workers: dict[str, dict[str, int]] = {}
@@ -199,16 +229,22 @@ class Monitor:
             part += f", lag {lag:.1f}" if lag is not None else ""
             if progress.episode_return.count:
                 part += f", return {progress.episode_return.mean:.2f} over {progress.episode_return.count} episodes"
-            left = max(0, self.budget_env_steps - progress.totals["env_steps"])
-            seconds = left / rates[60.0] if rates[60.0] > 0 else math.inf
-            part += f", {_duration(seconds)} left" if seconds < LONGEST_SHOWN_SECONDS else ""
             parts.append(part)
+        now = time.monotonic()
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
-            collected = sum(totals["collected"] for totals in self.workers.values())
-            parts.append(
-                f"collected {_short(collected)} steps, {_short(collected / (time.monotonic() - self.started))}/s"
-            )
-        return " | ".join(parts)
+            collected = self._collected()
+            parts.append(f"collected {_short(collected)} steps, {_short(collected / (now - self.started))}/s")
+        seconds = self.seconds_left(now)
+        left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{_duration(seconds)} left"
+        return " | ".join(parts) + left
+
+    def seconds_left(self, now: float) -> float | None:
+        """An estimate of how long this start goes on from this monotonic time; None: no end is in sight."""
+        seconds = self.limits.seconds_left(self.policies, self._collected(), now - self.started)
+        return seconds if seconds < LONGEST_SHOWN_SECONDS else None
+
+    def _collected(self) -> int:
+        return sum(totals.get("collected", 0) for totals in self.workers.values())
 
     def totals(self) -> dict[str, int]:
         """Counters of the whole run, summed over workers and policies."""
@@ -231,6 +267,12 @@ class Monitor:
         self.metrics_log.close()
         for writer in self.writers:
             writer.close()
+
+
+def _seconds_to(left: float, meter: RateMeter) -> float:
+    """How long so many more take at the speed of the last minute."""
+    rate = meter.rates()[60.0]
+    return 0.0 if left <= 0 else left / rate if rate > 0 else math.inf
 
 
 def _duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol
 from algorithms.runtime.checkpointing import Checkpointing
 from algorithms.runtime.config import RunConfig, SamplingConfig
 from algorithms.runtime.messages import Begin, Message, Stop, WorkerReady
-from algorithms.runtime.monitor import Monitor, PolicyProgress
+from algorithms.runtime.monitor import Limits, Monitor, PolicyProgress
 from algorithms.runtime.node import Node
 from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.status import Status
@@ -49,6 +49,10 @@ class Budget:
             env_steps, samples = min(env_steps, BENCHMARK_ENV_STEPS), BENCHMARK_SAMPLES
         collected = min(-(-env_steps // frames_per_step), samples) if sampling.sampler_only else None
         return cls(env_steps, samples, run.train_for_seconds, run.train_until_return, collected)
+
+    def limits(self) -> Limits:
+        """Those whose coming can be estimated."""
+        return Limits(self.env_steps, self.samples, self.seconds, self.collected)
 
     def plain(self) -> dict[str, float | None]:
         """The limits that hold from one start to the next, as status.json has them."""

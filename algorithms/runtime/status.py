@@ -66,6 +66,7 @@ def _counters(monitor: Monitor) -> dict[str, object]:
     return {
         "seconds": now - monitor.started,  # of this start
         "elapsed_seconds": monitor.elapsed_seconds(now),  # of all
+        "seconds_left": monitor.seconds_left(now),
         "totals": monitor.totals(),
         "return_mean": [mean if math.isfinite(mean) else None for mean in means],
     }

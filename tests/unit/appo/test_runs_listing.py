@@ -74,7 +74,7 @@ def test_everything_that_is_said_of_a_run(tmp_path: Path) -> None:
     directory = write_run(
         tmp_path / "a", config=flags(), status=status, metrics=reports(None, 20.0, 31.5, -4.0), active=NOW
     )
-    assert found(directory) == RunSummary("a", "CartPole-v1", "finished", "enough", 750, 0.75, 31.5, 15.0, NOW)
+    assert found(directory) == RunSummary("a", "CartPole-v1", "finished", "enough", 750, 0.75, None, 31.5, 15.0, NOW)
     status["return_mean"] = []  # no episode has ended since it was started again
     (directory / "status.json").write_text(json.dumps(status))
     assert found(directory).last_return == -4.0
@@ -105,7 +105,7 @@ def test_a_run_that_has_ended(tmp_path: Path, state: str) -> None:
 def test_a_run_that_failed_before_its_flags_were_saved(tmp_path: Path) -> None:
     status = {"state": "failed", "reason": "there is no environment X", "totals": {}, "return_mean": []}
     run = found(write_run(tmp_path / "a", status=status))
-    assert run == RunSummary("a", None, "failed", "there is no environment X", None, None, None, None, NOW)
+    assert run == RunSummary("a", None, "failed", "there is no environment X", None, None, None, None, None, NOW)
 
 
 def test_progress_of_a_run_whose_status_is_old(tmp_path: Path) -> None:
@@ -115,6 +115,27 @@ def test_progress_of_a_run_whose_status_is_old(tmp_path: Path) -> None:
         file.write('{"elapsed_seconds":9,"policy":0,"env_steps":900,"reward/mean":9')
     run = found(directory)
     assert (run.state, run.env_steps, run.share, run.last_return) == ("crashed", 300, 0.3, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "share"),
+    [
+        ({}, 0.25),  # what the flags say
+        ({"env_steps": 500, "samples": 2**62, "seconds": 1e10}, 0.5),  # of a benchmark
+        ({"env_steps": 1000, "samples": 80, "seconds": 600.0}, 0.75),
+        ({"env_steps": 1000, "samples": 2**62, "seconds": 150.0}, 0.8),
+    ],
+)
+def test_the_limit_that_comes_first_says_how_far_a_run_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], budget: dict[str, float], share: float
+) -> None:
+    totals = {"env_steps": 250, "samples": 60}
+    status = {"state": "training", "totals": totals, "seconds": 120.0, "seconds_left": 30.4, "budget": budget}
+    directory = write_run(tmp_path / "a", config=flags(), status=status)
+    assert (found(directory).share, found(directory).seconds_left) == (share, None)  # crashed
+    with RunLock(directory / ".lock"):
+        assert (found(directory).share, found(directory).seconds_left) == (share, 30.4)
+        assert f"{share:.0%}  30 s" in listed(capsys, f"--train_dir={tmp_path}")
 
 
 def test_policies_are_taken_together(tmp_path: Path) -> None:
@@ -163,7 +184,7 @@ DAMAGED: dict[str, tuple[str, str]] = {
 }
 STRANGE: dict[str, dict[str, Any]] = {
     "numbers": {"state": 3, "reason": 4, "totals": 5},
-    "lists": {"state": ["finished"], "totals": [1], "return_mean": {}},
+    "lists": {"state": ["finished"], "totals": [1], "return_mean": {}, "budget": [2], "seconds": {}},
     "nothing": {},
     "infinite": {"state": "finished", "totals": {"env_steps": None}},
 }
@@ -184,7 +205,7 @@ def test_broken_runs_hide_no_good_one(tmp_path: Path, capsys: pytest.CaptureFixt
     os.symlink(tmp_path / "nowhere", tmp_path / "dangling")
     runs = {run.name: run for run in summaries(tmp_path)}
     assert set(runs) == {"good", "noise", "config_is_a_folder", *DAMAGED, *STRANGE}
-    assert runs["good"] == RunSummary("good", "CartPole-v1", "finished", "", 1000, 1.0, None, None, NOW)
+    assert runs["good"] == RunSummary("good", "CartPole-v1", "finished", "", 1000, 1.0, None, None, None, NOW)
     assert {runs[name].state for name in (*DAMAGED, "config_is_a_folder")} == {"damaged"}
     assert [runs[name].state for name in STRANGE] == ["unknown", "unknown", "unknown", "finished"]
     assert (runs["noise"].best_return, runs["noise"].last_return) == (None, None)
@@ -213,9 +234,9 @@ def test_a_line_per_run_in_columns(
     write_run(group / "other", config=flags(env="Acrobot-v1"), active=NOW - 7200)
     monkeypatch.setattr(time, "time", lambda: NOW + 150)
     assert listed(capsys, f"--train_dir={tmp_path}", "--experiments_root=group") == (
-        "run    env          state     env steps  budget  best return  last return     active\n"
-        "first  CartPole-v1  finished     12,345     25%       475.25       475.25  2 min ago\n"
-        "other  Acrobot-v1   unknown           -       -            -            -    2 h ago\n"
+        "run    env          state     env steps  budget  left  best return  last return     active\n"
+        "first  CartPole-v1  finished     12,345     25%     -       475.25       475.25  2 min ago\n"
+        "other  Acrobot-v1   unknown           -       -     -            -            -    2 h ago\n"
     )
 
 

@@ -8,9 +8,11 @@ import pytest
 
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from algorithms.runtime.messages import EpisodesDone, LearnerReport, WorkerReport
-from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.monitor import Limits, Monitor
 from algorithms.runtime.runner import BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, Budget
 from tests.unit.test_metrics import events
+
+MILLION = Limits(1_000_000)
 
 
 class Watched:
@@ -20,9 +22,9 @@ class Watched:
         self.directory, self.now = directory, 1000.0
         monkeypatch.setattr("algorithms.runtime.monitor.time.monotonic", lambda: self.now)
 
-    def monitor(self, num_policies: int = 1, *, budget: int = 1_000_000, **flags: object) -> Monitor:
+    def monitor(self, num_policies: int = 1, *, limits: Limits = MILLION, **flags: object) -> Monitor:
         config = LoggingConfig(**{"tensorboard": False, **flags})  # type: ignore[arg-type]
-        return Monitor(self.directory, num_policies, config, [{}] * num_policies, budget)
+        return Monitor(self.directory, num_policies, config, [{}] * num_policies, limits)
 
     def records(self) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
@@ -94,11 +96,21 @@ def test_line_of_one_policy(watched: Watched) -> None:
         "env steps 400k at 40k/40k/40k/s (10 s/1 min/5 min), 10k samples/s, lag 1.2, return 2.75 over 2 episodes, "
         "15 s left"
     )
-    for budget, left in ((10_000_000, "4 min"), (400_000_000, "2.8 h"), (100_000, "0 s")):  # the last is overrun
-        monitor.budget_env_steps = budget
+    for limits, left in (
+        (Limits(10_000_000), "4 min"),
+        (Limits(400_000_000), "2.8 h"),
+        (Limits(100_000), "0 s"),  # overrun
+        (Limits(10_000_000, samples=300_000), "20 s"),  # of which 100k are there, at 10k/s
+        (Limits(10_000_000, seconds=70.0), "60 s"),  # of which 10 are over
+        (Limits(10_000_000, samples=300_000, seconds=70.0), "20 s"),
+        (Limits(10_000_000, seconds=9.0), "0 s"),
+        (Limits(10**10, seconds=4 * 3600.0), "4.0 h"),
+    ):
+        monitor.limits = limits
         assert monitor.line().endswith(f", {left} left")
-    monitor.budget_env_steps = 10**10
+    monitor.limits = Limits(10**10)
     assert "left" not in monitor.line()
+    assert monitor.seconds_left(watched.now) is None
     monitor.close()
 
 
@@ -111,12 +123,28 @@ def test_line_of_two_policies(watched: Watched) -> None:
     monitor.close()
 
 
+def test_the_slowest_policy_and_the_clock_decide_how_much_time_is_left(watched: Watched) -> None:
+    monitor = watched.monitor(2, limits=Limits(1_000_000, seconds=3600.0))
+    assert monitor.line().endswith(" | 60 min left")  # of the clock, before there is any speed
+    for policy in range(2):
+        monitor.handle(report(0, policy))
+    watched.now += 10.0
+    monitor.handle(report(1_000_000, policy=0))
+    monitor.handle(report(500_000, policy=1))
+    assert monitor.seconds_left(watched.now) == 10.0
+    assert monitor.line().endswith("/s (10 s/1 min/5 min), 12.5k samples/s | 10 s left")
+    monitor.close()
+
+
 def test_line_of_a_run_that_only_samples(watched: Watched) -> None:
     monitor = watched.monitor()
     watched.now += 10.0
     for actor, collected in enumerate((3_000_000, 2_000_000)):
         monitor.handle(WorkerReport(f"actor_{actor}", {"collected": collected, "episodes": 4}))
     assert monitor.line().endswith(" | collected 5M steps, 500k/s")
+    for limits, left in ((Limits(10**10, collected=20_000_000), "30 s"), (Limits(10**10, seconds=17.0), "7 s")):
+        monitor.limits = limits
+        assert monitor.line().endswith(f" | collected 5M steps, 500k/s | {left} left")
     monitor.handle(report(4))
     assert "collected" not in monitor.line()
     monitor.close()
@@ -204,7 +232,7 @@ def test_a_resumed_run_goes_on_with_its_counters_averages_and_time(watched: Watc
     states = [saved(first, 0, 500), saved(first, 1, 70)]
     first.close()
     watched.now += 1000.0  # between the starts nothing counts
-    second = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False, stats_avg=3), states, 1000)
+    second = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False, stats_avg=3), states, Limits(1000))
     assert [p.totals["env_steps"] for p in second.policies] == [500, 70]
     assert second.policies[0].totals == {"env_steps": 500, "samples": 125, "discarded": 3, "updates": 2}
     tags = second.policies[0].tags()
@@ -231,10 +259,10 @@ def test_a_run_that_had_reached_its_return_needs_no_new_window(watched: Watched)
     first.handle(episodes((0, 9.0, 1), (0, 10.0, 1), (0, 11.0, 1)))
     state = saved(first, 0, 500)
     first.close()
-    again = Monitor(watched.directory, 1, LoggingConfig(tensorboard=False, stats_avg=3), [state], 1000)
+    again = Monitor(watched.directory, 1, LoggingConfig(tensorboard=False, stats_avg=3), [state], Limits(1000))
     assert budget_of(episode_return=10.0).reached(again.policies) == "the mean return has reached 10.00"
     again.close()
-    wider = Monitor(watched.directory, 1, LoggingConfig(tensorboard=False, stats_avg=4), [state], 1000)
+    wider = Monitor(watched.directory, 1, LoggingConfig(tensorboard=False, stats_avg=4), [state], Limits(1000))
     assert budget_of(episode_return=10.0).reached(wider.policies) is None
     wider.close()
 
@@ -242,7 +270,7 @@ def test_a_run_that_had_reached_its_return_needs_no_new_window(watched: Watched)
 def test_what_a_crash_took_back_is_hidden_on_tensorboard(watched: Watched) -> None:
     def steps_of(states: list[dict[str, object]], env_steps: int) -> list[int]:
         """A start, and all steps that TensorBoard then shows; it forgets what a START takes back."""
-        monitor = Monitor(watched.directory, 1, LoggingConfig(), states, 10**6)
+        monitor = Monitor(watched.directory, 1, LoggingConfig(), states, Limits(10**6))
         monitor.handle(report(env_steps))
         monitor.close()
         shown: list[int] = []
@@ -331,6 +359,7 @@ def test_a_return_counts_when_every_policy_has_it_over_a_full_window(watched: Wa
 
 
 def test_budgets_follow_the_flags() -> None:
+    assert budget_of(collected=7).limits() == Limits(1000, 10**9, 1e9, 7)
     run = RunConfig(train_for_env_steps=10_000, train_for_seconds=60.0, train_until_return=3.0)
     assert Budget.of(run, SamplingConfig(), 4) == Budget(10_000, 2**62, 60.0, 3.0, None)
     assert Budget.of(run, SamplingConfig(sampler_only=True), 4).collected == 2500

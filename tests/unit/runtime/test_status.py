@@ -7,7 +7,7 @@ import pytest
 
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import LearnerReport
-from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.monitor import Limits, Monitor
 from algorithms.runtime.status import STATUS_SECONDS, Status, read_status
 from tests.unit.runtime.test_monitor import episodes
 
@@ -15,7 +15,7 @@ from tests.unit.runtime.test_monitor import episodes
 @pytest.fixture
 def monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Monitor:
     monkeypatch.setattr("algorithms.runtime.monitor.time.monotonic", lambda: 1000.0)
-    monitor = Monitor(tmp_path, 1, LoggingConfig(tensorboard=False), [{}], 1000)
+    monitor = Monitor(tmp_path, 1, LoggingConfig(tensorboard=False), [{}], Limits(1000, seconds=20.0))
     monkeypatch.setattr("algorithms.runtime.monitor.time.monotonic", lambda: 1007.5)
     return monitor
 
@@ -39,6 +39,7 @@ def test_it_holds_counters_returns_times_and_the_budget(tmp_path: Path, monitor:
     assert {name: found[name] for name in ("state", "reason", "seconds", "elapsed_seconds", "return_mean")} == {
         "state": "finished", "reason": "because", "seconds": 7.5, "elapsed_seconds": 7.5, "return_mean": [2.5]
     }  # fmt: skip
+    assert found["seconds_left"] == 12.5  # without a speed yet, those of the clock
     assert (found["totals"]["env_steps"], found["budget"]) == (400, {"env_steps": 1000, "episode_return": None})
     monitor.close()
 
