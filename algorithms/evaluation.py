@@ -22,6 +22,7 @@ from algorithms.evaluation_config import EvaluationConfig
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.runtime.arena import Array
+from algorithms.runtime.best import load_best
 from algorithms.runtime.checkpointing import decode
 from algorithms.runtime.flat_module import FlatModule
 from algorithms.video import Recorder, VideoFile
@@ -132,17 +133,20 @@ def find_run(config: EvaluationConfig) -> Run:
             f"--policy_index={config.policy_index}: run {directory.name} has {saved.sampling.num_policies} policies, "
             "counted from 0"
         )
-    loaded = _load_checkpoint(directory, config)
+    loaded = _load_checkpoint(directory, config, saved.run.save_best_metric)
     for _, reason in loaded.found.damaged:
         sys.stderr.write(f"warning: damaged checkpoint skipped: {reason}\n")
     return Run(directory, saved, loaded.found.path, loaded.files)
 
 
-def _load_checkpoint(directory: Path, config: EvaluationConfig) -> checkpoint.Loaded:
-    """The newest checkpoint of the kind that the flags name, or the milestone that they name."""
+def _load_checkpoint(directory: Path, config: EvaluationConfig, best_metric: str) -> checkpoint.Loaded:
+    """The newest checkpoint of the kind that the flags name, the best, or the milestone that they name."""
     kind = config.load_checkpoint_kind
     parent = directory / f"checkpoint_p{config.policy_index}" / FOLDERS[kind]
-    loaded = checkpoint.load(parent) if config.milestone is None else _load_milestone(parent, config.milestone)
+    if kind == "best":
+        loaded = load_best(parent, best_metric)
+    else:
+        loaded = checkpoint.load(parent) if config.milestone is None else _load_milestone(parent, config.milestone)
     if loaded is None:
         raise CheckpointError(f"run {directory.name} has no {MISSING[kind].format(config.policy_index)}")
     return loaded

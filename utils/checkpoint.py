@@ -143,13 +143,13 @@ def newest(parent: Path) -> Found | None:
     return None if result is None else result[0]
 
 
-def load(parent: Path) -> Loaded | None:
-    """As `newest`, with the content of the files; goes on to the next when one is pruned before it was read.
+def load(parent: Path, worth: Callable[[Path], float] = lambda path: 0.0) -> Loaded | None:
+    """As `newest` (of those worth most), with its files; goes on to the next when one is pruned before it was read.
 
     Raises:
         CheckpointError: there are checkpoints and none can be read.
     """
-    result = _examine_newest(parent, _contents)
+    result = _examine_newest(parent, _contents, worth)
     return None if result is None else Loaded(*result)
 
 
@@ -349,11 +349,13 @@ def _contents(path: Path) -> dict[str, bytes]:
         return {name: b"".join(_chunks(directory, path, name, entry)) for name, entry in manifest.items()}
 
 
-def _examine_newest(parent: Path, examine: Callable[[Path], T]) -> tuple[Found, T] | None:
-    """Apply a function to checkpoints, newest first, until one does not raise CheckpointError."""
+def _examine_newest(
+    parent: Path, examine: Callable[[Path], T], worth: Callable[[Path], float] = lambda path: 0.0
+) -> tuple[Found, T] | None:
+    """Apply a function to checkpoints, best and newest first, until one does not raise CheckpointError."""
     for _ in range(_READ_ATTEMPTS):
         damaged: list[Damaged] = []
-        candidates = _checkpoints(parent)
+        candidates = sorted(_checkpoints(parent), key=lambda candidate: worth(candidate[1]), reverse=True)
         for step, path in candidates:
             inode = _inode(path)
             try:

@@ -17,6 +17,8 @@ import numpy as np
 from algorithms.appo.blueprint import SEED_BRANCHES, ModelDescription
 from algorithms.appo.config import LOCATION, Config, changed_flags
 from algorithms.appo.runs import CONFIG_FILE, find_source, saved_flags
+from algorithms.runtime.best import DIRECTORY as BEST_DIRECTORY
+from algorithms.runtime.best import load_best
 from algorithms.runtime.checkpointing import decode
 from algorithms.runtime.monitor import PolicyProgress
 from algorithms.runtime.runner import Budget
@@ -150,8 +152,7 @@ def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription
     blocks = [block for block in blocks if not block.writes]
     if not named or not blocks:
         return
-    loaded = checkpoint.load(find_source(named, config.run.run_directory.parent))
-    assert loaded is not None, "find_source has seen a checkpoint"
+    loaded = _load_source(find_source(named, config.run.run_directory.parent))
     try:
         state, _ = decode(loaded.files, model.table)
     except UsageError as error:
@@ -163,6 +164,16 @@ def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription
     for block in blocks:
         block.write(replace(state, vectors=vectors, meta=_new_counters(config.learning.learning_rate)))
     log.info("starting from the weights of %s", loaded.found.path)
+
+
+def _load_source(parent: Path) -> checkpoint.Loaded:
+    """The newest checkpoint of a policy, or the best in its folder of best ones."""
+    if parent.name == BEST_DIRECTORY:
+        loaded = load_best(parent, str(saved_flags(parent.parents[1]).get("save_best_metric")))
+    else:
+        loaded = checkpoint.load(parent)
+    assert loaded is not None, "find_source has seen a checkpoint"
+    return loaded
 
 
 def _new_counters(learning_rate: float) -> dict[str, Any]:

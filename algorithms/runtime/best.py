@@ -57,23 +57,17 @@ class Best:
         self._keep_only(path)
 
     def _kept(self) -> float:
-        """Value of the best one on disk; -inf if there is none, or it was measured otherwise.
-
-        A crash between saving the new and removing the old leaves both. Their order by env steps says nothing: training
-        that went back to an older checkpoint may have found something better with fewer.
-        """
+        """Value of the best one on disk, which stays alone; -inf if there is none, or it was measured otherwise."""
         checkpoint.clean_temporaries(self.directory)
         found: list[tuple[float, Path]] = []
         for path in sorted(self.directory.glob("ckpt_*")):
             try:
                 checkpoint.verify(path)
-                kept = json.loads(checkpoint.read(path, "state.json")).get(KEY, {})
             except CheckpointError as error:
                 log.warning("damaged best checkpoint set aside: %s", error)
                 checkpoint.quarantine(self.directory, (checkpoint.Damaged(path, str(error)),))
                 continue
-            same = kept.get("metric") == self.config.save_best_metric
-            found.append((float(kept["value"]) if same else -math.inf, path))
+            found.append((_worth(path, self.config.save_best_metric), path))
         value, path = max(found, default=(-math.inf, self.directory))
         self._keep_only(path)
         return value
@@ -82,3 +76,27 @@ class Best:
         for other in self.directory.glob("ckpt_*"):
             if other != path:
                 checkpoint.remove(other)
+
+
+def load_best(directory: Path, metric: str) -> checkpoint.Loaded | None:
+    """The best checkpoint that verifies, by this metric; None where there is none.
+
+    A crash between saving the new and removing the old leaves both. Their order by env steps says nothing: training
+    that went back to an older checkpoint may have found something better with fewer.
+
+    Raises:
+        CheckpointError: there are checkpoints and none can be read.
+    """
+    return checkpoint.load(directory, lambda path: _worth(path, metric))
+
+
+def _worth(path: Path, metric: str) -> float:
+    """How good a best checkpoint says it is; -inf if by another metric.
+
+    One that cannot be read comes first: whoever loads it finds out that it is damaged, and says so.
+    """
+    try:
+        kept = json.loads(checkpoint.read(path, "state.json")).get(KEY, {})
+    except CheckpointError:
+        return math.inf
+    return float(kept["value"]) if kept.get("metric") == metric else -math.inf

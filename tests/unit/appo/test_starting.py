@@ -287,6 +287,20 @@ def test_weights_and_statistics_are_taken_and_all_else_is_new() -> None:
     begin_from(flags("--experiment=new"), blocks_of(1), MODEL)
 
 
+def test_of_two_best_ones_the_better_one_is_taken() -> None:
+    directory = started().run.run_directory
+    for env_steps, value in ((100, 8.5), (200, 2.5)):
+        state = state_at(env_steps)
+        state.meta["best"] = {"metric": "reward/mean", "value": value}
+        parent = directory / "checkpoint_p0" / "best"
+        checkpoint.save(parent, checkpoint.checkpoint_name(env_steps), encode(state, MODEL.table))
+    (block,) = blocks_of(1)
+    begin_from(flags("--experiment=new", "--init_from=a:best"), [block], MODEL)
+    taken = block.read()
+    assert taken is not None
+    assert taken.vectors[0].tobytes() == state_at(100).vectors[0].tobytes()
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

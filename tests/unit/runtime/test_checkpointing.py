@@ -13,7 +13,7 @@ from algorithms.runtime.arena import Arena
 from algorithms.runtime.checkpointing import Checkpointing, Table, decode, encode, resume
 from algorithms.runtime.config import LoggingConfig, RunConfig
 from algorithms.runtime.messages import SaveState, StateSaved
-from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.monitor import Limits, Monitor
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from utils import checkpoint, failpoints
 from utils.errors import CheckpointError, UsageError
@@ -52,7 +52,7 @@ class Saving:
         self.directory, self.blocks, self.now = directory, blocks_of(policies), 1000.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         logging_config = LoggingConfig(tensorboard=False, stats_avg=STATS_AVG)
-        self.monitor = Monitor(directory, policies, logging_config, [{}] * policies, 10**6)
+        self.monitor = Monitor(directory, policies, logging_config, [{}] * policies, Limits(10**6))
         config = RunConfig(**flags)  # type: ignore[arg-type]
         self.checkpointing = Checkpointing(directory, config, self.blocks, TABLE, self.monitor)
 
@@ -267,112 +267,6 @@ def test_what_main_knows_is_kept_with_the_state_and_not_given_to_the_learner(
     found = blocks[0].read()
     assert found is not None
     assert found.meta == {"format": 1, **state_of(100).meta, "learning_rate": 0.5}
-
-
-def best_of(directory: Path) -> dict[str, object]:
-    """Name and mark of the only checkpoint in best/."""
-    (name,) = [name for name in names(directory / "checkpoint_p0" / "best") if name.startswith("ckpt")]
-    state = json.loads(checkpoint.read(directory / "checkpoint_p0" / "best" / name, "state.json"))
-    return {"name": name, **state["best"]}
-
-
-BEST = {"save_best_after": 100, "save_best_every_sec": 10, "save_every_sec": 1000}
-
-
-def test_the_best_is_kept_alone_and_beside_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saving = Saving(tmp_path, monkeypatch, **BEST)
-    saving.played(9.0, 9.0, env_steps=99)
-    assert saving.asked(10.0) == []  # too early
-    saving.played(1.0, 3.0, env_steps=100)
-    assert saving.asked(9.9) == []  # not looked at yet
-    assert saving.asked(0.1) == [SaveState(0)]
-    saving.learned(100)
-    assert best_of(tmp_path) == {"name": "ckpt_000000000100", "metric": "reward/mean", "value": 2.0}
-    assert names(tmp_path / "checkpoint_p0") == ["best"]  # what was asked for, nothing else
-    saving.played(0.0, 4.0, env_steps=200)
-    assert saving.asked(10.0) == []  # as good is not better
-    saving.played(5.0, env_steps=300)
-    assert saving.asked(10.0) == [SaveState(0)]
-    saving.learned(300)
-    assert best_of(tmp_path) == {"name": "ckpt_000000000300", "metric": "reward/mean", "value": 4.5}
-    saving.played(8.0, 9.0, env_steps=400)
-    saving.blocks[0].write(state_of(400))
-    saving.checkpointing.finish()  # better at the very end
-    assert best_of(tmp_path) == {"name": "ckpt_000000000400", "metric": "reward/mean", "value": 8.5}
-    assert names(tmp_path / "checkpoint_p0") == ["best", "ckpt_000000000400"]
-
-
-def test_a_window_that_is_not_full_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saving = Saving(tmp_path, monkeypatch, **BEST)
-    saving.played(9.0, env_steps=200)
-    assert saving.asked(10.0) == []
-    saving.played(9.0, env_steps=200)
-    assert saving.asked(10.0) == [SaveState(0)]
-
-
-def test_without_save_best_after_none_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saving = Saving(tmp_path, monkeypatch, **BEST | {"save_best_after": -1})
-    saving.played(9.0, 9.0, env_steps=200)
-    assert saving.asked(10.0) == []
-
-
-def test_the_best_by_another_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saving = Saving(tmp_path, monkeypatch, **BEST, save_best_metric="len/min")
-    saving.played(9.0, 9.0, env_steps=200)
-    assert saving.asked(10.0) == []
-    saving.monitor.policies[0].length.append([7, 8])
-    assert saving.asked(10.0) == [SaveState(0)]
-    saving.learned(200)
-    assert best_of(tmp_path) == {"name": "ckpt_000000000200", "metric": "len/min", "value": 7.0}
-    # Measured otherwise, whatever comes first is the best.
-    again = Saving(tmp_path, monkeypatch, **BEST)
-    again.played(-5.0, -5.0, env_steps=300)
-    assert again.asked(10.0) == [SaveState(0)]
-
-
-def test_a_later_start_knows_the_best_and_replaces_it_by_a_better_one_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saving = Saving(tmp_path, monkeypatch, **BEST)
-    saving.played(8.0, 8.0, env_steps=900)
-    saving.asked(10.0)
-    saving.learned(900)
-    again = Saving(tmp_path, monkeypatch, **BEST)  # from an older checkpoint, after a crash
-    again.played(7.0, 8.0, env_steps=300)
-    assert again.asked(10.0) == []
-    again.played(9.0, env_steps=400)
-    assert again.asked(10.0) == [SaveState(0)]
-    again.learned(400)
-    assert best_of(tmp_path) == {"name": "ckpt_000000000400", "metric": "reward/mean", "value": 8.5}
-
-
-def test_of_two_best_ones_a_crash_left_the_better_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = tmp_path / "checkpoint_p0" / "best"
-    for env_steps, value in ((500, 3.0), (700, 2.0), (900, 99.0)):
-        state = state_of(env_steps)
-        state.meta["best"] = {"metric": "reward/mean", "value": value}
-        checkpoint.save(parent, checkpoint.checkpoint_name(env_steps), encode(state, TABLE))
-    (parent / "ckpt_000000000900" / "model.safetensors").write_bytes(b"")
-    saving = Saving(tmp_path, monkeypatch, **BEST)
-    assert best_of(tmp_path) == {"name": "ckpt_000000000500", "metric": "reward/mean", "value": 3.0}
-    assert names(parent) == ["ckpt_000000000500", "corrupt"]
-    saving.played(2.0, 3.0, env_steps=1000)
-    assert saving.asked(10.0) == []
-
-
-def test_a_best_that_a_full_disk_refused_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disarm: None
-) -> None:
-    saving = Saving(tmp_path, monkeypatch, **BEST)
-    saving.played(8.0, 8.0, env_steps=900)
-    saving.asked(10.0)
-    failpoints.arm("ckpt.rename:enospc")
-    saving.learned(900)
-    failpoints.arm("")
-    assert names(tmp_path / "checkpoint_p0" / "best") == []
-    assert saving.asked(10.0) == [SaveState(0)]
-    saving.learned(901)
-    assert best_of(tmp_path)["name"] == "ckpt_000000000901"
 
 
 def test_a_bug_in_the_writer_does_not_pass_unnoticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
