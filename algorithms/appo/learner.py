@@ -84,7 +84,7 @@ class Learner:
 
         Args:
             batch: B columns on the device of the model.
-            progress: share of the training budget that is used up, in [0, 1]; drives the linear schedule.
+            progress: share of the training budget used up before this batch, in [0, 1]; drives the linear schedule.
         """
         self.optimizer.follow(progress)
         batch = _cleaned(batch)

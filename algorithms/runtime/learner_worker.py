@@ -126,8 +126,8 @@ class LearnerWorker:
         yield from self.batches.fill(self.learner.version)
         batch = self.batches.take()
         if batch is not None:
+            progress = self.totals["env_steps"] / self.plan.env_steps  # before it, or the last would train at rate 0
             self._count(batch)
-            progress = self.totals["env_steps"] / self.plan.env_steps
             failpoint("learner.batch")
             for _ in self.learner.learn(batch.to(self.plan.device), progress):
                 self._publish()
