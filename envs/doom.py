@@ -102,11 +102,6 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
 
 
-def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
-    """There is no vector environment of VizDoom."""
-    raise UsageError(f"{registration.id} has no vector entry point")
-
-
 def smallest_resolution(width: int, height: int) -> str:
     """Name of the engine's resolution with the fewest pixels that is at least so wide and so high.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
@@ -50,8 +50,13 @@ class Adapter(Protocol):
         """One environment; `arguments` are those of the flags --env_kwargs and of rendering."""
         ...
 
+
+@runtime_checkable
+class VectorAdapter(Adapter, Protocol):
+    """One of a family that has vector entry points."""
+
     def vector_arguments(self, config: EnvConfig, registration: Registration) -> dict[str, Any]:
-        """Arguments of its vector entry point, if it has one, that stand for the flags."""
+        """Arguments of the vector entry point that stand for the flags."""
         ...
 
 
@@ -194,8 +199,7 @@ def _unmet_by_vector(config: EnvConfig, target: Registration | Factory) -> str:
     """The first flag that the vector environment cannot follow; empty if it can follow all."""
     accepted = _accepted(target, vector=True)
     taken = _vector_arguments(config, target)
-    adapter = _adapter(target)
-    if adapter is None:
+    if not isinstance(_adapter(target), VectorAdapter):
         for flag, names in CONSTRUCTOR_FLAGS.items():
             if (value := getattr(config, flag)) is not None and not taken.keys() & set(names):
                 return f"--{flag}={value}"
@@ -205,7 +209,7 @@ def _unmet_by_vector(config: EnvConfig, target: Registration | Factory) -> str:
 
 def _vector_arguments(config: EnvConfig, target: Registration | Factory) -> dict[str, Any]:
     adapter = _adapter(target)
-    if adapter is not None and isinstance(target, Registration):
+    if isinstance(adapter, VectorAdapter) and isinstance(target, Registration):
         return adapter.vector_arguments(config, target)
     return _constructor_arguments(config, target, vector=True)
 

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+from gymnasium import spaces
 
+from envs.spaces import Space, children, choices_of, flat_action_spaces
 from envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec
 from utils.errors import EnvironmentFailure
+
+CHOICES = spaces.Discrete | spaces.MultiDiscrete
 
 
 def flat_mask(mask: Any) -> BoolArray:
@@ -17,6 +21,40 @@ def flat_mask(mask: Any) -> BoolArray:
         return np.concatenate([flat_mask(part) for part in mask]) if mask else np.zeros(0, np.bool_)
     flat: BoolArray = np.ravel(mask) != 0
     return flat
+
+
+class AllowedActions:
+    """Whether an action, as an environment takes it, is allowed by what the environment shows.
+
+    Args:
+        space: of the actions.
+    """
+
+    def __init__(self, space: Space):
+        self._space = space
+        leaves = [leaf for leaf in flat_action_spaces(space) if isinstance(leaf, CHOICES)]
+        sizes, starts = np.array([choice for leaf in leaves for choice in choices_of(leaf)]).reshape(-1, 2).T
+        self._size = int(sizes.sum())
+        self._offsets = np.cumsum(sizes) - sizes - starts  # what makes choices entries of a mask
+
+    def __call__(self, action: Any, observation: Any, info: Mapping[str, Any]) -> bool:
+        """False where the mask in the observation, or else in info, forbids a choice of the action."""
+        shows = isinstance(observation, Mapping) and MASK_KEY in observation
+        mask = observation[MASK_KEY] if shows else info.get(MASK_KEY)
+        if mask is None or not self._size:
+            return True
+        flat = flat_mask(mask)
+        if flat.size != self._size:
+            return True  # `ActionMasks` refuses it, and says why
+        return bool(flat[np.array(_choices(self._space, action)) + self._offsets].all())
+
+
+def _choices(space: Space, action: Any) -> list[int]:
+    """All categorical choices of an action, in the order in which they are stored."""
+    parts = children(space)
+    if parts is not None:
+        return [choice for key, part in parts for choice in _choices(part, action[key])]
+    return np.ravel(action).tolist() if isinstance(space, CHOICES) else []
 
 
 def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.Generator) -> Array:

@@ -75,11 +75,6 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     return SymbolicObservations(env)
 
 
-def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
-    """There is no vector environment of MiniGrid."""
-    raise UsageError(f"{registration.id} has no vector entry point")
-
-
 def one_hot_symbols(image: Array) -> Array:
     """Object, colour and state numbers [H,W,3] as one-hot vectors [H,W,20]."""
     starts = np.cumsum((0, *SIZES[:-1]))

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
+from envs.masks import AllowedActions
 from envs.spec import is_channels_first
 from utils.errors import UsageError
 
@@ -24,7 +25,7 @@ def make_registered(registration: Registration, **arguments: Any) -> gymnasium.E
 
 
 class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Takes every action `times` times, or until the episode ends; rewards add up.
+    """Takes every action `times` times, or until the episode ends or a mask forbids it; rewards add up.
 
     `info["num_frames"]` says how many frames that was.
     """
@@ -32,6 +33,7 @@ class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], times: int):
         super().__init__(env)
         self.times = times
+        self._allowed = AllowedActions(env.action_space)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The last observation, the sum of the rewards, and the last info."""
@@ -40,7 +42,7 @@ class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
             observation, reward, terminated, truncated, info = self.env.step(action)
             total += float(reward)
             frames += info.get("num_frames", 1)
-            if terminated or truncated:
+            if terminated or truncated or not self._allowed(action, observation, info):
                 break
         return observation, total, terminated, truncated, {**info, "num_frames": frames}
 

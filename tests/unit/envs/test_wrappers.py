@@ -87,6 +87,62 @@ def test_frame_skip_counts_frames_in_any_environment() -> None:
         assert len(ends) >= 5
 
 
+class Masked(gymnasium.Env[Any, Any]):
+    """Never ends. Step k allows what `masks` holds for k, shown in the observation or told in info; all else later."""
+
+    def __init__(self, action_space: spaces.Space, masks: dict[int, Any], *, in_info: bool):
+        self.action_space, self.masks, self.in_info, self.count = action_space, masks, in_info, 0
+        mask = {} if in_info else {"action_mask": spaces.MultiBinary(5)}
+        self.observation_space = spaces.Dict({"count": spaces.Box(0, 99, (1,)), **mask})
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return self._shown()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self.count += 1
+        observation, said = self._shown()
+        return observation, 1.0, False, False, said
+
+    def _shown(self) -> tuple[Any, dict[str, Any]]:
+        mask = {"action_mask": self.masks.get(self.count, np.ones(5, np.int8))}
+        count = {"count": np.array([self.count], np.float32)}
+        return (count, mask) if self.in_info else (count | mask, {"action_mask": np.zeros(5)})
+
+
+TREE = spaces.Dict({"a": spaces.Discrete(2, start=1), "b": spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(3)))})
+
+
+@pytest.mark.parametrize("in_info", [False, True])
+@pytest.mark.parametrize(
+    ("space", "action", "frames"),
+    [  # after steps 2 and 3 the choices 0, then 0 and 4, are forbidden
+        (spaces.Discrete(5), 0, [2, 1, 4]),
+        (spaces.Discrete(5), 4, [3, 4, 4]),
+        (spaces.Discrete(5), 1, [4, 4, 4]),
+        (spaces.Discrete(5, start=3), 3, [2, 1, 4]),
+        (spaces.MultiDiscrete([2, 3]), np.array([1, 2]), [3, 4, 4]),
+        (spaces.MultiDiscrete([2, 3]), np.array([0, 1]), [2, 1, 4]),
+        (TREE, {"a": 1, "b": (np.zeros(2, np.int8), 1)}, [2, 1, 4]),
+        (TREE, {"a": 2, "b": (np.zeros(2, np.int8), 2)}, [3, 4, 4]),
+        (TREE, {"a": 2, "b": (np.zeros(2, np.int8), 0)}, [4, 4, 4]),
+        (spaces.Box(-1, 1, (5,)), np.zeros(5, np.float32), [4, 4, 4]),  # masks are of choices
+        (spaces.Discrete(6), 0, [4, 4, 4]),  # of another size: refused elsewhere
+    ],
+)
+def test_no_action_is_repeated_that_a_mask_forbids(
+    in_info: bool, space: spaces.Space, action: Any, frames: list[int]
+) -> None:
+    masks = {2: np.array([0, 1, 1, 1, 1], np.int8), 3: (np.array([0, 1]), np.array([1, 1, 0]))}
+    env = RepeatAction(Masked(space, masks, in_info=in_info), 4)
+    env.reset()
+    taken = [env.step(action) for _ in frames]
+    assert [said["num_frames"] for *_, said in taken] == frames
+    assert [reward for _, reward, *_ in taken] == frames
+    assert [observation["count"].item() for observation, *_ in taken] == np.cumsum(frames).tolist()
+
+
 # --- several observations at once
 
 
