@@ -175,12 +175,20 @@ def _load_milestone(parent: Path, at_most: int) -> checkpoint.Loaded | None:
 
 
 def make_envs(saved: Config, config: EvaluationConfig) -> GroupEnv:
-    """One environment behind the adapters of training; in a window where one is wanted and possible."""
+    """One environment behind our own loop, so that a seed means the same episodes with a window, a video or neither.
+
+    A native vector can be neither watched nor filmed; it plays what exists or can be made in no other way.
+    """
     env = _played(saved, config)
-    if not config.window or is_vector_only(env):
+    if is_vector_only(env):
         return make_group(env, 1)
-    # No native vector opens a window; our loop over single environments shows what those show.
-    return make_group(replace(env, env_vectorization="python"), 1, render_mode="human")
+    alone = replace(env, env_vectorization="python")
+    if config.window:
+        return make_group(alone, 1, render_mode="human")
+    try:
+        return make_group(alone, 1)
+    except UsageError:  # an argument of --env_kwargs that only the vector knows
+        return make_group(env, 1)
 
 
 def _stage(saved: Config, config: EvaluationConfig) -> tuple[GroupEnv, VideoFile | None, Look | None]:
