@@ -26,7 +26,7 @@ FLAGS = (
     f"--learning_rate={RATE}",
     f"--train_for_env_steps={BUDGET}",
 )
-GAMES = {"CartPole-v1": (), "ALE/Pong-v5": ("--hidden_size=16", "--horizon=100")}
+GAMES = {"CartPole-v1": (), "ALE/Pong-v5": ("--hidden_size=16", "--horizon=20")}
 BATCH_ENV_STEPS = 4 * 64  # at most: of a batch of SMALL, four frames a step in Pong
 NUMBERS = {"ctrl_c": signal.SIGINT, "sigterm": signal.SIGTERM, "kill9": signal.SIGKILL}
 
