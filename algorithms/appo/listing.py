@@ -162,7 +162,8 @@ def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int 
         (_number(totals.get("samples")), (_number(budget.get("samples")) or 0) * policies),
         (_number(status.get("seconds")), _number(budget.get("seconds"))),
     )
-    return max((used / whole for used, whole in parts if used is not None and whole), default=None)
+    # Stopping takes time, and the last batch is taken whole.
+    return max((min(1.0, used / whole) for used, whole in parts if used is not None and whole), default=None)
 
 
 def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -124,6 +124,7 @@ def test_progress_of_a_run_whose_status_is_old(tmp_path: Path) -> None:
         ({"env_steps": 500, "samples": 2**62, "seconds": 1e10}, 0.5),  # of a benchmark
         ({"env_steps": 1000, "samples": 80, "seconds": 600.0}, 0.75),
         ({"env_steps": 1000, "samples": 2**62, "seconds": 150.0}, 0.8),
+        ({"env_steps": 1000, "samples": 2**62, "seconds": 119.0}, 1.0),
     ],
 )
 def test_the_limit_that_comes_first_says_how_far_a_run_is(
