@@ -14,6 +14,7 @@ from envs.masks import ActionMasks, flat_mask, random_action
 from envs.spaces import frames_per_step, spec_of
 from envs.spec import MASK_KEY, Array, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure
+from utils.timing import RESET, clock
 
 SingleEnv = gymnasium.Env[Any, Any]
 
@@ -162,7 +163,9 @@ class PythonLoop:
 
     def _begin(self, index: int, seed: int | None) -> tuple[Any, dict[str, Any]]:
         """The first observation of a new episode and its info; None keeps the env's own random numbers going."""
+        before = clock.enter(RESET)
         result = self._envs[index].reset(seed=seed)
+        clock.enter(before)
         # an old-style reset returns the observation alone, which could unpack into two by accident
         if not isinstance(result, tuple) or len(result) != 2:
             raise EnvironmentFailure(

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import math
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -126,6 +127,53 @@ def parse_cgroups(text: str) -> dict[str, PurePosixPath]:
         if found:
             paths.update(dict.fromkeys(controllers.split(","), PurePosixPath(path)))
     return paths
+
+
+class Descendants:
+    """CPU time of the processes that this one, or one of those, has started.
+
+    To find them all processes of the machine are looked through, so that is done at every tenth call only.
+    """
+
+    SCAN_CALLS = 10
+
+    def __init__(self, proc: Path = _PROC, pid: int | None = None) -> None:
+        self._proc, self._pid = proc, pid or os.getpid()
+        self._known: list[int] = []
+        self._calls = 0
+        self._most = 0.0
+
+    def cpu_seconds(self) -> float:
+        """Of those that live and those that were waited for; never decreases."""
+        if self._calls % self.SCAN_CALLS == 0:
+            self._known = self._scan()
+        self._calls += 1
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        living = sum(parse_process(_read(self._proc / str(pid) / "stat") or "")[1] for pid in self._known)
+        self._most = max(self._most, ended.ru_utime + ended.ru_stime + living)
+        return self._most
+
+    def _scan(self) -> list[int]:
+        children: dict[int, list[int]] = {}
+        for entry in os.listdir(self._proc):
+            if entry.isdigit():
+                parent, _ = parse_process(_read(self._proc / entry / "stat") or "")
+                children.setdefault(parent, []).append(int(entry))
+        found = list(children.get(self._pid, ()))
+        for pid in found:  # which grows meanwhile
+            found += children.get(pid, ())
+        return found
+
+
+def parse_process(stat: str) -> tuple[int, float]:
+    """Parent and CPU seconds in the text of a `/proc/<pid>/stat`, (0, 0) where there is none.
+
+    The second field is a name with anything in it, brackets and spaces included.
+    """
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 13:
+        return 0, 0.0
+    return int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def limit_threads(count: int) -> None:

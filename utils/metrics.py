@@ -301,6 +301,14 @@ class RunningStatistic:
         return float(self._values[: self.count].max()) if self.total else math.nan
 
 
+def short_number(number: float) -> str:
+    """12.3k, 4.56M."""
+    for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if number >= limit:
+            return f"{number / divisor:.3g}{unit}"
+    return f"{number:.0f}"
+
+
 class _Records(NamedTuple):
     RecordWriter: Any
     Event: Any

@@ -26,6 +26,7 @@ from algorithms.runtime.janitor import Janitor
 from algorithms.runtime.messages import Address, WorkerFailed
 from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.node import Node
+from algorithms.runtime.performance import Machine
 from algorithms.runtime.process import Heartbeat, ProcessPlan
 from algorithms.runtime.runner import Budget, InProcess, Processes, Runner, Workers
 from algorithms.runtime.signals import SignalWatch
@@ -133,7 +134,10 @@ class APPO:
         if any(resumed):
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
 
-        monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed, budget.limits())
+        machine = Machine(self.cores, gpu=self.device == "cuda")
+        monitor = Monitor(
+            self.directory, topology.num_policies, self.config.logging, resumed, budget.limits(), machine
+        )
         self.status.monitor, self.status.budget = monitor, budget.plain()
         checkpointing = Checkpointing(self.directory, self.config.run, blocks, found.model.table, monitor)
         workers = self._serial(blueprint, arena) if placement == "serial" else self._processes(blueprint, arena)

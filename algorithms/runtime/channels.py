@@ -34,6 +34,7 @@ from algorithms.runtime.messages import (
     TrajectoryReady,
 )
 from algorithms.runtime.topology import Topology
+from utils.timing import FRAMEWORK, clock
 
 QUEUE_TIMEOUT_SECONDS = 5.0
 _HAND_OVER = struct.Struct("<qqqq")
@@ -223,7 +224,12 @@ class Channels:
     def receive(self, timeout_seconds: float) -> deque[Message]:
         """What has arrived, after waiting for the doorbell for at most this long."""
         messages: deque[Message] = deque()
-        if not self.bell.wait(timeout_seconds):
+        if timeout_seconds:
+            clock.wait()
+        rang = self.bell.wait(timeout_seconds)
+        if timeout_seconds:
+            clock.enter(FRAMEWORK)
+        if not rang:
             return messages
         if self.remote_policies:
             messages.extend(self.requests.collect(ActionRequest, self.serves))

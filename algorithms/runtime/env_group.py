@@ -17,6 +17,7 @@ from algorithms.runtime.messages import ActionRequest, EpisodesDone, SlotRelease
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from envs.spec import GroupEnv, StepRow
 from utils.failpoints import failpoint
+from utils.timing import ENV, FRAMEWORK, clock
 
 Outgoing = ActionRequest | TrajectoryReady | EpisodesDone
 
@@ -104,11 +105,14 @@ class EnvGroup:
             return
         now = self.steps[slot][step]
         failpoint("actor.step")
+        clock.enter(ENV)
         stats = self.envs.step(now.action, now.out)
+        clock.enter(FRAMEWORK)
         if self.envs.spec.same_step:
             now.valid[:] = True
         else:
             np.logical_not(now.out.first, out=now.valid)
+        clock.collected += int(np.count_nonzero(now.valid))
         self.episodes.record(now.out, now.valid, self.trajectories.policy_id[slot, step], stats)
         self._shape(now.out.reward)
         if self.plan.num_policies > 1:
@@ -130,6 +134,7 @@ class EnvGroup:
         if not owner[slot]:
             self.free.append(slot)
             if self.slot < 0:
+                clock.parked -= 1
                 yield from self._begin_trajectory()
 
     def _steps(self, slot: int, finals: FinalObservations) -> list[_Step]:
@@ -158,6 +163,7 @@ class EnvGroup:
         """Go on in a free slot, or stay put until a learner releases one."""
         if not self.free:
             self.slot = -1
+            clock.parked += 1
             return
         slot, t = self.free.popleft(), self.trajectories
         start = 0 if self.totals["trajectories"] else self.plan.start

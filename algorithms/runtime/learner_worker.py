@@ -20,6 +20,7 @@ from algorithms.runtime.messages import (
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
 from utils.failpoints import failpoint
+from utils.timing import COPYING, FRAMEWORK, TRAINING, clock
 
 REPORT_SECONDS = 0.5
 STATE_SECONDS = 1.0
@@ -123,15 +124,21 @@ class LearnerWorker:
 
     def work(self) -> Iterator[Message]:
         """Fill the batch and, if that makes it full, train on it and publish after every optimizer step."""
+        clock.enter(COPYING)
         yield from self.batches.fill(self.learner.version)
+        clock.enter(FRAMEWORK)
         batch = self.batches.take()
         if batch is not None:
             progress = self.totals["env_steps"] / self.plan.env_steps  # before it, or the last would train at rate 0
             self._count(batch)
             failpoint("learner.batch")
+            clock.enter(TRAINING)
             for _ in self.learner.learn(batch.to(self.plan.device), progress):
+                clock.enter(COPYING)
                 self._publish()
                 failpoint("learner.step")
+                clock.enter(TRAINING)
+            clock.enter(FRAMEWORK)
             yield from self.batches.trained()
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
@@ -150,6 +157,7 @@ class LearnerWorker:
         samples = int(batch.valid.sum())
         self.totals["batches"] += 1
         self.totals["samples"] += samples
+        clock.trained += samples
         self.totals["env_steps"] += int(batch.num_frames[batch.valid].sum())
         lag = (self.learner.version - batch.policy_version)[batch.valid]
         self.lag_sum += int(lag.sum())
@@ -157,10 +165,12 @@ class LearnerWorker:
         self.lag_max = max(self.lag_max, int(lag.max()))
 
     def _save(self) -> StateSaved:
+        before = clock.enter(COPYING)
         state = self.learner.state()
         self._refresh_totals()
         state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})
         self.block.write(state)
+        clock.enter(before)
         self._saved = time.monotonic()
         return StateSaved(self.address.index, self.totals["env_steps"])
 

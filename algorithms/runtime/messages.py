@@ -135,6 +135,18 @@ class WorkerReport(NamedTuple):
     totals: dict[str, int]  # collected, reset_rows, trajectories, sent, released, episodes, env_steps
 
 
+class TimeReport(NamedTuple):
+    """How a process has spent its time since it began; with the same `started`, nothing in it ever decreases."""
+
+    process: str
+    role: str  # of its first worker
+    started: int  # monotonic ns
+    seconds: dict[str, float]  # wall time by phase (utils/timing.py); they add up to the time since it began
+    cpu_seconds: dict[str, float]  # CPU time by phase, that of other threads and child processes included
+    collected: int  # valid steps taken by its environments
+    trained: int  # samples trained on
+
+
 # ---- to all
 
 
@@ -155,5 +167,6 @@ Message = (
     | LearnerReport
     | StateSaved
     | WorkerReport
+    | TimeReport
     | Stop
 )

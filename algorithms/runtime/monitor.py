@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.messages import EpisodesDone, LearnerReport, Message, WorkerReport
+from algorithms.runtime.messages import EpisodesDone, LearnerReport, Message, TimeReport, WorkerReport
+from algorithms.runtime.performance import Machine, Performance, ProcessTimes, performance
 from algorithms.runtime.summaries import CustomSummaries
-from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic
+from utils import cpu
+from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic, short_number
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +126,7 @@ class Monitor:
         config: the logging flags.
         resumed: plain state of each policy's checkpoint, with which this start goes on; {} where there is none.
         limits: of this start, for the estimate of the time left.
+        machine: that it runs on; by default this one, without a GPU.
 
     Attributes:
         started: monotonic time from which this start counts.
@@ -137,11 +140,14 @@ class Monitor:
         config: LoggingConfig,
         resumed: Sequence[Mapping[str, Any]],
         limits: Limits,
+        machine: Machine | None = None,
     ) -> None:
         self.config, self.limits = config, limits
         self.custom = CustomSummaries(config.custom_summaries)
         self.policies = [PolicyProgress(config.stats_avg) for _ in range(num_policies)]
         self.workers: dict[str, dict[str, int]] = {}
+        self.machine = machine or Machine(cpu.available_cores())
+        self.times: dict[str, ProcessTimes] = {}
         path = directory / "metrics.jsonl"
         first_start = not (path.exists() and path.stat().st_size)
         self.metrics_log = MetricsLog(path)
@@ -188,6 +194,8 @@ class Monitor:
                 progress.sample_rate.add(now, totals["samples"])
             case WorkerReport(worker, totals):
                 self.workers[worker] = totals
+            case TimeReport(process):
+                self.times.setdefault(process, ProcessTimes()).add(message)
 
     def tick(self, now: float) -> None:
         """Write what is due at this monotonic time."""
@@ -197,12 +205,16 @@ class Monitor:
             self._next_summary = now + self._summary_interval
         if now >= self._next_line:
             log.info(self.line())
+            if found := self.performance():
+                for line in found.lines():
+                    log.info("%s", line)
             self._next_line = now + self.config.report_interval_seconds
 
     def write_summaries(self, now: float) -> None:
         """A record of every policy for metrics.jsonl and TensorBoard."""
+        found = self.performance()
         for policy, progress in enumerate(self.policies):
-            record = self._record(policy, now)
+            record = self._record(policy, now) | (found.tags() if found else {})
             record |= self.custom(policy, record)
             self.metrics_log.append(record)
             if self.writers:
@@ -220,11 +232,11 @@ class Monitor:
         parts = []
         for policy, progress in enumerate(self.policies):
             rates = progress.env_step_rate.rates()
-            speed = "/".join("-" if math.isnan(rate) else _short(rate) for rate in rates.values())
+            speed = "/".join("-" if math.isnan(rate) else short_number(rate) for rate in rates.values())
             name = f"policy {policy}: " if len(self.policies) > 1 else ""
-            part = f"{name}env steps {_short(progress.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"
+            part = f"{name}env steps {short_number(progress.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"
             samples = progress.sample_rate.rates()[10.0]
-            part += f", {_short(samples)} samples/s" if math.isfinite(samples) else ""
+            part += f", {short_number(samples)} samples/s" if math.isfinite(samples) else ""
             lag = progress.metrics.get("train/policy_lag_mean")
             part += f", lag {lag:.1f}" if lag is not None else ""
             if progress.episode_return.count:
@@ -233,7 +245,7 @@ class Monitor:
         now = time.monotonic()
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
             collected = self._collected()
-            parts.append(f"collected {_short(collected)} steps, {_short(collected / (now - self.started))}/s")
+            parts.append(f"collected {short_number(collected)} steps, {short_number(collected / (now - self.started))}/s")
         seconds = self.seconds_left(now)
         left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{_duration(seconds)} left"
         return " | ".join(parts) + left
@@ -245,6 +257,10 @@ class Monitor:
 
     def _collected(self) -> int:
         return sum(totals.get("collected", 0) for totals in self.workers.values())
+
+    def performance(self) -> Performance | None:
+        """How the run spends its time, and how near it is to the limit; None while nothing is known of it."""
+        return performance([times.window() for times in self.times.values()], self.machine)
 
     def totals(self) -> dict[str, int]:
         """Counters of the whole run, summed over workers and policies."""
@@ -280,11 +296,3 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
-
-
-def _short(number: float) -> str:
-    """12.3k, 4.56M."""
-    for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if number >= limit:
-            return f"{number / divisor:.3g}{unit}"
-    return f"{number:.0f}"

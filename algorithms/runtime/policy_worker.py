@@ -16,6 +16,7 @@ from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from algorithms.runtime.weights import WeightRing
 from envs.spec import MASK_KEY, EnvSpec
 from utils.failpoints import failpoint
+from utils.timing import COPYING, FRAMEWORK, INFERENCE, clock
 
 
 class ActingModel(Protocol):
@@ -111,6 +112,7 @@ class PolicyWorker:
     @torch.inference_mode()
     def answer(self, requests: list[ActionRequest]) -> Iterator[ActionsReady]:
         """Answer the requests with one forward pass over their K x R rows."""
+        clock.enter(COPYING)
         self._refresh_weights()
         failpoint("pw.forward")
         if self.plan.spec.same_step:
@@ -122,9 +124,11 @@ class PolicyWorker:
             obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
             mask = obs[MASK_KEY].flatten(1) > 0 if self.plan.spec.action_mask else None
             state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
+            clock.enter(INFERENCE)
             logits, value, next_state = self.model.act(obs, self._gather(self.first, rows), state)
             distribution = ActionDistribution(self.plan.spec.action.parts, logits, mask)
             action = distribution.sample(self.generator)
+            clock.enter(COPYING)
             self.live_state[rows.state] = next_state.view(*rows.lead, next_state.shape[-1])
             t = self.trajectories
             self._scatter(t.action, rows, action)
@@ -132,6 +136,7 @@ class PolicyWorker:
             self._scatter(t.behavior_log_prob, rows, distribution.log_prob(action))
             self._scatter(t.behavior_value, rows, self.model.denormalize_value(value))
             t.policy_version[rows.at] = self.version
+        clock.enter(FRAMEWORK)
         for policy, group, slot, step, generation in requests:
             yield ActionsReady(policy, group, slot, step, generation)
 
@@ -188,5 +193,7 @@ class PolicyWorker:
         obs = {key: torch.from_numpy(a[group][rows]).to(self.plan.device) for key, a in self.finals.final_obs.items()}
         state = self.live_state[group][torch.from_numpy(rows)]
         first = torch.zeros(len(state), dtype=torch.bool, device=self.plan.device)
+        before = clock.enter(INFERENCE)
         _, value, _ = self.model.act(obs, first, state)
+        clock.enter(before)
         self.trajectories.final_value[slot, step - 1, rows] = self.model.denormalize_value(value).cpu().numpy()

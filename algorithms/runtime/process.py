@@ -19,8 +19,9 @@ from typing import NoReturn
 from algorithms.runtime import prctl
 from algorithms.runtime.arena import Arena, Field
 from algorithms.runtime.channels import Channels, ProcessLinks
-from algorithms.runtime.messages import Address, Stop, WorkerFailed, WorkerReady
+from algorithms.runtime.messages import Address, Begin, Stop, WorkerFailed, WorkerReady
 from algorithms.runtime.node import Node, Worker
+from algorithms.runtime.timekeeper import Timekeeper
 from utils import cpu, failpoints, logging
 from utils.errors import AppoError
 
@@ -116,7 +117,8 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
         channels = Channels(plan.links, plan.arena, pipe, plan.workers)
         node = Node(workers, plan.links.topology.address_of, channels.send)
         channels.send(WorkerReady(plan.name))
-        _loop(node, channels, heartbeat)
+        timekeeper = Timekeeper(plan.name, plan.workers[0].role, runs_environments=plan.runs_environments)
+        _loop(node, channels, heartbeat, timekeeper)
     except (
         BaseException
     ) as error:  # SystemExit and KeyboardInterrupt from an environment are failures, not our shutdown
@@ -222,13 +224,19 @@ def _redirect_output(path: Path) -> None:
     os.close(descriptor)
 
 
-def _loop(node: Node, channels: Channels, heartbeat: Heartbeat) -> None:
+def _loop(node: Node, channels: Channels, heartbeat: Heartbeat, timekeeper: Timekeeper) -> None:
     """Work while there is work, wait for the doorbell while there is none."""
     busy = False
     while True:
         heartbeat.beat(Activity.WORKING if busy else Activity.WAITING)
         for message in channels.receive(0.0 if busy else IDLE_SECONDS):
+            if isinstance(message, Begin):
+                timekeeper.begin()
+            if isinstance(message, Stop):
+                channels.send(timekeeper.report())
             node.deliver(message)
             if isinstance(message, Stop):
                 return
         busy = node.turn()
+        if timekeeper.due():
+            channels.send(timekeeper.report())

@@ -8,13 +8,15 @@ from typing import Protocol
 
 from algorithms.runtime.checkpointing import Checkpointing
 from algorithms.runtime.config import RunConfig, SamplingConfig
-from algorithms.runtime.messages import Begin, Message, Stop, WorkerReady
+from algorithms.runtime.messages import MAIN, Begin, Message, Stop, WorkerReady
 from algorithms.runtime.monitor import Limits, Monitor, PolicyProgress
 from algorithms.runtime.node import Node
 from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.status import Status
 from algorithms.runtime.supervisor import Supervisor
+from algorithms.runtime.timekeeper import Timekeeper
 from algorithms.runtime.topology import Topology
+from utils.timing import FRAMEWORK, clock
 
 log = logging.getLogger(__name__)
 
@@ -114,17 +116,23 @@ class InProcess:
         self._outbox: list[Message] = []
         self._build = build
         self._node: Node | None = None
+        self._timekeeper = Timekeeper(str(MAIN), MAIN.role, runs_environments=True)
 
     def start(self) -> None:
         """Build the workers and let them begin."""
         self._node = self._build(self._outbox.append)
+        self._timekeeper.begin()
         self._node.deliver(Begin())
 
     def poll(self, timeout_seconds: float) -> list[Message]:
         """One turn of every worker."""
         assert self._node is not None
         if not self._node.turn():
+            clock.wait()
             time.sleep(min(timeout_seconds, 0.01))  # only a spent budget or a bug leaves all workers idle
+            clock.enter(FRAMEWORK)
+        if self._timekeeper.due():
+            self._outbox.append(self._timekeeper.report())
         messages, self._outbox[:] = list(self._outbox), []
         return messages
 
@@ -136,6 +144,7 @@ class InProcess:
     def stop(self, deadline: float) -> Iterator[Message]:
         """Collect the last messages."""
         if self._node is not None:
+            self._outbox.append(self._timekeeper.report())
             self._node.deliver(Stop())
         yield from self._outbox
         self._outbox.clear()
@@ -161,6 +170,7 @@ class Processes:
         self.supervisor, self.topology, self._start, self.signals = supervisor, topology, start, signals
         self._home = {w: name for name, workers in topology.processes().items() for w in workers}
         self._begun = False
+        self._timekeeper = Timekeeper(str(MAIN), MAIN.role, runs_environments=False)
 
     def start(self) -> None:
         """Start all processes and, when the last of them is ready, let them begin."""
@@ -174,10 +184,14 @@ class Processes:
         for name in self.topology.processes():
             self.supervisor.send(name, Begin())
         self._begun = True
+        self._timekeeper.begin()
 
     def poll(self, timeout_seconds: float) -> list[Message]:
         """Messages for main."""
-        return [message for _, message in self.supervisor.poll(timeout_seconds)]
+        clock.wait()
+        messages: list[Message] = [message for _, message in self.supervisor.poll(timeout_seconds)]
+        clock.enter(FRAMEWORK)
+        return [*messages, self._timekeeper.report()] if self._timekeeper.due() else messages
 
     def send(self, message: Message) -> None:
         """Give a message to its worker."""

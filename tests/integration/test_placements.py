@@ -11,6 +11,36 @@ TWO_WORKERS_TWO_EPOCHS = {"inference": "central", "policy_workers_per_policy": 2
 SMALL_GRU = {"use_rnn": True, "hidden_size": 16, "recurrence": 8, "rollout": 16, "batch_size": 128}
 
 
+ACTING = {"framework", "inference", "copying"}
+LEARNING = {"framework", "training", "copying", "waiting"}
+PHASES = {
+    "serial": {"main": {"env", "reset", "training"} | ACTING},
+    "local": {"main": {"framework", "waiting"}, "actor": {"env", "reset"} | ACTING, "learner": LEARNING},
+    "central": {
+        "main": {"framework", "waiting"},
+        "actor": {"framework", "env", "reset", "waiting"},
+        "policy_worker": ACTING | {"waiting"},
+        "learner": LEARNING,
+    },
+}
+
+
+def check_its_time_is_accounted_for(run: Run) -> None:
+    """Every role reports its phases, which add up to its time, and main writes what that means."""
+    performance = run.status["performance"]
+    expected = PHASES[run.config["inference"]]
+    assert set(performance["roles"]) == set(expected)
+    for role, times in performance["roles"].items():
+        assert set(times["shares"]) - {"waiting", "waiting_for_slots"} == expected[role] - {"waiting"}
+        assert "waiting" not in expected[role] or "waiting" in times["shares"]
+        assert sum(times["shares"].values()) == pytest.approx(1, abs=0.02)
+        assert run.series(f"perf/{role}/framework")
+    assert performance["limit_samples_per_second"] > 0
+    assert performance["bottleneck"]
+    assert set(performance["cpu_us"]) == {"framework", "env", "reset", "inference", "training", "copying"}
+    assert run.series("perf/limit_ratio")[-1] > 0
+
+
 def check_it_learned(run: Run, goal: float) -> None:
     assert run.status["state"] == "finished"
     assert run.reached_return >= goal
@@ -30,6 +60,7 @@ def test_cartpole_is_learned(tmp_path: Path, flags: dict[str, object]) -> None:
     run = record(tmp_path / "run", env="CartPole-v1", train_until_return=150, train_for_env_steps=150_000, **flags)
     check_it_learned(run, 150)
     assert run.reason == run.status["reason"]
+    check_its_time_is_accounted_for(run)
     if flags is TWO_WORKERS_TWO_EPOCHS:
         assert run.totals["updates"] == 2 * 4 * run.totals["batches"]
 

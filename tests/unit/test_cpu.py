@@ -116,6 +116,29 @@ def test_page_cache_counts_as_free_memory(tmp_path):
     assert cpu.cgroup_free_bytes(groups, proc) == 0
 
 
+def test_cpu_time_of_what_a_process_has_started(tmp_path):
+    def process(pid: int, parent: int, user: int, system: int, name: str = "game") -> None:
+        text = f"{pid} ({name}) S {parent} " + "0 " * 9 + f"{user} {system} 7 7\n"
+        write(tmp_path, {f"{pid}/stat": text})
+
+    ticks = os.sysconf("SC_CLK_TCK")
+    process(5, 1, 1000, 1000)  # itself
+    process(6, 5, 2 * ticks, ticks)
+    process(7, 6, ticks, 0, "a (b) S 5")
+    process(8, 1, 1000, 1000)
+    write(tmp_path, {"version": "", "9/other": ""})
+    found = cpu.Descendants(tmp_path, 5)
+    before = found.cpu_seconds()  # with that of children which this test process has waited for
+    process(7, 6, 3 * ticks, 0)
+    assert found.cpu_seconds() - before == pytest.approx(2)
+    (tmp_path / "6/stat").unlink()
+    assert found.cpu_seconds() - before == pytest.approx(2)  # never less
+    process(10, 5, 100 * ticks, 0)
+    for _ in range(cpu.Descendants.SCAN_CALLS):
+        after = found.cpu_seconds() - before
+    assert after == pytest.approx(100 - 4)
+
+
 def test_this_machine():
     assert cpu.allowed_cores() == tuple(sorted(os.sched_getaffinity(0)))
     assert 1 <= cpu.available_cores() <= len(cpu.allowed_cores())

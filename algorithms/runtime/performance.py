@@ -1,0 +1,275 @@
+"""Where the time of a run goes, what it waits for and how near it is to the limit of the machine: pure arithmetic.
+
+The limit is what the machine could do with this environment and this network if no core were ever idle: cores divided
+by the CPU time of a sample, or what the learner's thread can do, whichever is less. CPU time, because the processes
+share the cores; on a GPU the learner's wall time, as its CPU only starts the work.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from algorithms.runtime.messages import TimeReport
+from utils.metrics import short_number
+
+WINDOW_SECONDS = 10.0
+FULL = 0.9  # share from which on something counts as busy all the time
+STARVED = 0.8  # share of CPU time in busy time below which a process does not get the core it needs
+MUCH = 0.3  # share of waiting from which on it is worth a word
+SHOWN_PHASES = 6  # that the console shows, all roles together
+WAITING = ("waiting", "waiting_for_slots")
+NAMES = {"main": "main", "actor": "actors", "policy_worker": "policy workers", "learner": "learner"}
+TAKEN = "other programs or hidden waits slow it down"
+WORDS = {"env": "environment", "reset": "environment resets"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run has.
+
+    Attributes:
+        cores: that it may use.
+        gpu: whether networks are on a GPU.
+    """
+
+    cores: int
+    gpu: bool = False
+
+
+class Window(NamedTuple):
+    """What one process did in some seconds; as `TimeReport`."""
+
+    role: str
+    seconds: dict[str, float]
+    cpu_seconds: dict[str, float]
+    collected: int
+    trained: int
+
+    @property
+    def length(self) -> float:
+        """Its seconds."""
+        return sum(self.seconds.values())
+
+    def busy(self, seconds: Mapping[str, float]) -> float:
+        """Those of the seconds by phase that are not spent waiting."""
+        return sum(value for phase, value in seconds.items() if phase not in WAITING)
+
+
+class ProcessTimes:
+    """The reports of one process of about the last ten seconds, more where it completes its work in larger pieces."""
+
+    def __init__(self) -> None:
+        self._reports: deque[TimeReport] = deque()
+
+    def add(self, report: TimeReport) -> None:
+        """Take in a report; one of a process that was started again begins anew."""
+        reports = self._reports
+        if not reports or reports[0].started != report.started:
+            reports.clear()
+            reports.append(report._replace(seconds={}, cpu_seconds={}, collected=0, trained=0))
+        reports.append(report)
+        end = _elapsed(report) - WINDOW_SECONDS
+        while len(reports) > 2 and _elapsed(reports[1]) <= end and not self._needed(report):
+            reports.popleft()
+
+    def window(self) -> Window:
+        """From the oldest to the newest report."""
+        first, last = self._reports[0], self._reports[-1]
+        return Window(
+            last.role,
+            _difference(first.seconds, last.seconds),
+            _difference(first.cpu_seconds, last.cpu_seconds),
+            last.collected - first.collected,
+            last.trained - first.trained,
+        )
+
+    def _needed(self, last: TimeReport) -> bool:
+        """Whether without the oldest report no piece of work would be left in the window."""
+        return _work(self._reports[1]) == _work(last) > _work(self._reports[0])
+
+
+@dataclass(frozen=True)
+class RoleTimes:
+    """How all processes of a role spend their time.
+
+    Attributes:
+        processes: how many there are.
+        shares: phase -> share of their wall time; they add up to 1.
+        busy_cores: their CPU time per second, all together.
+    """
+
+    processes: int
+    shares: dict[str, float]
+    busy_cores: float
+
+    @property
+    def busy(self) -> float:
+        """Share of the time that is not spent waiting."""
+        return sum(share for phase, share in self.shares.items() if phase not in WAITING)
+
+    @property
+    def starved(self) -> bool:
+        """Whether they do not get the cores that they could use."""
+        return self.busy_cores < STARVED * self.busy * self.processes
+
+    def most(self) -> str:
+        """What, other than waiting, takes most of the time."""
+        phase = max((p for p in self.shares if p not in WAITING), key=self.shares.__getitem__)
+        return f"{_percent(self.shares[phase])} {WORDS.get(phase, phase)}"
+
+
+@dataclass(frozen=True)
+class Performance:
+    """How a run spends its time, all processes together.
+
+    Attributes:
+        roles: how the processes of each role spend theirs.
+        cpu_us: phase -> CPU time of a sample in microseconds, over all processes.
+        busy_cores, cores: CPU time per second, and what there is of it.
+        samples_per_second: valid steps that the environments take; as many are trained, or soon will be.
+        limit_samples_per_second: what the machine could do; 0 while nothing is trained.
+        bottleneck: what it waits for, in words.
+    """
+
+    roles: dict[str, RoleTimes]
+    cpu_us: dict[str, float]
+    busy_cores: float
+    cores: int
+    samples_per_second: float
+    limit_samples_per_second: float
+    bottleneck: str
+
+    @property
+    def limit_ratio(self) -> float:
+        """How near the run is to the limit; 0 while that is not known."""
+        return self.samples_per_second / self.limit_samples_per_second if self.limit_samples_per_second else 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON knows it."""
+        return asdict(self) | {"limit_ratio": self.limit_ratio}
+
+    def tags(self) -> dict[str, float]:
+        """TensorBoard tag -> value."""
+        tags = {f"perf/{role}/{phase}": s for role, times in self.roles.items() for phase, s in times.shares.items()}
+        tags |= {f"perf/cpu_us/{phase}": microseconds for phase, microseconds in self.cpu_us.items()}
+        tags["perf/busy_cores"] = self.busy_cores
+        if self.limit_samples_per_second:
+            tags["perf/limit_samples_per_second"] = self.limit_samples_per_second
+            tags["perf/limit_ratio"] = self.limit_ratio
+        return tags
+
+    def lines(self) -> tuple[str, str]:
+        """Two lines for the console: what takes most of each role's time, and what that means."""
+        roles = {role: times for role, times in self.roles.items() if role != "main" or len(self.roles) == 1}
+        parts = []
+        for role, times in roles.items():
+            largest = sorted(times.shares.items(), key=lambda pair: -pair[1])[: SHOWN_PHASES // len(roles)]
+            shown = [f"{phase.replace('_', ' ')} {_percent(share)}" for phase, share in largest]
+            parts.append(f"{NAMES[role]} {' '.join(shown)}")
+        limit = self.limit_samples_per_second
+        reached = f"{short_number(limit)} samples/s, at {_percent(self.limit_ratio)}" if limit else "not known yet"
+        return f"time: {' | '.join(parts)}", f"limit: {reached}; {self.bottleneck}"
+
+
+def performance(windows: Iterable[Window], machine: Machine) -> Performance | None:
+    """What the windows of all processes say; None before an environment has taken a step."""
+    seen = [window for window in windows if window.length > 0]
+    collected = sum(w.collected / w.length for w in seen)
+    trained = sum(w.trained / w.length for w in seen)
+    if not collected:
+        return None
+    roles = {role: _role_times([w for w in seen if w.role == role]) for role in NAMES if role in {w.role for w in seen}}
+    cpu_us = _cpu_us(seen, collected, trained)
+    return Performance(
+        roles=roles,
+        cpu_us=cpu_us,
+        busy_cores=sum(times.busy_cores for times in roles.values()),
+        cores=machine.cores,
+        samples_per_second=collected,
+        limit_samples_per_second=_limit(seen, cpu_us, machine) if trained else 0.0,
+        bottleneck=bottleneck(roles, cpu_us, machine),
+    )
+
+
+def bottleneck(roles: Mapping[str, RoleTimes], cpu_us: Mapping[str, float], machine: Machine) -> str:
+    """What a run waits for, in words: the learner's thread, the cores, another role or nothing but each other."""
+    actors, learner, policy_workers = (roles.get(role) for role in ("actor", "learner", "policy_worker"))
+    if actors is None:
+        return _of_one_thread(roles["main"], machine)
+    if learner and learner.busy >= FULL and (machine.gpu or not learner.starved):
+        return f"the learner is full, {learner.most()}: more sampling would not help"
+    busy_cores = sum(times.busy_cores for times in roles.values())
+    if busy_cores >= FULL * machine.cores:
+        phase = max(cpu_us, key=cpu_us.__getitem__)
+        cores = "the core is" if machine.cores == 1 else f"all {machine.cores} cores are"
+        return f"{cores} full, {_percent(cpu_us[phase] / sum(cpu_us.values()))} of it {WORDS.get(phase, phase)}"
+    if policy_workers and policy_workers.busy >= FULL:
+        return f"policy workers are full, {policy_workers.most()}: raise --policy_workers_per_policy"
+    return _of_actors(actors, learner, f"{busy_cores:.1f} of {machine.cores} cores are busy")
+
+
+def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str) -> str:
+    """What actors wait for while neither learner nor policy workers nor cores are full."""
+    if actors.busy >= FULL:
+        return f"actors are full, {actors.most()}; {TAKEN if actors.starved else f'{busy}: raise --num_workers'}"
+    for_actions, for_slots = (actors.shares.get(phase, 0.0) for phase in WAITING)
+    if for_slots >= max(MUCH, for_actions):
+        waiting = f", the learner {_percent(1 - learner.busy)} for trajectories" if learner else ""
+        return f"nothing is full: actors wait {_percent(for_slots)} for free slots{waiting}"
+    if for_actions >= MUCH:
+        return f"actors wait {_percent(for_actions)} for actions; {busy}: more or larger groups would help"
+    return f"nothing is full, {busy}"
+
+
+def _of_one_thread(main: RoleTimes, machine: Machine) -> str:
+    said = f"one thread does it all, {main.most()}"
+    if main.starved:
+        return f"{said}; {TAKEN}"
+    return f"{said}; other placements use all {machine.cores} cores" if machine.cores > 1 else said
+
+
+def _role_times(windows: list[Window]) -> RoleTimes:
+    phases = dict.fromkeys(phase for w in windows for phase in w.seconds)
+    shares = {p: sum(w.seconds.get(p, 0.0) / w.length for w in windows) / len(windows) for p in phases}
+    return RoleTimes(len(windows), shares, sum(sum(w.cpu_seconds.values()) / w.length for w in windows))
+
+
+def _cpu_us(windows: list[Window], collected: float, trained: float) -> dict[str, float]:
+    """Microseconds of CPU time per sample by phase; what is used while waiting is the framework's."""
+    costs: dict[str, float] = {}
+    for w in windows:
+        for phase, seconds in w.cpu_seconds.items():
+            # Learners take samples in whole batches, so in a short time not as many as are collected.
+            rate = trained if w.role == "learner" or phase == "training" else collected
+            if rate:
+                name = "framework" if phase in WAITING else phase
+                costs[name] = costs.get(name, 0.0) + 1e6 * seconds / w.length / rate
+    return costs
+
+
+def _limit(windows: list[Window], cpu_us: Mapping[str, float], machine: Machine) -> float:
+    """Samples per second, if no core idled and no learner waited."""
+    limit = 1e6 * machine.cores / sum(cpu_us.values())
+    learners = [w for w in windows if w.role == "learner"]
+    if not learners:
+        return limit
+    # Wall time grows while others use the core; with several threads CPU time exceeds it.
+    busy = [w.busy(w.seconds) if machine.gpu else min(w.busy(w.seconds), w.busy(w.cpu_seconds)) for w in learners]
+    return min(limit, sum(w.trained / seconds for w, seconds in zip(learners, busy, strict=True) if seconds))
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def _work(report: TimeReport) -> int:
+    return report.collected + report.trained
+
+
+def _elapsed(report: TimeReport) -> float:
+    return sum(report.seconds.values())
+
+
+def _difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {phase: value - before.get(phase, 0.0) for phase, value in after.items()}
