@@ -1,7 +1,7 @@
 """Where the time of a process goes: its one clock is told at every boundary between phases, and by nobody else.
 
 A boundary costs a fraction of a microsecond. The CPU clock needs a system call, so what share of a phase is CPU time
-(the rest is spent waiting for a core, a device or another process) is sampled, some hundred times a second and phase.
+(the rest is spent waiting for a core, a device or another process) is sampled, up to 200 times a second and phase.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 PHASES = ("framework", "env", "reset", "inference", "training", "copying", "waiting", "waiting_for_slots")
 FRAMEWORK, ENV, RESET, INFERENCE, TRAINING, COPYING, WAITING, WAITING_FOR_SLOTS = range(len(PHASES))
-SAMPLE_INTERVAL_NS = 5_000_000
+SAMPLE_INTERVAL_NS = 5_000_000  # of a phase
 
 
 class Spent(NamedTuple):

@@ -11,14 +11,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from algorithms.runtime.messages import TimeReport
+from utils import timing
 from utils.metrics import short_number
+from utils.timing import PHASES
 
 WINDOW_SECONDS = 10.0
 FULL = 0.9  # share from which on something counts as busy all the time
 STARVED = 0.8  # share of CPU time in busy time below which a process does not get the core it needs
 MUCH = 0.3  # share of waiting from which on it is worth a word
 SHOWN_PHASES = 6  # that the console shows, all roles together
-WAITING = ("waiting", "waiting_for_slots")
+WAITING = PHASES[timing.WAITING :]
 NAMES = {"main": "main", "actor": "actors", "policy_worker": "policy workers", "learner": "learner"}
 TAKEN = "other programs or hidden waits slow it down"
 WORDS = {"env": "environment", "reset": "environment resets"}
