@@ -244,8 +244,8 @@ class Monitor:
             parts.append(part)
         now = time.monotonic()
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
-            collected = self._collected()
-            parts.append(f"collected {short_number(collected)} steps, {short_number(collected / (now - self.started))}/s")
+            collected, per_second = self._collected(), self._collected() / (now - self.started)
+            parts.append(f"collected {short_number(collected)} steps, {short_number(per_second)}/s")
         seconds = self.seconds_left(now)
         left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{_duration(seconds)} left"
         return " | ".join(parts) + left

@@ -13,6 +13,7 @@ from envs.spec import ActionPart, ObservationSpec, StepRow
 from envs.toy import Counter, Target, counter_length, counter_step
 from tests.unit.envs.rollouts import collect
 from utils.errors import EnvironmentFailure, UsageError
+from utils.timing import ENV, PhaseClock
 
 
 def counters(num_envs: int, **kwargs: object) -> PythonLoop:
@@ -55,6 +56,26 @@ def test_each_episode_is_reported_once_with_its_statistics() -> None:
     for t, stats in rollout.episodes:
         length = int(stats.stats["length"])
         assert stats.stats["true_reward"] == rollout.reward[t - length + 1 : t + 1, stats.row].sum()
+
+
+def test_the_time_of_resets_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+
+    def now() -> int:  # every look at the clock takes a microsecond
+        looked_at.append(0)
+        return 1000 * len(looked_at)
+
+    clock = PhaseClock(now, lambda: 0)
+    monkeypatch.setattr("envs.python_loop.clock", clock)
+    loop = counters(4)
+    clock.restart()
+    clock.enter(ENV)
+    rollout = collect(loop, 60, [0, 1, 2, 3], by_row)
+    assert clock.phase == ENV
+    resets = 4 + int(rollout.first[1:].sum())
+    assert clock.spent().seconds == pytest.approx(
+        {"framework": 1e-6, "env": (resets + 1) * 1e-6, "reset": resets * 1e-6}
+    )
 
 
 def test_steps_without_an_end_report_an_empty_tuple() -> None:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
-from algorithms.runtime.messages import EpisodesDone, LearnerReport, WorkerReport
+from algorithms.runtime.messages import EpisodesDone, LearnerReport, TimeReport, WorkerReport
 from algorithms.runtime.monitor import Limits, Monitor
+from algorithms.runtime.performance import Machine
 from algorithms.runtime.runner import BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, Budget
 from tests.unit.test_metrics import events
 
@@ -147,6 +148,23 @@ def test_line_of_a_run_that_only_samples(watched: Watched) -> None:
         assert monitor.line().endswith(f" | collected 5M steps, 500k/s | {left} left")
     monitor.handle(report(4))
     assert "collected" not in monitor.line()
+    monitor.close()
+
+
+def test_every_report_says_where_the_time_goes(watched: Watched, caplog) -> None:
+    monitor = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False), [{}, {}], 1000, Machine(2))
+    with caplog.at_level(logging.INFO):
+        monitor.tick(watched.now + 10)
+        assert len(caplog.records) == 1  # nothing is known yet
+        for done in (1, 2):
+            seconds = {"env": 3.0 * done, "training": 1.0 * done}
+            monitor.handle(TimeReport("main", "main", 0, seconds, seconds, 2000 * done, 2000 * done))
+        monitor.tick(watched.now + 20)
+    assert [record.message for record in caplog.records[2:]] == [
+        "time: main env 75% training 25%",
+        "limit: 1000 samples/s, at 50%; one thread does it all, 75% environment; other placements use all 2 cores",
+    ]
+    assert [record["perf/limit_ratio"] for record in watched.records()[-2:]] == [0.5, 0.5]
     monitor.close()
 
 
