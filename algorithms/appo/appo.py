@@ -135,9 +135,7 @@ class APPO:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
 
         machine = Machine(self.cores, gpu=self.device == "cuda")
-        monitor = Monitor(
-            self.directory, topology.num_policies, self.config.logging, resumed, budget.limits(), machine
-        )
+        monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed, budget.limits(), machine)
         self.status.monitor, self.status.budget = monitor, budget.plain()
         checkpointing = Checkpointing(self.directory, self.config.run, blocks, found.model.table, monitor)
         workers = self._serial(blueprint, arena) if placement == "serial" else self._processes(blueprint, arena)

@@ -152,7 +152,7 @@ def test_line_of_a_run_that_only_samples(watched: Watched) -> None:
 
 
 def test_every_report_says_where_the_time_goes(watched: Watched, caplog) -> None:
-    monitor = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False), [{}, {}], 1000, Machine(2))
+    monitor = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False), [{}, {}], Limits(1000), Machine(2))
     with caplog.at_level(logging.INFO):
         monitor.tick(watched.now + 10)
         assert len(caplog.records) == 1  # nothing is known yet
