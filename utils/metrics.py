@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -92,6 +92,11 @@ def without_lost(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             reached[policy] = env_steps, seconds
             kept.append(record)
     return kept[::-1]
+
+
+def last_values(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of every name in any of the records, its last known value."""
+    return {name: value for record in records for name, value in record.items() if value is not None}
 
 
 class _Event(NamedTuple):

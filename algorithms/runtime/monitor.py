@@ -14,7 +14,16 @@ from algorithms.runtime.messages import EpisodesDone, LearnerReport, Message, Ti
 from algorithms.runtime.performance import Machine, Performance, ProcessTimes, performance
 from algorithms.runtime.summaries import CustomSummaries
 from utils import cpu
-from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic, short_number
+from utils.metrics import (
+    EventWriter,
+    MetricsLog,
+    RateMeter,
+    RunningStatistic,
+    last_values,
+    read_metrics,
+    short_number,
+    without_lost,
+)
 
 log = logging.getLogger(__name__)
 
@@ -160,8 +169,10 @@ class Monitor:
                 self.metrics_log.append(self._record(policy, self.started))
             if config.tensorboard:
                 # Earlier files may hold what a crash took back; it would be a second curve beside the new one.
-                purge_step = int(state["env_steps"]) + 1 if state else None if first_start else 0
+                purge_step = int(state["env_steps"]) if state else None if first_start else 0
                 self.writers.append(EventWriter(directory / ".summary" / f"p{policy}", purge_step=purge_step))
+                if state and not first_start:
+                    self._show_again(policy, path)
         self._played = self._ended = False  # an episode of this start has; this start has
         self._summary_interval = FIRST_SUMMARY_SECONDS
         self._next_summary = self.started + FIRST_SUMMARY_SECONDS
@@ -213,14 +224,26 @@ class Monitor:
     def write_summaries(self, now: float) -> None:
         """A record of every policy for metrics.jsonl and TensorBoard."""
         found = self.performance()
-        for policy, progress in enumerate(self.policies):
+        for policy in range(len(self.policies)):
             record = self._record(policy, now) | (found.tags() if found else {})
             record |= self.custom(policy, record)
             self.metrics_log.append(record)
             if self.writers:
-                tags = {tag: value for tag, value in record.items() if tag not in HEAD}
-                tags |= {f"perf/{name}": record[name] for name in ("samples", "discarded")}
-                self.writers[policy].add(progress.totals["env_steps"], tags)
+                self._show(policy, record)
+
+    def _show(self, policy: int, record: Mapping[str, Any]) -> None:
+        tags = {tag: value for tag, value in record.items() if tag not in HEAD}
+        tags |= {f"perf/{name}": record[name] for name in ("samples", "discarded")}
+        self.writers[policy].add(int(record["env_steps"]), tags)
+
+    def _show_again(self, policy: int, path: Path) -> None:
+        """All curves of an earlier start at the env steps from which this one goes on.
+
+        TensorBoard's own loader does not heed a purge: it forgets a point only when another of its curve comes at or
+        before its step.
+        """
+        earlier = [r for r in without_lost(read_metrics(path)) if r["policy"] == policy]
+        self._show(policy, last_values(earlier))
 
     def _record(self, policy: int, now: float) -> dict[str, float]:
         progress = self.policies[policy]

@@ -129,7 +129,7 @@ class Performance:
         roles: how the processes of each role spend theirs.
         cpu_us: phase -> CPU time of a sample in microseconds, over all processes.
         busy_cores, cores: CPU time per second, and what there is of it.
-        samples_per_second: valid steps that the environments take; as many are trained, or soon will be.
+        samples_per_second: valid steps that are both taken and trained; only taken, while nothing is trained.
         limit_samples_per_second: what the machine could do; 0 while nothing is trained.
         bottleneck: what it waits for, in words.
     """
@@ -188,7 +188,7 @@ def performance(windows: Iterable[Window], machine: Machine) -> Performance | No
         cpu_us=cpu_us,
         busy_cores=sum(times.busy_cores for times in roles.values()),
         cores=machine.cores,
-        samples_per_second=collected,
+        samples_per_second=min(collected, trained) if trained else collected,
         limit_samples_per_second=_limit(seen, cpu_us, machine) if trained else 0.0,
         bottleneck=bottleneck(roles, cpu_us, machine),
     )

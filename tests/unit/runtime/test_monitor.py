@@ -285,24 +285,29 @@ def test_a_run_that_had_reached_its_return_needs_no_new_window(watched: Watched)
     wider.close()
 
 
-def test_what_a_crash_took_back_is_hidden_on_tensorboard(watched: Watched) -> None:
-    def steps_of(states: list[dict[str, object]], env_steps: int) -> list[int]:
-        """A start, and all steps that TensorBoard then shows; it forgets what a START takes back."""
+@pytest.mark.parametrize("heeds_purges", [True, False])
+def test_what_a_crash_took_back_is_hidden_on_tensorboard(watched: Watched, heeds_purges: bool) -> None:
+    def steps_of(states: list[dict[str, object]], env_steps: int) -> dict[str, list[int]]:
+        """A start, and the steps of two curves that TensorBoard then shows.
+
+        Its fast loader heeds no purge: it forgets points of a curve that a later one comes before or at.
+        """
         monitor = Monitor(watched.directory, 1, LoggingConfig(), states, Limits(10**6))
-        monitor.handle(report(env_steps))
+        monitor.handle(report(env_steps, loss=0.5))
         monitor.close()
-        shown: list[int] = []
+        shown: dict[str, list[int]] = {"train/loss": [], "perf/version": []}
         for event in events(watched.directory / ".summary" / "p0"):
-            if event.HasField("session_log"):
-                shown = [step for step in shown if step < event.step]
-            elif event.HasField("summary"):
-                shown.append(event.step)
+            for tag, steps in shown.items():
+                repeats = tag in [value.tag for value in event.summary.value]
+                if repeats or (event.HasField("session_log") and heeds_purges):
+                    steps[:] = [step for step in steps if step < event.step] + [event.step] * repeats
         return shown
 
-    assert steps_of([{}], 100) == [100]
-    assert steps_of([{}], 60) == [60]  # killed before the first checkpoint
-    assert steps_of([{"env_steps": 60}], 90) == [60, 90]
-    assert steps_of([{"env_steps": 75}], 80) == [60, 80]
+    assert steps_of([{}], 100) == {"train/loss": [100], "perf/version": [100]}
+    assert steps_of([{}], 60) == {"train/loss": [60], "perf/version": [60]}  # killed before the first checkpoint
+    assert steps_of([{"env_steps": 60}], 90) == {"train/loss": [60, 90], "perf/version": [60, 90]}
+    assert steps_of([{"env_steps": 75}], 95)["train/loss"] == [60, 75, 95]
+    assert steps_of([{"env_steps": 80}], 99)["train/loss"] == [60, 75, 80, 99]
 
 
 def test_figures_of_the_users_are_added(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
