@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from algorithms.appo.config import LearningConfig
 
@@ -21,19 +21,10 @@ class FlatAdam:
     """
 
     def __init__(self, weights: Tensor, config: LearningConfig) -> None:
-        self.config = config
-        self.weights = nn.Parameter(weights, requires_grad=True)
-        self.gradient = torch.zeros_like(weights)
-        self.weights.grad = self.gradient
+        self.config, self.weights = config, weights
+        self.gradient, self._mean, self._mean_square = (torch.zeros_like(weights) for _ in range(3))
         self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=weights.device)
-        self._kl = torch.zeros_like(self.learning_rate)
-        self._adam = torch.optim.Adam(
-            [self.weights],
-            lr=self.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-            fused=True,
-        )
+        self._steps, self._kl = (torch.zeros_like(self.learning_rate) for _ in range(2))
 
     def follow(self, progress: float) -> None:
         """Set the rate of the linear schedule, when this share of the training budget is used up, in [0, 1]."""
@@ -53,10 +44,35 @@ class FlatAdam:
             self.gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         # Fused Adam leaves weights and moments alone where this is 1; multiplying by 0 would make NaN of them.
         skipped = (~(norm.isfinite() & learnable)).float()
-        self._adam.found_inf = skipped  # type: ignore[attr-defined]
-        self._adam.step()
+        self._adam(skipped)
         self._kl += kl
         return norm, skipped
+
+    def _adam(self, skipped: Tensor) -> None:
+        """One step of Kingma and Ba 2015, arXiv:1412.6980, as `torch.optim.Adam(fused=True)` makes it.
+
+        The kernel is called as it is, because making an optimizer of torch.optim imports its compiler, more than a
+        second of every start.
+        """
+        c = self.config
+        self._steps += 1
+        torch._fused_adam_(
+            [self.weights],
+            [self.gradient],
+            [self._mean],
+            [self._mean_square],
+            [],
+            [self._steps],
+            lr=self.learning_rate,
+            beta1=c.adam_beta1,
+            beta2=c.adam_beta2,
+            weight_decay=0.0,
+            eps=c.adam_eps,
+            amsgrad=False,
+            maximize=False,
+            found_inf=skipped,
+        )
+        self._steps -= skipped
 
     def adapt(self, *, end_of_epoch: bool, minibatches: int) -> None:
         """Keep the mean KL divergence of a minibatch, or of an epoch, within a factor 2 of its threshold."""
@@ -72,24 +88,16 @@ class FlatAdam:
 
     def moments(self) -> Tensor:
         """First and second moments, [2, P]; zero before the first step."""
-        state = self._adam.state[self.weights]
-        if not state:
-            return torch.zeros(2, len(self.gradient), device=self.gradient.device)
-        return torch.stack((state["exp_avg"], state["exp_avg_sq"]))
+        return torch.stack((self._mean, self._mean_square))
 
     def meta(self) -> dict[str, float]:
         """Steps made and the learning rate, as plain values."""
-        state = self._adam.state[self.weights]
-        return {"adam_steps": float(state["step"]) if state else 0.0, "learning_rate": float(self.learning_rate)}
+        return {"adam_steps": float(self._steps), "learning_rate": float(self.learning_rate)}
 
     def restore(self, moments: Tensor, meta: dict[str, Any]) -> None:
         """Continue from moments [2, P] and `meta`; a constant or linear rate is the flags' business."""
-        self._adam.state.clear()
-        if meta["adam_steps"]:
-            self._adam.state[self.weights] = {
-                "step": torch.tensor(meta["adam_steps"], dtype=torch.float32, device=moments.device),
-                "exp_avg": moments[0].clone(),
-                "exp_avg_sq": moments[1].clone(),
-            }
+        self._steps.fill_(meta["adam_steps"])
+        self._mean.copy_(moments[0])
+        self._mean_square.copy_(moments[1])
         if self.config.lr_schedule.startswith("kl_adaptive"):
             self.learning_rate.fill_(meta["learning_rate"])
