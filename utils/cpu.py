@@ -44,6 +44,12 @@ def available_cores() -> int:
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
+def processor_name() -> str:
+    """The model of the processor as /proc/cpuinfo names it; empty where it does not."""
+    lines = (_read(_PROC / "cpuinfo") or "").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
 def available_memory_bytes() -> int:
     """Memory that can be used before the machine swaps or the cgroup's limit kills; page cache counts as free."""
     candidates = [parse_available(_read(_PROC / "meminfo") or ""), cgroup_free_bytes(_CGROUPS, _PROC)]

@@ -2,28 +2,32 @@
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from algorithms.appo.blueprint import Blueprint, ModelDescription, Probe
+from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.config import Config
-from algorithms.appo.placement import Sampling, choose_placement, plan_workers, rows_to_time
-from algorithms.appo.probing import probe_in_process
+from algorithms.appo.placement import Sampling, choose_placement, plan_workers, topology_of
+from algorithms.appo.probing import Found, find_out
 from algorithms.appo.starting import (
     begin_from,
     changes,
     finished_before,
     journal,
+    measured_before,
     old_run_out_of_the_way,
     seed_of_resumed,
 )
+from algorithms.appo.tuning import choose, is_open, report
 from algorithms.runtime import launch
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.channels import Links
 from algorithms.runtime.checkpointing import Checkpointing, resume
 from algorithms.runtime.janitor import Janitor
-from algorithms.runtime.messages import Address, WorkerFailed
+from algorithms.runtime.messages import Address
 from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.node import Node
 from algorithms.runtime.performance import Machine
@@ -33,8 +37,8 @@ from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.status import Status
 from algorithms.runtime.summaries import CustomSummaries
-from algorithms.runtime.supervisor import Supervisor, WorkerError
-from algorithms.runtime.topology import Topology, check_slots, slots_per_group
+from algorithms.runtime.supervisor import Supervisor
+from algorithms.runtime.topology import Topology
 from envs.make import check_name
 from utils import cpu
 from utils.devices import choose_device
@@ -99,6 +103,10 @@ class APPO:
         self.directory = config.run.run_directory
         self.cores = cpu.available_cores()
         self.device = choose_device(config.run.device)
+        self.placement = choose_placement(config, self.cores, self.device)
+        self.machine = {"cores": self.cores, "processor": cpu.processor_name()}
+        self.tunes = self.device == "cpu" and self.cores > 1 and is_open(config.sampling)
+        self.sampling = plan_workers(config, self.cores, self.placement)
         self.status = Status(self.directory)
         self.janitor = Janitor()
 
@@ -117,32 +125,34 @@ class APPO:
 
     def _run(self) -> str:
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
-        if self.config.sampling.inference != "serial":
-            # On the CPU every process is forked from a server that has torch; on CUDA only actors that act are.
-            with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
-            launch.start_fork_server(self.janitor, with_torch=with_torch)
-        found = self._probe()
+        found = self._find_out()
         self.signals.check()
-        placement = choose_placement(self.config, self.cores, self.device, found.forward_seconds)
-        sampling = plan_workers(self.config, self.cores, placement)
-        budget = Budget.of(self.config.run, self.config.sampling, found.spec.frames_per_step)
-        topology = self._topology(sampling, found)
-        blueprint = self.blueprint(self.config, found.spec, found.model, topology, budget, self.device, seed)
+        spec, model = found.probe.spec, found.probe.model
+        budget = Budget.of(self.config.run, self.config.sampling, spec.frames_per_step)
+
+        def blueprint_of(topology: Topology) -> Blueprint:
+            return self.blueprint(self.config, spec, model, topology, budget, self.device, seed)
+
+        self.sampling = sampling = self._sampling(found, blueprint_of)
+        topology = topology_of(self.config, sampling, spec.num_agents)
+        blueprint = blueprint_of(topology)
         arena = self._arena(blueprint)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
-        resumed = self._resume(blocks, found.model, seed)
+        resumed = self._resume(blocks, found, seed)
         if any(resumed):
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
 
         machine = Machine(self.cores, gpu=self.device == "cuda")
         monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed, budget.limits(), machine)
         self.status.monitor, self.status.budget = monitor, budget.plain()
-        checkpointing = Checkpointing(self.directory, self.config.run, blocks, found.model.table, monitor)
-        workers = self._serial(blueprint, arena) if placement == "serial" else self._processes(blueprint, arena)
+        checkpointing = Checkpointing(self.directory, self.config.run, blocks, model.table, monitor)
+        workers = (
+            self._serial(blueprint, arena) if sampling.placement == "serial" else self._processes(blueprint, arena)
+        )
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
         return Runner(workers, monitor, checkpointing, budget, self.signals, self.status).run()
 
-    def _resume(self, blocks: list[StateBlock], model: ModelDescription, seed: int) -> list[dict[str, Any]]:
+    def _resume(self, blocks: list[StateBlock], found: Found, seed: int) -> list[dict[str, Any]]:
         """Fill the blocks with what this start begins with, and write its flags down, as it can begin.
 
         An adaptive learning rate is part of the state; one that the flags change takes its place.
@@ -153,59 +163,56 @@ class APPO:
         changed = changes(self.config)
         rate_changed = any(change.startswith("learning_rate ") for change in changed)
         plain = {"learning_rate": self.config.learning.learning_rate} if rate_changed else {}
-        resumed = resume(self.directory, blocks, model.table, plain)
-        begin_from(self.config, blocks, model)
-        journal(self.config, seed, changed, [int(state.get("env_steps", 0)) for state in resumed])
+        resumed = resume(self.directory, blocks, found.probe.model.table, plain)
+        begin_from(self.config, blocks, found.probe.model)
+        measured = {"machine": self.machine, "costs": found.costs.plain()} if found.costs else None
+        journal(self.config, seed, changed, [int(state.get("env_steps", 0)) for state in resumed], measured)
         return resumed
 
-    def _probe(self) -> Probe:
-        """The environment's spaces and the model's size, found out in a process of its own."""
-        measure = self.config.sampling.inference == "auto" and self.device == "cpu" and self.cores > 1
-        rows = rows_to_time(self.config, self.cores) if measure else ()
-        if self.config.sampling.inference == "serial":
+    def _find_out(self) -> Found:
+        """What environment and model are like; and what they cost, unless an earlier start has measured that."""
+        if self.placement == "serial":
             from algorithms.appo.probe import probe
 
-            cpu.allocator_settings()
-            cpu.limit_threads(self.config.sampling.learner_main_loop_num_cores)
-            return probe(self.config, rows)
-        answer = launch.ask_process(
-            probe_in_process,
-            (self.config, rows),
+            self._prepare_serial(self.config.sampling.learner_main_loop_num_cores or 1)
+            return Found(probe(self.config), None, 0.0)
+        # On the CPU every process is forked from a server that has torch; on CUDA only actors that act are.
+        with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
+        # What is spawned need not wait for a server that is still loading torch.
+        first: launch.StartMethod = (
+            "spawn" if launch.start_fork_server(self.janitor, with_torch=with_torch) else "forkserver"
+        )
+        costs = measured_before(self.config, self.machine)
+        cores = self.cores if self.tunes and costs is None else 0
+        found = find_out(self.config, partial(self._inquiry, first), partial(self._inquiry, "forkserver"), cores)
+        return found._replace(costs=costs or found.costs)
+
+    def _inquiry(
+        self, method: launch.StartMethod, target: Callable[..., None], arguments: tuple[object, ...]
+    ) -> launch.Inquiry:
+        return launch.Inquiry(
+            target,
+            arguments,
             log_path=self._log_path("probe"),
-            timeout_seconds=self.config.sampling.reset_timeout_seconds,
+            method=method,
             signals=self.signals,
             janitor=self.janitor,
         )
-        if isinstance(answer, WorkerFailed):
-            raise WorkerError(answer.summary, answer.exit_code, answer.traceback)
-        assert isinstance(answer, Probe)
-        return answer
 
-    def _topology(self, sampling: Sampling, found: Probe) -> Topology:
-        c = self.config
-        columns = c.learning.num_batches_per_iteration * c.learning.batch_size // c.learning.rollout
-        rows = sampling.num_envs_per_worker // sampling.num_splits * found.spec.num_agents
-        groups = sampling.num_workers * sampling.num_splits
-        accumulate = c.sampling.num_minibatches_to_accumulate
-        waiting = 1 if accumulate < 0 else -(-accumulate // c.learning.num_batches_per_iteration)
-        slots = slots_per_group(
-            minimum=c.sampling.min_traj_buffers_per_worker,
-            waiting_batches=waiting,
-            batch_columns=columns * c.sampling.num_policies,
-            rows=rows,
-            groups=groups,
-        )
-        check_slots(slots=slots, rows=rows, groups=groups, batch_columns=columns)
-        return Topology(
-            placement=sampling.placement,
-            num_actors=sampling.num_workers,
-            groups_per_actor=sampling.num_splits,
-            slots_per_group=slots,
-            num_policies=c.sampling.num_policies,
-            policy_workers_per_policy=c.sampling.policy_workers_per_policy,
-            rows=rows,
-            rollout=c.learning.rollout,
-        )
+    def _sampling(self, found: Found, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
+        """The sampling flags: the best by what was measured, by rules where nothing was."""
+        if not self.tunes or found.costs is None:
+            return plan_workers(self.config, self.cores, self.placement)
+        num_agents = found.probe.spec.num_agents
+
+        def memory(sampling: Sampling) -> int:
+            return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
+
+        free_bytes = int(MEMORY_SHARE * cpu.available_memory_bytes())
+        plan = choose(found.costs, self.config, num_agents, self.cores, memory, free_bytes)
+        when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
+        log.info("auto-tuned %s: %s", when, report(found.costs, plan))
+        return plan.sampling
 
     def _arena(self, blueprint: Blueprint) -> Arena:
         fields = blueprint.fields()
@@ -219,12 +226,18 @@ class APPO:
 
     def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """All workers in this process."""
+        self._prepare_serial(self.sampling.learner_threads)
         plan = self._plan(blueprint, arena, None, "main", 0)
 
         def build(outbox: launch.Outbox) -> Node:
             return Node(blueprint(plan, Heartbeat(arena, 0)), blueprint.topology.address_of, outbox)
 
         return InProcess(build)
+
+    def _prepare_serial(self, threads: int) -> None:
+        """What worker processes do at their entry."""
+        cpu.allocator_settings()
+        cpu.limit_threads(threads)
 
     def _processes(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """Every worker in the process that the topology gives it."""
@@ -257,7 +270,7 @@ class APPO:
             log_path=self._log_path(name),
             niceness=s.default_niceness + EXTRA_NICENESS[role],
             cores=self._cores_of(workers[0], blueprint.topology),
-            threads=s.learner_main_loop_num_cores if role == "learner" else 1 if single else self.cores,
+            threads=self.sampling.learner_threads if role == "learner" else 1 if single else self.cores,
             visible_gpus=gpus,
         )
 

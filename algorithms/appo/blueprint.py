@@ -53,12 +53,10 @@ class Probe:
     Attributes:
         spec: of the environment.
         model: of its network.
-        forward_seconds: of one forward pass by number of rows; empty when nothing was measured.
     """
 
     spec: EnvSpec
     model: ModelDescription
-    forward_seconds: dict[int, float]
 
 
 @dataclass(frozen=True)

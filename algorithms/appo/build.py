@@ -25,8 +25,10 @@ def new_model(config: Config, spec: EnvSpec, device: str) -> FlatModule:
     return FlatModule(build_model(config.model, spec).to(device))
 
 
-def make_policy_worker(blueprint: Blueprint, arena: Arena, address: Address) -> PolicyWorker:
-    """A policy worker; it takes its weights from the ring."""
+def make_policy_worker(
+    blueprint: Blueprint, arena: Arena, address: Address, flat: FlatModule | None = None
+) -> PolicyWorker:
+    """A policy worker; it takes its weights from the ring. A model that is there already need not be made."""
     b, t = blueprint, blueprint.topology
     plan = ActingPlan(
         spec=b.spec,
@@ -36,17 +38,23 @@ def make_policy_worker(blueprint: Blueprint, arena: Arena, address: Address) -> 
         device=b.device,
         seed=_torch_seed(b.seeds("policy_worker", address.index, address.member)),
     )
-    flat = new_model(b.config, b.spec, b.device)
+    flat = flat or new_model(b.config, b.spec, b.device)
     flat.module.eval()
     trajectories, finals = Trajectories.attach(arena, b.spec), FinalObservations.attach(arena, b.spec)
     return PolicyWorker(address, plan, flat, WeightRing(arena, address.index), trajectories, finals)
 
 
-def make_learner(blueprint: Blueprint, arena: Arena, address: Address, kind: type[Learner] = Learner) -> LearnerWorker:
-    """A learner whose weights are published."""
+def make_learner(
+    blueprint: Blueprint,
+    arena: Arena,
+    address: Address,
+    kind: type[Learner] = Learner,
+    flat: FlatModule | None = None,
+) -> LearnerWorker:
+    """A learner whose weights are published. A model that is there already need not be made."""
     b, c, policy = blueprint, blueprint.config, address.index
     torch.manual_seed(_torch_seed(b.seeds("model", policy)))
-    flat = new_model(c, b.spec, b.device)
+    flat = flat or new_model(c, b.spec, b.device)
     kind = VerifyingLearner if c.logging.verify_reproduction else kind
     learner = kind(flat, b.spec, c.learning, _torch_seed(b.seeds("learner", policy)))
     plan = TrainingPlan(
@@ -58,7 +66,7 @@ def make_learner(blueprint: Blueprint, arena: Arena, address: Address, kind: typ
     batches = ColumnBatches(
         Trajectories.attach(arena, b.spec),
         policy,
-        columns=c.learning.num_batches_per_iteration * c.learning.batch_size // c.learning.rollout,
+        columns=c.learning.macro_batch_columns,
         max_policy_lag=c.sampling.max_policy_lag,
         hold=c.sampling.num_minibatches_to_accumulate == 0,
         num_policies=b.topology.num_policies,

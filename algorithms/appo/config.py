@@ -89,6 +89,11 @@ class LearningConfig:
         """Steps of one segment of backpropagation through time."""
         return self.recurrence or self.rollout
 
+    @property
+    def macro_batch_columns(self) -> int:
+        """Trajectories collected before training on them."""
+        return self.num_batches_per_iteration * self.batch_size // self.rollout
+
 
 @dataclass(frozen=True)
 class PopulationConfig:

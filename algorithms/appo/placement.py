@@ -1,16 +1,15 @@
 """How many workers, groups and environments, and where policies act: what `0` and `auto` mean.
 
-Nothing here changes what is learned from a given batch; only how fast batches come.
+These are the rules where nothing is measured. Nothing here changes what is learned from a given batch; only how fast
+batches come.
 """
 
 from dataclasses import dataclass
 
 from algorithms.appo.config import Config
-from algorithms.runtime.topology import Placement
+from algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
 from utils.errors import UsageError
 
-# Measured on 2 cores: a request and its reply between two processes, with both wake-ups.
-ROUND_TRIP_SECONDS = 15e-6
 MAX_ENVS_PER_WORKER = 64
 
 
@@ -23,12 +22,14 @@ class Sampling:
         num_workers: actor workers.
         num_envs_per_worker: environments of one actor.
         num_splits: groups of one actor.
+        learner_threads: of a learner, on the CPU.
     """
 
     placement: Placement
     num_workers: int
     num_envs_per_worker: int
     num_splits: int
+    learner_threads: int = 1
 
 
 def plan_workers(config: Config, cores: int, placement: Placement) -> Sampling:
@@ -38,8 +39,9 @@ def plan_workers(config: Config, cores: int, placement: Placement) -> Sampling:
     """
     s, learning = config.sampling, config.learning
     num_workers = s.num_workers or (1 if placement == "serial" else cores)
+    threads = s.learner_main_loop_num_cores or 1
     splits = s.worker_num_splits or (2 if placement == "central" else 1)
-    columns = learning.num_batches_per_iteration * learning.batch_size // learning.rollout
+    columns = learning.macro_batch_columns
     envs = s.num_envs_per_worker or _clamp(columns // num_workers, 1, MAX_ENVS_PER_WORKER)
     if not s.num_envs_per_worker:
         envs = max(1, envs // splits) * splits
@@ -47,32 +49,52 @@ def plan_workers(config: Config, cores: int, placement: Placement) -> Sampling:
         splits = 1
     if envs % splits:
         raise UsageError(f"--num_envs_per_worker={envs} is not a multiple of --worker_num_splits={splits}")
-    return Sampling(placement, num_workers, envs, splits)
+    return Sampling(placement, num_workers, envs, splits, threads)
 
 
-def rows_to_time(config: Config, cores: int) -> tuple[int, ...]:
-    """Batch sizes whose forward passes decide `--inference=auto`: of one local group, and of all groups together."""
-    local, central = plan_workers(config, cores, "local"), plan_workers(config, cores, "central")
-    return local.num_envs_per_worker, central.num_envs_per_worker * central.num_workers // central.num_splits
+def choose_placement(config: Config, cores: int, device: str) -> Placement:
+    """Where policies act when nothing is measured.
 
-
-def choose_placement(config: Config, cores: int, device: str, forward_seconds: dict[int, float]) -> Placement:
-    """Where policies act when the flags do not say.
-
-    Acting inside the actors needs no message per step but makes smaller batches; a process of its own pays when what
-    the larger batch saves per row is more than the round trip. On a GPU it always does: one process owns the device's
-    queue.
+    On a GPU in a process of their own, which owns the device's queue; otherwise inside the actors, where no message is
+    needed per step.
     """
     wanted = config.sampling.inference
     if wanted != "auto":
         return _as_placement(wanted)
     if device == "cuda":
         return "central"
-    if cores == 1:
-        return "serial"
-    small, large = rows_to_time(config, cores)
-    per_row_local, per_row_central = forward_seconds[small] / small, forward_seconds[large] / large
-    return "local" if per_row_local <= per_row_central + ROUND_TRIP_SECONDS / small else "central"
+    return "local" if cores > 1 else "serial"
+
+
+def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology:
+    """How many of everything there is, with as many slots as batches need.
+
+    Raises:
+        UsageError: all slots together can never fill a batch.
+    """
+    s, learning = config.sampling, config.learning
+    rows = sampling.num_envs_per_worker // sampling.num_splits * num_agents
+    groups = sampling.num_workers * sampling.num_splits
+    accumulate = s.num_minibatches_to_accumulate
+    waiting = 1 if accumulate < 0 else -(-accumulate // learning.num_batches_per_iteration)
+    slots = slots_per_group(
+        minimum=s.min_traj_buffers_per_worker,
+        waiting_batches=waiting,
+        batch_columns=learning.macro_batch_columns * s.num_policies,
+        rows=rows,
+        groups=groups,
+    )
+    check_slots(slots=slots, rows=rows, groups=groups, batch_columns=learning.macro_batch_columns)
+    return Topology(
+        placement=sampling.placement,
+        num_actors=sampling.num_workers,
+        groups_per_actor=sampling.num_splits,
+        slots_per_group=slots,
+        num_policies=s.num_policies,
+        policy_workers_per_policy=s.policy_workers_per_policy,
+        rows=rows,
+        rollout=learning.rollout,
+    )
 
 
 def _as_placement(name: str) -> Placement:

@@ -1,24 +1,37 @@
-"""What must be known before memory is reserved: the environment's spaces, the size of the model, what a step costs."""
+"""What must be known of the model before memory is reserved, and what its forward passes and training cost."""
 
+import statistics
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
-import numpy as np
-import torch
-
-from algorithms.appo.blueprint import ModelDescription, Probe
-from algorithms.appo.build import new_model
+from algorithms.appo.blueprint import Blueprint, ModelDescription, Probe
+from algorithms.appo.build import make_learner, make_policy_worker, new_model
 from algorithms.appo.config import Config
+from algorithms.appo.rehearsal import LARGEST_BYTES, observation_bytes
 from algorithms.appo.statistics import RunningStatistics
+from algorithms.appo.tuning import Curve, rising, thread_limit
 from algorithms.models.actor_critic import ActorCritic
-from algorithms.runtime.flat_module import FlatModule
+from algorithms.runtime.arena import Arena
+from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
+from algorithms.runtime.runner import Budget
+from algorithms.runtime.topology import Topology
+from algorithms.runtime.trajectories import Trajectories
 from envs.make import make_group
-from envs.spec import EnvSpec
+from envs.spec import MASK_KEY, EnvSpec
+from utils import cpu
 
-MEASURE_SECONDS = 0.15
+ACTING_ROWS = (1, 4, 16, 64, 256)
+ACTING_STEPS = 3  # observations in a slot of a rollout of 2
+ACTING_SECONDS = 0.02  # per number of rows
+SLOWEST_ACTING_SECONDS = 0.05  # of a forward pass; more rows are not tried
+TRAINING_SECONDS = 0.2  # per number of threads, beside a step on one trajectory
+NEVER = 1 << 60
 
 
-def probe(config: Config, rows: tuple[int, ...] = ()) -> Probe:
-    """Make the environment and the model once, and time forward passes of that many rows.
+def probe(config: Config) -> Probe:
+    """Make the environment and the model once, in this process.
 
     Raises:
         UsageError: the environment or the model cannot be made as the flags ask.
@@ -27,24 +40,115 @@ def probe(config: Config, rows: tuple[int, ...] = ()) -> Probe:
     envs = make_group(config.env, 1)
     spec = envs.spec
     envs.close()
-    flat = new_model(config, spec, "cpu")
-    assert isinstance(flat.module, ActorCritic)
-    statistics = RunningStatistics(flat.module, config.learning.normalize_returns)
-    model = ModelDescription(flat.table, flat.module.rnn_state_size, statistics.to_array().size)
-    return Probe(spec, model, {count: _forward_seconds(flat, spec, count) for count in sorted(set(rows))})
+    return Probe(spec, NetworkProbe(config, spec).description)
 
 
-@torch.inference_mode()
-def _forward_seconds(flat: FlatModule, spec: EnvSpec, rows: int) -> float:
-    """The fastest of some passes, after a first one that warms up."""
-    model = flat.module.eval()
-    assert isinstance(model, ActorCritic)
-    obs = {key: torch.from_numpy(np.zeros((rows, *o.shape), o.dtype)) for key, o in spec.observations.items()}
-    first, state = torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, model.rnn_state_size)
-    model.act(obs, first, state)
-    fastest, deadline = float("inf"), time.perf_counter() + MEASURE_SECONDS
-    while time.perf_counter() < deadline:
+class NetworkProbe:
+    """The model, made once, at work as a policy worker and a learner will use it.
+
+    Args:
+        config: of the run.
+        spec: of the environment.
+
+    Attributes:
+        description: what memory the model needs.
+
+    Raises:
+        UsageError: the model cannot be made as the flags ask.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec) -> None:
+        self.config, self.spec = config, spec
+        self.flat = new_model(config, spec, "cpu")
+        assert isinstance(self.flat.module, ActorCritic)
+        statistics = RunningStatistics(self.flat.module, config.learning.normalize_returns)
+        num_moments = statistics.to_array().size
+        self.description = ModelDescription(self.flat.table, self.flat.module.rnn_state_size, num_moments)
+
+    def costs(self, cores: int) -> tuple[Curve, Curve]:
+        """Seconds of forward passes by rows, and of training on a sample in all epochs by threads of the learner."""
+        row_bytes = ACTING_STEPS * observation_bytes(self.spec)
+        acting: list[tuple[int, float]] = []
+        for rows in ACTING_ROWS:
+            if acting and (acting[-1][1] > SLOWEST_ACTING_SECONDS or rows * row_bytes > LARGEST_BYTES):
+                break
+            acting.append((rows, self.acting_seconds(rows)))
+        given = self.config.sampling.learner_main_loop_num_cores
+        training = []
+        for count in [given] if given else sorted({1, thread_limit(cores)}):
+            cpu.limit_threads(count)
+            training.append((count, self.training_seconds()))
+        return rising(acting), tuple(training)
+
+    def acting_seconds(self, rows: int) -> float:
+        """Seconds in which a policy worker answers a request for that many rows."""
+        learning = replace(self.config.learning, rollout=ACTING_STEPS - 1, recurrence=ACTING_STEPS - 1)
+        blueprint, arena, _ = self._world(replace(self.config, learning=learning), rows)
+        worker = make_policy_worker(blueprint, arena, Address("policy_worker", 0, 0), self.flat)
+
+        def answer() -> None:
+            for _ in worker.handle(ActionRequest(0, 0, 0, 1, 0)):
+                pass
+            for _ in worker.work():
+                pass
+
+        return _seconds(answer, ACTING_SECONDS)
+
+    def training_seconds(self) -> float:
+        """Seconds in which a learner worker trains on a sample in all epochs.
+
+        One trajectory says how many fit into the time; the largest minibatch that does, up to the real one, is trained.
+        """
+        learning = self.config.learning
+        seconds = self.update_seconds(1, TRAINING_SECONDS / 10)
+        affordable = int(TRAINING_SECONDS / 2 / max(seconds, 1e-6))
+        columns = max(1, min(affordable, learning.batch_size // learning.rollout))
+        if columns > 1:
+            seconds = self.update_seconds(columns, TRAINING_SECONDS)
+        return seconds / columns / learning.rollout * learning.ppo_epochs
+
+    def update_seconds(self, columns: int, budget_seconds: float) -> float:
+        """Seconds from a slot of that many trajectories to the weights that it trained."""
+        learning = self.config.learning
+        size = columns * learning.rollout
+        microbatch = learning.microbatch_size if learning.microbatch_size < size else 0
+        one_step = replace(
+            learning, batch_size=size, microbatch_size=microbatch, num_batches_per_iteration=1, ppo_epochs=1
+        )
+        sampling = replace(self.config.sampling, max_policy_lag=NEVER)
+        config = replace(self.config, learning=one_step, sampling=sampling, logging=LoggingConfig())
+        blueprint, arena, trajectories = self._world(config, columns)
+        worker = make_learner(blueprint, arena, Address("learner", 0), flat=self.flat)
+
+        def train() -> None:
+            for _ in worker.handle(TrajectoryReady(0, 0, int(trajectories.sequence[0]), 0)):
+                pass
+            while worker.pending():
+                for _ in worker.work():
+                    pass
+
+        return _seconds(train, budget_seconds)
+
+    def _world(self, config: Config, rows: int) -> tuple[Blueprint, Arena, Trajectories]:
+        """The memory of a run with a single slot; every step in it was taken, and every choice is allowed."""
+        topology = Topology("serial", 1, 1, 1, 1, 1, rows, config.learning.rollout)
+        budget = Budget(NEVER, NEVER, 0.0, None, None)
+        blueprint = Blueprint(config, self.spec, self.description, topology, budget, "cpu", 0)
+        arena = Arena.create(blueprint.fields())
+        trajectories = Trajectories.attach(arena, self.spec)
+        trajectories.valid[:] = True
+        if self.spec.action_mask:
+            trajectories.obs[MASK_KEY][:] = 1
+        return blueprint, arena, trajectories
+
+
+def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
+    """The median of some calls, after a first one that warms up; the first one's own where it took the time of all."""
+    seconds: list[float] = []
+    while len(seconds) < 2 or sum(seconds) < budget_seconds:
         begin = time.perf_counter()
-        model.act(obs, first, state)
-        fastest = min(fastest, time.perf_counter() - begin)
-    return fastest
+        function()
+        seconds.append(time.perf_counter() - begin)
+        if seconds[0] > budget_seconds:
+            return seconds[0]
+    return statistics.median(seconds[1:])

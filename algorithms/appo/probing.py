@@ -1,25 +1,122 @@
-"""The entry of the probing process; torch-free itself, so that main can name it.
+"""The processes that try the environment and the model before memory is reserved; torch-free, so that main can use it.
 
-An environment that hangs or crashes at once, or leaves things behind, does so there and harms nothing.
+An environment that hangs or crashes at once, or leaves things behind, does so there and harms nothing. While one
+process steps it, another one times the network, so both compete for the machine as they will in training.
 """
 
 import contextlib
+import logging
+import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
+from algorithms.appo.blueprint import ModelDescription, Probe
 from algorithms.appo.config import Config
+from algorithms.appo.tuning import Costs
+from algorithms.runtime.launch import Inquiry
+from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.process import failure_of, isolate
+from algorithms.runtime.supervisor import WorkerError
+from envs.spec import EnvSpec
 from utils import cpu
 
+log = logging.getLogger(__name__)
 
-def probe_in_process(pipe: Connection, log_path: Path, config: Config, rows: tuple[int, ...]) -> None:
-    """Send a `Probe`, or a `WorkerFailed` that says why there is none."""
-    isolate("probe", log_path, leads_group=True)
-    cpu.limit_threads(1)
+BUDGET_SECONDS = 2.0
+
+Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
+"""Makes an inquiry of a target and its arguments."""
+
+
+class Found(NamedTuple):
+    """What was found out, what was measured, and how long main waited for that."""
+
+    probe: Probe
+    costs: Costs | None
+    seconds: float
+
+
+def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Found:
+    """Try the environment and the model in processes of their own; measure what they cost on cores, if there are any.
+
+    An environment that is not measured in time counts as being as slow as the time it had; there are no costs if the
+    model is not.
+
+    Raises:
+        EnvironmentFailure, WorkerError: they cannot be made.
+        Interrupted: a signal came meanwhile.
+    """
+    timeout_seconds = config.sampling.reset_timeout_seconds
+    with ask_environment(try_environment, (config, cores > 0)) as environment:
+        spec = _checked(environment.answer(timeout_seconds))
+        assert isinstance(spec, EnvSpec)
+        with ask_network(try_model, (config, spec, cores)) as network:
+            model = _checked(network.answer(timeout_seconds))
+            assert isinstance(model, ModelDescription)
+            found, begin = Probe(spec, model), time.monotonic()
+            if not cores:
+                return Found(found, None, 0.0)
+            of_network = network.answer_by(begin + BUDGET_SECONDS)
+        of_environment = environment.answer_by(begin + BUDGET_SECONDS)
+    seconds = time.monotonic() - begin
+    if of_network is None or isinstance(of_network, WorkerFailed):
+        reason = of_network.summary if of_network else "the network was not measured in time"
+        log.info("not auto-tuned, the sampling flags follow fixed rules: %s", reason)
+        return Found(found, None, seconds)
+    assert isinstance(of_network, tuple)
+    acting, training = of_network
+    stepping, env_bytes = ((1, BUDGET_SECONDS),), 0
+    if isinstance(of_environment, tuple) and not isinstance(of_environment, WorkerFailed):
+        stepping, env_bytes = of_environment
+    return Found(found, Costs(stepping, acting, training, env_bytes), seconds)
+
+
+def _checked(answer: object) -> object:
+    if isinstance(answer, WorkerFailed):
+        raise WorkerError(answer.summary, answer.exit_code, answer.traceback)
+    return answer
+
+
+def try_environment(pipe: Connection, log_path: Path, config: Config, measure: bool) -> None:
+    """Send its `EnvSpec`, and then what `stepping_costs` finds; a `WorkerFailed` in place of either."""
+    _enter("probe", log_path)
     try:
-        from algorithms.appo.probe import probe
+        from algorithms.appo.rehearsal import Making, memory_bytes, stepping_costs
+        from envs.make import make_group
 
-        pipe.send(probe(config, rows))
+        begin, bytes_before = time.perf_counter(), memory_bytes()
+        envs = make_group(config.env, 1)
+        making = Making(time.perf_counter() - begin, bytes_before)
+        pipe.send(envs.spec)
+        if measure:
+            pipe.send(stepping_costs(config, envs, making))
+        envs.close()
     except BaseException as error:  # whatever an environment raises, SystemExit included
-        with contextlib.suppress(OSError):
-            pipe.send(failure_of("probe", error))
+        _fail(pipe, error)
+
+
+def try_model(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, cores: int) -> None:
+    """Send its `ModelDescription` and then, given cores, its `network_costs`; a `WorkerFailed` in place of either."""
+    _enter("model_probe", log_path)
+    try:
+        from algorithms.appo.probe import NetworkProbe
+
+        network = NetworkProbe(config, spec)
+        pipe.send(network.description)
+        if cores:
+            pipe.send(network.costs(cores))
+    except BaseException as error:
+        _fail(pipe, error)
+
+
+def _enter(name: str, log_path: Path) -> None:
+    isolate(name, log_path, leads_group=True)
+    cpu.allocator_settings()
+    cpu.limit_threads(1)
+
+
+def _fail(pipe: Connection, error: BaseException) -> None:
+    with contextlib.suppress(OSError):
+        pipe.send(failure_of("probe", error))

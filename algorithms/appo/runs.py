@@ -3,12 +3,15 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from utils.errors import UsageError
 from utils.files import read_mapping
 from utils.values import shown
 
 CONFIG_FILE = "config.json"
+MEASURED = "measured"
+"""What config.json holds beside flags: what a run's first start has measured, see `tuning.py`."""
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -68,6 +71,20 @@ def saved_flags(directory: Path) -> dict[str, object]:
     Raises:
         UsageError: the stored configuration is damaged or not readable.
     """
+    return {name: value for name, value in _stored(directory).items() if name != MEASURED}
+
+
+def saved_measurement(directory: Path) -> dict[str, Any]:
+    """Return what a run's config.json says was measured; nothing if it does not say.
+
+    Raises:
+        UsageError: the stored configuration is damaged or not readable.
+    """
+    measured = _stored(directory).get(MEASURED)
+    return measured if isinstance(measured, dict) else {}
+
+
+def _stored(directory: Path) -> dict[str, object]:
     path = directory / CONFIG_FILE
     return read_mapping(path) if os.path.lexists(path) else {}
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from algorithms.appo.blueprint import SEED_BRANCHES, ModelDescription
-from algorithms.appo.config import LOCATION, Config, changed_flags
-from algorithms.appo.runs import CONFIG_FILE, find_source, saved_flags
+from algorithms.appo.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
+from algorithms.appo.runs import CONFIG_FILE, MEASURED, find_source, saved_flags, saved_measurement
+from algorithms.appo.tuning import Costs
 from algorithms.runtime.best import DIRECTORY as BEST_DIRECTORY
 from algorithms.runtime.best import load_best
 from algorithms.runtime.checkpointing import decode
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 HISTORY_FILE = "config_history.jsonl"
 LOCK_FILE = ".lock"
+SHAPES = ("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores")
+COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], *SHAPES)
+"""Flags on which the measured costs depend."""
 
 
 @contextlib.contextmanager
@@ -110,22 +114,38 @@ def changes(config: Config) -> list[str]:
     return changed_flags({name: value for name, value in before.items() if name not in LOCATION}, config.to_flat())
 
 
-def journal(config: Config, seed: int, changed: list[str], env_steps: list[int]) -> None:
-    """Store the flags of this start, and what has changed, at which env steps of each policy.
+def journal(
+    config: Config, seed: int, changed: list[str], env_steps: list[int], measured: Mapping[str, Any] | None = None
+) -> None:
+    """Store the flags of this start, and what has changed, at which env steps of each policy; and what was measured.
 
     Raises:
         ResourceError: the disk does not take it.
     """
     flat = config.to_flat() | {"seed": seed}
     directory = config.run.run_directory
+    stored = flat | ({MEASURED: measured} if measured else {})
     start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": flat}
     try:
-        write_json_atomic(directory / CONFIG_FILE, flat)
+        write_json_atomic(directory / CONFIG_FILE, stored)
         append_json_line(directory / HISTORY_FILE, start)
     except OSError as error:
         raise ResourceError(f"cannot write the configuration to {directory}: {error.strerror}") from error
     if changed:
         log.info("changed: %s", ", ".join(changed))
+
+
+def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | None:
+    """What an earlier start of the run has measured, if it was on such a machine and for the same work."""
+    directory = config.run.run_directory
+    measured, before, now = saved_measurement(directory), saved_flags(directory), config.to_flat()
+    same_work = all(before.get(name) == now[name] for name in COST_FLAGS)
+    if measured.get("machine") != machine or not same_work:
+        return None
+    try:
+        return Costs.from_plain(measured["costs"])
+    except (KeyError, TypeError, ValueError):  # edited, or of another version
+        return None
 
 
 def seed_of_resumed(directory: Path, seed: int) -> int:

@@ -76,6 +76,11 @@ class SamplingConfig:
         " in one process, auto = measured at the start",
         choices=("auto", "central", "local", "serial"),
     )
+    auto_tune: bool = flag(
+        True,
+        "on the CPU, measure at the start, in at most 2 seconds, what decides those of these flags that are 0 or auto;"
+        " off = fixed rules",
+    )
     num_workers: int = flag(0, "actor processes; 0 = tuned to the machine (originally one per core)", minimum=0)
     num_envs_per_worker: int = flag(
         0, "envs of one actor, a multiple of worker_num_splits; 0 = tuned (originally 2)", minimum=0
@@ -112,7 +117,9 @@ class SamplingConfig:
         0, "niceness of the learner; policy workers get 2 more, actors 10 more", minimum=-20, maximum=19
     )
     train_in_background_thread: bool = flag(True, "on CUDA, upload the next batch while training; no effect on CPU")
-    learner_main_loop_num_cores: int = flag(1, "torch threads of the learner on CPU", minimum=1)
+    learner_main_loop_num_cores: int = flag(
+        0, "torch threads of the learner on CPU; 0 = tuned (originally 1)", minimum=0
+    )
     actor_worker_gpus: tuple[int, ...] = flag(
         (), "indices of the GPUs that actors may see (for rendering), separated by commas; empty = none", minimum=0
     )

@@ -20,6 +20,7 @@ from algorithms.runtime.signals import SignalWatch
 from utils.errors import EnvironmentFailure
 
 Outbox = Callable[[Message], None]
+StartMethod = Literal["spawn", "forkserver"]
 
 QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.1
@@ -43,15 +44,19 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_fork_server(janitor: Janitor, *, with_torch: bool) -> None:
+def start_fork_server(janitor: Janitor, *, with_torch: bool) -> bool:
     """Start the fork server, whose children start in milliseconds; it loads its modules while main goes on.
+
+    Returns:
+        Whether it is only loading them now; a process that has trained before has one already.
 
     It must find our packages wherever it is started from, and must not find a stranger's `utils` in the working
     directory; so it is told where they are and that the working directory is no place for packages.
     """
     modules = ["algorithms.appo.fork_server"] + ["algorithms.appo.build"] * with_torch
     multiprocessing.set_forkserver_preload(modules)
-    if _Server.has_torch is None:
+    is_new = _Server.has_torch is None
+    if is_new:
         _Server.has_torch = with_torch
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH", ORIGINAL_PATH, MAIN_PID)}
     os.environ[ORIGINAL_PATH] = before["PYTHONPATH"] or ""
@@ -70,9 +75,10 @@ def start_fork_server(janitor: Janitor, *, with_torch: bool) -> None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+    return is_new
 
 
-def context(method: Literal["spawn", "forkserver"]) -> SpawnContext | ForkServerContext:
+def context(method: StartMethod) -> SpawnContext | ForkServerContext:
     """The multiprocessing context of a start method."""
     return multiprocessing.get_context("spawn") if method == "spawn" else multiprocessing.get_context("forkserver")
 
@@ -82,47 +88,91 @@ def can_fork(device: str) -> bool:
     return device == "cpu" and bool(_Server.has_torch)
 
 
-def ask_process(
-    target: Callable[..., None],
-    arguments: tuple[object, ...],
-    *,
-    log_path: Path,
-    timeout_seconds: float,
-    signals: SignalWatch,
-    janitor: Janitor,
-) -> object:
-    """Run `target(pipe, log_path, *arguments)` in a process that leads a group; return the one thing it sends.
+class Inquiry:
+    """A process that leads a group and tells what it finds out, one thing after the other; it ends when this is left.
 
-    Raises:
-        EnvironmentFailure: it died or took too long.
-        Interrupted: a signal came meanwhile.
+    Args:
+        target: called there as `target(pipe, log_path, *arguments)`.
+        arguments: for it.
+        log_path: of the process.
+        method: by which it is started; spawned ones need not wait until the fork server has loaded its modules.
+        signals: looked at while waiting.
+        janitor: ends the group if main cannot.
     """
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(theirs, log_path, *arguments), daemon=False)
-    with signals.raising():  # the fork server answers when it has loaded its modules; it has blocked signals itself
-        process.start()
-    theirs.close()
-    janitor.watch(process.pid or 0)
-    deadline = time.monotonic() + timeout_seconds
-    try:
+
+    def __init__(
+        self,
+        target: Callable[..., None],
+        arguments: tuple[object, ...],
+        *,
+        log_path: Path,
+        method: StartMethod,
+        signals: SignalWatch,
+        janitor: Janitor,
+    ) -> None:
+        self.log_path, self.method, self.signals, self.janitor = log_path, method, signals, janitor
+        self._pipe, self._theirs = multiprocessing.Pipe(duplex=False)
+        self._process = context(method).Process(target=target, args=(self._theirs, log_path, *arguments), daemon=False)
+
+    def __enter__(self) -> "Inquiry":
+        try:
+            if self.method == "spawn":
+                with signals_blocked():
+                    self._process.start()
+            else:  # the fork server, which has blocked signals itself, answers when it has loaded its modules
+                with self.signals.raising():
+                    self._process.start()
+        except BaseException:
+            self._pipe.close()
+            raise
+        finally:
+            self._theirs.close()
+        self.janitor.watch(self._process.pid or 0)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.join(1.0)
+        self._pipe.close()
+        kill_group(self._process.pid or 0)
+        self.janitor.forget(self._process.pid or 0)
+
+    def answer(self, timeout_seconds: float) -> object:
+        """The next thing it tells.
+
+        Raises:
+            EnvironmentFailure: it died or took too long.
+            Interrupted: a signal came meanwhile.
+        """
+        try:
+            if self._wait(time.monotonic() + timeout_seconds):
+                return self._pipe.recv()
+        except EOFError:
+            self._process.join(1.0)
+            death = cause_of_death("the process that tried the environment", self._process.exitcode)
+            raise _failure(death, crash_report(self.log_path)) from None
+        late = f"making the environment took longer than {timeout_seconds:g} seconds"
+        raise _failure(late, stack_of(self._process, self.log_path))
+
+    def answer_by(self, deadline: float) -> object | None:
+        """The next thing it tells, if it does so until monotonic `deadline` and does not die before.
+
+        Raises:
+            Interrupted: a signal came meanwhile.
+        """
+        try:
+            return self._pipe.recv() if self._wait(deadline) else None
+        except EOFError:
+            return None
+
+    def _wait(self, deadline: float) -> bool:
+        """Whether something can be read until then, if only the end."""
         while True:
-            signals.check()
-            if ours.poll(POLL_SECONDS):
-                return ours.recv()
-            if time.monotonic() > deadline:
-                late = f"making the environment took longer than {timeout_seconds:g} seconds"
-                raise _failure(late, stack_of(process, log_path))
-    except EOFError:
-        process.join(1.0)
-        death = cause_of_death("the process that tried the environment", process.exitcode)
-        raise _failure(death, crash_report(log_path)) from None
-    finally:
-        process.kill()
-        process.join(1.0)
-        ours.close()
-        kill_group(process.pid or 0)
-        janitor.forget(process.pid or 0)
+            self.signals.check()
+            if self._pipe.poll(min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
+                return True
+            if time.monotonic() >= deadline:
+                return False
 
 
 def _failure(summary: str, traceback: str) -> EnvironmentFailure:

@@ -1,11 +1,13 @@
 """The same algorithm learns wherever its workers live."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.integration.runs import Run, record, train
+from utils.cpu import available_cores
 
 TWO_WORKERS_TWO_EPOCHS = {"inference": "central", "policy_workers_per_policy": 2, "ppo_epochs": 2}
 SMALL_GRU = {"use_rnn": True, "hidden_size": 16, "recurrence": 8, "rollout": 16, "batch_size": 128}
@@ -87,6 +89,19 @@ def test_cartpole_is_solved_by_the_command(tmp_path: Path, flags: dict[str, obje
         **flags,
     )
     check_it_learned(run, 475)
+
+
+def test_what_the_first_start_measured_serves_later_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if available_cores() == 1:
+        pytest.skip("on one core nothing is measured")
+    flags: dict[str, object] = {"env": "toy/Zero-v0", "encoder_mlp_layers": "8", "use_rnn": False}
+    with caplog.at_level("INFO"):
+        first = record(tmp_path / "run", train_for_env_steps=1000, **flags)
+        assert re.search(r"auto-tuned in \d\.\d s: env .* us, act .* us, learn .* -> local, \d actors? x ", caplog.text)
+        second = record(tmp_path / "run", train_for_env_steps=3000, num_workers=3, **flags)
+    assert "auto-tuned by what an earlier start has measured: " in caplog.text
+    assert second.config["measured"] == first.config["measured"]
+    assert len(second.workers) == 3
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_defaults_lie_within_their_own_limits() -> None:
         ("reset_timeout_seconds", 120),
         ("default_niceness", 0),
         ("train_in_background_thread", True),
-        ("learner_main_loop_num_cores", 1),
+        ("learner_main_loop_num_cores", 0),
         ("actor_worker_gpus", ()),
         ("experiment_summaries_interval", 20),
         ("benchmark", False),

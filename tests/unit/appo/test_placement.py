@@ -1,7 +1,7 @@
 import pytest
 
 from algorithms.appo.config import Config
-from algorithms.appo.placement import Sampling, choose_placement, plan_workers, rows_to_time
+from algorithms.appo.placement import Sampling, choose_placement, plan_workers
 from algorithms.runtime.topology import Placement
 from utils.errors import UsageError
 
@@ -40,24 +40,16 @@ def test_envs_that_cannot_be_split_are_refused() -> None:
         plan_workers(config_of(num_envs_per_worker=7, worker_num_splits=2), 4, "central")
 
 
-@pytest.mark.parametrize("placement", ["central", "local", "serial"])
-def test_a_placement_that_is_asked_for_is_chosen(placement: str) -> None:
-    assert choose_placement(config_of(inference=placement), 1, "cuda", {}) == placement
-
-
-def test_a_gpu_has_policy_workers_of_its_own() -> None:
-    assert choose_placement(config_of(), 16, "cuda", {}) == "central"
-
-
-def test_a_single_core_has_one_process() -> None:
-    assert choose_placement(config_of(), 1, "cpu", {}) == "serial"
-
-
-def test_otherwise_the_forward_pass_decides() -> None:
-    config = config_of()
-    local, central = rows_to_time(config, 4)
-    assert (local, central) == (8, 16)  # of one actor; of one split of all four
-    small = {local: 80e-6, central: 100e-6}  # a small net: 10 us per row against 6 and a message
-    assert choose_placement(config, 4, "cpu", small) == "central"
-    tiny = {local: 60e-6, central: 100e-6}  # 7.5 against 6.25 + 1.875
-    assert choose_placement(config, 4, "cpu", tiny) == "local"
+@pytest.mark.parametrize(
+    ("wanted", "cores", "device", "expected"),
+    [
+        ("central", 1, "cpu", "central"),
+        ("local", 1, "cuda", "local"),
+        ("serial", 4, "cuda", "serial"),
+        ("auto", 16, "cuda", "central"),  # one process owns the device's queue
+        ("auto", 1, "cpu", "serial"),
+        ("auto", 2, "cpu", "local"),
+    ],
+)
+def test_placements_without_measurements(wanted: str, cores: int, device: str, expected: str) -> None:
+    assert choose_placement(config_of(inference=wanted), cores, device) == expected

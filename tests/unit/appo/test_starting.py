@@ -11,15 +11,17 @@ import pytest
 
 from algorithms.appo.blueprint import ModelDescription
 from algorithms.appo.config import Config, parse_train
-from algorithms.appo.runs import find_source
+from algorithms.appo.runs import find_source, saved_flags
 from algorithms.appo.starting import (
     begin_from,
     changes,
     finished_before,
     journal,
+    measured_before,
     old_run_out_of_the_way,
     seed_of_resumed,
 )
+from algorithms.appo.tuning import Costs
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.checkpointing import encode
 from algorithms.runtime.runner import Budget
@@ -159,6 +161,29 @@ def test_every_start_is_written_down_with_what_changed(caplog: pytest.LogCapture
     assert second["flags"] == json.loads((config.run.run_directory / "config.json").read_text())
     assert second["flags"]["seed"] == 5
     assert changes(flags()) == []
+
+
+def test_what_was_measured_is_kept_beside_the_flags_and_used_for_the_same_work() -> None:
+    costs, machine = Costs(((1, 0.5),), ((4, 0.25),), ((1, 1.0),), 7), {"cores": 2, "processor": "p"}
+    config = started()
+    assert measured_before(config, machine) is None
+    journal(config, 5, [], [0], {"machine": machine, "costs": costs.plain()})
+    assert measured_before(flags(), machine) == costs
+    assert measured_before(flags("--learning_rate=0.5", "--num_workers=3"), machine) == costs
+    assert measured_before(flags(), {**machine, "cores": 3}) is None
+    for other in ("--ppo_epochs=1", "--batch_size=64", "--reward_scale=2"):
+        assert measured_before(flags(other), machine) is None
+    assert "measured" not in saved_flags(config.run.run_directory)
+    assert changes(flags()) == []
+
+
+@pytest.mark.parametrize("measured", [None, 5, {}, {"costs": {"env": [[1, 0.5]]}}, {"costs": 1}])
+def test_a_measurement_that_was_edited_is_made_again(measured: object) -> None:
+    config, machine = started(), {"cores": 2}
+    path = config.run.run_directory / "config.json"
+    kept = {"machine": machine, **measured} if isinstance(measured, dict) else measured
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"measured": kept}))
+    assert measured_before(flags(), machine) is None
 
 
 def test_a_disk_that_refuses_the_journal_is_one_line() -> None:

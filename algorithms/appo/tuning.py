@@ -1,0 +1,249 @@
+"""Which sampling flags make training fastest: a model of what a sample costs, and the choice of the best plan.
+
+Pure arithmetic on measured costs; `docs/architecture.md` has the formulas. Nothing here changes what is learned from a
+given batch, only how fast batches come.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from algorithms.appo.config import Config
+from algorithms.appo.placement import MAX_ENVS_PER_WORKER, Sampling, plan_workers
+from algorithms.runtime.config import SamplingConfig
+from algorithms.runtime.topology import Placement
+
+# A request and its reply between processes on two cores: 15 to 25 us by eventfd and mailbox row, and their handling.
+# A slot handed over and given back, for each side: two hops through a queue of 11 us, wake-ups, and their handling.
+ROUND_TRIP_SECONDS = 30e-6
+HAND_OVER_SECONDS = 60e-6
+# What a process forked from one that has torch has of its own: 16 MiB in actors with a small network, 130 in a learner.
+PROCESS_BYTES = 64 << 20
+# Plans this close to the best are as good: measurements of a few milliseconds are no better than that.
+MARGIN = 0.04
+# Share of its time that an actor or a policy worker can be counted on for; episodes of a trained policy cost other than
+# those of a random one, and a plan that is short of actors loses more than one that has them to spare.
+RELIABLE = 0.8
+# Environments of a plan by the number that fills a macro batch with one trajectory each. Twice as many make larger
+# forward passes; fewer are for scarce memory.
+SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
+
+Curve = tuple[tuple[int, float], ...]
+"""Seconds by a count, in rising order."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What was measured, in seconds of one core.
+
+    Attributes:
+        env: a step of a group, the work of its actor included, by environments in the group.
+        act: a forward pass with sampling, by rows.
+        learn: training on one sample in all epochs, copying included, by threads.
+        env_bytes: memory of one environment.
+    """
+
+    env: Curve
+    act: Curve
+    learn: Curve
+    env_bytes: int
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """What `asdict` and JSON have made of them.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        curves = {name: tuple((int(n), float(s)) for n, s in plain[name]) for name in ("env", "act", "learn")}
+        if not all(curves.values()):
+            raise ValueError("a curve without a point")
+        return cls(**curves, env_bytes=int(plain["env_bytes"]))
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice of sampling flags and what it promises.
+
+    Attributes:
+        sampling: the flags.
+        samples_per_second: as predicted.
+    """
+
+    sampling: Sampling
+    samples_per_second: float
+
+
+def at(curve: Curve, count: int) -> float:
+    """Seconds at a count: straight lines between the points and beyond the last; proportional to the count below two.
+
+    >>> at(((1, 2.0), (5, 6.0)), 3), at(((1, 2.0), (5, 6.0)), 7), at(((2, 3.0),), 4)
+    (4.0, 8.0, 6.0)
+    """
+    if len(curve) == 1 or count < curve[0][0]:
+        return curve[0][1] * count / curve[0][0]
+    right = min(max(1, bisect_left([n for n, _ in curve], count)), len(curve) - 1)
+    (low, below), (high, above) = curve[right - 1 : right + 1]
+    return below + (above - below) * (count - low) / (high - low)
+
+
+def rising(points: Iterable[tuple[int, float]]) -> Curve:
+    """The curve through measured points; a smaller count that took longer was disturbed, as was what it says of others.
+
+    >>> rising([(1, 3.0), (4, 2.0), (16, 5.0)])
+    ((1, 2.0), (4, 2.0), (16, 5.0))
+    """
+    curve = list(points)
+    for i in range(len(curve) - 1, 0, -1):
+        curve[i - 1] = (curve[i - 1][0], min(curve[i - 1][1], curve[i][1]))
+    return tuple(curve)
+
+
+def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores: int) -> float:
+    """Samples per second of a plan.
+
+    The slowest part decides: the actors, the policy workers, the learners, the time from an observation to its action,
+    or all of them together on the cores there are.
+    """
+    policies, rollout = config.sampling.num_policies, config.learning.rollout
+    envs, rows = plan.num_envs_per_worker // plan.num_splits, plan.num_envs_per_worker // plan.num_splits * num_agents
+    learn = 0.0 if config.sampling.sampler_only else at(costs.learn, plan.learner_threads)
+    step, act = at(costs.env, envs), at(costs.act, rows) / rows
+    if plan.placement == "serial":
+        return 1 / (step / rows + act + learn)
+    hand_over = HAND_OVER_SECONDS / (rollout * rows)
+    sample = step / rows + hand_over
+    total = learn * plan.learner_threads + hand_over
+    if plan.placement == "local":
+        sample += act
+        limits = [plan.num_workers / sample]
+    else:
+        groups = plan.num_workers * plan.num_splits
+        batch = max(rows, rows * groups // 2)
+        forward = at(costs.act, batch)
+        sample += ROUND_TRIP_SECONDS / 2 / rows
+        act = forward / batch + ROUND_TRIP_SECONDS / 2 / rows
+        members = policies * config.sampling.policy_workers_per_policy
+        cycle = step + forward + ROUND_TRIP_SECONDS
+        limits = [plan.num_workers / sample, members / act, groups * rows / cycle]
+        total += act
+    total += sample
+    return min(policies / (learn + hand_over), *(RELIABLE * limit for limit in limits), cores / total)
+
+
+def choose(
+    costs: Costs, config: Config, num_agents: int, cores: int, memory: Callable[[Sampling], int], free_bytes: int
+) -> Plan:
+    """The simplest of the fastest plans that the flags allow and the memory holds.
+
+    Args:
+        costs: as measured.
+        config: flags that are given stay as they are.
+        num_agents: rows of one environment.
+        cores: how many there are.
+        memory: bytes of shared memory that a plan needs.
+        free_bytes: that all processes may take.
+    """
+    plans = list(dict.fromkeys(candidates(config, cores)))
+    needs = {plan: memory(plan) + _private_bytes(plan, costs.env_bytes) for plan in plans}
+    fitting = [plan for plan in plans if needs[plan] <= free_bytes] or [min(plans, key=needs.__getitem__)]
+    rates = {plan: predict(costs, plan, config, num_agents, cores) for plan in fitting}
+    best = max(rates.values())
+    good = (plan for plan in fitting if rates[plan] >= (1 - MARGIN) * best)
+    chosen = min(good, key=lambda plan: _complexity(plan, config.learning.macro_batch_columns))
+    return Plan(chosen, rates[chosen])
+
+
+def is_open(sampling: SamplingConfig) -> bool:
+    """Whether there is something to tune: a placement of processes, and flags that do not say all about it."""
+    given = sampling.inference != "auto" and sampling.num_workers and sampling.num_envs_per_worker
+    return sampling.auto_tune and sampling.inference != "serial" and not given
+
+
+def report(costs: Costs, plan: Plan) -> str:
+    """What was measured and chosen, in one line: the cost of one environment, of acting and learning of one sample."""
+    sampling = plan.sampling
+    rows = sampling.num_envs_per_worker // sampling.num_splits
+    env, act = at(costs.env, rows) / rows, at(costs.act, rows) / rows
+    learn = at(costs.learn, sampling.learner_threads)
+    groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
+    threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)
+    return (
+        f"env {_microseconds(env)}, act {_microseconds(act)}, learn {_microseconds(learn)}/sample -> "
+        f"{sampling.placement}, {sampling.num_workers} actor{'s' * (sampling.num_workers > 1)} x "
+        f"{sampling.num_envs_per_worker} envs{groups}{threads}, predicted {_count(plan.samples_per_second)} samples/s"
+    )
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.3g} us" if seconds < 1e-3 else f"{1e3 * seconds:.3g} ms"
+
+
+def _count(number: float) -> str:
+    """870, 2.4k, 1.2M."""
+    for limit, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def candidates(config: Config, cores: int) -> Iterator[Sampling]:
+    """Every plan worth a thought; flags that are given hold in all of them.
+
+    The environments of all actors together fill about one macro batch with one trajectory each: many more would make
+    what is trained on older, and first updates late.
+    """
+    s = config.sampling
+    placements: tuple[Placement, ...] = ("serial", "local", "central")
+    for placement in placements:
+        if s.inference not in ("auto", placement):
+            continue
+        halves = placement == "central" and not s.num_envs_per_worker % 2
+        splits = (s.worker_num_splits,) if s.worker_num_splits else (1, 2) if halves else (1,)
+        for num_workers in _counts(s.num_workers, 1 if placement == "serial" else cores):
+            for num_splits in splits:
+                for threads in _counts(s.learner_main_loop_num_cores, thread_limit(cores)):
+                    for share in SHARES:
+                        given = replace(s, num_workers=num_workers, worker_num_splits=num_splits)
+                        plan = _part(replace(config, sampling=given), cores, placement, share)
+                        yield replace(plan, learner_threads=threads)
+
+
+def thread_limit(cores: int) -> int:
+    """Threads of the learner that can pay: half of the cores, as actors need the others."""
+    return max(1, cores // 2)
+
+
+def _part(config: Config, cores: int, placement: Placement, share: float) -> Sampling:
+    """The plan of the rules, with that share of its environments."""
+    plan = plan_workers(config, cores, placement)
+    if config.sampling.num_envs_per_worker:
+        return plan
+    rows = min(MAX_ENVS_PER_WORKER, int(plan.num_envs_per_worker * share)) // plan.num_splits
+    return replace(plan, num_envs_per_worker=max(1, rows) * plan.num_splits)
+
+
+def _counts(given: int, limit: int) -> list[int]:
+    """What is given, or else powers of two up to the limit, the limit and one less."""
+    if given:
+        return [given]
+    powers = {1 << i for i in range(limit.bit_length())}
+    return sorted(n for n in powers | {limit, limit - 1} if 1 <= n <= limit)
+
+
+def _private_bytes(plan: Sampling, env_bytes: int) -> int:
+    processes = {"serial": 0, "local": plan.num_workers + 1, "central": plan.num_workers + 2}[plan.placement]
+    return processes * PROCESS_BYTES + plan.num_workers * plan.num_envs_per_worker * env_bytes
+
+
+def _complexity(plan: Sampling, columns: int) -> tuple[float, ...]:
+    """Simpler plans first: as many environments as fill a batch, few processes, few groups, few threads."""
+    placement = ("serial", "local", "central").index(plan.placement)
+    away = abs(math.log(plan.num_workers * plan.num_envs_per_worker / columns))
+    return placement, away, plan.num_workers, plan.num_splits, plan.learner_threads

@@ -1,0 +1,217 @@
+"""What is measured before a run, without its processes: no test here asks how long anything took."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from algorithms.appo import probe, probing, rehearsal
+from algorithms.appo.blueprint import ModelDescription, Probe
+from algorithms.appo.config import Config
+from algorithms.appo.probe import NetworkProbe
+from algorithms.appo.probing import BUDGET_SECONDS, find_out
+from algorithms.appo.rehearsal import ROLLOUT, Making, Rehearsal, memory_bytes, observation_bytes, stepping_costs
+from algorithms.appo.tuning import Costs
+from algorithms.runtime.messages import WorkerFailed
+from algorithms.runtime.supervisor import WorkerError
+from envs.make import make_group
+from tests.unit.runtime.worlds import SPEC
+
+MODEL = ModelDescription([("w", (2,))], 0, 0)
+
+
+def config_of(env: str, **flags: object) -> Config:
+    small = {"encoder_mlp_layers": [8], "use_rnn": False, "rollout": 4, "batch_size": 16, "ppo_epochs": 3}
+    return Config.from_flat({"env": env, **small, **flags})
+
+
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure as little as possible."""
+    monkeypatch.setattr(rehearsal, "STEPPING_SECONDS", 0.0)
+    for name in ("ACTING_SECONDS", "TRAINING_SECONDS"):
+        monkeypatch.setattr(probe, name, 0.0)
+    monkeypatch.setattr(probe, "SLOWEST_ACTING_SECONDS", 1e9)
+
+
+# ---- the environment
+
+
+def test_a_rehearsal_steps_real_groups_through_slots_and_episodes() -> None:
+    for vectorization, rows in (("python", 2), ("native", 3)):
+        config = config_of("toy/Counter-v0", env_vectorization=vectorization)
+        group = make_group(config.env, rows)
+        actor = Rehearsal(config, group)
+        for _ in range(3 * ROLLOUT):
+            assert actor.step() > 0
+        totals = actor.actor.report().totals
+        assert totals["trajectories"] == 3
+        assert totals["collected"] + totals["reset_rows"] == 3 * ROLLOUT * rows
+
+
+@pytest.mark.parametrize("mask", ["observation", "info"])
+@pytest.mark.parametrize("vectorization", ["python", "native"])
+def test_only_allowed_actions_are_taken(mask: str, vectorization: str) -> None:
+    """The environment raises at any other."""
+    config = config_of("toy/Spaces-v0", env_vectorization=vectorization, env_kwargs={"mask": mask, "action": "tuple"})
+    group = Rehearsal(config, make_group(config.env, 2))
+    for _ in range(4 * ROLLOUT):
+        group.step()
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_larger_group_is_tried_where_that_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("toy/Zero-v0")
+    for limit, value, sizes in (
+        ("LARGER_GROUP_SECONDS", 1e9, [1, 64]),
+        ("LARGEST_BYTES", 16 * 9 * observation_bytes(make_group(config.env, 1).spec), [1, 16]),
+        ("LARGER_GROUP_SECONDS", 0.0, [1]),
+    ):
+        monkeypatch.setattr(rehearsal, limit, value)
+        curve, env_bytes = stepping_costs(config, make_group(config.env, 1), Making(0.0, memory_bytes()))
+        assert [size for size, _ in curve] == sizes
+        assert all(seconds > 0 for _, seconds in curve)
+        assert 0 <= env_bytes < 1 << 20
+
+
+def test_the_memory_of_this_process_is_counted() -> None:
+    before = memory_bytes()
+    block = bytearray(16 << 20)
+    assert 15 << 20 < memory_bytes() - before < 30 << 20
+    del block
+
+
+# ---- the network
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize(
+    ("flags", "cores", "threads"),
+    [
+        ({}, 2, [1]),
+        ({"use_rnn": True, "microbatch_size": 8, "max_policy_lag": 1, "recurrence": 2}, 2, [1]),
+        ({"learner_main_loop_num_cores": 2}, 2, [2]),
+        ({"num_minibatches_to_accumulate": 0, "env_kwargs": {"mask": "observation"}}, 8, [1, 4]),
+    ],
+    ids=["mlp", "gru", "given threads", "mask and more cores"],
+)
+def test_acting_and_training_are_timed(flags: dict[str, object], cores: int, threads: list[int]) -> None:
+    config = config_of("toy/Spaces-v0", **flags)
+    acting, training = NetworkProbe(config, probe.probe(config).spec).costs(cores)
+    assert [rows for rows, _ in acting] == [1, 4, 16, 64, 256]
+    assert [count for count, _ in training] == threads
+    assert all(seconds > 0 for _, seconds in (*acting, *training))
+
+
+class Timed(NetworkProbe):
+    """A network whose forward passes take 10 ms per row, and whose training takes `sample` seconds per sample."""
+
+    def __init__(self, sample: float, **flags: object) -> None:
+        super().__init__(config_of("toy/Zero-v0", **flags), SPEC)
+        self.sample = sample
+        self.trained: list[int] = []
+
+    def acting_seconds(self, rows: int) -> float:
+        return 0.01 * rows
+
+    def update_seconds(self, columns: int, budget_seconds: float) -> float:
+        self.trained.append(columns)
+        return self.sample * columns * self.config.learning.rollout
+
+
+def test_a_slow_forward_pass_is_not_tried_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Timed(0.001).costs(2)[0] == ((1, 0.01), (4, 0.04), (16, 0.16))
+    monkeypatch.setattr(probe, "LARGEST_BYTES", 4 * 3 * observation_bytes(SPEC))
+    assert Timed(0.001).costs(2)[0] == ((1, 0.01), (4, 0.04))
+
+
+@pytest.mark.parametrize(("sample", "columns"), [(2.5e-4, [1, 16]), (5e-3, [1, 5]), (0.05, [1])])
+def test_the_largest_minibatch_that_time_allows_is_trained(sample: float, columns: list[int]) -> None:
+    network = Timed(sample, batch_size=64)  # 16 columns of 4 steps
+    assert network.training_seconds() == pytest.approx(3 * sample)  # epochs
+    assert network.trained == columns
+
+
+# ---- what main makes of it
+
+
+class Answers:
+    """An inquiry whose answers are known; None stands for one that is late."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = list(answers)
+
+    def __enter__(self) -> "Answers":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.left = True
+
+    def answer(self, timeout_seconds: float) -> object:
+        return self.answers.pop(0)
+
+    def answer_by(self, deadline: float) -> object:
+        return self.answers.pop(0)
+
+
+def asked(environment: Answers, network: Answers, cores: int = 2) -> probing.Found:
+    return find_out(Config(), lambda *_: environment, lambda *_: network, cores)  # type: ignore[arg-type, return-value]
+
+
+def test_both_processes_say_what_they_know() -> None:
+    stepping, acting, training = ((1, 1e-3),), ((1, 1e-4),), ((1, 1e-5),)
+    environment = Answers(SPEC, (stepping, 5))
+    found = asked(environment, Answers(MODEL, (acting, training)))
+    assert found[:2] == (Probe(SPEC, MODEL), Costs(stepping, acting, training, 5))
+    assert environment.left
+    assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (Probe(SPEC, MODEL), None, 0.0)
+
+
+@pytest.mark.parametrize("late", [None, WorkerFailed("probe", 3, "step raised", "")])
+def test_an_environment_that_is_not_measured_is_slow(late: object) -> None:
+    found = asked(Answers(SPEC, late), Answers(MODEL, (((1, 1e-4),), ((1, 1e-5),))))
+    assert found.costs == Costs(((1, BUDGET_SECONDS),), ((1, 1e-4),), ((1, 1e-5),), 0)
+
+
+@pytest.mark.parametrize(
+    ("late", "reason"),
+    [(None, "the network was not measured in time"), (WorkerFailed("probe", 1, "ValueError: x", ""), "ValueError: x")],
+)
+def test_without_a_measured_network_there_are_rules(
+    caplog: pytest.LogCaptureFixture, late: object, reason: str
+) -> None:
+    with caplog.at_level(logging.INFO):
+        found = asked(Answers(SPEC, (((1, 1e-3),), 0)), Answers(MODEL, late))
+    assert found[:2] == (Probe(SPEC, MODEL), None)
+    assert caplog.messages == [f"not auto-tuned, the sampling flags follow fixed rules: {reason}"]
+
+
+def test_what_cannot_be_made_is_an_error() -> None:
+    with pytest.raises(WorkerError, match="no such thing"):
+        asked(Answers(WorkerFailed("probe", 2, "no such thing", "")), Answers())
+    with pytest.raises(WorkerError, match="not of this shape"):
+        asked(Answers(SPEC), Answers(WorkerFailed("probe", 2, "not of this shape", "")))
+
+
+def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[object] = []
+
+    class Pipe:
+        def send(self, answer: object) -> None:
+            sent.append(answer)
+
+    monkeypatch.setattr(probing, "_enter", lambda name, log_path: None)
+    monkeypatch.setattr(rehearsal, "stepping_costs", lambda config, envs, making: "costs")
+    monkeypatch.setattr(NetworkProbe, "costs", lambda self, cores: f"{cores} cores")
+    config = config_of("toy/Zero-v0")
+    probing.try_environment(Pipe(), tmp_path, config, True)  # type: ignore[arg-type]
+    spec = sent[0]
+    description = probe.probe(config).model
+    probing.try_model(Pipe(), tmp_path, config, spec, 2)  # type: ignore[arg-type]
+    assert sent == [spec, "costs", description, "2 cores"]
+    sent.clear()
+    probing.try_environment(Pipe(), tmp_path, config, False)  # type: ignore[arg-type]
+    probing.try_model(Pipe(), tmp_path, config, spec, 0)  # type: ignore[arg-type]
+    probing.try_environment(Pipe(), tmp_path, config_of("toy/Zero-v0", env_kwargs={"no": 1}), True)  # type: ignore[arg-type]
+    assert sent[:-1] == [spec, description]
+    assert isinstance(sent[-1], WorkerFailed)

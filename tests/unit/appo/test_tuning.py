@@ -1,0 +1,156 @@
+"""The model of what a sample costs, with numbers that can be checked by hand, and the choices it makes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from algorithms.appo.config import Config
+from algorithms.appo.placement import Sampling
+from algorithms.appo.tuning import (
+    HAND_OVER_SECONDS,
+    PROCESS_BYTES,
+    RELIABLE,
+    ROUND_TRIP_SECONDS,
+    Costs,
+    at,
+    candidates,
+    choose,
+    is_open,
+    predict,
+    report,
+    rising,
+    thread_limit,
+)
+
+US = 1e-6
+# 100 us per step and 3 of the loop; 40 us per forward pass and 10 per row.
+COSTS = Costs(
+    env=((1, 103 * US), (16, 1603 * US)), act=((1, 50 * US), (16, 200 * US)), learn=((1, 60 * US),), env_bytes=0
+)
+FREE = 1 << 40
+
+
+def config_of(**flags: object) -> Config:
+    return Config.from_flat({"rollout": 32, "batch_size": 1024, **flags})
+
+
+def chosen(costs: Costs = COSTS, cores: int = 2, free_bytes: int = FREE, **flags: object) -> Sampling:
+    return choose(costs, config_of(**flags), 1, cores, lambda plan: 0, free_bytes).sampling
+
+
+def test_curves_are_straight_between_points_and_beyond() -> None:
+    curve = ((1, 2.0), (5, 6.0), (9, 8.0))
+    assert [at(curve, n) for n in (1, 3, 5, 7, 9, 13)] == [2.0, 4.0, 6.0, 7.0, 8.0, 10.0]
+    assert [at(((4, 8.0),), n) for n in (1, 4, 8)] == [2.0, 8.0, 16.0]
+    assert rising([(1, 3.0), (4, 2.0), (16, 5.0)]) == ((1, 2.0), (4, 2.0), (16, 5.0))  # less work is never slower
+
+
+def test_one_process_does_one_thing_after_the_other() -> None:
+    plan = Sampling("serial", 1, 16, 1)
+    # a step of 16 takes 1603 us, their actions 200, training 16 times 60
+    assert predict(COSTS, plan, config_of(), 1, 2) == pytest.approx(16 / ((1603 + 200 + 960) * US))
+    assert predict(COSTS, plan, config_of(sampler_only=True), 1, 2) == pytest.approx(16 / (1803 * US))
+
+
+def test_the_slowest_part_decides() -> None:
+    plan, hand_over = Sampling("local", 2, 16, 1), HAND_OVER_SECONDS / (32 * 16)
+    actor = (1603 + 200) * US / 16 + hand_over
+    learner = 60 * US + hand_over
+    assert predict(COSTS, plan, config_of(), 1, 2) == pytest.approx(2 / (actor + learner))  # all cores are busy
+    one = replace(plan, num_workers=1)
+    assert predict(COSTS, one, config_of(), 1, 2) == pytest.approx(RELIABLE / actor)
+    slow = replace(COSTS, learn=((1, 500 * US), (2, 300 * US)))
+    assert predict(slow, plan, config_of(), 1, 8) == pytest.approx(1 / (500 * US + hand_over))
+    assert predict(slow, plan, config_of(num_policies=2), 1, 8) == pytest.approx(2 / (500 * US + hand_over))
+    threads = replace(plan, learner_threads=2)
+    assert predict(slow, threads, config_of(), 1, 8) == pytest.approx(1 / (300 * US + hand_over))
+    assert predict(slow, threads, config_of(), 1, 2) == pytest.approx(2 / (actor + 600 * US + hand_over))
+
+
+def test_agents_share_the_step_of_their_environment() -> None:
+    plan, hand_over = Sampling("local", 1, 8, 1), HAND_OVER_SECONDS / (32 * 16)
+    actor = (803 + 200) * US / 16 + hand_over
+    assert predict(COSTS, plan, config_of(), 2, 2) == pytest.approx(RELIABLE / actor)
+
+
+def test_a_policy_worker_costs_messages_and_saves_by_larger_batches() -> None:
+    plan, hand_over = Sampling("central", 2, 16, 2), HAND_OVER_SECONDS / (32 * 8)
+    message = ROUND_TRIP_SECONDS / 2 / 8
+    actor, policy_worker = 803 * US / 8 + hand_over + message, 200 * US / 16 + message
+    total = actor + policy_worker + 60 * US + hand_over
+    assert predict(COSTS, plan, config_of(), 1, 2) == pytest.approx(2 / total)
+    assert predict(COSTS, plan, config_of(), 1, 16) == pytest.approx(RELIABLE * 2 / actor)
+    # one group per actor waits while its actions are computed
+    single = replace(plan, num_splits=1)
+    cycle = 1603 * US + 200 * US + ROUND_TRIP_SECONDS
+    assert predict(COSTS, single, config_of(), 1, 16) == pytest.approx(RELIABLE * 32 / cycle)
+
+
+def test_choices() -> None:
+    assert chosen() == Sampling("local", 2, 16, 1)
+    # learning takes almost all of the time: one actor is enough
+    assert chosen(replace(COSTS, learn=((1, 1000 * US),))) == Sampling("local", 1, 32, 1)
+    # a small group costs as much as a large one: twice the environments are worth it
+    vector = replace(COSTS, env=((1, 100 * US), (64, 110 * US)), learn=((1, 0.1 * US),))
+    assert chosen(vector) == Sampling("local", 2, 32, 1)
+    # a forward pass costs the same for one row and for all
+    fixed = replace(COSTS, act=((1, 800 * US), (64, 900 * US)), learn=((1, 5 * US),))
+    assert chosen(fixed, cores=4) == Sampling("central", 4, 16, 2)
+    # an environment of 100 ms needs all cores, and what the network costs plays no part
+    assert chosen(replace(COSTS, env=((1, 0.1),)), cores=4) == Sampling("local", 4, 8, 1)
+    # hardly any steps per message: processes cost more than they bring
+    tiny = Costs(((1, US),), ((1, US),), ((1, US),), 0)
+    assert chosen(tiny, rollout=1, batch_size=1, num_envs_per_worker=1) == Sampling("serial", 1, 1, 1)
+
+
+def test_threads_of_the_learner_where_cores_are_left() -> None:
+    slow = replace(COSTS, learn=((1, 1000 * US), (4, 300 * US)))
+    assert chosen(slow, cores=8) == Sampling("local", 1, 32, 1, 4)
+    assert chosen(slow, cores=8, learner_main_loop_num_cores=1) == Sampling("local", 1, 32, 1, 1)
+    assert [thread_limit(cores) for cores in (1, 2, 3, 8)] == [1, 1, 1, 4]
+
+
+def test_flags_that_are_given_hold() -> None:
+    given = {"num_workers": 3, "num_envs_per_worker": 6, "worker_num_splits": 3}
+    plans = set(candidates(config_of(**given), 2))
+    assert plans == {Sampling(placement, 3, 6, 3) for placement in ("serial", "local", "central")}
+    assert {p.placement for p in candidates(config_of(inference="central"), 2)} == {"central"}
+    assert chosen(inference="central", num_workers=1).num_workers == 1
+    assert chosen(num_envs_per_worker=5).num_envs_per_worker == 5
+
+
+def test_memory_limits_environments_and_processes() -> None:
+    heavy = replace(COSTS, env_bytes=1 << 30)
+    room = 3 * PROCESS_BYTES
+    assert chosen(heavy, free_bytes=room + (32 << 30)) == Sampling("local", 2, 16, 1)
+    assert chosen(heavy, free_bytes=room + (31 << 30)) == Sampling("local", 2, 8, 1)
+    assert chosen(heavy, free_bytes=PROCESS_BYTES) == Sampling("serial", 1, 1, 1)  # it could only be tried
+
+
+def test_what_is_open_to_tuning() -> None:
+    assert is_open(config_of().sampling)
+    assert is_open(config_of(inference="local", num_workers=2).sampling)
+    assert not is_open(config_of(inference="local", num_workers=2, num_envs_per_worker=4).sampling)
+    assert not is_open(config_of(inference="serial").sampling)
+    assert not is_open(config_of(auto_tune=False).sampling)
+
+
+def test_the_line_that_is_shown() -> None:
+    plan = choose(COSTS, config_of(), 1, 2, lambda plan: 0, FREE)
+    text = "env 100 us, act 12.5 us, learn 60 us/sample -> local, 2 actors x 16 envs, predicted 11.6k samples/s"
+    assert report(COSTS, plan) == text
+    for rate, shown in ((870, "870"), (2400, "2.4k"), (1.2e6, "1.2M")):
+        assert report(COSTS, replace(plan, samples_per_second=rate)).endswith(f"predicted {shown} samples/s")
+    central = replace(plan, sampling=Sampling("central", 1, 32, 2, 4))
+    assert "-> central, 1 actor x 32 envs in 2 groups, 4 learner threads, " in report(COSTS, central)
+
+
+def test_costs_survive_json() -> None:
+    assert Costs.from_plain(json.loads(json.dumps(COSTS.plain()))) == COSTS
+
+
+@pytest.mark.parametrize("change", [{"env": []}, {"act": None}, {"learn": [[1]]}, {"env_bytes": "much"}])
+def test_costs_of_another_shape_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Costs.from_plain(COSTS.plain() | change)
