@@ -249,7 +249,8 @@ class APPO:
                 self.signals.check()
                 plan = self._plan(blueprint, arena, links, name, row)
                 # CUDA wants a process that shares nothing with a parent; everything else forks in milliseconds.
-                by_spawn = any(w.role != "actor" for w in plan.workers) and not launch.can_fork(self.device)
+                devices = {blueprint.device_of(w.role) for w in plan.workers if w.role != "actor"}
+                by_spawn = not all(launch.can_fork(device) for device in devices)
                 with launch.signals_blocked():
                     supervisor.start(launch.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
 

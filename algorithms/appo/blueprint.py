@@ -81,6 +81,15 @@ class Blueprint:
     device: str
     seed: int
 
+    @property
+    def buffered(self) -> bool:
+        """Whether networks are fed through buffers that stay where they are, as a GPU needs it."""
+        return self.device != "cpu"
+
+    def device_of(self, role: str) -> str:
+        """Where a worker's network lives: what acts inside an actor stays on the CPU, a context per actor would not."""
+        return "cpu" if role == "policy_worker" and self.topology.placement == "local" else self.device
+
     def seeds(self, branch: str, *index: int) -> np.random.SeedSequence:
         """The random seeds of one worker; generations differ, restarts do not repeat a past."""
         return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))

@@ -4,15 +4,20 @@ import numpy as np
 import torch
 
 from algorithms.appo.blueprint import Blueprint
+from algorithms.appo.captured_update import CapturedUpdate
 from algorithms.appo.config import Config
 from algorithms.appo.learner import Learner
 from algorithms.appo.reproduction import VerifyingLearner
 from algorithms.models.build import build_model
 from algorithms.runtime.arena import Arena
-from algorithms.runtime.batches import ColumnBatches
+from algorithms.runtime.batches import BatchSource, ColumnBatches
+from algorithms.runtime.buffered_policy_worker import BufferedPolicyWorker
+from algorithms.runtime.device import Device, device_of
+from algorithms.runtime.device_batches import DeviceBatches
 from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
 from algorithms.runtime.messages import Address
+from algorithms.runtime.node import Worker
 from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker
 from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
@@ -25,23 +30,32 @@ def new_model(config: Config, spec: EnvSpec, device: str) -> FlatModule:
     return FlatModule(build_model(config.model, spec).to(device))
 
 
-def make_policy_worker(
-    blueprint: Blueprint, arena: Arena, address: Address, flat: FlatModule | None = None
-) -> PolicyWorker:
+def make_policy_worker(blueprint: Blueprint, arena: Arena, address: Address, flat: FlatModule | None = None) -> Worker:
     """A policy worker; it takes its weights from the ring. A model that is there already need not be made."""
+    device = device_of(blueprint.device_of("policy_worker"), urgent=True)
+    device.register(arena)
+    return device.make(lambda: _policy_worker(blueprint, arena, address, device, flat))
+
+
+def _policy_worker(
+    blueprint: Blueprint, arena: Arena, address: Address, device: Device, flat: FlatModule | None
+) -> PolicyWorker:
     b, t = blueprint, blueprint.topology
     plan = ActingPlan(
         spec=b.spec,
         num_groups=t.num_groups,
         recurrence=b.config.learning.segment_steps,
         num_policies=t.num_policies,
-        device=b.device,
+        device=device.name,
         seed=_torch_seed(b.seeds("policy_worker", address.index, address.member)),
     )
-    flat = flat or new_model(b.config, b.spec, b.device)
+    flat = flat or new_model(b.config, b.spec, device.name)
     flat.module.eval()
     trajectories, finals = Trajectories.attach(arena, b.spec), FinalObservations.attach(arena, b.spec)
-    return PolicyWorker(address, plan, flat, WeightRing(arena, address.index), trajectories, finals)
+    ring = WeightRing(arena, address.index)
+    if b.buffered and t.placement != "local":
+        return BufferedPolicyWorker(address, plan, flat, ring, trajectories, finals, device)
+    return PolicyWorker(address, plan, flat, ring, trajectories, finals)
 
 
 def make_learner(
@@ -50,28 +64,47 @@ def make_learner(
     address: Address,
     kind: type[Learner] = Learner,
     flat: FlatModule | None = None,
-) -> LearnerWorker:
+) -> Worker:
     """A learner whose weights are published. A model that is there already need not be made."""
+    device = device_of(blueprint.device_of("learner"))
+    device.register(arena)
+    return device.make(lambda: _learner(blueprint, arena, address, kind, device, flat))
+
+
+def _learner(
+    blueprint: Blueprint,
+    arena: Arena,
+    address: Address,
+    kind: type[Learner],
+    device: Device,
+    flat: FlatModule | None,
+) -> LearnerWorker:
     b, c, policy = blueprint, blueprint.config, address.index
     torch.manual_seed(_torch_seed(b.seeds("model", policy)))
-    flat = flat or new_model(c, b.spec, b.device)
+    flat = flat or new_model(c, b.spec, device.name)
     kind = VerifyingLearner if c.logging.verify_reproduction else kind
     learner = kind(flat, b.spec, c.learning, _torch_seed(b.seeds("learner", policy)))
     plan = TrainingPlan(
         env_steps=b.budget.env_steps,
         samples=b.budget.samples,
         max_policy_lag=c.sampling.max_policy_lag,
-        device=b.device,
+        device=device.name,
     )
-    batches = ColumnBatches(
-        Trajectories.attach(arena, b.spec),
-        policy,
-        columns=c.learning.macro_batch_columns,
-        max_policy_lag=c.sampling.max_policy_lag,
-        hold=c.sampling.num_minibatches_to_accumulate == 0,
-        num_policies=b.topology.num_policies,
-    )
+    batches = _batches(b, arena, policy, device)
+    if b.buffered:
+        learner.captured = CapturedUpdate(learner.update, device)
     return LearnerWorker(address, plan, learner, batches, WeightRing(arena, policy), StateBlock(arena, policy))
+
+
+def _batches(blueprint: Blueprint, arena: Arena, policy: int, device: Device) -> BatchSource:
+    """Where a learner's batches come from."""
+    b, c = blueprint, blueprint.config
+    trajectories, lag = Trajectories.attach(arena, b.spec), c.sampling.max_policy_lag
+    columns = c.learning.macro_batch_columns
+    hold, num_policies = c.sampling.num_minibatches_to_accumulate == 0, b.topology.num_policies
+    if b.buffered:
+        return DeviceBatches(trajectories, policy, columns, lag, hold, num_policies, device)
+    return ColumnBatches(trajectories, policy, columns, lag, hold, num_policies)
 
 
 def _torch_seed(seeds: np.random.SeedSequence) -> int:

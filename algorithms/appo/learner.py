@@ -4,7 +4,7 @@
 """
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -61,6 +61,7 @@ class Learner:
     Attributes:
         version: published weight sets so far, counted from 1.
         updates: optimizer steps so far.
+        captured: does what `update` does, on a device that can repeat it without us; None: there is no such thing.
     """
 
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: LearningConfig, seed: int) -> None:
@@ -68,7 +69,7 @@ class Learner:
         self.flat, self.model, self.config, self.parts = flat, flat.module, config, spec.action.parts
         self.masked = bool(spec.action_mask)
         self.version, self.updates = 1, 0
-        device = flat.flat.device
+        self.captured: Callable[[Batch], Tensor] | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self.statistics = RunningStatistics(self.model, config.normalize_returns)
         # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.
@@ -76,8 +77,7 @@ class Learner:
         views = split(self.optimizer.gradient, flat.parameter_table)
         for parameter, view in zip(self.model.parameters(), views, strict=True):
             parameter.grad = view
-        self._metric_sum = torch.zeros(len(METRICS), device=device)
-        self._metric_count = 0
+        self._metric_sum, self._metric_count = torch.zeros(len(METRICS), device=flat.flat.device), 0
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Pass over a macro batch `ppo_epochs` times; yields after each optimizer step, when weights can be published.
@@ -94,7 +94,8 @@ class Learner:
         targets: list[tuple[Tensor, Tensor]] = []
         for i, columns in enumerate(plan):
             minibatch = batch if columns is None else batch.columns(columns)
-            target = self.update(minibatch)
+            target = (self.captured or self.update)(minibatch)
+            self._metric_count += 1
             if i >= len(plan) - per_epoch:  # the last pass sees every step once
                 targets.append((target, minibatch.valid))
             self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
@@ -123,7 +124,6 @@ class Learner:
         norm, skipped = self.optimizer.step(learnable, metrics[METRICS.index("kl_divergence")])
         metrics[-3:] = torch.stack((norm, self.optimizer.learning_rate, skipped))
         self._metric_sum += metrics
-        self._metric_count += 1
         return torch.cat(targets, dim=1)
 
     def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,7 +266,7 @@ def _minibatches(batch: Batch, config: LearningConfig, generator: torch.Generato
     if size == count:
         return [None]
     order = torch.randperm(count, generator=generator) if config.shuffle_minibatches else torch.arange(count)
-    return [columns.to(batch.valid.device) for columns in torch.split(order, size)]
+    return list(torch.split(order.to(batch.valid.device, non_blocking=True), size))
 
 
 def _microbatches(batch: Batch, size: int) -> list[Batch]:

@@ -94,6 +94,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         policy_workers_per_policy=s.policy_workers_per_policy,
         rows=rows,
         rollout=learning.rollout,
+        colocated=s.gpu_colocate,
     )
 
 

@@ -33,8 +33,16 @@ def segments_at_resets(first: Tensor) -> list[tuple[int, int]]:
     return list(zip(cuts, [*cuts[1:], steps], strict=True))
 
 
+def single_steps(steps: int) -> list[tuple[int, int]]:
+    """Cut time everywhere: what follows does not depend on where episodes start, and nothing is read back for it."""
+    return [(t, t + 1) for t in range(steps)]
+
+
 def unroll(cell: Cell, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Run a cell over time, with the state of a column set to zero where its episode starts.
+
+    On the CPU it runs from reset to reset, on other devices step by step: that costs no synchronization, and the same
+    steps can be captured in a graph.
 
     Args:
         cell: runs several steps without a reset; LSTM-like cells keep both their tensors in the one state.
@@ -53,7 +61,8 @@ def unroll(cell: Cell, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor,
     if not first.shape[0]:
         raise ValueError("x: expected at least one step, got 0")
     outputs = []
-    for start, end in segments_at_resets(first):
+    ranges = segments_at_resets(first) if first.device.type == "cpu" else single_steps(first.shape[0])
+    for start, end in ranges:
         state = state.masked_fill(first[start].unsqueeze(-1), 0.0)
         output, state = cell(x[start:end], state)
         outputs.append(output)

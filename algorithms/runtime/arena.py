@@ -72,6 +72,11 @@ class Arena:
             raise
         return cls(fields, descriptor)
 
+    @property
+    def address(self) -> int:
+        """Where this process has mapped the region."""
+        return int(np.frombuffer(self._memory, np.uint8, 1).ctypes.data)
+
     def __getitem__(self, name: str) -> Array:
         """The array of that name; writes are seen by every process."""
         return self._arrays[name]

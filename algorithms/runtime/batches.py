@@ -4,7 +4,7 @@ A batch is `columns` trajectories of the rollout length; the columns of one slot
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -38,20 +38,22 @@ class Batch:
 
     def columns(self, index: Tensor | slice) -> Self:
         """The batch of some of the columns."""
-        return self._map(lambda tensor: tensor[:, index])
+        return self.map(lambda tensor: tensor[:, index])
 
     def copy(self) -> Self:
         """The batch in memory of its own: that of a `BatchSource` is overwritten by the next batch."""
-        return self._map(lambda tensor: tensor.clone())
+        return self.map(lambda tensor: tensor.clone())
 
-    def to(self, device: str) -> Self:
-        """The batch on a device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in an order of their own."""
+        return [*self.obs.values(), *(getattr(self, f.name) for f in fields(self) if f.name != "obs")]
 
-    def _map(self, function: Any) -> Self:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The batch of what the function makes of every tensor."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["obs"] = {key: function(tensor) for key, tensor in self.obs.items()}
-        return type(self)(**{name: v if name == "obs" else function(v) for name, v in values.items()})
+        obs = values.pop("obs")
+        mapped: dict[str, Any] = {name: function(tensor) for name, tensor in values.items()}
+        return type(self)(obs={key: function(tensor) for key, tensor in obs.items()}, **mapped)
 
 
 class BatchCounts(NamedTuple):
@@ -144,7 +146,7 @@ class ColumnBatches:
             if self.hold:
                 self.held.append(message)
             else:
-                yield self._release(message)
+                yield from self._used_up(message)
         if self.filled < self.num_columns and len(self.held) == len(self.trajectories.owner):
             yield from self.trained()  # with every slot of the run held, nothing could arrive to fill the batch
 
@@ -208,6 +210,10 @@ class ColumnBatches:
         samples = int(np.count_nonzero(mine))
         self.staged_samples += samples
         return samples
+
+    def _used_up(self, message: TrajectoryReady) -> Iterator[SlotReleased]:
+        """All columns of a slot have been copied, and it need not be held."""
+        yield self._release(message)
 
     def _release(self, message: TrajectoryReady) -> SlotReleased:
         self.released += 1

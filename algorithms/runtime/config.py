@@ -92,6 +92,11 @@ class SamplingConfig:
         minimum=0,
     )
     policy_workers_per_policy: int = flag(1, "inference processes per policy", minimum=1)
+    gpu_colocate: bool = flag(
+        False,
+        "with --inference=central policy workers live in their learner's process: a GPU takes turns between processes,"
+        " but not between the streams of one",
+    )
     num_policies: int = flag(1, "policies trained together", minimum=1, fixed_on_resume=True)
     max_policy_lag: int = flag(
         100, "trajectories whose oldest step was acted this many updates ago, or more, are discarded", minimum=1
@@ -116,7 +121,9 @@ class SamplingConfig:
     default_niceness: int = flag(
         0, "niceness of the learner; policy workers get 2 more, actors 10 more", minimum=-20, maximum=19
     )
-    train_in_background_thread: bool = flag(True, "on CUDA, upload the next batch while training; no effect on CPU")
+    train_in_background_thread: bool = flag(
+        True, "accepted, without effect: on CUDA the next batch is uploaded while training in any case"
+    )
     learner_main_loop_num_cores: int = flag(
         0, "torch threads of the learner on CPU; 0 = tuned (originally 1)", minimum=0
     )

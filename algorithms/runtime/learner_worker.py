@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from algorithms.runtime.batches import Batch, BatchSource
+from algorithms.runtime.device import device_of
 from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.messages import (
     Address,
@@ -17,6 +18,7 @@ from algorithms.runtime.messages import (
     Stop,
     TrajectoryReady,
 )
+from algorithms.runtime.publisher import Publisher
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
 from utils.failpoints import failpoint
@@ -91,6 +93,8 @@ class LearnerWorker:
     ) -> None:
         self.address, self.plan, self.learner = address, plan, learner
         self.batches, self.ring, self.block = batches, ring, block
+        self.device = device_of(plan.device)
+        self.publisher = Publisher(ring, learner.flat.flat, self.device)
         self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "batches": 0, **batches.counts()._asdict()}
         self.lag_sum = self.lag_samples = self.lag_max = 0
         self.stopped = False
@@ -101,7 +105,8 @@ class LearnerWorker:
             learner.version = before + plan.max_policy_lag + 1 if before else 1
             self.totals |= {name: int(state.meta[name]) for name in ("env_steps", "samples", "discarded")}
         self._discarded_before = self.totals["discarded"]
-        self._publish()
+        self.publisher.publish(learner.version)
+        self.publisher.flush()
         self._reported = self._saved = time.monotonic()
 
     def handle(self, message: Message) -> Iterator[Message]:
@@ -120,22 +125,26 @@ class LearnerWorker:
 
     def pending(self) -> bool:
         """Whether there is something to copy or to train on."""
-        return self.batches.waiting > 0 and not self.stopped and not self._budget_reached()
+        waiting = self.batches.waiting > 0 or self.publisher.busy
+        return waiting and not self.stopped and not self._budget_reached()
 
     def work(self) -> Iterator[Message]:
         """Fill the batch and, if that makes it full, train on it and publish after every optimizer step."""
         clock.enter(COPYING)
+        self.publisher.poll()
         yield from self.batches.fill(self.learner.version)
         clock.enter(FRAMEWORK)
         batch = self.batches.take()
-        if batch is not None:
+        if batch is None:
+            self.device.nap()
+        else:
             progress = self.totals["env_steps"] / self.plan.env_steps  # before it, or the last would train at rate 0
             self._count(batch)
             failpoint("learner.batch")
             clock.enter(TRAINING)
-            for _ in self.learner.learn(batch.to(self.plan.device), progress):
+            for _ in self.learner.learn(batch.map(self.device.send), progress):
                 clock.enter(COPYING)
-                self._publish()
+                self.publisher.publish(self.learner.version)
                 failpoint("learner.step")
                 clock.enter(TRAINING)
             clock.enter(FRAMEWORK)
@@ -145,9 +154,6 @@ class LearnerWorker:
             self._save()
         if now - self._reported >= REPORT_SECONDS or self._budget_reached():
             yield self._report()
-
-    def _publish(self) -> None:
-        self.ring.publish(self.learner.flat.flat.cpu().numpy(), self.learner.version)
 
     def _budget_reached(self) -> bool:
         return self.totals["env_steps"] >= self.plan.env_steps or self.totals["samples"] >= self.plan.samples

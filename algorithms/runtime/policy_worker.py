@@ -55,7 +55,7 @@ class ActingPlan:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Where the rows of one forward pass lie: indices that select them as [*lead, ...] from shared arrays."""
 
     at: tuple[Any, ...]  # of trajectory fields
@@ -121,50 +121,54 @@ class PolicyWorker:
         acting = [request for request in requests if request.step < self.rollout]
         if acting and (rows := self._rows(acting)):
             self._snapshot_states(acting)
-            obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
-            mask = obs[MASK_KEY].flatten(1) > 0 if self.plan.spec.action_mask else None
-            state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
-            clock.enter(INFERENCE)
-            logits, value, next_state = self.model.act(obs, self._gather(self.first, rows), state)
-            distribution = ActionDistribution(self.plan.spec.action.parts, logits, mask)
-            action = distribution.sample(self.generator)
-            clock.enter(COPYING)
-            self.live_state[rows.state] = next_state.view(*rows.lead, next_state.shape[-1])
-            t = self.trajectories
-            self._scatter(t.action, rows, action)
-            self._scatter(t.behavior_logits, rows, logits)
-            self._scatter(t.behavior_log_prob, rows, distribution.log_prob(action))
-            self._scatter(t.behavior_value, rows, self.model.denormalize_value(value))
-            t.policy_version[rows.at] = self.version
+            self._act(rows)
+            self.trajectories.policy_version[rows.at] = self.version
         clock.enter(FRAMEWORK)
         for policy, group, slot, step, generation in requests:
             yield ActionsReady(policy, group, slot, step, generation)
+
+    def _act(self, rows: Rows) -> None:
+        """Gather the rows, one forward pass, scatter what it says."""
+        obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
+        mask = obs[MASK_KEY].flatten(1) > 0 if self.plan.spec.action_mask else None
+        state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
+        clock.enter(INFERENCE)
+        logits, value, next_state = self.model.act(obs, self._gather(self.first, rows), state)
+        distribution = ActionDistribution(self.plan.spec.action.parts, logits, mask)
+        action = distribution.sample(self.generator)
+        clock.enter(COPYING)
+        self.live_state[rows.state] = next_state.view(*rows.lead, next_state.shape[-1])
+        t = self.trajectories
+        self._scatter(t.action, rows, action)
+        self._scatter(t.behavior_logits, rows, logits)
+        self._scatter(t.behavior_log_prob, rows, distribution.log_prob(action))
+        self._scatter(t.behavior_value, rows, self.model.denormalize_value(value))
 
     def _refresh_weights(self) -> None:
         self.version, weights = self.ring.fetch(self.version)
         if weights is not None:
             self.flat.flat.copy_(torch.from_numpy(weights))
 
-    def _rows(self, requests: list[ActionRequest]) -> _Rows | None:
+    def _rows(self, requests: list[ActionRequest]) -> Rows | None:
         """The rows of this policy in the requests; None when there are none."""
         num_rows = self.trajectories.valid.shape[2]
         if self.plan.num_policies == 1 and len(requests) == 1:  # plain views, no copy
             one = requests[0]
-            return _Rows((one.slot, one.step), one.group, (num_rows,))
+            return Rows((one.slot, one.step), one.group, (num_rows,))
         groups = np.array([r.group for r in requests])
         slots, steps = np.array([r.slot for r in requests]), np.array([r.step for r in requests])
         if self.plan.num_policies == 1:
-            return _Rows((slots, steps), groups, (len(requests), num_rows))
+            return Rows((slots, steps), groups, (len(requests), num_rows))
         request, row = np.nonzero(self.trajectories.policy_id[slots, steps] == self.address.index)
         if not len(row):
             return None
-        return _Rows((slots[request], steps[request], row), (groups[request], row), (len(row),))
+        return Rows((slots[request], steps[request], row), (groups[request], row), (len(row),))
 
-    def _gather(self, tensor: Tensor, rows: _Rows) -> Tensor:
+    def _gather(self, tensor: Tensor, rows: Rows) -> Tensor:
         """The rows of a field, [N, ...] on the device of the model."""
         return tensor[rows.at].flatten(0, len(rows.lead) - 1).to(self.plan.device)
 
-    def _scatter(self, field: Array, rows: _Rows, value: Tensor) -> None:
+    def _scatter(self, field: Array, rows: Rows, value: Tensor) -> None:
         """Write a result [N, ...] where its rows lie."""
         field[rows.at] = value.cpu().numpy().reshape(rows.lead + value.shape[1:])
 

@@ -31,6 +31,7 @@ class Topology:
         policy_workers_per_policy: inference processes of one policy (`central` only).
         rows: agents of one group.
         rollout: steps of a trajectory.
+        colocated: whether policy workers live with their policy's learner (`central` only).
     """
 
     placement: Placement
@@ -41,6 +42,7 @@ class Topology:
     policy_workers_per_policy: int
     rows: int
     rollout: int
+    colocated: bool = False
 
     @property
     def num_groups(self) -> int:
@@ -80,8 +82,13 @@ class Topology:
             return {"main": tuple(actors + [w for a in actors for w in local[a]] + learners)}
         places: dict[str, tuple[Address, ...]] = {str(learner): (learner,) for learner in learners}
         if self.placement == "central":
-            members = [Address("policy_worker", p, m) for p in policies for m in range(self.policy_workers_per_policy)]
-            places |= {str(member): (member,) for member in members}
+            members = {
+                p: [Address("policy_worker", p, m) for m in range(self.policy_workers_per_policy)] for p in policies
+            }
+            if self.colocated:
+                places = {str(learner): (learner, *members[learner.index]) for learner in learners}
+            else:
+                places |= {str(member): (member,) for p in policies for member in members[p]}
             return places | {str(actor): (actor,) for actor in actors}
         return places | {str(actor): (actor, *local[actor]) for actor in actors}
 

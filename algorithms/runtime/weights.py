@@ -56,10 +56,20 @@ class WeightRing:
 
     def publish(self, weights: Array, version: int) -> None:
         """Make these weights the newest; `version` must be larger than every one before."""
+        self.begin(version)[:] = weights
+        self.commit(version)
+
+    def begin(self, version: int) -> Array:
+        """The buffer [P] that the weights of `version` must be written into before they are committed."""
         place = version % RING
         self._sequence[place] = 2 * version - 1
         barrier()
-        self._buffer[place] = weights
+        buffer: Array = self._buffer[place]
+        return buffer
+
+    def commit(self, version: int) -> None:
+        """Make what was written since `begin` the newest."""
+        place = version % RING
         self._checksum[place] = checksum(self._buffer[place])
         failpoint("learner.publish")
         barrier()

@@ -180,3 +180,11 @@ def test_one_process_plays_and_learns_through_messages_alone() -> None:
     assert sum(t["sent"] for t in actors) == totals["trajectories"]
     assert sum(t["released"] for t in actors) == totals["released"]
     assert sum(t["collected"] + t["reset_rows"] for t in actors) == 16 * totals["trajectories"]
+
+
+@pytest.mark.parametrize(("placement", "acting"), [("central", "cuda"), ("serial", "cuda"), ("local", "cpu")])
+def test_inside_actors_acting_stays_on_the_cpu(placement: str, acting: str) -> None:
+    blueprint = replace(blueprint_of(placement), device="cuda")
+    assert blueprint.buffered
+    assert (blueprint.device_of("learner"), blueprint.device_of("policy_worker")) == ("cuda", acting)
+    assert not blueprint_of(placement).buffered

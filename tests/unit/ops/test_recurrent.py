@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from algorithms.ops import recurrent
 from algorithms.ops.recurrent import segments_at_resets, unroll
 
 T, B, D, HIDDEN = 11, 5, 4, 6
@@ -129,3 +130,14 @@ def test_wrong_shapes_are_named() -> None:
         unroll(cell, torch.zeros(T, B, D), RESETS["none"], torch.zeros(B - 1, 1))
     with pytest.raises(ValueError, match="at least one step"):
         unroll(cell, torch.zeros(0, B, D), torch.zeros(0, B, dtype=torch.bool), torch.zeros(B, 1))
+
+
+@pytest.mark.parametrize("resets", RESETS)
+def test_step_by_step_gives_the_same(monkeypatch: pytest.MonkeyPatch, resets: str) -> None:
+    """As on devices where it would cost a synchronization to know where episodes start."""
+    torch.manual_seed(0)
+    cell, x, state = gru_by_segments(nn.GRU(D, HIDDEN)), torch.randn(T, B, D), torch.randn(B, HIDDEN)
+    expected = unroll(cell, x, RESETS[resets], state)  # type: ignore[arg-type]
+    monkeypatch.setattr(recurrent, "segments_at_resets", lambda first: recurrent.single_steps(len(first)))
+    for found, wanted in zip(unroll(cell, x, RESETS[resets], state), expected, strict=True):  # type: ignore[arg-type]
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)

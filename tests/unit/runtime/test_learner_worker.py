@@ -22,6 +22,7 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
+from tests.unit.runtime.devices import LateDevice
 from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
 
 WEIGHTS = 3
@@ -300,3 +301,22 @@ def test_discarded_steps_of_earlier_starts_stay_counted(monkeypatch: pytest.Monk
     second.told(SaveState(0))
     third = Training(monkeypatch, first.world, max_policy_lag=1)
     assert third.report().totals["discarded"] == 24
+
+
+def test_a_publication_under_way_keeps_the_worker_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = LateDevice()
+    monkeypatch.setattr(module, "device_of", lambda name: device)
+    training = Training(monkeypatch)
+    events = device.streams[0].events
+    assert training.ring.published == 1  # the first weights are waited for
+    training.give(0)
+    training.work()
+    assert (training.learner.version, training.ring.published) == (3, 1)
+    assert training.worker.pending()
+    events[-1].reached = True
+    training.work()
+    assert (training.ring.published, training.worker.pending()) == (2, True)
+    events[-1].reached = True
+    training.work()
+    assert (training.ring.published, training.worker.pending()) == (3, False)
+    assert training.ring.fetch(0)[1].tolist() == [2.0] * WEIGHTS  # type: ignore[union-attr]

@@ -1,4 +1,7 @@
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,6 +10,8 @@ import torch
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.build import build_model
 from algorithms.models.config import ModelConfig
+from algorithms.runtime.buffered_policy_worker import BufferedPolicyWorker
+from algorithms.runtime.device import HostDevice
 from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Stop
 from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker
@@ -17,6 +22,17 @@ from tests.unit.runtime.worlds import SPEC, World, world_of
 GRU = ModelConfig(encoder_mlp_layers=(8,), hidden_size=5)
 PLAIN = replace(GRU, use_rnn=False)
 GROUPS, ROWS, ROLLOUT, RECURRENCE = 4, 3, 4, 2
+KINDS: dict[str, Callable[..., PolicyWorker]] = {
+    "plain": PolicyWorker,
+    "buffered": partial(BufferedPolicyWorker, device=HostDevice()),
+}
+kind = "plain"
+
+
+@pytest.fixture(autouse=True, params=list(KINDS))
+def each_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a policy worker does, both kinds do."""
+    monkeypatch.setattr(sys.modules[__name__], "kind", request.param)
 
 
 @dataclass
@@ -47,7 +63,7 @@ def acting_of(
     torch.manual_seed(99)
     flat = FlatModule(build_model(config, spec))  # other weights: what acts is what was published
     flat.module.eval()
-    worker = PolicyWorker(Address("policy_worker", policy), plan, flat, ring, world.trajectories, world.finals)
+    worker = KINDS[kind](Address("policy_worker", policy), plan, flat, ring, world.trajectories, world.finals)
     ring.publish(FlatModule(model).flat.numpy(), 1)
     worker.live_state[:] = torch.from_numpy(rng.standard_normal(tuple(worker.live_state.shape)))
     return Acting(worker, world, ring, model)

@@ -56,6 +56,19 @@ def test_central_processes_start_learners_first() -> None:
     assert list(CENTRAL.processes())[:2] == ["learner_0", "learner_1"]
 
 
+def test_colocated_policy_workers_live_with_their_learner() -> None:
+    assert {name: names(workers) for name, workers in replace(CENTRAL, colocated=True).processes().items()} == {
+        "learner_0": ["learner_0", "policy_worker_0.0", "policy_worker_0.1"],
+        "learner_1": ["learner_1", "policy_worker_1.0", "policy_worker_1.1"],
+        "actor_0": ["actor_0"],
+        "actor_1": ["actor_1"],
+        "actor_2": ["actor_2"],
+    }
+    for placement in ("local", "serial"):  # they live elsewhere there
+        apart = replace(CENTRAL, placement=placement)
+        assert replace(apart, colocated=True).processes() == apart.processes()
+
+
 def test_local_actors_hold_a_policy_worker_of_every_policy() -> None:
     processes = replace(CENTRAL, placement="local").processes()
     assert list(processes) == ["learner_0", "learner_1", "actor_0", "actor_1", "actor_2"]

@@ -1,0 +1,187 @@
+"""CUDA: registered memory, streams, events and graphs. The only file that calls `torch.cuda`.
+
+Every worker issues its work to a stream of its own, never the default one: only such a stream can be captured, and
+inference in the learner's process must not queue up behind training. Written for torch 2.11 to 2.13.
+"""
+
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Generator, Tensor
+
+from algorithms.runtime.arena import Arena
+from algorithms.runtime.device import CaptureError, Event, SideStream
+from algorithms.runtime.messages import Message
+from algorithms.runtime.node import Worker
+
+log = logging.getLogger(__name__)
+
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
+SUCCESS, ALREADY_REGISTERED = 0, 712  # cudaSuccess, cudaErrorHostMemoryAlreadyRegistered
+NAP_SECONDS = 1e-4
+HIGH_PRIORITY = -1
+
+
+class CudaStream:
+    """A side stream."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def active(self) -> AbstractContextManager[object]:
+        """Make it the current stream."""
+        return torch.cuda.stream(self.stream)
+
+    def follow(self) -> None:
+        """Start after what has been issued to compute."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+
+    def lead(self) -> None:
+        """Let what is issued to compute start after this."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def mark(self) -> Event:
+        """An event behind what has been issued here."""
+        return _event(self.stream)
+
+
+class OnStream:
+    """A worker whose work goes to a stream; the stream is not left current between two of its messages.
+
+    Args:
+        worker: the worker.
+        stream: its stream.
+    """
+
+    def __init__(self, worker: Worker, stream: torch.cuda.Stream) -> None:
+        self.worker, self.stream = worker, stream
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """As the worker."""
+        return self._issue(self.worker.handle(message))
+
+    def pending(self) -> bool:
+        """As the worker."""
+        return self.worker.pending()
+
+    def work(self) -> Iterator[Message]:
+        """As the worker."""
+        return self._issue(self.worker.work())
+
+    def _issue(self, messages: Iterator[Message]) -> Iterator[Message]:
+        while True:
+            with torch.cuda.stream(self.stream):
+                message = next(messages, None)
+            if message is None:
+                return
+            yield message
+
+
+class CudaDevice:
+    """The current CUDA device. Graphs captured through one object share memory and must not run at the same time.
+
+    Args:
+        urgent: whether the work of a worker made here goes before that of others, where both wait.
+    """
+
+    name, is_host = "cuda", False
+
+    def __init__(self, urgent: bool = False) -> None:
+        self._priority = HIGH_PRIORITY if urgent else 0
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def make(self, make: Callable[[], Worker]) -> Worker:
+        """Make a worker on a stream of its own."""
+        stream = torch.cuda.Stream(priority=self._priority)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            worker = make()
+        return OnStream(worker, stream)
+
+    def register(self, arena: Arena) -> None:
+        """Pin this process's mapping of the arena; where that is refused, copies are slower and just as right."""
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(arena.address, arena.nbytes, PORTABLE))
+        if code in (SUCCESS, ALREADY_REGISTERED):
+            return
+        # The runtime keeps the error until someone asks for it: let that not be the next kernel.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.name)
+        log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
+
+    def side_stream(self) -> SideStream:
+        """A new stream."""
+        return CudaStream()
+
+    def mark(self) -> Event:
+        """An event behind what has been issued to compute."""
+        return _event(torch.cuda.current_stream())
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """Copy through pinned memory, which torch keeps until the copy is done."""
+        if tensor.is_cuda or not tensor.numel():
+            return tensor.to(self.name)
+        return tensor.pin_memory().to(self.name, non_blocking=True)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Pinned memory."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
+        """Capture a CUDA graph on the current stream.
+
+        Raises:
+            CaptureError: with what CUDA said.
+        """
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        if generator is not None and hasattr(graph, "register_generator_state"):
+            with warnings.catch_warnings():  # newer versions register by themselves and call this deprecated
+                warnings.simplefilter("ignore")
+                graph.register_generator_state(generator)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                function()
+        except RuntimeError as error:
+            self._clear_up(stream, generator)
+            cause = error.__context__ or error  # ending a capture that has failed raises once more
+            raise CaptureError(str(cause).partition("\n")[0]) from error
+        return graph.replay
+
+    @contextlib.contextmanager
+    def strict(self) -> Iterator[None]:
+        """Raise where an operation waits for the device."""
+        before = torch.cuda.get_sync_debug_mode()
+        _set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            _set_sync_debug_mode(before)
+
+    def nap(self) -> None:
+        """Sleep for less than any kernel of interest takes."""
+        time.sleep(NAP_SECONDS)
+
+    def _clear_up(self, stream: torch.cuda.Stream, generator: Generator | None) -> None:
+        """After a capture that failed: its stream is left current, its memory pool and its generators half captured."""
+        torch.cuda.set_stream(stream)
+        self._pool = torch.cuda.graph_pool_handle()
+        for used in (generator, torch.cuda.default_generators[torch.cuda.current_device()]):
+            if used is not None:
+                fresh = Generator(self.name).manual_seed((used.initial_seed() + 1) % 2**63)
+                used.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def _event(stream: torch.cuda.Stream) -> Event:
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+    event.record(stream)
+    return event
+
+
+def _set_sync_debug_mode(mode: int | str) -> None:
+    with warnings.catch_warnings():  # "is a prototype feature"
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)

@@ -1,0 +1,395 @@
+"""Does the CUDA path do what it should on this machine's GPU, and how fast is it?
+
+    python -m benchmarks.gpu_check [--out=FILE] [--device=cuda|cpu]
+
+Checks first, a line each: copies, captured inference and captured training against plain ones, the learner against what
+was acted, learning. Then the figures, for which nothing is demanded. At most 8 minutes. Exit code 0: all checks passed,
+1: one failed, 2: there is no GPU. `--device=cpu` puts the CPU in the place of the GPU behind the same buffers, buckets
+and uploads, in short; environments that are not installed are left out and named.
+"""
+
+import argparse
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from algorithms.appo.blueprint import Blueprint
+from algorithms.appo.build import make_learner, make_policy_worker
+from algorithms.appo.config import parse_train
+from algorithms.appo.probe import probe
+from algorithms.runtime.arena import Arena
+from algorithms.runtime.device import device_of
+from algorithms.runtime.device_batches import DeviceBatches
+from algorithms.runtime.learner_worker import LearnerWorker
+from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
+from algorithms.runtime.node import Worker
+from algorithms.runtime.policy_worker import PolicyWorker
+from algorithms.runtime.runner import Budget
+from algorithms.runtime.topology import Topology
+from algorithms.runtime.trajectories import Trajectories
+from algorithms.runtime.weights import WeightRing
+from benchmarks.twin import BufferedBlueprint, PlainBlueprint
+from utils.cpu import available_cores
+from utils.metrics import read_metrics
+
+LIMIT_SECONDS = 470
+# |difference| / (1 + |value|). Convolutions and recurrent cores of cuDNN multiply with 10 bits of mantissa: where the
+# last bit of an input differs, that is seen; between a plain and a captured pass of other sizes too.
+FLOAT32, TF32 = 1e-4, 2e-2
+TRAINED = 0.02  # |difference| / largest movement of a weight, after some updates
+GROUPS, SLOTS, ROWS, ROLLOUT = 3, 2, 24, 8
+BATCHES = 6
+WAIT_SECONDS = 30
+
+TINY = {"encoder_mlp_layers": 24, "hidden_size": 24, "normalize_input": True, "normalize_returns": True}
+MODELS = {"mlp": TINY | {"use_rnn": False}, "gru": TINY | {"use_rnn": True}}
+LIMITS = {"mlp": FLOAT32, "gru": TF32}
+CARTPOLE = {"env": "CartPole-v1", "rollout": ROLLOUT, "batch_size": ROLLOUT * 32, "num_batches_per_iteration": 2}
+PONG = {"env": "ALE/Pong-v5"}
+VIZDOOM = {"env": "VizdoomBasic-v1"}
+
+
+class Failed(Exception):
+    """A check did not find what it must."""
+
+
+@dataclass
+class Report:
+    """What was found, printed as it comes.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        directory: for runs.
+        checks: results by name.
+        figures: by name.
+    """
+
+    device: str
+    directory: Path
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds_left(self) -> float:
+        return LIMIT_SECONDS - (time.monotonic() - self.began)
+
+    def check(self, name: str, function: Callable[["Report"], str]) -> None:
+        """Run a check and print its line."""
+        try:
+            passed, detail = True, function(self)
+        except Failed as failure:
+            passed, detail = False, str(failure)
+        except Exception as error:  # a check that breaks has failed, and the others still count
+            passed, detail = False, f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        self.checks.append({"name": name, "passed": passed, "detail": detail})
+        print(f"{'ok' if passed else 'FAILED':6} {name}: {detail}", flush=True)
+
+    def figure(self, name: str, value: Any) -> None:
+        """Keep a figure and print it."""
+        self.figures[name] = value
+        print(f"       {name}: {value if isinstance(value, str) else f'{value:,.0f}'}", flush=True)
+
+
+# --- small worlds, in this process
+
+
+@dataclass
+class World:
+    """A shared memory with trajectories, and the workers of one kind around it."""
+
+    blueprint: Blueprint
+    arena: Arena
+    trajectories: Trajectories
+    acting: Worker
+    learning: Worker
+    learner_worker: LearnerWorker
+    policy_worker: PolicyWorker
+
+
+def blueprint_of(kind: type[Blueprint], device: str, model: str) -> Blueprint:
+    """The blueprint of a central run with one policy."""
+    flags = {"device": "cpu", "inference": "central", "experiment": "check", **CARTPOLE, **MODELS[model]}
+    config = parse_train([f"--{name}={value}" for name, value in flags.items()])
+    found = probe(config, ())
+    topology = Topology("central", 1, GROUPS, SLOTS, 1, 1, ROWS, ROLLOUT)
+    budget = Budget(10**9, 10**9, 1e9, None, None)
+    return kind(config, found.spec, found.model, topology, budget, device, 1)
+
+
+def world_of(kind: type[Blueprint], device: str, model: str) -> World:
+    """Workers around random observations; worlds of one model have the same weights and the same observations."""
+    blueprint = blueprint_of(kind, device, model)
+    arena = Arena.create(blueprint.fields())
+    trajectories, rng = Trajectories.attach(arena, blueprint.spec), np.random.default_rng(0)
+    for array in trajectories.obs.values():
+        array[:] = rng.standard_normal(array.shape)
+    trajectories.first[:] = rng.random(trajectories.first.shape) < 0.1
+    trajectories.valid[:] = ~trajectories.first[:, 1:]
+    trajectories.reward[:] = rng.standard_normal(trajectories.reward.shape)
+    trajectories.num_frames[:] = 1
+    learning = make_learner(blueprint, arena, Address("learner", 0))
+    acting = make_policy_worker(blueprint, arena, Address("policy_worker", 0, 0))
+    inner = [getattr(worker, "worker", worker) for worker in (learning, acting)]
+    return World(blueprint, arena, trajectories, acting, learning, *inner)
+
+
+def act(world: World) -> None:
+    """Act in every slot of every group, for one, two or all groups at once, so that batches must be filled up."""
+    for slot in range(SLOTS):
+        for step in range(ROLLOUT):
+            groups = list(range(GROUPS))[: 1 + step % GROUPS], list(range(GROUPS))[1 + step % GROUPS :]
+            for together in filter(None, groups):
+                for group in together:
+                    list(world.acting.handle(ActionRequest(0, group, group * SLOTS + slot, step, 0)))
+                list(world.acting.work())
+
+
+def train_batches(world: World) -> None:
+    """Train on the same slots again and again."""
+    t, batches = world.trajectories, 0
+    columns = world.learner_worker.batches.num_columns  # type: ignore[attr-defined]
+    deadline = time.monotonic() + WAIT_SECONDS
+    while world.learner_worker.totals["batches"] < BATCHES or world.learner_worker.publisher.busy:
+        if not world.learning.pending() and batches < BATCHES * columns:
+            for slot in range(GROUPS * SLOTS):
+                t.sequence[slot] += 1
+                list(world.learning.handle(TrajectoryReady(0, slot, int(t.sequence[slot]), 0)))
+                batches += ROWS
+        list(world.learning.work())
+        if time.monotonic() > deadline:
+            raise Failed(f"{world.learner_worker.totals['batches']} of {BATCHES} batches in {WAIT_SECONDS} s")
+
+
+def largest(found: Any, expected: Any) -> float:
+    """The largest |difference| / (1 + |value|)."""
+    a, b = (np.asarray(x, dtype=np.float64) for x in (found, expected))
+    return float(np.max(np.abs(a - b) / (1 + np.abs(b)), initial=0.0)) if np.isfinite(a).all() else float("inf")
+
+
+def within(difference: float, limit: float) -> str:
+    """The difference in words, if it is small enough."""
+    if not difference <= limit:
+        raise Failed(f"largest difference {difference:.1e}, allowed {limit:.0e}")
+    return f"largest difference {difference:.1e}"
+
+
+def slot_copies(report: Report) -> str:
+    """Every field of an uploaded batch is that of its slots, and no slot is released before its copies are done."""
+    blueprint = blueprint_of(BufferedBlueprint, report.device, "gru")
+    arena, device = Arena.create(blueprint.fields()), device_of(report.device)
+    device.register(arena)
+    t, rng = Trajectories.attach(arena, blueprint.spec), np.random.default_rng(1)
+    names = [n for n in Trajectories.__dataclass_fields__ if n not in ("obs", "owner", "sequence", "policy_version")]
+    for array in [*t.obs.values(), *(getattr(t, name) for name in names)]:
+        array[:] = rng.random(array.shape) * 100
+    batches = DeviceBatches(t, 0, GROUPS * SLOTS * ROWS, 10**9, False, 1, device)
+    for slot in range(GROUPS * SLOTS):
+        batches.add(TrajectoryReady(0, slot, int(t.sequence[slot]), 0))
+    batch, released, deadline = None, 0, time.monotonic() + WAIT_SECONDS
+    while (batch is None or released < GROUPS * SLOTS) and time.monotonic() < deadline:
+        released += len(list(batches.fill(0)))
+        batch = batch or batches.take()
+    if batch is None:
+        raise Failed("nothing has arrived")
+    batch = batch.map(device.send)
+    pairs = [(batch.obs[key], array) for key, array in t.obs.items()]
+    pairs += [(getattr(batch, n), getattr(t, n)) for n in ("first", "reward", "action", "behavior_logits", "rnn_state")]
+    for uploaded, array in pairs:
+        if not np.array_equal(uploaded.cpu().numpy(), np.concatenate(array, axis=1)):
+            raise Failed("a copy differs from its slot")
+    return f"{len(pairs)} fields of {released} slots are equal"
+
+
+def captured_inference(report: Report, model: str) -> str:
+    """Captured passes of filled-up batches say what plain ones say."""
+    plain, captured = (world_of(kind, report.device, model) for kind in (PlainBlueprint, BufferedBlueprint))
+    for world in (plain, captured):
+        act(world)
+    if not getattr(captured.policy_worker, "_capturable", False):
+        raise Failed("the forward pass could not be captured")
+    a, b = captured.trajectories, plain.trajectories
+    names = ("behavior_logits", "behavior_value", "rnn_state", "policy_version")
+    differences = [largest(getattr(a, name), getattr(b, name)) for name in names]
+    differences.append(largest(captured.policy_worker.live_state.cpu(), plain.policy_worker.live_state.cpu()))
+    logits = torch.from_numpy(a.behavior_logits)
+    log_prob = logits.log_softmax(-1).gather(-1, torch.from_numpy(a.action).long())[..., 0]
+    differences.append(largest(a.behavior_log_prob, log_prob))
+    shares = np.bincount(a.action.reshape(-1), minlength=2) / a.action.size
+    if not 0.4 < shares[0] < 0.6:
+        raise Failed(f"a policy that knows nothing chooses its actions with shares {shares}")
+    return within(max(differences), LIMITS[model])
+
+
+def captured_training(report: Report, model: str) -> str:
+    """Captured optimizer steps make the same weights as plain ones, and what is published are these weights."""
+    plain, captured = (world_of(kind, report.device, model) for kind in (PlainBlueprint, BufferedBlueprint))
+    act(plain)
+    for name in Trajectories.__dataclass_fields__:
+        if name != "obs":
+            getattr(captured.trajectories, name)[:] = getattr(plain.trajectories, name)
+    before = WeightRing(captured.arena, 0).fetch(0)[1]
+    for world in (plain, captured):
+        train_batches(world)
+    learner: Any = captured.learner_worker.learner
+    if not learner.captured._steps:
+        raise Failed("the optimizer step could not be captured")
+    version, published = WeightRing(captured.arena, 0).fetch(0)
+    if (
+        before is None
+        or published is None
+        or version != learner.version
+        or not np.array_equal(published, learner.flat.flat.cpu())
+    ):
+        raise Failed("what was published is not what was learned")
+    expected: Any = plain.learner_worker.learner
+    if expected.updates != learner.updates:
+        raise Failed(f"{learner.updates} updates instead of {expected.updates}")
+    trained = slice(learner.flat.num_parameters)  # behind them are statistics
+    moved = float(np.abs(published - before)[trained].max())
+    apart = float((learner.flat.flat - expected.flat.flat).abs().max())
+    if not (moved > 0 and apart <= TRAINED * moved):
+        raise Failed(f"weights that moved by {moved:.1e} are {apart:.1e} apart")
+    return f"after {learner.updates} updates weights that moved by {moved:.1e} are {apart:.1e} apart"
+
+
+# --- whole runs
+
+
+def run(report: Report, name: str, **flags: object) -> list[dict[str, Any]]:
+    """The reports of a training run in a process of its own."""
+    given = {"experiment": name, "train_dir": report.directory, "device": report.device, "seed": 1} | flags
+    given = {"tensorboard": False, "report_interval_seconds": 1, "experiment_summaries_interval": 1} | given
+    words = [f"--{key}={value}" for key, value in given.items()]
+    limit = max(10.0, min(report.seconds_left, 60.0 + float(str(flags.get("train_for_seconds", 60)))))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.twin", *words], capture_output=True, text=True, timeout=limit, check=False
+    )
+    if done.returncode:
+        raise Failed(f"exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-800:]}")
+    return read_metrics(report.directory / name / "metrics.jsonl")
+
+
+def rate(records: list[dict[str, Any]]) -> float:
+    """Samples per second after the start: from a third of the run's time to its end."""
+    last = records[-1]
+    first = next(r for r in records if r["elapsed_seconds"] >= last["elapsed_seconds"] / 3)
+    seconds = last["elapsed_seconds"] - first["elapsed_seconds"]
+    return (last["samples"] - first["samples"]) / seconds if seconds else 0.0
+
+
+def last_of(records: list[dict[str, Any]], key: str) -> float:
+    values = [record[key] for record in records if key in record]
+    if not values:
+        raise Failed(f"{key} was never reported")
+    return float(values[-1])
+
+
+def reproduction(report: Report, name: str, limit: float, **flags: object) -> str:
+    """With a learning rate of 0 the learner computes the logits and values that acting has computed."""
+    given = {"inference": "central", "learning_rate": 0, "verify_reproduction": True, "train_for_env_steps": 4000}
+    records = run(report, f"reproduction_{name}", **given | flags)
+    detail = within(last_of(records, "train/reproduction_error"), limit)
+    return f"{detail} in {last_of(records, 'train/reproduction_steps'):.0f} steps"
+
+
+def learning(report: Report, name: str, goal: float, **flags: object) -> str:
+    """A return is reached."""
+    records = run(report, f"learning_{name}", train_until_return=goal, **flags)
+    reached = max(float(r["reward/mean"]) for r in records if "reward/mean" in r)
+    if reached < goal:
+        raise Failed(f"a mean return of {reached:.1f} instead of {goal:g}")
+    return f"a mean return of {reached:.1f} in {records[-1]['elapsed_seconds']:.0f} s, {rate(records):,.0f} samples/s"
+
+
+def checks(short: bool) -> Iterator[tuple[str, Callable[[Report], str]]]:
+    """All checks by name, the quick ones first."""
+    yield "slot copies", slot_copies
+    for model in MODELS:
+        yield f"captured inference, {model}", partial(captured_inference, model=model)
+    for model in MODELS:
+        yield f"captured training, {model}", partial(captured_training, model=model)
+    small: dict[str, object] = {**CARTPOLE, **MODELS["gru"], "num_workers": 2, "num_envs_per_worker": 8}
+    yield "behaviour is reproduced", partial(reproduction, name="gru", limit=LIMITS["gru"], **small)
+    together: dict[str, object] = {**small, "gpu_colocate": True}
+    yield "behaviour is reproduced, one process", partial(reproduction, name="one", limit=LIMITS["gru"], **together)
+    goal = 100 if short else 475
+    cartpole: dict[str, object] = {"env": "CartPole-v1", "inference": "central", "train_for_seconds": 60}
+    yield "CartPole is learned", partial(learning, name="cartpole", goal=goal, **cartpole)
+    if short or importlib.util.find_spec("ale_py") is None:
+        return
+    yield "behaviour is reproduced, Pong", partial(reproduction, name="pong", limit=TF32, **PONG)
+    yield "Pong is learned", partial(learning, name="pong", goal=-10, **PONG, train_for_seconds=150)
+
+
+def measure(report: Report, short: bool) -> None:
+    """The figures; one that cannot be had says why."""
+    seconds, cores = (3 if short else 12), available_cores()
+    vector: dict[str, object] = {"env": "CartPole-v1", "inference": "local", "normalize_input": False, "ppo_epochs": 1}
+    cases: dict[str, dict[str, object]] = {"CartPole, acting in the actors": vector}
+    if not short:
+        for package, name, flags in (("ale_py", "Pong", PONG), ("vizdoom", "VizDoom", VIZDOOM)):
+            if importlib.util.find_spec(package) is None:
+                report.figure(name, f"{package} is not installed")
+                continue
+            central: dict[str, object] = {**flags, "inference": "central"}
+            all_actors = max(1, cores - 1)
+            cases[f"{name}, {all_actors} actors"] = {**central, "num_workers": all_actors}
+            cases[f"{name}, 1 actor"] = {**central, "num_workers": 1}
+            cases[f"{name}, one GPU process"] = {**central, "num_workers": all_actors, "gpu_colocate": True}
+    for number, (name, flags) in enumerate(cases.items()):
+        if report.seconds_left < seconds + 15:
+            report.figure(name, "no time left")
+            continue
+        try:
+            records = run(report, f"figure_{number}", train_for_seconds=seconds, **flags)
+            report.figure(f"{name}, samples/s", rate(records))
+        except (Failed, subprocess.TimeoutExpired) as error:
+            report.figure(name, str(error))
+
+
+def main(words: list[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description="Checks and figures of the CUDA path, in at most 8 minutes.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the short form (default cuda)")
+    parser.add_argument("--out", type=Path, help="file for the results, JSON")
+    arguments = parser.parse_args(words)
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print("error: torch sees no CUDA GPU here; --device=cpu checks the same code without one", file=sys.stderr)
+        return 2
+    short = arguments.device == "cpu"
+    machine = {
+        "device": "cpu" if short else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "cores": available_cores(),
+    }
+    print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
+    with tempfile.TemporaryDirectory() as directory:
+        report = Report(arguments.device, Path(directory))
+        for name, function in checks(short):
+            report.check(name, function)
+        measure(report, short)
+    if arguments.out:
+        results = {"machine": machine, "checks": report.checks, "figures": report.figures}
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    return 0 if all(check["passed"] for check in report.checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

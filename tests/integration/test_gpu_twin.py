@@ -1,0 +1,74 @@
+"""Whole runs through the code paths of a GPU, with the CPU behind them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorithms.appo import appo
+from algorithms.runtime.buffered_policy_worker import BufferedPolicyWorker
+from algorithms.runtime.device_batches import DeviceBatches
+from benchmarks import gpu_check
+from benchmarks.twin import BufferedBlueprint, TwinAPPO
+from tests.integration import runs
+from tests.integration.runs import record
+from tests.integration.test_reproduction import COMMON, ENVS, MODELS, TOLERANCE
+
+
+@pytest.mark.parametrize(("model", "env"), [("gru", "discrete"), ("mlp", "box"), ("lstm", "same-step")])
+def test_in_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, env: str) -> None:
+    monkeypatch.setattr(runs, "Blueprint", BufferedBlueprint)
+    flags: dict[str, Any] = COMMON | MODELS[model] | ENVS[env] | {"train_for_env_steps": 1500}
+    run = runs.SerialRun(tmp_path / "run", **flags)
+    for _ in run.turns():
+        pass
+    worker, policy_worker = run.worker("learner"), run.worker("policy_worker")
+    assert isinstance(policy_worker, BufferedPolicyWorker)
+    assert isinstance(worker.batches, DeviceBatches)
+    assert worker.learner.captured._steps
+    assert worker.learner.compared == worker.totals["samples"] >= 1500
+    assert worker.learner.largest <= TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "env", "more"),
+    [
+        ("gru", "discrete", {}),
+        ("lstm", "box", {"gpu_colocate": True}),
+        ("mlp", "same-step", {"gpu_colocate": True}),
+        ("gru", "discrete", {"num_policies": 2}),
+        ("mlp", "box", {"num_minibatches_to_accumulate": 0}),
+    ],
+)
+def test_the_learner_reproduces_what_was_acted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, env: str, more: dict[str, object]
+) -> None:
+    monkeypatch.setattr(appo, "APPO", TwinAPPO)
+    flags: dict[str, Any] = COMMON | MODELS[model] | ENVS[env] | {"inference": "central", "num_workers": 2} | more
+    run = record(tmp_path / "run", **flags)
+    for policy in range(flags.get("num_policies", 1)):
+        samples = run.learners[policy]["samples"]
+        assert run.series("train/reproduction_steps", policy)[-1] == samples >= 3000
+        assert run.series("train/reproduction_error", policy)[-1] <= TOLERANCE
+        totals = run.learners[policy]
+        collected = sum(worker["collected"] for worker in run.workers.values())
+        if flags.get("num_policies", 1) == 1:  # every step is trained, discarded or on its way
+            assert totals["samples"] + totals["discarded"] + totals["in_flight"] <= collected
+    assert (tmp_path / "run" / "logs" / "policy_worker_0.0.log").exists() != bool(more.get("gpu_colocate"))
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_passes_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_check.main(["--device=cpu", f"--out={tmp_path / 'check.json'}"]) == 0, capsys.readouterr().out
+    results = json.loads((tmp_path / "check.json").read_text())
+    names = [check["name"] for check in results["checks"]]
+    assert names == [name for name, _ in gpu_check.checks(short=True)]
+    assert results["figures"]["CartPole, acting in the actors, samples/s"] > 0
+
+
+def test_without_a_gpu_the_check_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_check.main([]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, len(printed.err.splitlines())) == ("", 1)
