@@ -12,7 +12,7 @@ export OMP_NUM_THREADS = 1
 # Neither another active environment nor personal pip settings may decide where packages come to lie.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 
-.PHONY: help install train test test-all lint bench clean
+.PHONY: help install train test test-all lint bench bench-all clean
 
 help:
 	@echo "make train     set up, train CartPole-v1 to a mean return of 475, say what to type next"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-all  the same with the slow tests"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed of the framework alone"
+	@echo "make bench-all every benchmark, peers included, then docs/performance.md (an hour and more)"
 	@echo "make clean     remove everything these commands made, except train_dir"
 
 install: $(STAMP)
@@ -47,6 +48,14 @@ lint: install
 
 bench: install
 	$(RUN) -m benchmarks.framework
+
+# Every result anew. The peers install themselves under ~/.cache/appo-benchmarks; nothing else should run meanwhile.
+bench-all: install
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
+	for name in framework env_alone network_alone end_to_end placements peers; do \
+		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$$name.json || exit; \
+	done
+	$(RUN) -m benchmarks.report
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ MUJOCO = ["mujoco>=3.3"]
 MINIGRID = ["minigrid>=3.0"]
 BOX2D = ["box2d>=2.3.10"]
 MULTIAGENT = ["pettingzoo>=1.25"]
+BENCH = ["matplotlib>=3.10"]
 VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6"]
 DEV = [
     "pytest>=9",
@@ -50,6 +51,7 @@ setup(
         "box2d": BOX2D,
         "multiagent": MULTIAGENT,
         "video": VIDEO,
+        "bench": BENCH,
         "dev": DEV,
         "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + VIDEO,
     },

@@ -1,0 +1,107 @@
+"""Training end to end: steady-state speed, memory and CPU time of whole runs, beside the limit of this machine.
+
+    python -m benchmarks.end_to_end [--workload NAME ...] [--env=ID [flags of train_appo.py]] [--json=FILE]
+
+The limit is all cores busy with what one sample costs in isolation (the environment's step by `env_alone`, acting and
+training by `network_alone`, each measured on one core just before the first run) and with nothing else. A run that
+throws away more than 1 % of what it collects does not count.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measuring, runs
+from benchmarks.network_alone import inference_microseconds, training_microseconds
+from benchmarks.runs import Timing
+from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
+from utils import cpu
+from utils.errors import AppoError
+
+UNIT_COSTS = ("environment", "inference", "training")
+
+
+def measure(name: str, workload: Workload, repeats: int, timing: Timing, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Several runs of one workload, added to those before, with its unit costs."""
+    costs = before.get("unit_costs") or unit_costs(workload, timing.prefix)
+    observed = list(before.get("runs", ()))
+    for _ in range(repeats):
+        observed.append(runs.train(workload, timing)._asdict())
+        print(f"{name}: {observed[-1]['samples_per_second']:,.0f} samples/s", flush=True)
+    return {
+        "what": workload.what,
+        "seconds": timing.seconds,
+        "cores": cpu.available_cores(),
+        "unit_costs": costs,
+        "runs": observed,
+    }
+
+
+def unit_costs(workload: Workload, prefix: Sequence[str]) -> dict[str, float]:
+    """Microseconds per sample in isolation, by commands of their own."""
+    with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
+        found = {}
+        for name in ("env_alone", "network_alone"):
+            path = Path(folder, f"{name}.json")
+            runs.run_to_end([sys.executable, "-m", f"benchmarks.{name}", *workload.words(), f"--json={path}"], prefix)
+            (found[name],) = measuring.read(path)["results"].values()
+    return {
+        "environment": found["env_alone"]["one"]["adapter"]["median"],
+        "inference": inference_microseconds(found["network_alone"]),
+        "training": training_microseconds(found["network_alone"]),
+    }
+
+
+def limit(result: Mapping[str, Any]) -> float:
+    """Samples per second of a result that no framework could exceed on this machine."""
+    costs = result["unit_costs"]
+    return measuring.steps_per_second_at_most(result["cores"], [costs[name] for name in UNIT_COSTS])
+
+
+def reached(result: Mapping[str, Any]) -> float:
+    """Share of the limit."""
+    return measuring.spread([run["samples_per_second"] for run in result["runs"]]).median / limit(result)
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The results as people read them."""
+    head = "samples/s  lowest - highest     limit  reached  env + act + train us   PSS MiB  CPU us by role"
+    lines = [f"{'':<16}  {head}"]
+    for name, result in results.items():
+        r = runs.summary(result["runs"])
+        speed = r["samples_per_second"]
+        extremes = f"{speed.lowest:,.0f} - {speed.highest:,.0f}"
+        units = " + ".join(f"{result['unit_costs'][part]:.1f}" for part in UNIT_COSTS)
+        roles = ", ".join(f"{role} {us:.1f}" for role, us in r["cpu_microseconds"].items())
+        lines.append(
+            f"{name:<16}  {speed.median:>9,.0f}  {extremes:>16}  {limit(result):>8,.0f}  {reached(result):>7.0%}  "
+            f"{units:>21}  {r['pss_mib']:>8,.0f}  {roles}"
+            + ("" if r["counts"] else "  DISCARDS TOO MUCH, does not count")
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure the workloads one after another."""
+    parser = argparse.ArgumentParser(description="Speed, memory and CPU time of training, beside the limit.")
+    add_workload_arguments(parser)
+    runs.add_run_arguments(parser)
+    arguments, flags = parser.parse_known_args()
+    timing, results = runs.timing_of(arguments), {}
+    try:
+        for name, workload in chosen_workloads(arguments, flags).items():
+            before = measuring.earlier(arguments.json, name) if arguments.add else {}
+            results[name] = measure(name, workload, arguments.repeats, timing, before)
+            measuring.save(arguments.json, "end_to_end", {name: results[name]})
+    except AppoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""What all benchmarks share: medians, rates, the machine, and the JSON files that docs/performance.md is made of.
+
+A result file holds one benchmark on one machine: `{"benchmark", "machine", "results": {workload: {...}}}`. Measuring a
+workload again replaces its entry, so that a file can be filled piece by piece; every entry says when and of which
+commit it is.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from utils import cpu
+from utils.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[1]
+P = ParamSpec("P")
+R = TypeVar("R")
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
+PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "vizdoom")
+
+
+class Point(NamedTuple):
+    """How much was done until when."""
+
+    seconds: float
+    count: float
+
+
+class Spread(NamedTuple):
+    """Several measurements of one thing."""
+
+    median: float
+    lowest: float
+    highest: float
+    runs: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and extremes of at least one value."""
+    return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def rate(points: Sequence[Point]) -> float:
+    """Counts per second: the slope of the straight line that fits best.
+
+    Counts of training grow in steps of a batch; a line through all points depends less on where in a step the first and
+    the last one lie than their difference does.
+
+    Raises:
+        ValueError: fewer than two different times.
+    """
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+def seconds_per_call(function: Callable[[], object], seconds: float, warm_up: int = 3) -> list[float]:
+    """Durations of calls, for about that long and at least three, after some that do not count."""
+    for _ in range(warm_up):
+        function()
+    durations: list[float] = []
+    end = perf_counter() + seconds
+    while len(durations) < 3 or perf_counter() < end:
+        begin = perf_counter()
+        function()
+        durations.append(perf_counter() - begin)
+    return durations
+
+
+def steps_per_second_at_most(cores: int, microseconds: Sequence[float]) -> float:
+    """The limit: all cores busy with what each step costs in isolation, and nothing else."""
+    return cores * 1e6 / sum(microseconds)
+
+
+def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of a function of a module, called in a new interpreter: nothing that ran before it has left traces."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args, **kwargs).result()
+
+
+def on_one_core(core: int = 0) -> None:
+    """Make this process like a worker's: one core, one thread, memory that is kept; before torch is imported."""
+    cores = cpu.allowed_cores()
+    cpu.pin_to(frozenset({cores[core % len(cores)]}))
+    cpu.limit_threads(1)
+    cpu.allocator_settings()
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on besides the code."""
+    words = _cpu_flags()
+    return {
+        "cpu": _cpu_model(),
+        "cores": cpu.available_cores(),
+        "instruction_sets": [name for name in INSTRUCTION_SETS if name in words],
+        "gpu": _gpu(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "system": f"Linux {platform.release().split('-')[0]}, {' '.join(platform.libc_ver())}",
+        "python": platform.python_version(),
+        "packages": {name: installed for name in PACKAGES if (installed := _installed(name))},
+    }
+
+
+def provenance() -> dict[str, str]:
+    """When, and which code."""
+    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD") or "unknown"
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", "algorithms", "envs", "utils")
+    return {"commit": commit + ("+changes" if changed else ""), "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"}
+
+
+def save(path: Path | None, benchmark: str, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write results by workload into a result file, in the place of earlier ones; nothing without a path.
+
+    Raises:
+        UsageError: the file is another benchmark's or another machine's.
+    """
+    if path is None:
+        return
+    here = machine()
+    content = read(path) if path.exists() else {"benchmark": benchmark, "machine": here, "results": {}}
+    if content["benchmark"] != benchmark or identity(content["machine"]) != identity(here):
+        measured = f"{content['benchmark']} on {', '.join(map(str, identity(content['machine'])))}"
+        raise UsageError(f"{path} holds {measured}; give another --json, or remove it")
+    content["machine"] = here
+    content["results"] |= {name: {**result, **provenance()} for name, result in results.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def earlier(path: Path | None, workload: str) -> dict[str, Any]:
+    """What a result file holds of a workload; nothing without a file."""
+    results = read(path)["results"] if path is not None and path.exists() else {}
+    found: dict[str, Any] = results.get(workload, {})
+    return found
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a result file."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def identity(description: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes figures incomparable if it differs; versions of packages are only told."""
+    return tuple(description[name] for name in ("cpu", "cores", "gpu"))
+
+
+def _cpu_model() -> str:
+    """The name, with family and model, as virtual machines often call theirs by a brand alone."""
+    words = _cpu_words()
+    if "model name" not in words:
+        return platform.machine()
+    return f"{words['model name']} (family {words.get('cpu family', '?')}, model {words.get('model', '?')})"
+
+
+def _cpu_flags() -> set[str]:
+    words = _cpu_words()
+    return set((words.get("flags") or words.get("Features") or "").split())
+
+
+def _cpu_words() -> dict[str, str]:
+    """What /proc/cpuinfo says of the first core."""
+    first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _gpu() -> str | None:
+    return _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or None
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _output(*words: str) -> str:
+    """What a command prints; nothing if there is no such command or it fails."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

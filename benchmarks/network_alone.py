@@ -1,0 +1,186 @@
+"""The network alone: what acting and training cost per sample, in one process on one core.
+
+    python -m benchmarks.network_alone [--workload NAME ...] [--env=ID [flags of train_appo.py]] [--json=FILE]
+
+The workers are those of a run, on a batch that they played themselves. Per sample, in microseconds:
+
+- `forward`: the model's `act` at the batch sizes that local and central placement would use;
+- `acting`: `PolicyWorker.answer`, which gathers, acts, samples and writes, for the rows of one local group;
+- `update`: `Learner.update`, one optimizer step on a minibatch (times `epochs`, for a sample);
+- `learning`: `Learner.learn`, everything that the learner does with a batch, all epochs.
+
+`faults` are page faults per sample of an update: memory that went back to the kernel and had to be asked for again.
+"""
+
+import argparse
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from algorithms.appo.placement import plan_workers, rows_to_time
+from benchmarks import measuring
+from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
+from utils import cpu
+
+if TYPE_CHECKING:
+    from algorithms.runtime.batches import Batch
+    from algorithms.runtime.learner_worker import LearnerWorker
+    from algorithms.runtime.policy_worker import PolicyWorker
+
+SLOTS = 3
+
+
+class Played(NamedTuple):
+    """Workers of one group and a batch that they played."""
+
+    policy_worker: "PolicyWorker"
+    learner_worker: "LearnerWorker"
+    batch: "Batch"
+
+
+def measure(workload: Workload, seconds: float) -> dict[str, Any]:
+    """All costs of one workload; in a process that has not imported torch yet."""
+    cores = cpu.available_cores()
+    measuring.on_one_core()
+    config = workload.config(device="cpu", learning_rate=0, inference="serial")
+    rows = plan_workers(config, cores, "local").num_envs_per_worker
+    played = play(workload, rows)
+    minibatch = played.batch.columns(slice(0, config.learning.batch_size // config.learning.rollout))
+    samples, all_samples = int(minibatch.valid.sum()), int(played.batch.valid.sum())
+    learner: Any = played.learner_worker.learner
+    update, faults = _cost(lambda: learner.update(minibatch), samples, seconds)
+    learning, _ = _cost(lambda: list(learner.learn(played.batch, 0.0)), all_samples, seconds)
+    acting, _ = _cost(_acting(played.policy_worker), rows, seconds / 2)
+    return {
+        "what": workload.what,
+        "weights": int(learner.flat.num_parameters),
+        "dtype": str(next(learner.model.parameters()).dtype).removeprefix("torch."),
+        "forward": {
+            str(count): _cost(_forward(played, count), count, seconds / 2)[0]._asdict()
+            for count in sorted(set(rows_to_time(config, cores)))
+        },
+        "rows": rows,
+        "acting": acting._asdict(),
+        "minibatch": config.learning.batch_size,
+        "epochs": config.learning.ppo_epochs,
+        "update": update._asdict(),
+        "learning": learning._asdict(),
+        "faults": round(faults, 3),
+    }
+
+
+def play(workload: Workload, rows: int) -> Played:
+    """Let one group and its policy play until the learner has a batch."""
+    from algorithms.appo.blueprint import Blueprint
+    from algorithms.appo.probe import probe
+    from algorithms.runtime.arena import Arena
+    from algorithms.runtime.messages import Address, Begin, Message
+    from algorithms.runtime.node import Node
+    from algorithms.runtime.process import Heartbeat, ProcessPlan
+    from algorithms.runtime.runner import Budget
+    from algorithms.runtime.topology import Topology
+
+    config = workload.config(device="cpu", learning_rate=0, inference="serial")
+    found = probe(config)
+    topology = Topology("serial", 1, 1, SLOTS, 1, 1, rows * found.spec.num_agents, config.learning.rollout)
+    budget = Budget.of(config.run, config.sampling, found.spec.frames_per_step)
+    blueprint = Blueprint(config, found.spec, found.model, topology, budget, "cpu", seed=0)
+    arena = Arena.create(blueprint.fields())
+    addresses = topology.processes()["main"]
+    plan = ProcessPlan("main", 0, addresses, None, arena, Path("/dev/null"), 0, 0, frozenset(), 1)
+    workers = dict(blueprint(plan, Heartbeat(arena, 0)))
+    learner: Any = workers.pop(Address("learner", 0))
+    policy_worker: Any = workers[Address("policy_worker", 0, 0)]
+    handed_over: list[Message] = []
+    node = Node(workers, topology.address_of, handed_over.append)
+    node.deliver(Begin())
+    while (batch := learner.batches.take()) is None:
+        node.turn()
+        while handed_over:
+            list(learner.handle(handed_over.pop(0)))
+        for released in learner.batches.fill(learner.learner.version):
+            node.deliver(released)
+    batch = batch.copy()
+    workers[Address("actor", 0)].groups[0].envs.close()  # type: ignore[attr-defined]
+    return Played(policy_worker, learner, batch)
+
+
+def inference_microseconds(result: dict[str, Any]) -> float:
+    """The least that acting costs per sample of a result: by whichever way, at whichever batch size."""
+    ways = [result["acting"], *result["forward"].values()]
+    return float(min(way["median"] for way in ways))
+
+
+def training_microseconds(result: dict[str, Any]) -> float:
+    """What the optimizer steps of all epochs cost per sample of a result."""
+    return float(result["epochs"] * result["update"]["median"])
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The results as people read them."""
+    lines = [f"{'':<16}  {'us per sample':<40}  acting (rows)   update x epochs (minibatch)  learning  faults"]
+    for name, r in results.items():
+        forward = ", ".join(f"forward {size}: {cost['median']:.2f}" for size, cost in r["forward"].items())
+        lines.append(
+            f"{name:<16}  {forward:<40}  {r['acting']['median']:>7.2f} ({r['rows']})  {r['update']['median']:>9.2f} x "
+            f"{r['epochs']} ({r['minibatch']})  {r['learning']['median']:>17.2f}  {r['faults']:>6.2f}"
+        )
+    return "\n".join(lines)
+
+
+def _acting(policy_worker: "PolicyWorker") -> Callable[[], object]:
+    """Answer the same request again and again."""
+    from algorithms.runtime.messages import ActionRequest
+
+    request = ActionRequest(0, 0, slot=0, step=1, generation=0)
+    return lambda: list(policy_worker.answer([request]))
+
+
+def _forward(played: Played, rows: int) -> Callable[[], object]:
+    """One forward pass of that many observations of the batch."""
+    import torch
+
+    model, batch = played.policy_worker.model, played.batch
+    obs = {key: _rows(a.flatten(0, 1), rows) for key, a in batch.obs.items()}
+    first, state = torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, model.rnn_state_size)
+
+    def forward() -> None:
+        with torch.inference_mode():
+            model.act(obs, first, state)
+
+    return forward
+
+
+def _rows(tensor: Any, rows: int) -> Any:
+    """That many rows, the same ones again if there are not enough."""
+    repeats = -(-rows // len(tensor))
+    return tensor.repeat(repeats, *[1] * (tensor.dim() - 1))[:rows].contiguous()
+
+
+def _cost(function: Callable[[], object], samples: int, seconds: float) -> tuple[measuring.Spread, float]:
+    """Microseconds per sample of one call, and its page faults per sample."""
+    function()
+    function()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    durations = measuring.seconds_per_call(function, seconds, warm_up=0)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return measuring.spread([1e6 * s / samples for s in durations]), faults / samples / len(durations)
+
+
+def main() -> None:
+    """Measure the workloads one after another, each in a process of its own."""
+    parser = argparse.ArgumentParser(description="Cost of acting and training per sample, on one core.")
+    add_workload_arguments(parser)
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement (default 4)")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    arguments, flags = parser.parse_known_args()
+    results = {}
+    for name, workload in chosen_workloads(arguments, flags).items():
+        results[name] = measuring.in_fresh_process(measure, workload, arguments.seconds)
+        measuring.save(arguments.json, "network_alone", {name: results[name]})
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

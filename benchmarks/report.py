@@ -1,0 +1,256 @@
+"""docs/performance.md and its picture, from the result files.
+
+    python -m benchmarks.report [--results=DIR] [--docs=DIR]
+
+The text is a function of the files alone, and a test compares it with the committed one. The picture needs matplotlib
+(`pip install appo[bench]`).
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import end_to_end, measuring, placements, runs
+from benchmarks.measuring import ROOT
+from benchmarks.network_alone import inference_microseconds, training_microseconds
+from benchmarks.peers.__main__ import OURS, ratios
+from utils.errors import UsageError
+
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+Results = Mapping[str, Mapping[str, Any]]
+
+NAMES = {
+    OURS: "**appo**",
+    "sample_factory": "Sample Factory 2.1.1",
+    "sample_factory_malloc": "the same, allocator tuned",
+    "cleanrl_envpool": "CleanRL-style PPO + EnvPool",
+}
+
+HEAD = """\
+# Performance
+
+Generated from `benchmarks/results/*.json` by `python -m benchmarks.report`; change those, not this file. A sample is
+one step of one agent that was trained on (four frames in Atari and VizDoom). `us` are microseconds of one core. All are
+medians, with the lowest and highest run in brackets.
+"""
+
+METHOD = """\
+## Method
+
+- **Side by side.** All contenders run one after another, A B C A B C, each from its own start: `train_appo.py` as
+  anyone would type it, the peers by the drivers in `benchmarks/peers`, in virtual environments of their own with pinned
+  versions, as they come. Same environment, preprocessing, network, batch size and epochs; sample counts are those that
+  each learner reports, their times are from one clock, and the speed is the slope of a line through all of them after a
+  warm-up. EnvPool brings environments of its own, written in C++; Sample Factory steps HalfCheetah-v4, which has the
+  physics of v5; its VizDoom leaves the ammunition counter out.
+- **Memory** is the sum of proportional set sizes (PSS) of all processes at the end of the window; games of VizDoom are
+  left out of comparisons, as everybody needs them.
+- **CPU us** is the CPU time of all processes of a role in the window, over the samples trained on in it.
+- **Limit** is cores / (environment + inference + training), each measured alone on one core: random actions through the
+  adapter; the cheapest way to act at the batch sizes of the run; `epochs` optimizer steps per minibatch. A machine with
+  no framework at all would reach it.
+- A run that throws away more than 1 % of what it collects does not count.
+
+## Measuring again
+
+    make bench                                    # the framework alone
+    make bench-all                                # everything below, then this file; an hour on two cores
+    python -m benchmarks.env_alone                # --json=benchmarks/results/env_alone.json keeps the figures, here
+    python -m benchmarks.network_alone            # and in all others
+    python -m benchmarks.end_to_end               # --workload=pong, or --env=ID with any flags of train_appo.py
+    python -m benchmarks.placements
+    python -m benchmarks.peers                    # installs the peers under ~/.cache/appo-benchmarks first
+    python -m benchmarks.report                   # writes this file; the picture needs `pip install appo[bench]`
+
+Nothing else should run meanwhile. `--prefix='flock FILE'` takes turns with others run by run; `--add` adds runs to
+those in the file, so that they can be measured piece by piece. On another machine give another `--json`: every machine
+gets a chapter of its own.
+"""
+
+NO_GPU = """\
+## Never run on a GPU
+
+No figure here is from a machine with a GPU: not the speed of any workload, not the upload of batches, not the policy
+worker and the learner sharing a device. Nor is there one of more cores than above.
+"""
+
+
+def render(files: Iterable[Mapping[str, Any]]) -> str:
+    """The whole document from the contents of result files, in any order."""
+    by_machine: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+    for content in files:
+        if content["benchmark"] not in SECTIONS:
+            raise UsageError(f"there is no section for results of {content['benchmark']}")
+        by_machine.setdefault(measuring.identity(content["machine"]), {})[content["benchmark"]] = content
+    chapters = [HEAD]
+    for key in sorted(by_machine, key=str):
+        chapters += _machine_chapter(by_machine[key])
+    if not any(content["machine"]["gpu"] for found in by_machine.values() for content in found.values()):
+        chapters.append(NO_GPU)
+    return "\n".join([*chapters, METHOD])
+
+
+def _machine_chapter(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The tables of one machine."""
+    first = next(found[name] for name in SECTIONS if name in found)
+    machine = first["machine"]
+    sets = ", ".join(machine["instruction_sets"])
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    title = f"## {machine['cores']} cores of {machine['cpu']}" + (f", {machine['gpu']}" if machine["gpu"] else "")
+    about = f"{sets}; {machine['memory_gib']} GiB; {machine['system']}; Python {machine['python']}, {packages}."
+    chapter = [f"{title}\n\n{about}\n"]
+    if "peers" in found:
+        chapter.append("![Samples per second beside peers](performance.png)\n")
+    for name, (heading, section) in SECTIONS.items():
+        if name in found:
+            results = found[name]["results"]
+            chapter.append(f"### {heading}\n\n{section(results)}\n\n{_measured(results)}\n")
+    return chapter
+
+
+def _peers(results: Results) -> str:
+    rows = []
+    for workload, result in results.items():
+        times = ratios(result)
+        for i, (name, of_one) in enumerate(result["contenders"].items()):
+            r = runs.summary(of_one)
+            speed, memory = (f"{ratio:.2f}x" for ratio in times[name]) if name in times else ("", "")
+            title = f"{result['what']} (`{workload}`)" if not i else ""
+            mark = "" if r["counts"] else ", discards too much"
+            rows.append(
+                (title, NAMES[name], _spread(r["samples_per_second"]) + mark, f"{r['cpu_share']:.0%}",
+                 f"{r['pss_mib']:,.0f}", speed, memory)
+            )  # fmt: skip
+    return _table(("workload", "", "samples/s", "CPU", "PSS MiB", "appo is", "with memory"), rows)
+
+
+def _end_to_end(results: Results) -> str:
+    rows = []
+    for workload, result in results.items():
+        r, costs = runs.summary(result["runs"]), result["unit_costs"]
+        units = " + ".join(f"{costs[part]:.3g}" for part in end_to_end.UNIT_COSTS)
+        roles = ", ".join(f"{role} {us:.3g}" for role, us in r["cpu_microseconds"].items())
+        mark = "" if r["counts"] else " (does not count)"
+        rows.append(
+            (f"`{workload}`", _spread(r["samples_per_second"]), units, f"{end_to_end.limit(result):,.0f}",
+             f"{end_to_end.reached(result):.0%}", roles, f"{r['discarded_share']:.2%}{mark}", f"{r['pss_mib']:,.0f}")
+        )  # fmt: skip
+    heads = (
+        "workload",
+        "samples/s",
+        "env + act + train us",
+        "limit",
+        "reached",
+        "CPU us by role",
+        "discarded",
+        "PSS MiB",
+    )
+    return _table(heads, rows)
+
+
+def _env_alone(results: Results) -> str:
+    rows = [
+        (f"`{workload}`", r["rows"], _spread(r["one"]["adapter"]), _spread(r["one"]["actor"]),
+         _spread(r["all"]["adapter"]), _spread(r["all"]["actor"]))
+        for workload, r in results.items()
+    ]  # fmt: skip
+    heads = ("workload", "rows", "adapter us", "actor us", "adapter us, a process per core", "actor us, the same")
+    return _table(heads, rows)
+
+
+def _network_alone(results: Results) -> str:
+    rows = []
+    for workload, r in results.items():
+        forward = ", ".join(f"{cost['median']:.3g} ({size})" for size, cost in r["forward"].items())
+        rows.append(
+            (f"`{workload}`", f"{r['weights']:,} {r['dtype']}", forward, f"{r['acting']['median']:.3g} ({r['rows']})",
+             f"{r['update']['median']:.3g} x {r['epochs']}", f"{r['learning']['median']:.3g}", f"{r['faults']:.2f}",
+             f"{inference_microseconds(r):.3g} + {training_microseconds(r):.3g}")
+        )  # fmt: skip
+    heads = (
+        *("workload", "weights", "forward us (rows)", "acting us (rows)", "update us x epochs", "learning us"),
+        *("faults per sample", "in the limit"),
+    )
+    return _table(heads, rows)
+
+
+def _placements(results: Results) -> str:
+    rows = []
+    for workload, result in results.items():
+        of_runs = result["placements"]
+        cells = [
+            _spread(measuring.spread([run["samples_per_second"] for run in of_runs[name]]))
+            for name in placements.PLACEMENTS
+        ]
+        rows.append((f"`{workload}`", *cells, f"{placements.auto_to_best(result):.2f}"))
+    return _table(("samples/s", *placements.PLACEMENTS, "auto / best"), rows)
+
+
+def _framework(results: Results) -> str:
+    rows = [
+        (f"{r['obs_bytes']:,}", f"{r['samples_per_second']:,} ({r['lowest']:,} - {r['highest']:,})",
+         f"{r['microseconds_per_step']}", f"{r['samples_per_cpu_second']:,}")
+        for r in results.values()
+    ]  # fmt: skip
+    return _table(("bytes of an observation", "samples/s", "us per step of 64 rows", "per CPU second"), rows)
+
+
+SECTIONS = {
+    "peers": ("Side by side with peers", _peers),
+    "end_to_end": ("End to end, and the limit", _end_to_end),
+    "placements": ("Placements", _placements),
+    "env_alone": ("The environment alone", _env_alone),
+    "network_alone": ("The network alone", _network_alone),
+    "framework": ("The framework alone", _framework),
+}
+"""In this order: heading, and the function that makes the table of a benchmark's results."""
+
+
+def _measured(results: Results) -> str:
+    """When, and of which commits."""
+    commits = sorted({r["commit"] for r in results.values()})
+    dates = sorted({r["date"][:10] for r in results.values()})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"Measured on {when}, commit {', '.join(commits)}."
+
+
+def _spread(spread: Any) -> str:
+    """`1,234 (1,200 - 1,300, 3 runs)`, of a `Spread` or its JSON."""
+    s = spread if isinstance(spread, measuring.Spread) else measuring.Spread(**spread)
+    shown = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in s[:3]]
+    return f"{shown[0]} ({shown[1]} - {shown[2]}, {s.runs} runs)" if s.runs > 1 else f"{shown[0]} (1 run)"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of Markdown."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join(["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *lines])
+
+
+def read_all(folder: Path) -> list[dict[str, Any]]:
+    """The contents of all result files of a folder."""
+    return [measuring.read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def main() -> int:
+    """Write the document, and the picture if matplotlib is there."""
+    parser = argparse.ArgumentParser(description="Write docs/performance.md from the result files.")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of result files (benchmarks/results)")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="folder to write to (docs)")
+    arguments = parser.parse_args()
+    files = read_all(arguments.results)
+    (arguments.docs / "performance.md").write_text(render(files), encoding="utf-8")
+    try:
+        from benchmarks.figure import draw
+
+        draw(files, arguments.docs / "performance.png")
+    except UsageError as error:
+        print(f"performance.md is written, performance.png is not: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

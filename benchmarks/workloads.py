@@ -1,0 +1,81 @@
+"""The workloads of all benchmarks: an environment and the flags that its side-by-side comparison is made with.
+
+Networks, batches, rollouts and epochs are those with which the peers run, see `benchmarks/peers`.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from algorithms.appo.config import Config, parse_train
+from utils.errors import UsageError
+
+# Petrenko et al. 2020 (arXiv:2006.11751): one pass over batches of 1024, trajectories of 32 steps.
+ONE_PASS = {"rollout": 32, "batch_size": 1024, "num_batches_per_iteration": 1, "ppo_epochs": 1}
+PONG = {"env_kwargs": "repeat_action_probability=0", "normalize_images": False}
+
+
+class Workload(NamedTuple):
+    """What is trained, and how.
+
+    Attributes:
+        env: its id.
+        flags: of the algorithm, the network and the environment.
+        what: a phrase for tables.
+        further: words of a command line that was given instead.
+    """
+
+    env: str
+    flags: Mapping[str, object]
+    what: str
+    further: tuple[str, ...] = ()
+
+    def words(self, **more: object) -> list[str]:
+        """The command line; later flags win over earlier ones."""
+        given = [f"--{name}={value}" for name, value in {**self.flags, **more}.items()]
+        return [f"--env={self.env}", *given, *self.further]
+
+    def config(self, **more: object) -> Config:
+        """The configuration of a run."""
+        return parse_train(self.words(**more))
+
+
+WORKLOADS = {
+    "pong": Workload("ALE/Pong-v5", PONG | ONE_PASS, "Pong, Nature network, 1 epoch"),
+    "pong_4_epochs": Workload(
+        "ALE/Pong-v5",
+        PONG | {"rollout": 32, "batch_size": 256, "num_batches_per_iteration": 4, "ppo_epochs": 4},
+        "Pong, Nature network, 4 epochs",
+    ),
+    "vizdoom": Workload(
+        "VizdoomBasic-v1",
+        ONE_PASS | {"batch_size": 2048, "normalize_images": False},
+        "VizDoom basic 128x72, convolutions and GRU of 512",
+    ),
+    "cartpole": Workload(
+        "CartPole-v1", ONE_PASS | {"env_vectorization": "python"}, "CartPole from gymnasium.make, MLP 64x64"
+    ),
+    "cartpole_vector": Workload(
+        "CartPole-v1",
+        ONE_PASS | {"batch_size": 16384, "num_envs_per_worker": 256},
+        "CartPole from its vector entry point, MLP 64x64, batch 16,384",
+    ),
+    "halfcheetah": Workload("HalfCheetah-v5", {}, "HalfCheetah, MLP 64x64, 2 epochs of 4 x 1024"),
+}
+
+
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what to measure: named workloads, or an environment with any flags of train_appo.py."""
+    names = ", ".join(WORKLOADS)
+    parser.add_argument("--workload", nargs="*", choices=WORKLOADS, metavar="NAME", help=f"of {names} (default: all)")
+    parser.add_argument("--env", help="an environment instead, with its preset and any further flags of train_appo.py")
+
+
+def chosen_workloads(arguments: argparse.Namespace, flags: Sequence[str]) -> dict[str, Workload]:
+    """What the arguments ask for; `flags` are the words that the parser did not know."""
+    if arguments.env:
+        what = " ".join([arguments.env, *flags])
+        return {what: Workload(arguments.env, {}, what, tuple(flags))}
+    if flags:
+        raise UsageError(f"{flags[0]} is no flag of this benchmark; flags of train_appo.py go with --env")
+    return {name: WORKLOADS[name] for name in arguments.workload or WORKLOADS}

@@ -1,0 +1,167 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import end_to_end, measuring, network_alone, placements, process_tree, report, runs
+from benchmarks.actor_process import random_actions
+from benchmarks.measuring import Point
+from benchmarks.peers import __main__ as peers
+from benchmarks.process_tree import Process
+from benchmarks.runs import Observed, Progress
+from benchmarks.workloads import WORKLOADS
+from envs.spec import ActionPart, ActionSpec
+from utils.errors import UsageError
+
+
+def run_of(speed: float, *, pss: float = 100.0, games: float = 0.0, discarded: float = 0.0) -> dict[str, Any]:
+    return Observed(speed, discarded, pss + games, pss, 4, 0.5, {"actor": 2.0, "learner": 1e6 / speed})._asdict()
+
+
+class TestFigures:
+    def test_median_and_extremes(self) -> None:
+        assert measuring.spread([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0, 4)
+
+    def test_rate_of_a_staircase(self) -> None:
+        """100 samples every second, looked at four times a second: nearly 100 per second, wherever the window begins."""
+        stairs = [Point(i / 4, i // 4 * 100) for i in range(100)]
+        assert measuring.rate(stairs) == pytest.approx(100, rel=0.01)
+        assert measuring.rate(stairs[3:]) == pytest.approx(100, rel=0.01)
+
+    def test_limit(self) -> None:
+        costs = {"environment": 340.0, "inference": 45.0, "training": 115.0}
+        result = {"cores": 2, "unit_costs": costs, "runs": [run_of(1000), run_of(3000), run_of(2000)]}
+        assert end_to_end.limit(result) == 4000
+        assert end_to_end.reached(result) == 0.5
+
+    def test_costs_in_the_limit(self) -> None:
+        """The cheapest way to act, and every epoch."""
+        cost = {"lowest": 0, "highest": 0, "runs": 3}
+        result = {
+            "forward": {"16": {"median": 3.0, **cost}, "32": {"median": 2.0, **cost}},
+            "acting": {"median": 2.5, **cost},
+            "update": {"median": 7.0, **cost},
+            "epochs": 4,
+        }
+        assert network_alone.inference_microseconds(result) == 2
+        assert network_alone.training_microseconds(result) == 28
+
+    def test_share_of_the_best_placement(self) -> None:
+        found = {"central": [run_of(50)], "local": [run_of(100)], "serial": [run_of(60)], "auto": [run_of(95)]}
+        assert placements.auto_to_best({"placements": found}) == 0.95
+
+    def test_ratios_leave_games_out_of_memory(self) -> None:
+        contenders = {
+            "appo": [run_of(300, pss=100, games=1000), run_of(100), run_of(200)],
+            "cleanrl_envpool": [run_of(50, pss=400)],
+        }
+        assert peers.ratios({"contenders": contenders}) == {"cleanrl_envpool": (4, 0.25)}
+        assert peers.ratios({"contenders": {"cleanrl_envpool": [run_of(50)]}}) == {}
+
+
+class TestRuns:
+    def test_summary(self) -> None:
+        found = runs.summary([run_of(100), run_of(400, discarded=0.02), run_of(200)])
+        assert found["samples_per_second"] == (200, 100, 400, 3)
+        assert found["discarded_share"] == 0.02
+        assert not found["counts"]
+        assert found["cpu_microseconds"] == {"actor": 2.0, "learner": 5000.0}
+
+    def test_discarded_share_is_that_of_the_window(self) -> None:
+        assert runs.discarded_share([Progress(1, 100, 50), Progress(2, 400, 50), Progress(3, 1000, 150)]) == 0.1
+        assert runs.discarded_share([Progress(1, 0), Progress(2, 0)]) == 0
+
+    def test_cpu_time_by_role(self) -> None:
+        before = [Process(1, "actor", 1.0), Process(2, "actor", 5.0), Process(3, "learner", 2.0)]
+        after = [Process(1, "actor", 1.5), Process(2, "actor", 6.0), Process(4, "game", 9.0)]
+        assert runs.cpu_by_role(before, after) == {"actor": 1.5}
+
+    def test_progress_of_a_peer(self, tmp_path: Path) -> None:
+        log = tmp_path / "output.log"
+        assert runs.reported_progress(log) == []
+        log.write_text('starting\n{"seconds": 1.5, "samples": 1024}\n12\n{"other": 1}\n{"seconds": 2, "samples": 20')
+        assert runs.reported_progress(log) == [Progress(1.5, 1024)]
+
+
+class TestProcessTree:
+    def test_stat(self) -> None:
+        text = "42 (a (b) c) S 7 " + " ".join("0" for _ in range(9)) + " 150 50 " + " ".join("0" for _ in range(30))
+        assert process_tree.parse_stat(text) == ("a (b) c", 7, 200 / process_tree.TICKS_PER_SECOND)
+
+    def test_pss(self) -> None:
+        assert process_tree.parse_pss("Rss:  100 kB\nPss:      24 kB\nPss_Dirty: 8 kB\n") == 24 * 1024
+        assert process_tree.parse_pss("") == 0
+
+    @pytest.mark.parametrize(
+        ("name", "output", "role"),
+        [
+            ("python", "/runs/x/logs/actor_12.log", "actor"),
+            ("python", "/runs/x/logs/policy_worker_0.1.log", "policy_worker"),
+            ("vizdoom", "/runs/x/logs/actor_0.log", "game"),
+            ("python", "/dev/null", "other"),
+        ],
+    )
+    def test_role(self, name: str, output: str, role: str) -> None:
+        assert process_tree.role_of(name, output) == role
+
+
+class TestFiles:
+    def test_results_replace_those_of_their_workload(self, tmp_path: Path) -> None:
+        path = tmp_path / "new" / "x.json"
+        assert measuring.earlier(path, "a") == {}
+        measuring.save(path, "placements", {"a": {"n": 1}, "b": {"n": 2}})
+        measuring.save(path, "placements", {"a": {"n": 3}})
+        assert measuring.earlier(path, "a")["n"] == 3
+        assert measuring.earlier(path, "b")["n"] == 2
+        assert {"commit", "date"} < set(measuring.earlier(path, "b"))
+
+    def test_machines_and_benchmarks_are_not_mixed(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.json"
+        measuring.save(path, "peers", {})
+        with pytest.raises(UsageError, match="give another --json"):
+            measuring.save(path, "placements", {})
+        content = measuring.read(path)
+        content["machine"]["cores"] = 512
+        path.write_text(json.dumps(content))
+        with pytest.raises(UsageError, match=r"peers on .*, 512,"):
+            measuring.save(path, "peers", {})
+
+
+def test_random_actions_are_allowed() -> None:
+    parts = (ActionPart("gaussian", 2), ActionPart("categorical", 3), ActionPart("bernoulli", 2))
+    drawn = random_actions(ActionSpec(parts, low=(-0.5, -np.inf), high=(0.25, np.inf)), 50, 4)
+    assert drawn.shape == (50, 4, 5)
+    assert drawn.dtype == np.float32
+    lowest, highest = drawn.min((0, 1)), drawn.max((0, 1))
+    assert (lowest >= [-0.5, -1, 0, 0, 0]).all()
+    assert (highest <= [0.25, 1, 2, 1, 1]).all()
+    assert highest[2:].tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_are_command_lines(name: str, tmp_path: Path) -> None:
+    config = WORKLOADS[name].config(train_dir=tmp_path)
+    assert config.env.env == WORKLOADS[name].env
+    assert peers.contenders(name, ("appo", *peers.PEERS))[:2] == ["appo", "sample_factory"]
+
+
+class TestReport:
+    def test_performance_md_is_what_the_results_say(self) -> None:
+        assert (report.DOCS / "performance.md").read_text() == report.render(report.read_all(report.RESULTS))
+
+    def test_machines_have_chapters_of_their_own(self) -> None:
+        here = measuring.machine() | {"gpu": None}
+        there = here | {"cpu": "another", "gpu": "H1", "cores": 16}
+        by_placement = {name: [run_of(1234)] for name in placements.PLACEMENTS}
+        results = {"pong": {"placements": by_placement, "date": "2026-11-21 10", "commit": "abc"}}
+        text = report.render([{"benchmark": "placements", "machine": m, "results": results} for m in (here, there)])
+        assert text.count("| `pong` | 1,234 (1 run) |") == 2
+        assert "## 16 cores of another, H1" in text
+        assert "Never run on a GPU" not in text
+        assert "Measured on 2026-11-21, commit abc." in text
+
+    def test_unknown_results_are_not_left_out(self) -> None:
+        with pytest.raises(UsageError, match="no section for results of x"):
+            report.render([{"benchmark": "x", "machine": measuring.machine(), "results": {}}])
