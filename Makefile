@@ -20,7 +20,7 @@ help:
 	@echo "make test-all  the same with the slow tests"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed of the framework alone"
-	@echo "make bench-all every benchmark, peers included, then docs/performance.md (an hour and more)"
+	@echo "make bench-all every benchmark, peers included, then docs/performance.md (two hours)"
 	@echo "make clean     remove everything these commands made, except train_dir"
 
 install: $(STAMP)

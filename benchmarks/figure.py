@@ -1,17 +1,17 @@
-"""The picture of docs/performance.md: speed beside peers, a panel per workload."""
+"""The picture of docs/performance.md: speed beside peers, a row per machine and a panel per workload."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import end_to_end, runs
+from benchmarks import end_to_end, measuring, runs
 from benchmarks.peers.__main__ import OURS
 from utils.errors import UsageError
 
 LABELS = {
     OURS: "appo",
     "sample_factory": "Sample Factory 2",
-    "sample_factory_malloc": "  allocator tuned",
+    "sample_factory_malloc": "Sample Factory 2,\nallocator tuned",
     "cleanrl_envpool": "CleanRL-style\n+ EnvPool",
 }
 
@@ -29,15 +29,20 @@ def draw(files: Sequence[Mapping[str, Any]], path: Path) -> None:
     mpl.use("agg")
     from matplotlib import pyplot
 
-    compared = next((content for content in files if content["benchmark"] == "peers"), None)
-    if compared is None:
+    compared = [content for content in files if content["benchmark"] == "peers"]
+    if not compared:
         return
-    limits = _limits(files, compared["machine"])
-    workloads = compared["results"]
-    figure, axes = pyplot.subplots(1, len(workloads), figsize=(3.2 * len(workloads), 2.6), squeeze=False)
-    for axis, (workload, result) in zip(axes[0], workloads.items(), strict=True):
-        _panel(axis, result["contenders"], limits.get(workload))
-        axis.set_title(workload.replace("_", " "), fontsize=10)
+    columns = max(len(content["results"]) for content in compared)
+    size = (3.4 * columns, 2.6 * len(compared))
+    figure, axes = pyplot.subplots(len(compared), columns, figsize=size, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for row, content in zip(axes, compared, strict=True):
+        limits = _limits(files, content["machine"])
+        for axis, (workload, result) in zip(row, content["results"].items(), strict=False):
+            axis.set_axis_on()
+            _panel(axis, result["contenders"], limits.get(workload))
+            axis.set_title(f"{workload.replace('_', ' ')}, {content['machine']['cores']} cores", fontsize=9)
     figure.suptitle("samples per second; dashed: limit of the machine", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -46,7 +51,9 @@ def draw(files: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def _limits(files: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> dict[str, float]:
     """By workload, of the runs on the same machine."""
-    same = (content for content in files if content["benchmark"] == "end_to_end" and content["machine"] == machine)
+    here = measuring.identity(machine)
+    runs_of = (content for content in files if content["benchmark"] == "end_to_end")
+    same = [content for content in runs_of if measuring.identity(content["machine"]) == here]
     return {workload: end_to_end.limit(result) for content in same for workload, result in content["results"].items()}
 
 

@@ -36,6 +36,8 @@ one step of one agent that was trained on (four frames in Atari and VizDoom). `u
 medians, with the lowest and highest run in brackets.
 """
 
+PICTURE = "![Samples per second beside peers](performance.png)\n"
+
 METHOD = """\
 ## Method
 
@@ -56,7 +58,7 @@ METHOD = """\
 ## Measuring again
 
     make bench                                    # the framework alone
-    make bench-all                                # everything below, then this file; an hour on two cores
+    make bench-all                                # everything below, then this file; two hours on two cores
     python -m benchmarks.env_alone                # --json=benchmarks/results/env_alone.json keeps the figures, here
     python -m benchmarks.network_alone            # and in all others
     python -m benchmarks.end_to_end               # --workload=pong, or --env=ID with any flags of train_appo.py
@@ -84,7 +86,7 @@ def render(files: Iterable[Mapping[str, Any]]) -> str:
         if content["benchmark"] not in SECTIONS:
             raise UsageError(f"there is no section for results of {content['benchmark']}")
         by_machine.setdefault(measuring.identity(content["machine"]), {})[content["benchmark"]] = content
-    chapters = [HEAD]
+    chapters = [HEAD] + [PICTURE] * any("peers" in found for found in by_machine.values())
     for key in sorted(by_machine, key=str):
         chapters += _machine_chapter(by_machine[key])
     if not any(content["machine"]["gpu"] for found in by_machine.values() for content in found.values()):
@@ -99,10 +101,8 @@ def _machine_chapter(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     sets = ", ".join(machine["instruction_sets"])
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     title = f"## {machine['cores']} cores of {machine['cpu']}" + (f", {machine['gpu']}" if machine["gpu"] else "")
-    about = f"{sets}; {machine['memory_gib']} GiB; {machine['system']}; Python {machine['python']}, {packages}."
+    about = f"{sets}; {machine['memory_gib']} GiB; {machine['system']}; Python {machine['python']};\n{packages}."
     chapter = [f"{title}\n\n{about}\n"]
-    if "peers" in found:
-        chapter.append("![Samples per second beside peers](performance.png)\n")
     for name, (heading, section) in SECTIONS.items():
         if name in found:
             results = found[name]["results"]

@@ -44,7 +44,7 @@ FLAGS = {
     "pong_4_epochs": PONG | ONE_PASS | {"batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4},
     "vizdoom": ONE_PASS | {"batch_size": 2048, "obs_scale": 255.0, "normalize_input": False, "rnn_size": 512},
     "cartpole": MLP | ONE_PASS,
-    # its settings for MuJoCo, published with its results
+    # its published settings for MuJoCo, but for the schedule of the learning rate, which its command line refuses
     "halfcheetah": MLP
     | {
         "rollout": 64,
@@ -55,7 +55,6 @@ FLAGS = {
         "adaptive_stddev": False,
         "policy_initialization": "torch_default",
         "learning_rate": 0.00295,
-        "lr_schedule": "linear_decay",
         "kl_loss_coeff": 0.1,
         "ppo_clip_ratio": 0.2,
         "value_loss_coeff": 1.3,
@@ -150,6 +149,7 @@ def report(_runner, message, _policy):
 
 def main():
     workload, train_dir = sys.argv[1:]
+    os.chdir(train_dir)  # VizDoom leaves files where it is started
     register_env(workload, MAKERS[workload])
     flags = COMMON | FLAGS[workload] | {"env": workload, "train_dir": train_dir, "experiment": "run"}
     arguments = list(words(flags))

@@ -1,4 +1,7 @@
 import json
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ class TestFigures:
         assert measuring.spread([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0, 4)
 
     def test_rate_of_a_staircase(self) -> None:
-        """100 samples every second, looked at four times a second: nearly 100 per second, wherever the window begins."""
+        """100 samples every second, looked at four times a second; where in a step the window begins says little."""
         stairs = [Point(i / 4, i // 4 * 100) for i in range(100)]
         assert measuring.rate(stairs) == pytest.approx(100, rel=0.01)
         assert measuring.rate(stairs[3:]) == pytest.approx(100, rel=0.01)
@@ -77,6 +80,35 @@ class TestRuns:
         before = [Process(1, "actor", 1.0), Process(2, "actor", 5.0), Process(3, "learner", 2.0)]
         after = [Process(1, "actor", 1.5), Process(2, "actor", 6.0), Process(4, "game", 9.0)]
         assert runs.cpu_by_role(before, after) == {"actor": 1.5}
+
+    def test_a_run_is_seen_and_ended_with_its_children(self, tmp_path: Path) -> None:
+        trainer, log = tmp_path / "trainer.py", tmp_path / "output.log"
+        trainer.write_text(
+            "import json, subprocess, time\n"
+            "child = subprocess.Popen(['sleep', '1000'])\n"
+            "for i in range(10**6):\n"
+            "    print(json.dumps({'seconds': i / 100, 'samples': i}), flush=True)\n"
+            "    time.sleep(0.01)\n"
+        )
+        members: set[int] = set()
+
+        def progress() -> list[Progress]:
+            members.update(p.pid for p in process_tree.processes(os.getpid()) if p.pid != os.getpid())
+            return runs.reported_progress(log)
+
+        timing = runs.Timing(0.0, 0.3, ("nice", "-n", "1"))
+        seen = runs.observe([sys.executable, str(trainer)], progress, timing, log)
+        assert seen.samples_per_second == pytest.approx(100)
+        assert seen.processes == 2
+        assert len(members) == 2
+        deadline = time.monotonic() + 20
+        while any(process_tree.command_of(pid) for pid in members):  # a zombie has none
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def test_a_run_that_ends_by_itself_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(runs.RunError, match=r"ended before it trained(.|\n)*no luck"):
+            runs.observe(["echo", "no luck"], list, runs.Timing(0.0, 0.1), tmp_path / "output.log")
 
     def test_progress_of_a_peer(self, tmp_path: Path) -> None:
         log = tmp_path / "output.log"
