@@ -8,18 +8,19 @@ throws away more than 1 % of what it collects does not count.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from algorithms.cli import run_command
 from benchmarks import measuring, runs
 from benchmarks.network_alone import inference_microseconds, training_microseconds
 from benchmarks.runs import Timing
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
 from utils import cpu
-from utils.errors import AppoError
 
 UNIT_COSTS = ("environment", "inference", "training")
 
@@ -86,22 +87,20 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> int:
     """Measure the workloads one after another."""
-    parser = argparse.ArgumentParser(description="Speed, memory and CPU time of training, beside the limit.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Speed, memory and CPU time of training, beside the limit."
+    )
     add_workload_arguments(parser)
     runs.add_run_arguments(parser)
     arguments, flags = parser.parse_known_args()
     timing, results = runs.timing_of(arguments), {}
-    try:
-        for name, workload in chosen_workloads(arguments, flags).items():
-            before = measuring.earlier(arguments.json, name) if arguments.add else {}
-            results[name] = measure(name, workload, arguments.repeats, timing, before)
-            measuring.save(arguments.json, "end_to_end", {name: results[name]})
-    except AppoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    for name, workload in chosen_workloads(arguments, flags).items():
+        before = measuring.earlier(arguments.json, name) if arguments.add else {}
+        results[name] = measure(name, workload, arguments.repeats, timing, before)
+        measuring.save(arguments.json, "end_to_end", {name: results[name]})
     print(table(results))
-    return 0
+    return os.EX_OK
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -8,16 +8,18 @@ lies between is the framework. Measured in one process, and in one process per c
 """
 
 import argparse
+import os
+import sys
 import time
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from queue import Queue
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from algorithms.appo.placement import plan_workers
+from algorithms.cli import run_command
 from benchmarks import measuring
 from benchmarks.actor_process import NUM_DRAWS, ActorProcess, random_actions
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
@@ -65,28 +67,18 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def _measure_together(plan: Plan, num_processes: int) -> dict[str, Any]:
     """The same in several processes at once; microseconds of a core per step, median and spread over the repeats."""
-    context = get_context("spawn")
-    barrier, answers = context.Barrier(num_processes), context.Queue()
-    processes = [
-        context.Process(target=_measure_in_process, args=(plan, core, barrier, answers))
-        for core in range(num_processes)
-    ]
-    for process in processes:
-        process.start()
-    rates = [answers.get(timeout=START_SECONDS) for _ in processes]
-    for process in processes:
-        process.join()
+    barrier = get_context("spawn").Barrier(num_processes)
+    rates = measuring.in_fresh_processes(rates_in_process, [(plan, core, barrier) for core in range(num_processes)])
     return {
         part: measuring.spread([num_processes * 1e6 / sum(repeat) for repeat in zip(*steps, strict=True)])._asdict()
         for part, steps in (("adapter", [r[0] for r in rates]), ("actor", [r[1] for r in rates]))
     }
 
 
-def _measure_in_process(plan: Plan, core: int, barrier: Barrier, answers: "Queue[Any]") -> None:
-    """Put the steps per second of the adapter, and of the actor, of every repeat."""
+def rates_in_process(plan: Plan, core: int, barrier: Barrier) -> tuple[list[float], list[float]]:
+    """Steps per second of the adapter, and of the actor, of every repeat."""
     measuring.on_one_core(core)
-    rates = _adapter_rates(plan, barrier), _actor_rates(plan, barrier)
-    answers.put(rates)
+    return _adapter_rates(plan, barrier), _actor_rates(plan, barrier)
 
 
 def _adapter_rates(plan: Plan, barrier: Barrier) -> list[float]:
@@ -147,9 +139,9 @@ def step_rows(spec: EnvSpec, rows: int, steps: int) -> tuple[list[StepRow], np.n
     return made, first
 
 
-def main() -> None:
+def main() -> int:
     """Measure the workloads one after another."""
-    parser = argparse.ArgumentParser(description="Core time of one step of an environment.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Core time of one step of an environment.")
     add_workload_arguments(parser)
     parser.add_argument("--repeats", type=int, default=3, help="repeats; the median counts (default 3)")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of a repeat (default 1.5)")
@@ -160,7 +152,8 @@ def main() -> None:
         results[name] = measure(workload, arguments.repeats, arguments.seconds)
         measuring.save(arguments.json, "env_alone", {name: results[name]})
     print(table(results))
+    return os.EX_OK
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -25,7 +25,7 @@ def draw(files: Sequence[Mapping[str, Any]], path: Path) -> None:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise UsageError("matplotlib is not installed: pip install appo[bench]") from None
+        raise UsageError("the picture needs matplotlib: pip install appo[bench]") from None
     mpl.use("agg")
     from matplotlib import pyplot
 

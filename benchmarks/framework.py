@@ -11,11 +11,14 @@ rate per second of CPU time, printed beside them, comes nearer to what an idle m
 
 import argparse
 import cProfile
+import os
 import pstats
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from algorithms.cli import run_command
 from benchmarks import measuring
 from benchmarks.actor_process import ActorProcess
 from envs.config import EnvConfig
@@ -87,7 +90,7 @@ def profile(case: Case, seconds: float) -> None:
     pstats.Stats(profiler).sort_stats("tottime").print_stats(14)
 
 
-def main() -> None:
+def main() -> int:
     """Measure all cases."""
     parser = argparse.ArgumentParser(description="Speed of the framework alone, per actor process.")
     parser.add_argument("--repeats", type=int, default=7, help="repeats per case; the median counts (default 7)")
@@ -98,13 +101,14 @@ def main() -> None:
     if arguments.profile:
         for case in CASES:
             profile(case, arguments.seconds)
-        return
+        return os.EX_OK
     results = [measure(case, arguments.repeats, arguments.seconds) for case in CASES]
     print(f"one actor process, {ROWS} rows, rollout {ROLLOUT}, median of {arguments.repeats} x {arguments.seconds:g} s")
     print(table(results))
     settings = {"rows": ROWS, "rollout": ROLLOUT, "repeats": arguments.repeats, "seconds": arguments.seconds}
     measuring.save(arguments.json, "framework", {f"{r['obs_bytes']} bytes": settings | r for r in results})
+    return os.EX_OK
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -11,29 +11,31 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 from utils import cpu
-from utils.errors import UsageError
+from utils.errors import AppoError, UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
-P = ParamSpec("P")
-R = TypeVar("R")
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "vizdoom")
+
+
+class ProcessError(AppoError):
+    """A process that measures has failed."""
 
 
 class Point(NamedTuple):
     """How much was done until when."""
 
     seconds: float
-    count: float
+    done: float
 
 
 class Spread(NamedTuple):
@@ -80,10 +82,34 @@ def steps_per_second_at_most(cores: int, microseconds: Sequence[float]) -> float
     return cores * 1e6 / sum(microseconds)
 
 
-def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of a function of a module, called in a new interpreter: nothing that ran before it has left traces."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *args, **kwargs).result()
+def in_fresh_processes(function: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
+    """The results of a function for several arguments at once, each in a new interpreter without traces of others.
+
+    Raises:
+        ProcessError: one of them ended without a result; it has said why.
+    """
+    context = get_context("spawn")
+    pipes = [context.Pipe(duplex=False) for _ in calls]
+    started = [
+        context.Process(target=_send_result, args=(sender, function, tuple(arguments)))
+        for (_, sender), arguments in zip(pipes, calls, strict=True)
+    ]
+    try:
+        for process, (_, sender) in zip(started, pipes, strict=True):
+            process.start()
+            sender.close()
+        return [receiver.recv() for receiver, _ in pipes]
+    except EOFError:
+        raise ProcessError(f"{function.__module__}.{function.__name__} failed") from None
+    finally:
+        for process in started:
+            if process.pid is not None:
+                process.terminate()
+                process.join()
+
+
+def _send_result(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    sender.send(function(*arguments))
 
 
 def on_one_core(core: int = 0) -> None:
@@ -125,12 +151,13 @@ def save(path: Path | None, benchmark: str, results: Mapping[str, Mapping[str, A
     if path is None:
         return
     here = machine()
-    content = read(path) if path.exists() else {"benchmark": benchmark, "machine": here, "results": {}}
+    new: dict[str, Any] = {"benchmark": benchmark, "machine": here, "results": {}}
+    content = read(path) if path.exists() else new
     if content["benchmark"] != benchmark or identity(content["machine"]) != identity(here):
         measured = f"{content['benchmark']} on {', '.join(map(str, identity(content['machine'])))}"
         raise UsageError(f"{path} holds {measured}; give another --json, or remove it")
     content["machine"] = here
-    content["results"] |= {name: {**result, **provenance()} for name, result in results.items()}
+    content["results"] |= {name: _rounded({**result, **provenance()}) for name, result in results.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -151,6 +178,15 @@ def read(path: Path) -> dict[str, Any]:
 def identity(description: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes figures incomparable if it differs; versions of packages are only told."""
     return tuple(description[name] for name in ("cpu", "cores", "gpu"))
+
+
+def _rounded(value: Any) -> Any:
+    """The same with six digits of every number: no measurement has more."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _cpu_model() -> str:

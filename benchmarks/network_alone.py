@@ -13,12 +13,15 @@ The workers are those of a run, on a batch that they played themselves. Per samp
 """
 
 import argparse
+import os
 import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from algorithms.appo.placement import plan_workers, rows_to_time
+from algorithms.cli import run_command
 from benchmarks import measuring
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
 from utils import cpu
@@ -168,19 +171,22 @@ def _cost(function: Callable[[], object], samples: int, seconds: float) -> tuple
     return measuring.spread([1e6 * s / samples for s in durations]), faults / samples / len(durations)
 
 
-def main() -> None:
+def main() -> int:
     """Measure the workloads one after another, each in a process of its own."""
-    parser = argparse.ArgumentParser(description="Cost of acting and training per sample, on one core.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Cost of acting and training per sample, on one core."
+    )
     add_workload_arguments(parser)
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement (default 4)")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments, flags = parser.parse_known_args()
     results = {}
     for name, workload in chosen_workloads(arguments, flags).items():
-        results[name] = measuring.in_fresh_process(measure, workload, arguments.seconds)
+        results[name] = measuring.in_fresh_processes(measure, [(workload, arguments.seconds)])[0]
         measuring.save(arguments.json, "network_alone", {name: results[name]})
     print(table(results))
+    return os.EX_OK
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -6,14 +6,15 @@ The runs take turns. `auto` is compared with the fastest of the others.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from algorithms.cli import run_command
 from benchmarks import measuring, runs
 from benchmarks.runs import Timing
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
-from utils.errors import AppoError
 
 PLACEMENTS = ("central", "local", "serial", "auto")
 
@@ -52,22 +53,18 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> int:
     """Measure the workloads one after another."""
-    parser = argparse.ArgumentParser(description="Speed by placement of the policy.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Speed by placement of the policy.")
     add_workload_arguments(parser)
     runs.add_run_arguments(parser)
     arguments, flags = parser.parse_known_args()
     timing, results = runs.timing_of(arguments), {}
-    try:
-        for name, workload in chosen_workloads(arguments, flags).items():
-            before = measuring.earlier(arguments.json, name) if arguments.add else {}
-            results[name] = measure(name, workload, arguments.repeats, timing, before)
-            measuring.save(arguments.json, "placements", {name: results[name]})
-    except AppoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    for name, workload in chosen_workloads(arguments, flags).items():
+        before = measuring.earlier(arguments.json, name) if arguments.add else {}
+        results[name] = measure(name, workload, arguments.repeats, timing, before)
+        measuring.save(arguments.json, "placements", {name: results[name]})
     print(table(results))
-    return 0
+    return os.EX_OK
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -7,12 +7,15 @@ The text is a function of the files alone, and a test compares it with the commi
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from algorithms.cli import run_command
 from benchmarks import end_to_end, measuring, placements, runs
+from benchmarks.figure import draw
 from benchmarks.measuring import ROOT
 from benchmarks.network_alone import inference_microseconds, training_microseconds
 from benchmarks.peers.__main__ import OURS, ratios
@@ -235,22 +238,16 @@ def read_all(folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Write the document, and the picture if matplotlib is there."""
+    """Write the document, and then the picture."""
     parser = argparse.ArgumentParser(description="Write docs/performance.md from the result files.")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of result files (benchmarks/results)")
     parser.add_argument("--docs", type=Path, default=DOCS, help="folder to write to (docs)")
     arguments = parser.parse_args()
     files = read_all(arguments.results)
     (arguments.docs / "performance.md").write_text(render(files), encoding="utf-8")
-    try:
-        from benchmarks.figure import draw
-
-        draw(files, arguments.docs / "performance.png")
-    except UsageError as error:
-        print(f"performance.md is written, performance.png is not: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    draw(files, arguments.docs / "performance.png")
+    return os.EX_OK
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

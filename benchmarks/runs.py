@@ -151,7 +151,7 @@ def run_to_end(command: Sequence[str], prefix: Sequence[str]) -> None:
         [*prefix, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False
     )
     if done.returncode:
-        raise RunError(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
+        raise RunError(f"{shlex.join(command)} failed", done.stdout + done.stderr)
 
 
 def discarded_share(window: Sequence[Progress]) -> float:
@@ -171,7 +171,11 @@ def cpu_by_role(before: Sequence[Process], after: Sequence[Process]) -> dict[str
 
 
 class RunError(AppoError):
-    """A run could not be measured."""
+    """A run could not be measured; its last output follows the message."""
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.traceback = "\n".join(output.splitlines()[-20:]) + "\n"
 
 
 @contextmanager
@@ -226,8 +230,7 @@ def _started(
 
 
 def _failure(command: Sequence[str], log: Path, what: str) -> RunError:
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-    return RunError(f"{shlex.join(command)}: {what}; its last output:\n{tail}")
+    return RunError(f"{shlex.join(command)} {what}", log.read_text(errors="replace"))
 
 
 def reported_progress(log_path: Path) -> list[Progress]:

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from algorithms.cli import run_command
 from benchmarks import measuring, runs
 from benchmarks.peers.interpreters import DEFAULT_CACHE, interpreter
 from benchmarks.runs import Observed, Timing
 from benchmarks.workloads import WORKLOADS
-from utils.errors import AppoError
 
 OURS = "appo"
 KEPT_BYTES = 2**33  # nothing is that large, so nothing is given back
@@ -147,17 +147,13 @@ def main() -> int:
     arguments = parser.parse_args()
     plan = Plan(arguments.contender or names, arguments.repeats, runs.timing_of(arguments), arguments.cache)
     results = {}
-    try:
-        for workload in arguments.workload or WORKLOADS:
-            before = measuring.earlier(arguments.json, workload) if arguments.add else {}
-            results[workload] = measure(workload, plan, before)
-            measuring.save(arguments.json, "peers", {workload: results[workload]})
-    except AppoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    for workload in arguments.workload or WORKLOADS:
+        before = measuring.earlier(arguments.json, workload) if arguments.add else {}
+        results[workload] = measure(workload, plan, before)
+        measuring.save(arguments.json, "peers", {workload: results[workload]})
     print(table(results))
     return os.EX_OK
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))
