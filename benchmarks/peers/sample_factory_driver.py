@@ -155,7 +155,7 @@ def main():
     arguments = list(words(flags))
     parser, _ = parse_sf_args(arguments)
     _, runner = make_runner(parse_full_cfg(parser, arguments))
-    runner.register_policy_msg_handler(LEARNER_ENV_STEPS, report)
+    runner.policy_msg_handlers[LEARNER_ENV_STEPS].append(report)  # its function for that replaces the list
     if runner.init() == ExperimentStatus.SUCCESS:
         runner.run()
 
