@@ -102,15 +102,14 @@ class ActorProcess:
 
     Args:
         env: the environment.
-        rows: of the group; environments times agents.
+        num_envs: of the group.
         rollout: steps of a trajectory.
         seed: of the environments.
     """
 
-    def __init__(self, env: EnvConfig, rows: int, rollout: int, seed: int = 0) -> None:
-        envs = make_group(env, rows)
-        self.rows = rows
-        topology = Topology("local", 1, 1, SLOTS, 1, 1, rows, rollout)
+    def __init__(self, env: EnvConfig, num_envs: int, rollout: int, seed: int = 0) -> None:
+        envs = make_group(env, num_envs)
+        topology = Topology("local", 1, 1, SLOTS, 1, 1, envs.num_rows, rollout)
         sizes = sizes_of(topology, envs.spec, rnn_state_size=0, recurrence=rollout)
         fields = Trajectories.declare(sizes, envs.spec) + FinalObservations.declare(sizes, envs.spec)
         arena = Arena.create([*fields, Heartbeat.declare(1)])

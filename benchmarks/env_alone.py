@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     """What one process measures."""
 
     workload: Workload
-    rows: int
+    num_envs: int
     repeats: int
     seconds: float
 
@@ -83,10 +83,10 @@ def rates_in_process(plan: Plan, core: int, barrier: Barrier) -> tuple[list[floa
 
 def _adapter_rates(plan: Plan, barrier: Barrier) -> list[float]:
     config = plan.workload.config()
-    envs = make_group(config.env, plan.rows)
+    envs = make_group(config.env, plan.num_envs)
     rows, first = step_rows(envs.spec, envs.num_rows, config.learning.rollout)
     actions = random_actions(envs.spec.action, NUM_DRAWS, envs.num_rows)
-    envs.reset([int(s) >> 1 for s in np.random.SeedSequence(0).generate_state(plan.rows)], rows[-1].obs)
+    envs.reset([int(s) >> 1 for s in np.random.SeedSequence(0).generate_state(plan.num_envs)], rows[-1].obs)
     drawn = 0
 
     def run(seconds: float) -> float:
@@ -108,7 +108,7 @@ def _adapter_rates(plan: Plan, barrier: Barrier) -> list[float]:
 
 def _actor_rates(plan: Plan, barrier: Barrier) -> list[float]:
     config = plan.workload.config()
-    actor = ActorProcess(config.env, plan.rows, config.learning.rollout)
+    actor = ActorProcess(config.env, plan.num_envs, config.learning.rollout)
     actor.run(plan.seconds / 2)
     barrier.wait(START_SECONDS)
     rates = [actor.run(plan.seconds).wall for _ in range(plan.repeats)]
