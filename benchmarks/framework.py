@@ -37,13 +37,6 @@ class Case(NamedTuple):
 CASES = (Case(16, 500_000), Case(28_224, 100_000))  # the second is a stack of four Atari frames of 84 x 84
 
 
-class Rate(NamedTuple):
-    """Samples per second."""
-
-    wall: float
-    cpu: float  # per second of CPU time
-
-
 def measure(case: Case, repeats: int, seconds: float) -> dict[str, Any]:
     """Median and spread of several repeats."""
     process = _process(case)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from utils.errors import AppoError, UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
+MEASURED = ("algorithms", "envs", "utils")
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "vizdoom")
 
 
@@ -98,7 +99,12 @@ def in_fresh_processes(function: Callable[..., Any], calls: Sequence[Sequence[An
         for process, (_, sender) in zip(started, pipes, strict=True):
             process.start()
             sender.close()
-        return [receiver.recv() for receiver, _ in pipes]
+        answers: dict[Connection, Any] = {}
+        while len(answers) < len(pipes):  # whoever fails is heard first, even if the others wait for it
+            for ready in wait([receiver for receiver, _ in pipes if receiver not in answers]):
+                assert isinstance(ready, Connection)
+                answers[ready] = ready.recv()
+        return [answers[receiver] for receiver, _ in pipes]
     except EOFError:
         raise ProcessError(f"{function.__module__}.{function.__name__} failed") from None
     finally:
@@ -136,9 +142,9 @@ def machine() -> dict[str, Any]:
 
 
 def provenance() -> dict[str, str]:
-    """When, and which code."""
-    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD") or "unknown"
-    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", "algorithms", "envs", "utils")
+    """When, and the last commit that changed the code that is measured."""
+    commit = _output("git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", *MEASURED) or "unknown"
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", *MEASURED)
     return {"commit": commit + ("+changes" if changed else ""), "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"}
 
 

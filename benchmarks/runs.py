@@ -113,6 +113,8 @@ def observe(
         if root.poll() is not None:
             raise _failure(command, log_path, "ended while it was measured")
         window = [p for p in progress() if start.seconds <= p.seconds <= end.seconds]
+        if len(window) < 2:
+            raise _failure(command, log_path, f"has trained less than twice in {timing.seconds:g} s")
     rate = measuring.rate([Point(p.seconds, p.samples) for p in window])
     return Observed(
         samples_per_second=rate,
