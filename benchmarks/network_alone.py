@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from algorithms.appo.placement import plan_workers, rows_to_time
+from algorithms.appo.placement import plan_workers
 from algorithms.cli import run_command
 from benchmarks import measuring
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
@@ -47,7 +47,8 @@ def measure(workload: Workload, seconds: float) -> dict[str, Any]:
     cores = cpu.available_cores()
     measuring.on_one_core()
     config = workload.config(device="cpu", learning_rate=0, inference="serial")
-    rows = plan_workers(config, cores, "local").num_envs_per_worker
+    local, central = (plan_workers(config, cores, placement) for placement in ("local", "central"))
+    rows, all_rows = local.num_envs_per_worker, central.num_envs_per_worker * central.num_workers // central.num_splits
     played = play(workload, rows)
     minibatch = played.batch.columns(slice(0, config.learning.batch_size // config.learning.rollout))
     samples, all_samples = int(minibatch.valid.sum()), int(played.batch.valid.sum())
@@ -61,7 +62,7 @@ def measure(workload: Workload, seconds: float) -> dict[str, Any]:
         "dtype": str(next(learner.model.parameters()).dtype).removeprefix("torch."),
         "forward": {
             str(count): _cost(_forward(played, count), count, seconds / 2)[0]._asdict()
-            for count in sorted(set(rows_to_time(config, cores)))
+            for count in sorted({rows, all_rows})
         },
         "rows": rows,
         "acting": acting._asdict(),
