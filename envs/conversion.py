@@ -102,6 +102,10 @@ class ObservationWriter:
 
     A float written into a uint8 row would be cut to 0 silently and a wrong shape would be broadcast, so both the kind
     of the type and the shape are checked on every write.
+
+    Attributes:
+        plain_shape, plain_types: An array of this shape and one of these type characters may be assigned to a row of
+            the only key as it is; MuJoCo shows float64, which is stored as float32.
     """
 
     def __init__(self, name: str, space: Space):
@@ -109,10 +113,10 @@ class ObservationWriter:
         self.specs: dict[str, ObservationSpec] = observation_specs(space)
         self._space = space
         self._copies = [(key, leaf.shape or (), _copy_of(key, leaf)) for key, leaf in flat_observation_spaces(space)]
-        # the common case is decided by two comparisons; anything unusual takes the checked way
-        self._plain_key = SINGLE_KEY if isinstance(space, spaces.Box) else None
-        self._plain_shape = space.shape
-        self._plain_dtype = np.dtype(self.specs[SINGLE_KEY].dtype) if self._plain_key else None
+        self.plain_shape, self.plain_types = space.shape, ""
+        if isinstance(space, spaces.Box):
+            codes, stored = np.typecodes["AllInteger"] + "efd?", self.specs[SINGLE_KEY].dtype
+            self.plain_types = "".join(code for code in codes if np.can_cast(code, stored, "same_kind"))
 
     def empty(self, num_rows: int) -> dict[str, Array]:
         """Arrays [R, *] of zeros, as a slot holds them."""
@@ -124,15 +128,6 @@ class ObservationWriter:
         Raises:
             EnvironmentFailure: a key is missing or unknown, or a shape or type does not fit.
         """
-        key = self._plain_key
-        if (
-            key is not None
-            and type(observation) is np.ndarray
-            and observation.dtype is self._plain_dtype
-            and observation.shape == self._plain_shape
-        ):
-            out[key][row] = observation
-            return
         values = self._values(observation)
         for (key, shape, copy), value in zip(self._copies, values, strict=True):
             self._write(key, copy, out[key][row : row + 1], _as_array(value)[None], (1, *shape))
