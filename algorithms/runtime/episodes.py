@@ -18,7 +18,8 @@ class Episodes:
     def __init__(self, num_rows: int) -> None:
         self.count = 0
         self._return = np.zeros(num_rows, np.float64)
-        self._length = np.zeros(num_rows, np.int64)
+        self._length, self._frames = np.zeros((2, num_rows), np.int64)
+        self._done = np.zeros(num_rows, np.bool_)
         self._ended: list[tuple[Array, Array, Array]] = []
         self._stats: list[tuple[int, dict[str, float]]] = []
         self._flushed = time.monotonic()
@@ -26,10 +27,9 @@ class Episodes:
     def record(self, row: StepRow, valid: Array, policy: Array, stats: Sequence[EpisodeStats]) -> None:
         """Add one step of every row, [R]; remember the episodes that end with it."""
         self._return += row.reward
-        self._length += np.where(valid, row.num_frames, 0)
-        done = row.terminated | row.truncated
-        if done.any():
-            ended = done.nonzero()[0]
+        self._length += np.multiply(row.num_frames, valid, out=self._frames)
+        if np.logical_or(row.terminated, row.truncated, out=self._done).any():
+            ended = self._done.nonzero()[0]
             self.count += len(ended)
             self._ended.append((policy[ended], self._return[ended], self._length[ended]))
             self._return[ended] = 0

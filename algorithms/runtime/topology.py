@@ -1,6 +1,7 @@
 """How many of everything exist, and which worker lives in which process: pure arithmetic, no process."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from algorithms.runtime.messages import (
@@ -16,6 +17,8 @@ from algorithms.runtime.messages import (
 from utils.errors import UsageError
 
 Placement = Literal["central", "local", "serial"]
+
+_address = cache(Address)  # every message asks for one
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,8 @@ class Topology:
     def policy_worker_of(self, policy: int, group: int) -> Address:
         """The one policy worker that acts for this policy in this group, so recurrent state has one home."""
         if self.placement == "central":
-            return Address("policy_worker", policy, group % self.policy_workers_per_policy)
-        return Address("policy_worker", policy, group // self.groups_per_actor)
+            return _address("policy_worker", policy, group % self.policy_workers_per_policy)
+        return _address("policy_worker", policy, group // self.groups_per_actor)
 
     def processes(self) -> dict[str, tuple[Address, ...]]:
         """The workers of every process, in the order in which processes are started."""
@@ -98,11 +101,11 @@ class Topology:
             case ActionRequest(policy, group):
                 return self.policy_worker_of(policy, group)
             case ActionsReady(_, group):
-                return Address("actor", group // self.groups_per_actor)
+                return _address("actor", group // self.groups_per_actor)
             case SlotReleased(_, slot):
-                return Address("actor", self.actor_of_slot(slot))
+                return _address("actor", self.actor_of_slot(slot))
             case TrajectoryReady(policy) | SaveState(policy):
-                return Address("learner", policy)
+                return _address("learner", policy)
             case _:
                 return MAIN
 
