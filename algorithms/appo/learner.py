@@ -139,30 +139,32 @@ class Learner:
         log_prob = policy.log_prob(batch.action)
         behavior_log_prob = torch.where(valid, batch.behavior_log_prob, log_prob.detach())
         ratio = losses.clamped_ratio(log_prob, behavior_log_prob)
-        target = self.returns(batch, ratio.detach(), model.denormalize_value(value.detach()))
+        current_value = model.denormalize_value(value.detach())
+        target = self.returns(batch, ratio.detach(), current_value)
         mean_and_std = whole.advantage if whole else losses.masked_mean_and_std(target.advantage, valid)
         advantage = losses.normalize_advantage(target.advantage, valid, mean_and_std)
-        surrogate = losses.ppo_policy_loss(ratio, advantage, c.ppo_clip_ratio)
-        policy_loss = losses.masked_mean(surrogate, valid)
         behavior_value = model.normalize_value(torch.where(valid, batch.behavior_value, 0.0))
         goal = model.normalize_value(target.target)
-        value_error = losses.clipped_value_loss(value[:-1], behavior_value, goal, c.ppo_clip_value)
-        value_loss = losses.masked_mean(value_error, valid)
-        behavior = ActionDistribution(self.parts, batch.behavior_logits, policy.action_mask)
-        kl = losses.masked_mean(behavior.kl(policy), valid)
-        exploration_loss, entropy = self._exploration(policy, valid)
-        loss = policy_loss + c.value_loss_coeff * value_loss + exploration_loss + c.kl_loss_coeff * kl
-        share = valid.sum() / whole.num_valid if whole else torch.ones((), device=loss.device)
-        clipped = (ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))
-        metrics = (
-            *(loss, policy_loss, value_loss, entropy, kl),
-            losses.masked_mean(ratio, valid),
-            whole.ratio_max if whole else losses.zero_invalid(ratio, valid).max(),
-            losses.masked_mean(clipped.float(), valid),
-            mean_and_std[1],
-            losses.masked_mean(model.denormalize_value(value[:-1]), valid),
+        means = losses.masked_means(
+            (
+                losses.ppo_policy_loss(ratio, advantage, c.ppo_clip_ratio),
+                losses.clipped_value_loss(value[:-1], behavior_value, goal, c.ppo_clip_value),
+                policy.entropy(),
+                _kl(batch, policy, differentiable=c.kl_loss_coeff > 0),
+                ratio.detach(),
+                ((ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))).float(),
+                current_value[:-1],
+            ),
+            valid,
         )
-        return loss * share, target.target, torch.stack([m.detach() for m in metrics]) * share
+        policy_loss, value_loss, entropy, kl, _, clipped, value_mean = means.unbind()
+        exploration_loss = self._exploration(policy, entropy, valid)
+        loss = policy_loss + c.value_loss_coeff * value_loss + exploration_loss + c.kl_loss_coeff * kl
+        ratio_max = whole.ratio_max if whole else losses.zero_invalid(ratio, valid).max()
+        others = torch.stack((ratio_max, clipped, mean_and_std[1], value_mean))
+        metrics = torch.cat((loss.view(1), means[:5], others)).detach()  # in the order of METRICS
+        share = valid.sum() / whole.num_valid if whole else torch.ones((), device=loss.device)
+        return loss * share, target.target, metrics * share
 
     def returns(self, batch: Batch, ratio: Tensor, value: Tensor) -> Returns:
         """Advantages and value targets [T, B] from the current values [T+1, B], in units of return."""
@@ -227,13 +229,12 @@ class Learner:
         mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
         return ActionDistribution(self.parts, logits, mask), value
 
-    def _exploration(self, policy: ActionDistribution, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted exploration loss and the mean entropy."""
+    def _exploration(self, policy: ActionDistribution, entropy: Tensor, valid: Tensor) -> Tensor:
+        """The weighted exploration loss; `entropy` is the mean over valid steps."""
         coefficient = self.config.exploration_loss_coeff
-        entropy = losses.masked_mean(policy.entropy(), valid)
         if self.config.exploration_loss == "symmetric_kl" and coefficient:
-            return coefficient * losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid), entropy
-        return -coefficient * entropy, entropy
+            return coefficient * losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)
+        return -coefficient * entropy
 
     @torch.no_grad()
     def _whole(self, parts: list[Batch]) -> Whole:
@@ -257,6 +258,13 @@ def _cleaned(batch: Batch) -> Batch:
         action=losses.zero_invalid(batch.action, batch.valid),
         behavior_logits=losses.zero_invalid(batch.behavior_logits, batch.valid),
     )
+
+
+def _kl(batch: Batch, policy: ActionDistribution, *, differentiable: bool) -> Tensor:
+    """KL(acting policy || current policy) [T, B]."""
+    behavior = ActionDistribution(policy.parts, batch.behavior_logits, policy.action_mask)
+    with torch.set_grad_enabled(differentiable):
+        return behavior.kl(policy)
 
 
 def _minibatches(batch: Batch, config: LearningConfig, generator: torch.Generator) -> list[Tensor | None]:

@@ -6,6 +6,7 @@ multiplying.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -132,6 +133,23 @@ def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
     return zero_invalid(x, valid).sum() / valid.sum().clamp(min=1)
 
 
+def masked_means(terms: Sequence[Tensor], valid: Tensor) -> Tensor:
+    """`masked_mean` of several tensors at once: small batches cost by the operation, not by the element.
+
+    Args:
+        terms: K tensors [T, B].
+        valid: [T, B] bool.
+
+    Returns:
+        [K].
+
+    Raises:
+        ValueError: shapes disagree.
+    """
+    require_same_shape(valid=valid, **{f"term {i}": term for i, term in enumerate(terms)})
+    return torch.stack(tuple(terms)).masked_fill(~valid, 0.0).flatten(1).sum(1) / valid.sum().clamp(min=1)
+
+
 def masked_mean_and_std(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation over valid steps, as constants.
 
@@ -147,9 +165,11 @@ def masked_mean_and_std(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: shapes disagree.
     """
-    x = x.detach()
-    mean = masked_mean(x, valid)
-    return mean, masked_mean((x - mean).square(), valid).sqrt()
+    require_same_shape(x=x, valid=valid)
+    count, invalid = valid.sum().clamp(min=1), ~valid
+    x = x.detach().masked_fill(invalid, 0.0)
+    mean = x.sum() / count
+    return mean, ((x - mean).square_().masked_fill_(invalid, 0.0).sum() / count).sqrt()
 
 
 def normalize_advantage(advantage: Tensor, valid: Tensor, mean_and_std: tuple[Tensor, Tensor] | None = None) -> Tensor:

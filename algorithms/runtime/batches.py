@@ -38,7 +38,9 @@ class Batch:
 
     def columns(self, index: Tensor | slice) -> Self:
         """The batch of some of the columns."""
-        return self.map(lambda tensor: tensor[:, index])
+        if isinstance(index, slice):
+            return self.map(lambda tensor: tensor[:, index])
+        return self.map(lambda tensor: tensor.index_select(1, index))
 
     def copy(self) -> Self:
         """The batch in memory of its own: that of a `BatchSource` is overwritten by the next batch."""

@@ -6,6 +6,7 @@ from algorithms.ops.losses import (
     clipped_value_loss,
     masked_mean,
     masked_mean_and_std,
+    masked_means,
     normalize_advantage,
     ppo_policy_loss,
     symmetric_kl_loss,
@@ -146,3 +147,15 @@ def test_garbage_of_invalid_rows_reaches_no_gradient_through_the_whole_loss() ->
         assert x.grad is not None
         assert x.grad.isfinite().all()
         assert x.grad[1] == 0.0
+
+
+def test_several_means_at_once_are_the_means_one_by_one() -> None:
+    x = torch.randn(3, 4, 5, requires_grad=True)
+    valid = torch.rand(4, 5) < 0.6
+    valid[0, 0], x.data[1, 0, 0] = False, torch.nan  # what is not valid has no influence, whatever it is
+    means = masked_means(x.unbind(), valid)
+    expected = torch.stack([masked_mean(one, valid) for one in x.detach()])
+    torch.testing.assert_close(means.detach(), expected)
+    means.sum().backward()
+    assert torch.equal(x.grad != 0, valid.expand(3, 4, 5))
+    assert masked_means([x[0]], torch.zeros(4, 5, dtype=torch.bool)).tolist() == [0]
