@@ -182,6 +182,20 @@ def parse_process(stat: str) -> tuple[int, float]:
     return int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def multiplies_bf16() -> bool:
+    """Whether the processor has instructions that multiply bf16 numbers; emulated, bf16 is slower than float32."""
+    return parse_bf16(_read(_PROC / "cpuinfo") or "")
+
+
+def parse_bf16(text: str) -> bool:
+    """Whether the flags of /proc/cpuinfo (x86) or its features (ARM) name such instructions."""
+    for line in text.splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip().lower() in ("flags", "features"):
+            return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags.split()))
+    return False
+
+
 def limit_threads(count: int) -> None:
     """Let the numeric libraries of this process and of its children use that many threads.
 

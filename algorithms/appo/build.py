@@ -2,12 +2,14 @@
 
 import numpy as np
 import torch
+from torch import nn
 
 from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.captured_update import CapturedUpdate
 from algorithms.appo.config import Config
 from algorithms.appo.learner import Learner
 from algorithms.appo.reproduction import VerifyingLearner
+from algorithms.models.actor_critic import TowerActorCritic
 from algorithms.models.build import build_model
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.batches import BatchSource, ColumnBatches
@@ -23,11 +25,30 @@ from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from algorithms.runtime.weights import WeightRing
 from envs.spec import EnvSpec
+from utils import cpu
 
 
 def new_model(config: Config, spec: EnvSpec, device: str) -> FlatModule:
     """A model on its device, all weights in one vector."""
     return FlatModule(build_model(config.model, spec).to(device))
+
+
+def computes_in_bf16(config: Config, model: nn.Module, device: str) -> bool:
+    """What --precision means for a model: `auto` is bf16 for networks of images on hardware that multiplies it.
+
+    Networks of a few vectors gain nothing, and parts of the user's own need not stand it.
+    """
+    precision = config.run.precision
+    if precision == "fp32" or config.model.encoder_custom:
+        return False
+    has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    return precision == "bf16" or (has_images and _multiplies_bf16(device))
+
+
+def _multiplies_bf16(device: str) -> bool:
+    if device == "cpu":
+        return cpu.multiplies_bf16()
+    return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
 
 
 def make_policy_worker(blueprint: Blueprint, arena: Arena, address: Address, flat: FlatModule | None = None) -> Worker:
@@ -51,6 +72,9 @@ def _policy_worker(
     )
     flat = flat or new_model(b.config, b.spec, device.name)
     flat.module.eval()
+    if computes_in_bf16(b.config, flat.module, device.name):
+        assert isinstance(flat.module, TowerActorCritic)
+        flat.compute_with_copies(flat.module.compute_in_bf16(), torch.bfloat16)
     trajectories, finals = Trajectories.attach(arena, b.spec), FinalObservations.attach(arena, b.spec)
     ring = WeightRing(arena, address.index)
     if b.buffered and t.placement != "local":
@@ -82,6 +106,9 @@ def _learner(
     b, c, policy = blueprint, blueprint.config, address.index
     torch.manual_seed(_torch_seed(b.seeds("model", policy)))
     flat = flat or new_model(c, b.spec, device.name)
+    if computes_in_bf16(c, flat.module, device.name):
+        assert isinstance(flat.module, TowerActorCritic)
+        flat.module.compute_in_bf16()
     kind = VerifyingLearner if c.logging.verify_reproduction else kind
     learner = kind(flat, b.spec, c.learning, _torch_seed(b.seeds("learner", policy)))
     plan = TrainingPlan(

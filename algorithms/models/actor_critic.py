@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,12 @@ class Tower(nn.Module):
     Args:
         encoder: Maps scaled observations [N,*] to [N,core's input size].
         core: The memory.
+
+    Attributes:
+        bf16: Matrix products and convolutions are computed in bf16; weights, states and results stay float32.
     """
+
+    bf16 = False
 
     def __init__(self, encoder: nn.Module, core: Core) -> None:
         super().__init__()
@@ -43,12 +49,17 @@ class Tower(nn.Module):
 
     def step(self, obs: Observations, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One step of N rows: features [N,output_size] and the next state [N,state_size]."""
-        return self.core.step(self.encoder(obs), first, state)
+        with self._autocast(first):
+            return self.core.step(self.encoder(obs), first, state)
 
     def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> Tensor:
         """All steps: obs{key} [(T+1)*B,*], first [T+1,B], state [T/recurrence,B,state_size] -> [T+1,B,output_size]."""
-        features = self.encoder(obs).reshape(*first.shape, -1)
-        return self.core.unroll(features, first, state)
+        with self._autocast(first):
+            features = self.encoder(obs).reshape(*first.shape, -1)
+            return self.core.unroll(features, first, state)
+
+    def _autocast(self, tensor: Tensor) -> AbstractContextManager[object]:
+        return torch.autocast(tensor.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
 
 class PolicyHead(nn.Module):
@@ -233,6 +244,19 @@ class TowerActorCritic(ActorCritic):
         super().__init__(env_spec, config, actor.state_size + (critic.state_size if critic else 0))
         self.actor, self.critic, self.policy_head = actor, critic, policy_head
         self.value_head = nn.Linear((critic or actor).output_size, 1)
+
+    def compute_in_bf16(self) -> list[nn.Parameter]:
+        """Let the towers compute in bf16; the weights that may then be bf16 copies, if the model only acts.
+
+        The heads stay in float32, and on a GPU the core too.
+        """
+        towers = [tower for tower in (self.actor, self.critic) if tower is not None]
+        for tower in towers:
+            tower.bf16 = True
+        on_cpu = self.return_mean.device.type == "cpu"
+        kinds = (nn.Linear, nn.Conv2d, nn.GRU) if on_cpu else (nn.Linear, nn.Conv2d)
+        modules = [module for tower in towers for module in tower.modules() if isinstance(module, kinds)]
+        return [parameter for module in modules for parameter in module.parameters(recurse=False)]
 
     def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One step of the tower or of both."""

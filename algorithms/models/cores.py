@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from algorithms.ops import recurrent
 
@@ -14,6 +16,9 @@ from algorithms.ops import recurrent
 def autocast_off(device_type: str) -> AbstractContextManager[object]:
     """A context without autocast on that kind of device; costs next to nothing where there is none anyway."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
+Weights = dict[str, Tensor]
 
 
 class Core(Protocol):
@@ -79,25 +84,37 @@ class RecurrentCore(nn.Module):
         self.num_vectors = num_layers * (2 if self.is_lstm else 1)
         self.state_size = self.num_vectors * hidden_size
 
-    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, state: Tensor, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         """Advance through the steps of x without any reset.
 
         Args:
             x: [t,B,D].
             state: [B,H] before the first of the t steps.
+            weights: `_bf16_weights`, where the caller has them already.
 
         Returns:
             Output [t,B,hidden_size] and the state [B,H] after the last step, both float32.
         """
         vectors = state.reshape(-1, self.num_vectors, self.output_size).transpose(0, 1).contiguous()
-        # On the CPU autocast knows no GRU, and its bf16 LSTM raises on processors without bf16: both run in float32.
-        with autocast_off("cpu"):
+        weights = weights or self._bf16_weights(x)
+        with autocast_off(x.device.type):
             if self.is_lstm:
                 y, after = self.rnn(x.float(), (vectors[: self.num_layers], vectors[self.num_layers :]))
                 vectors = torch.cat(after)
+            elif weights:
+                y, vectors = functional_call(self.rnn, weights, (x.bfloat16(), vectors.bfloat16()))
             else:
                 y, vectors = self.rnn(x.float(), vectors)
         return y.float(), vectors.transpose(0, 1).flatten(1).float()
+
+    def _bf16_weights(self, x: Tensor) -> Weights:
+        """The weights of a GRU for x under autocast on the CPU, which knows no GRU; nothing elsewhere.
+
+        An LSTM runs in float32: its bf16 kernel raises on processors without bf16. On a GPU both do.
+        """
+        if self.is_lstm or x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+            return {}
+        return {name: parameter.bfloat16() for name, parameter in self.rnn.named_parameters()}
 
     def step(self, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Take one step of N rows.
@@ -113,7 +130,7 @@ class RecurrentCore(nn.Module):
 
     def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
         """Repeat what acting did: `unroll_segments` of x [T+1,B,D]."""
-        return unroll_segments(self, x, first, state)
+        return unroll_segments(partial(self, weights=self._bf16_weights(x)), x, first, state)
 
 
 def unroll_segments(cell: recurrent.Cell, x: Tensor, first: Tensor, state: Tensor) -> Tensor:

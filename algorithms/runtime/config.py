@@ -38,6 +38,12 @@ class RunConfig:
         choices=("auto", "cpu", "cuda"),
         synonyms={"gpu": "cuda"},
     )
+    precision: str = flag(
+        "auto",
+        "arithmetic of encoders and cores: bf16 (weights, losses and checkpoints stay float32) or fp32; auto = bf16 for"
+        " networks of images where the processor or GPU has instructions for it",
+        choices=("auto", "bf16", "fp32"),
+    )
     seed: int | None = flag(
         None, "seed from which all random numbers derive; none = drawn once and stored", minimum=0, maximum=2**63 - 1
     )

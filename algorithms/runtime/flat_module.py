@@ -1,7 +1,10 @@
 """All weights of a module in one vector, so that publishing, fetching, clipping and Adam are one call each."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 
@@ -23,6 +26,22 @@ class FlatModule:
         self.flat = torch.cat([t.detach().reshape(-1).float() for _, t in named])
         for (_, tensor), view in zip(named, split(self.flat, self.table), strict=True):
             tensor.data = view
+        self._copies: list[Tensor] = []
+        self._originals: list[Tensor] = []
+
+    def compute_with_copies(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+        """Let the module compute with copies of some parameters in another type; only `load` brings them up to date."""
+        for parameter in parameters:
+            self._originals.append(parameter.data)
+            parameter.data = parameter.data.to(dtype)
+            self._copies.append(parameter.data)
+
+    @torch.no_grad()
+    def load(self, weights: NDArray[np.float32]) -> None:
+        """Take over a vector of weights [P]."""
+        self.flat.copy_(torch.from_numpy(weights))
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._originals)
 
     @property
     def parameter_table(self) -> list[tuple[str, tuple[int, ...]]]:

@@ -147,7 +147,7 @@ class PolicyWorker:
     def _refresh_weights(self) -> None:
         self.version, weights = self.ring.fetch(self.version)
         if weights is not None:
-            self.flat.flat.copy_(torch.from_numpy(weights))
+            self.flat.load(weights)
 
     def _rows(self, requests: list[ActionRequest]) -> Rows | None:
         """The rows of this policy in the requests; None when there are none."""

@@ -147,6 +147,41 @@ def test_without_a_fault_the_same_run_is_reproduced(tmp_path: Path) -> None:
     assert learner.largest <= TOLERANCE
 
 
+@pytest.mark.parametrize("model", ["gru", *(pytest.param(model, marks=pytest.mark.slow) for model in ("mlp", "lstm"))])
+def test_in_bf16_acting_and_learning_hardly_differ(tmp_path: Path, model: str) -> None:
+    image: dict[str, Any] = {"env": "toy/Spaces-v0", "env_kwargs": '{"observation": "image_hwc"}', "obs_scale": 255}
+    flags: dict[str, Any] = COMMON | MODELS[model] | image | {"encoder_type": "conv", "train_for_env_steps": 300}
+    run = SerialRun(tmp_path / "run", **flags, precision="bf16")
+    acting, learner = run.worker("policy_worker"), run.worker("learner").learner
+    gap = mean_log_prob_gap(run)
+    assert gap <= 1e-2
+    encoders = {p.dtype for name, p in acting.flat.module.named_parameters() if "encoder" in name}
+    heads = {p.dtype for name, p in acting.flat.module.named_parameters() if "head" in name}
+    assert (encoders, heads) == ({torch.bfloat16}, {torch.float32})
+    assert learner.optimizer.gradient.abs().max() > 0
+    state = learner.state().vectors[0]
+    assert np.abs(state - torch.from_numpy(state).bfloat16().float().numpy()).max() > 0  # not rounded anywhere
+
+
+def mean_log_prob_gap(run: SerialRun) -> float:
+    """Mean |log pi(a|s) of acting - of learning| over the whole run, with a learning rate of 0 and fixed statistics."""
+    learner, gaps = run.worker("learner").learner, []
+    compare = learner.compare
+
+    def noted(batch: Any) -> None:
+        compare(batch)
+        last = batch.policy_version == learner.version  # the statistics are those of the acting version
+        with torch.no_grad():
+            policy, _ = learner._unroll(batch)
+        gap = (policy.log_prob(batch.action) - batch.behavior_log_prob).abs()
+        gaps.append(gap[batch.valid & last])
+
+    learner.compare = noted
+    for _ in run.turns():
+        pass
+    return float(torch.cat(gaps).mean())
+
+
 # --- every encoder, space and core; what is not in the quick cases is marked slow
 
 IMAGES: dict[str, dict[str, object]] = {

@@ -57,6 +57,20 @@ def test_meminfo_and_memory_stat():
     assert cpu.parse_stat("anon 5\n", "inactive_file") == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx512f amx_bf16 amx_tile\n", True),
+        ("flags : fpu avx512_bf16\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("model name : bf16\nflags : fpu avx2 avx512f\n", False),
+        ("", False),
+    ],
+)
+def test_instructions_for_bf16(text, expected):
+    assert cpu.parse_bf16(text) is expected
+
+
 def test_proc_self_cgroup():
     text = "12:cpu,cpuacct:/docker/ab:c\n3:memory:/m\n1:name=systemd:/x\n0::/user.slice\nnonsense\n"
     assert cpu.parse_cgroups(text) == {

@@ -25,6 +25,18 @@ def test_parameters_come_first_and_buffers_last() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+def test_copies_in_another_type_follow_what_is_loaded() -> None:
+    module = Small()
+    flat = FlatModule(module)
+    flat.compute_with_copies(module.layer.parameters(), torch.bfloat16)
+    weights = torch.arange(11.0) + 0.001
+    flat.load(weights.numpy())
+    assert torch.equal(flat.flat, weights)  # not rounded
+    assert module.layer.weight.dtype == module.layer.bias.dtype == torch.bfloat16
+    assert module.layer.weight.tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    assert module.bias.item() == weights[0]
+
+
 def test_vector_and_module_are_one_memory() -> None:
     module = Small()
     flat = FlatModule(module)
