@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from algorithms.appo.blueprint import Blueprint, ModelDescription, Probe
-from algorithms.appo.build import make_learner, make_policy_worker, new_model
+from algorithms.appo.build import computes_in_bf16, make_learner, make_policy_worker, new_model
 from algorithms.appo.config import Config
 from algorithms.appo.rehearsal import LARGEST_BYTES, observation_bytes
 from algorithms.appo.statistics import RunningStatistics
@@ -84,7 +84,9 @@ class NetworkProbe:
         """Seconds in which a policy worker answers a request for that many rows."""
         learning = replace(self.config.learning, rollout=ACTING_STEPS - 1, recurrence=ACTING_STEPS - 1)
         blueprint, arena, _ = self._world(replace(self.config, learning=learning), rows)
-        worker = make_policy_worker(blueprint, arena, Address("policy_worker", 0, 0), self.flat)
+        # In bf16 it computes with copies of the weights, which a learner cannot train.
+        flat = None if computes_in_bf16(self.config, self.flat.module, "cpu") else self.flat
+        worker = make_policy_worker(blueprint, arena, Address("policy_worker", 0, 0), flat)
 
         def answer() -> None:
             for _ in worker.handle(ActionRequest(0, 0, 0, 1, 0)):

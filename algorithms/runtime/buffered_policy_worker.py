@@ -78,7 +78,7 @@ class BufferedPolicyWorker(PolicyWorker):
     ) -> None:
         super().__init__(address, plan, flat, ring, trajectories, finals)
         groups, rows, size = self.live_state.shape
-        self.device = device
+        self.device, self.numpy = device, None
         self.states = torch.zeros(groups * rows + 1, size, device=plan.device)
         self.live_state = self.states[:-1].view(groups, rows, size)
         self.places = np.arange(groups * rows).reshape(groups, rows)
@@ -87,6 +87,7 @@ class BufferedPolicyWorker(PolicyWorker):
         self._buckets: dict[int, _Bucket] = {}
         self._capturable = True
 
+    @torch.inference_mode()
     def _act(self, rows: Rows) -> None:
         count = int(np.prod(rows.lead))
         size = next(size for size in self.sizes if size >= count)

@@ -12,6 +12,7 @@ from algorithms.ops.distributions import ActionDistribution
 from algorithms.runtime.arena import Array
 from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
+from algorithms.runtime.numpy_acting import NumpyActing, numpy_acting
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from algorithms.runtime.weights import WeightRing
 from envs.spec import MASK_KEY, EnvSpec
@@ -93,6 +94,9 @@ class PolicyWorker:
         self.live_state = torch.zeros(plan.num_groups, rows, self.model.rnn_state_size, device=plan.device)
         self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
         self.first = torch.from_numpy(trajectories.first)
+        self.numpy: NumpyActing | None = None
+        if plan.num_policies == 1 and plan.device == "cpu":  # of several, the rows of a step are not all this one's
+            self.numpy = numpy_acting(flat.module, plan.spec, trajectories, plan.seed)
 
     def handle(self, message: Message) -> Iterator[Message]:
         """Note a request; it is answered with all others that wait."""
@@ -109,9 +113,8 @@ class PolicyWorker:
         requests, self.requests = self.requests, []
         yield from self.answer(requests)
 
-    @torch.inference_mode()
     def answer(self, requests: list[ActionRequest]) -> Iterator[ActionsReady]:
-        """Answer the requests with one forward pass over their K x R rows."""
+        """Answer the requests."""
         clock.enter(COPYING)
         self._refresh_weights()
         failpoint("pw.forward")
@@ -119,16 +122,21 @@ class PolicyWorker:
             for request in requests:
                 self._value_final_observations(request)
         acting = [request for request in requests if request.step < self.rollout]
-        if acting and (rows := self._rows(acting)):
+        if self.numpy is not None:
+            clock.enter(INFERENCE)
+            for request in acting:
+                self.numpy.act(request.slot, request.step, self.version)
+        elif acting and (rows := self._rows(acting)):
             self._snapshot_states(acting)
             self._act(rows)
             self.trajectories.policy_version[rows.at] = self.version
         clock.enter(FRAMEWORK)
-        for policy, group, slot, step, generation in requests:
-            yield ActionsReady(policy, group, slot, step, generation)
+        for request in requests:
+            yield ActionsReady(*request)
 
+    @torch.inference_mode()
     def _act(self, rows: Rows) -> None:
-        """Gather the rows, one forward pass, scatter what it says."""
+        """Gather K x R rows, one forward pass, scatter what it says."""
         obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
         mask = obs[MASK_KEY].flatten(1) > 0 if self.plan.spec.action_mask else None
         state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
@@ -182,6 +190,7 @@ class PolicyWorker:
                 state = self.live_state[group].cpu().numpy()
                 self.trajectories.rnn_state[slot, step // self.plan.recurrence][mine] = state[mine]
 
+    @torch.inference_mode()
     def _value_final_observations(self, request: ActionRequest) -> None:
         """Value the true final observations of rows that a SAME_STEP environment has reset already.
 

@@ -147,6 +147,13 @@ def test_without_a_fault_the_same_run_is_reproduced(tmp_path: Path) -> None:
     assert learner.largest <= TOLERANCE
 
 
+@pytest.mark.parametrize("env", ["discrete", "box"])
+def test_what_acts_without_torch_has_the_log_probs_of_the_learner(tmp_path: Path, env: str) -> None:
+    run = serial_run(tmp_path / "run", "mlp", env)
+    assert run.worker("policy_worker").numpy is not None
+    assert mean_log_prob_gap(run) <= TOLERANCE
+
+
 @pytest.mark.parametrize("model", ["gru", *(pytest.param(model, marks=pytest.mark.slow) for model in ("mlp", "lstm"))])
 def test_in_bf16_acting_and_learning_hardly_differ(tmp_path: Path, model: str) -> None:
     image: dict[str, Any] = {"env": "toy/Spaces-v0", "env_kwargs": '{"observation": "image_hwc"}', "obs_scale": 255}
