@@ -36,10 +36,10 @@ train: install
 	@echo "Curves are in train_dir/<run>/metrics.jsonl; tensorboard --logdir=train_dir draws them (pip install tensorboard)."
 
 test: install
-	$(RUN) -m pytest -q -m "not slow" --durations=25
+	$(RUN) -m pytest -q -m "not slow" --durations=25 -n 2 --dist loadfile
 
-test-all: install
-	$(RUN) -m pytest -q --durations=20
+test-all: test
+	$(RUN) -m pytest -q -m slow --durations=20
 
 lint: install
 	$(RUN) -m ruff check .

@@ -15,6 +15,7 @@ VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6"]
 DEV = [
     "pytest>=9",
     "pytest-timeout>=2.4",
+    "pytest-xdist>=3.8",
     "hypothesis>=6.150",
     "ruff>=0.15",
     "mypy>=1.19",

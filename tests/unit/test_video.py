@@ -159,7 +159,7 @@ def test_a_program_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_places_that_take_no_file(tmp_path: Path) -> None:
     (tmp_path / "folder.mp4").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"folder\.mp4 is a folder"):
+    with pytest.raises(UsageError, match="is a folder"):
         VideoFile(tmp_path / "folder.mp4")
     with pytest.raises(UsageError, match="cannot make its folder"):
         VideoFile(tmp_path / "file" / "x.mp4")
