@@ -7,7 +7,7 @@ from torch import Tensor
 
 from algorithms.appo.captured_update import WARM_UPS, CapturedUpdate
 from algorithms.appo.learner import Learner
-from algorithms.models import actor_critic
+from algorithms.models import actor_critic, cores
 from algorithms.runtime.batches import Batch
 from envs.spec import EnvSpec
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of, learn, learner_of
@@ -78,7 +78,8 @@ def test_nothing_in_acting_and_learning_is_read_back(
     monkeypatch: pytest.MonkeyPatch, core: str, flags: dict[str, object]
 ) -> None:
     """Tensors without memory raise where a number is asked of them: what would stall a GPU, and cannot be captured."""
-    monkeypatch.setattr(actor_critic, "autocast_off", lambda device: nullcontext())  # "meta" is unknown to autocast
+    for module in (actor_critic, cores):
+        monkeypatch.setattr(module, "autocast_off", lambda device: nullcontext())  # "meta" is unknown to autocast
     learner = learner_of(model=CORES[core], **flags)
     batch = batch_of(learner.model).map(lambda x: x.to("meta"))
     for parameter in learner.model.parameters():
