@@ -90,10 +90,11 @@ class TestRuns:
             "    print(json.dumps({'seconds': i / 100, 'samples': i}), flush=True)\n"
             "    time.sleep(0.01)\n"
         )
+        before = {p.pid for p in process_tree.processes(os.getpid())}  # other tests may have left some
         members: set[int] = set()
 
         def progress() -> list[Progress]:
-            members.update(p.pid for p in process_tree.processes(os.getpid()) if p.pid != os.getpid())
+            members.update({p.pid for p in process_tree.processes(os.getpid())} - before)
             return runs.reported_progress(log)
 
         timing = runs.Timing(0.0, 0.3, ("nice", "-n", "1"))
