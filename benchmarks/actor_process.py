@@ -14,6 +14,7 @@ from algorithms.runtime.actor_worker import ActorWorker
 from algorithms.runtime.arena import Arena, Array
 from algorithms.runtime.channels import Doorbell
 from algorithms.runtime.env_group import EnvGroup, GroupPlan
+from algorithms.runtime.heartbeat import Activity, Heartbeat
 from algorithms.runtime.messages import (
     ActionRequest,
     ActionsReady,
@@ -24,7 +25,6 @@ from algorithms.runtime.messages import (
     TrajectoryReady,
 )
 from algorithms.runtime.node import Node, Worker
-from algorithms.runtime.process import Activity, Heartbeat
 from algorithms.runtime.topology import Topology
 from algorithms.runtime.trajectories import FinalObservations, Trajectories, sizes_of
 from envs.config import EnvConfig

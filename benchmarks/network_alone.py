@@ -79,9 +79,10 @@ def play(workload: Workload, rows: int) -> Played:
     from algorithms.appo.blueprint import Blueprint
     from algorithms.appo.probe import probe
     from algorithms.runtime.arena import Arena
+    from algorithms.runtime.heartbeat import Heartbeat
     from algorithms.runtime.messages import Address, Begin, Message
     from algorithms.runtime.node import Node
-    from algorithms.runtime.process import Heartbeat, ProcessPlan
+    from algorithms.runtime.process import ProcessPlan
     from algorithms.runtime.runner import Budget
     from algorithms.runtime.topology import Topology
 

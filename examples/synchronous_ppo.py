@@ -37,6 +37,7 @@ from algorithms.runtime.messages import (
     SlotReleased,
     TrajectoryReady,
 )
+from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.topology import Topology
@@ -183,7 +184,8 @@ def make_worker(env: str, env_steps: int, seed: int) -> tuple[LearnerWorker, Rol
     acts = ActingPlan(spec, num_groups=1, recurrence=segment, num_policies=1, device="cpu", seed=seed)
     rollouts = Rollouts(group, PolicyWorker(Address("policy_worker"), acts, acting, ring, trajectories, finals))
     trains = TrainingPlan(env_steps=env_steps, samples=env_steps, max_policy_lag=1, device="cpu")
-    return LearnerWorker(Address("learner"), trains, learner, rollouts, ring, StateBlock(arena, 0)), rollouts
+    block, ledger = StateBlock(arena, 0), LearnerLedger(trajectories, policy=0)
+    return LearnerWorker(Address("learner"), trains, learner, rollouts, ring, block, ledger), rollouts
 
 
 def train(env: str, env_steps: int, seed: int = 1) -> tuple[float, LearnerReport]:

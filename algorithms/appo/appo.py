@@ -26,19 +26,24 @@ from algorithms.runtime import launch
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.channels import Links
 from algorithms.runtime.checkpointing import Checkpointing, resume
+from algorithms.runtime.heartbeat import Heartbeat
 from algorithms.runtime.janitor import Janitor
 from algorithms.runtime.messages import Address
 from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.node import Node
 from algorithms.runtime.performance import Machine
-from algorithms.runtime.process import Heartbeat, ProcessPlan
+from algorithms.runtime.process import ProcessPlan
+from algorithms.runtime.progress import Progress
+from algorithms.runtime.restarts import Limits
 from algorithms.runtime.runner import Budget, InProcess, Processes, Runner, Workers
 from algorithms.runtime.signals import SignalWatch
+from algorithms.runtime.stalls import PATIENCE_SECONDS, StallWatch
 from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.status import Status
 from algorithms.runtime.summaries import CustomSummaries
 from algorithms.runtime.supervisor import Supervisor
 from algorithms.runtime.topology import Topology
+from algorithms.runtime.trajectories import Trajectories
 from envs.make import check_name
 from utils import cpu
 from utils.devices import choose_device
@@ -136,7 +141,7 @@ class APPO:
         self.sampling = sampling = self._sampling(found, blueprint_of)
         topology = topology_of(self.config, sampling, spec.num_agents)
         blueprint = blueprint_of(topology)
-        arena = self._arena(blueprint)
+        arena = _arena(blueprint)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         resumed = self._resume(blocks, found, seed)
         if any(resumed):
@@ -151,6 +156,12 @@ class APPO:
         )
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
         return Runner(workers, monitor, checkpointing, budget, self.signals, self.status).run()
+
+    def _start_fork_server(self) -> bool:
+        """Start it unless it runs; whether it is still loading."""
+        # On the CPU every process is forked from a server that has torch; on CUDA only actors that act are.
+        with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
+        return launch.start_fork_server(self.janitor, with_torch=with_torch)
 
     def _resume(self, blocks: list[StateBlock], found: Found, seed: int) -> list[dict[str, Any]]:
         """Fill the blocks with what this start begins with, and write its flags down, as it can begin.
@@ -176,12 +187,8 @@ class APPO:
 
             self._prepare_serial(self.config.sampling.learner_main_loop_num_cores or 1)
             return Found(probe(self.config), None, 0.0)
-        # On the CPU every process is forked from a server that has torch; on CUDA only actors that act are.
-        with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
         # What is spawned need not wait for a server that is still loading torch.
-        first: launch.StartMethod = (
-            "spawn" if launch.start_fork_server(self.janitor, with_torch=with_torch) else "forkserver"
-        )
+        first: launch.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
         costs = measured_before(self.config, self.machine)
         cores = self.cores if self.tunes and costs is None else 0
         found = find_out(self.config, partial(self._inquiry, first), partial(self._inquiry, "forkserver"), cores)
@@ -214,16 +221,6 @@ class APPO:
         log.info("auto-tuned %s: %s", when, report(found.costs, plan))
         return plan.sampling
 
-    def _arena(self, blueprint: Blueprint) -> Arena:
-        fields = blueprint.fields()
-        needed, available = sum(f.nbytes for f in fields), cpu.available_memory_bytes()
-        if needed > MEMORY_SHARE * available:
-            raise ResourceError(
-                f"the run needs {needed / 2**20:.0f} MiB of shared memory, {available / 2**20:.0f} MiB are free: lower "
-                "--num_workers, --num_envs_per_worker or --min_traj_buffers_per_worker"
-            )
-        return Arena.create(fields)
-
     def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """All workers in this process."""
         self._prepare_serial(self.sampling.learner_threads)
@@ -241,20 +238,24 @@ class APPO:
 
     def _processes(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """Every worker in the process that the topology gives it."""
-        links = Links(blueprint.topology)
-        supervisor = Supervisor(links.bells, self.janitor, self.config.sampling.reset_timeout_seconds)
+        topology, sampling = blueprint.topology, self.config.sampling
+        links, names = Links(topology), list(topology.processes())
+        progress = Progress(topology, arena, Trajectories.attach(arena, blueprint.spec))
 
-        def start() -> None:
-            for row, name in enumerate(blueprint.topology.processes()):
-                self.signals.check()
-                plan = self._plan(blueprint, arena, links, name, row)
-                # CUDA wants a process that shares nothing with a parent; everything else forks in milliseconds.
-                devices = {blueprint.device_of(w.role) for w in plan.workers if w.role != "actor"}
-                by_spawn = not all(launch.can_fork(device) for device in devices)
-                with launch.signals_blocked():
-                    supervisor.start(launch.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
+        def start(name: str, generation: int) -> None:
+            plan = replace(self._plan(blueprint, arena, links, name, names.index(name)), generation=generation)
+            # CUDA wants a process that shares nothing with a parent; everything else forks in milliseconds.
+            devices = {blueprint.device_of(w.role) for w in plan.workers if w.role != "actor"}
+            by_spawn = not all(launch.can_fork(device) for device in devices)
+            if generation:
+                self._start_fork_server()  # again, if it has died
+            with launch.signals_blocked():
+                supervisor.start(launch.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
 
-        return Processes(supervisor, blueprint.topology, start, self.signals)
+        supervisor = Supervisor(links, self.janitor, Limits.of_flags(sampling), start, progress.of)
+        patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
+        stalls = StallWatch(progress, progress.collected if sampling.sampler_only else progress.trained, patience)
+        return Processes(supervisor, topology, stalls, start, self.signals)
 
     def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:
         workers = blueprint.topology.processes()[name]
@@ -291,6 +292,17 @@ def _make_directory(directory: Path) -> None:
         (directory / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
+
+
+def _arena(blueprint: Blueprint) -> Arena:
+    fields = blueprint.fields()
+    needed, available = sum(f.nbytes for f in fields), cpu.available_memory_bytes()
+    if needed > MEMORY_SHARE * available:
+        raise ResourceError(
+            f"the run needs {needed / 2**20:.0f} MiB of shared memory, {available / 2**20:.0f} MiB are free: lower "
+            "--num_workers, --num_envs_per_worker or --min_traj_buffers_per_worker"
+        )
+    return Arena.create(fields)
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:

@@ -11,9 +11,10 @@ from algorithms.runtime.actor_worker import ActorWorker
 from algorithms.runtime.arena import Arena, Field
 from algorithms.runtime.channels import Mailboxes
 from algorithms.runtime.env_group import EnvGroup, GroupPlan
+from algorithms.runtime.heartbeat import Activity, Heartbeat
 from algorithms.runtime.messages import Address
 from algorithms.runtime.node import Worker
-from algorithms.runtime.process import Activity, Heartbeat, ProcessPlan
+from algorithms.runtime.process import ProcessPlan
 from algorithms.runtime.runner import Budget
 from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.topology import Topology
@@ -112,7 +113,7 @@ class Blueprint:
             from algorithms.appo.build import make_policy_worker
 
             make["learner"] = partial(self.make_learner, plan.arena)
-            make["policy_worker"] = partial(make_policy_worker, self, plan.arena)
+            make["policy_worker"] = partial(make_policy_worker, self, plan.arena, generation=plan.generation)
         return {address: make[address.role](address) for address in plan.workers}
 
     def make_learner(self, arena: Arena, address: Address) -> Worker:

@@ -20,6 +20,7 @@ from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
 from algorithms.runtime.messages import Address
 from algorithms.runtime.node import Worker
+from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker
 from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
@@ -51,15 +52,25 @@ def _multiplies_bf16(device: str) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
 
 
-def make_policy_worker(blueprint: Blueprint, arena: Arena, address: Address, flat: FlatModule | None = None) -> Worker:
-    """A policy worker; it takes its weights from the ring. A model that is there already need not be made."""
+def make_policy_worker(
+    blueprint: Blueprint, arena: Arena, address: Address, generation: int = 0, flat: FlatModule | None = None
+) -> Worker:
+    """A policy worker; its weights come from the ring, recurrent states of a later generation from the slots.
+
+    A model that is there already need not be made.
+    """
     device = device_of(blueprint.device_of("policy_worker"), urgent=True)
     device.register(arena)
-    return device.make(lambda: _policy_worker(blueprint, arena, address, device, flat))
+    return device.make(lambda: _policy_worker(blueprint, arena, address, device, generation, flat))
 
 
 def _policy_worker(
-    blueprint: Blueprint, arena: Arena, address: Address, device: Device, flat: FlatModule | None
+    blueprint: Blueprint,
+    arena: Arena,
+    address: Address,
+    device: Device,
+    generation: int,
+    flat: FlatModule | None,
 ) -> PolicyWorker:
     b, t = blueprint, blueprint.topology
     plan = ActingPlan(
@@ -68,7 +79,8 @@ def _policy_worker(
         recurrence=b.config.learning.segment_steps,
         num_policies=t.num_policies,
         device=device.name,
-        seed=_torch_seed(b.seeds("policy_worker", address.index, address.member)),
+        seed=_torch_seed(b.seeds("policy_worker", address.index, address.member, *[generation] * (generation > 0))),
+        replaces=generation > 0,
     )
     flat = flat or new_model(b.config, b.spec, device.name)
     flat.module.eval()
@@ -120,7 +132,9 @@ def _learner(
     batches = _batches(b, arena, policy, device)
     if b.buffered:
         learner.captured = CapturedUpdate(learner.update, device)
-    return LearnerWorker(address, plan, learner, batches, WeightRing(arena, policy), StateBlock(arena, policy))
+    ring, block = WeightRing(arena, policy), StateBlock(arena, policy)
+    ledger = LearnerLedger(Trajectories.attach(arena, b.spec), policy)
+    return LearnerWorker(address, plan, learner, batches, ring, block, ledger)
 
 
 def _batches(blueprint: Blueprint, arena: Arena, policy: int, device: Device) -> BatchSource:

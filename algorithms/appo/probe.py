@@ -86,7 +86,7 @@ class NetworkProbe:
         blueprint, arena, _ = self._world(replace(self.config, learning=learning), rows)
         # In bf16 it computes with copies of the weights, which a learner cannot train.
         flat = None if computes_in_bf16(self.config, self.flat.module, "cpu") else self.flat
-        worker = make_policy_worker(blueprint, arena, Address("policy_worker", 0, 0), flat)
+        worker = make_policy_worker(blueprint, arena, Address("policy_worker", 0, 0), flat=flat)
 
         def answer() -> None:
             for _ in worker.handle(ActionRequest(0, 0, 0, 1, 0)):

@@ -73,6 +73,8 @@ class ActorWorker:
     def report(self) -> WorkerReport:
         """Totals over all groups."""
         groups = self.groups.values()
+        for group in groups:
+            group.note_counts()  # what has been reported is never taken back
         totals = {name: sum(g.totals[name] for g in groups) for name in next(iter(groups)).totals}
         totals["episodes"] = sum(g.episodes.count for g in groups)
         return WorkerReport(str(self.address), totals)

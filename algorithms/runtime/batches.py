@@ -14,6 +14,7 @@ from torch import Tensor
 
 from algorithms.runtime.arena import Array
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady
+from algorithms.runtime.ownership import columns_used, note_columns_used
 from algorithms.runtime.trajectories import Trajectories
 
 
@@ -69,7 +70,13 @@ class BatchCounts(NamedTuple):
 
 
 class BatchSource(Protocol):
-    """Where a learner worker gets its batches from."""
+    """Where a learner worker gets its batches from.
+
+    Attributes:
+        staged_samples: steps in the batch that is being filled; they are lost with the process.
+    """
+
+    staged_samples: int
 
     @property
     def waiting(self) -> int:
@@ -116,9 +123,8 @@ class ColumnBatches:
         self.max_policy_lag, self.hold, self.num_policies = max_policy_lag, hold and num_policies == 1, num_policies
         self.queue: deque[TrajectoryReady] = deque()
         self.held: list[TrajectoryReady] = []
-        self.next_column = 0  # of the first waiting slot
         self.filled = 0
-        self.staged_samples = 0
+        self.staged_samples = self.queued_samples = 0
         self.discarded = self.released = self.trajectories_seen = 0
         self._sources = {f.name: getattr(trajectories, f.name) for f in fields(Batch) if f.name != "obs"}
         self._staging = {name: self._staging_for(a) for name, a in self._sources.items()}
@@ -129,22 +135,25 @@ class ColumnBatches:
         if message.sequence == self.trajectories.sequence[message.slot]:
             self.queue.append(message)
             self.trajectories_seen += 1
+            self.queued_samples += int(np.count_nonzero(self._mine(message.slot)[:, self._next_column(message) :]))
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
         """Copy waiting columns into the batch until it is full; release the slots that are used up."""
+        num_rows = self.trajectories.valid.shape[2]
         while self.queue and self.filled < self.num_columns:
             message = self.queue[0]
-            fresh = self._fresh(message.slot, version)
+            start = self._next_column(message)
+            fresh = self._fresh(message.slot, start, version)
             room = self.num_columns - self.filled
-            end = int(fresh[room]) if len(fresh) > room else self.trajectories.valid.shape[2]
+            end = int(fresh[room]) if len(fresh) > room else num_rows
             staged = self._copy(message.slot, fresh[:room])
-            handed_over = self._mine(message.slot)[:, self.next_column : end]
-            self.discarded += int(np.count_nonzero(handed_over)) - staged
-            self.next_column = end
-            if end < self.trajectories.valid.shape[2]:
+            used = int(np.count_nonzero(self._mine(message.slot)[:, start:end]))
+            self.discarded += used - staged
+            self.queued_samples -= used
+            note_columns_used(self.trajectories, message, end)
+            if end < num_rows:
                 return
             self.queue.popleft()
-            self.next_column = 0
             if self.hold:
                 self.held.append(message)
             else:
@@ -173,11 +182,12 @@ class ColumnBatches:
 
     def counts(self) -> BatchCounts:
         """What became of the trajectories."""
-        in_flight = self.staged_samples
-        for i, message in enumerate(self.queue):
-            in_flight += int(np.count_nonzero(self._mine(message.slot)[:, self.next_column if i == 0 else 0 :]))
-        held = len(self.queue) + len(self.held)
+        in_flight, held = self.staged_samples + self.queued_samples, len(self.queue) + len(self.held)
         return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
+
+    def _next_column(self, message: TrajectoryReady) -> int:
+        """The first column of a hand-over that no batch has had, one of a learner that died in this place included."""
+        return columns_used(self.trajectories, message)
 
     def _mine(self, slot: int) -> Array:
         """[T, R] valid steps of this policy."""
@@ -187,13 +197,13 @@ class ColumnBatches:
         acted: Array = self.trajectories.policy_id[slot, : len(valid)] == self.policy
         return valid & acted
 
-    def _fresh(self, slot: int, version: int) -> Array:
-        """Columns from `next_column` on that hold a step of this policy and none that is too old."""
-        mine = self._mine(slot)[:, self.next_column :]
-        acted = np.where(mine, self.trajectories.policy_version[slot, :, self.next_column :], version)
+    def _fresh(self, slot: int, start: int, version: int) -> Array:
+        """Columns from `start` on that hold a step of this policy and none that is too old."""
+        mine = self._mine(slot)[:, start:]
+        acted = np.where(mine, self.trajectories.policy_version[slot, :, start:], version)
         fresh = version - acted.min(axis=0) < self.max_policy_lag
         usable: Array = (fresh & mine.any(axis=0)).nonzero()[0]
-        return usable + self.next_column
+        return usable + start
 
     def _copy(self, slot: int, columns: Array) -> int:
         """Copy columns of a slot to the end of the batch; the valid steps in them."""

@@ -5,7 +5,8 @@ mailboxes first, then at its queues, then at the pipe from main.
 
 - Requests for actions and their replies: mailbox rows in the arena, one writer each, the sequence word written last.
 - Trajectories and released slots: faster-fifo queues with one producer and one consumer, so that a process killed
-  while it holds a queue's mutex can stop only the one at the other end. They travel only at process start.
+  while it holds a queue's mutex can stop only the one at the other end, whose heartbeat says in which queue it is. They
+  travel only at process start, so both then get a new one with a new life.
 - Everything to and from main: pipes. Main never touches a faster-fifo mutex: a thread stuck in one runs no signal
 handler.
 """
@@ -24,6 +25,7 @@ import faster_fifo
 import numpy as np
 
 from algorithms.runtime.arena import Arena, Array, Field
+from algorithms.runtime.heartbeat import Heartbeat
 from algorithms.runtime.messages import (
     MAIN,
     ActionRequest,
@@ -37,6 +39,7 @@ from algorithms.runtime.topology import Topology
 from utils.timing import FRAMEWORK, clock
 
 QUEUE_TIMEOUT_SECONDS = 5.0
+LIVES = 8  # of one end of a queue, while the other does not read
 _HAND_OVER = struct.Struct("<qqqq")
 
 
@@ -81,10 +84,19 @@ def decode(view: Any) -> tuple[int, int, int, int]:
 
 
 class Mailboxes:
-    """One request row and one reply row per (policy, group): [P, G, 4] of slot, step, generation, sequence."""
+    """One request row and one reply row per (policy, group), [P, G, 16].
+
+    A row holds slot, step, generation and sequence; a reply also the sequence of the request that it answers.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self.request, self.reply = arena["mailbox.request"], arena["mailbox.reply"]
+
+    def unanswered(self) -> Array:
+        """Where the last request has no reply, [P, G]: what a policy worker finds to do that replaces a dead one."""
+        same = (self.request[:, :, :3] == self.reply[:, :, :3]).all(axis=2)
+        answered: Array = same & (self.request[:, :, Mailbox.SEQUENCE] == self.reply[:, :, Mailbox.ANSWERS])
+        return ~answered
 
     @staticmethod
     def declare(topology: Topology) -> list[Field]:
@@ -96,16 +108,17 @@ class Mailboxes:
 class Mailbox:
     """The rows this process reads or writes, by (policy, group)."""
 
-    SEQUENCE = 3
+    SEQUENCE, ANSWERS = 3, 4
 
     def __init__(self, rows: Array) -> None:
         self.rows = rows
         self.seen = rows[:, :, self.SEQUENCE].copy()
 
-    def post(self, policy: int, group: int, slot: int, step: int, generation: int) -> None:
+    def post(self, policy: int, group: int, slot: int, step: int, generation: int, answers: int = 0) -> None:
         """Write a message; its sequence comes last."""
         row = self.rows[policy, group]
         row[:3] = (slot, step, generation)
+        row[self.ANSWERS] = answers
         row[self.SEQUENCE] += 1
 
     def collect(self, make: Callable[[int, int, int, int, int], Message], mine: Array) -> Iterator[Message]:
@@ -132,16 +145,20 @@ class Links:
         self.topology = topology
         self.bells = {name: Doorbell() for name in topology.processes()}
         # A slot is in a queue at most once per policy, so a queue of this size is never full.
+        # One that is started again repeats what may have been lost, hence room for some lives.
         slots = topology.slots_per_group * topology.groups_per_actor
-        size = max(4096, 4 * slots * (_HAND_OVER.size + 16))
-        pairs = [(a, p) for a in range(topology.num_actors) for p in range(topology.num_policies)]
-        make = self._queue
-        self.hand_overs = {(a, p): make(size) for a, p in pairs}
-        self.releases = {(p, a): make(size) for a, p in pairs}
+        self._queue_bytes = max(4096, LIVES * slots * (_HAND_OVER.size + 16))
+        self.hand_overs: dict[tuple[int, int], Any] = {}
+        self.releases: dict[tuple[int, int], Any] = {}
+        for actor in range(topology.num_actors):
+            for policy in range(topology.num_policies):
+                self.renew(actor, policy)
 
-    @staticmethod
-    def _queue(size: int) -> Any:
-        return faster_fifo.Queue(max_size_bytes=size, loads=decode, dumps=encode)
+    def renew(self, actor: int, policy: int) -> None:
+        """New queues between an actor and a learner, for their next lives; both must have ended theirs."""
+        self.hand_overs[actor, policy], self.releases[policy, actor] = (
+            faster_fifo.Queue(max_size_bytes=self._queue_bytes, loads=decode, dumps=encode) for _ in range(2)
+        )
 
     def of(self, name: str, workers: Iterable[Address]) -> "ProcessLinks":
         """The part a process needs."""
@@ -181,16 +198,16 @@ class Channels:
         links: its doorbells and queues.
         arena: where the mailboxes lie.
         pipe: to and from main.
-        workers: the workers that live in this process.
+        heartbeat: of this process, in which it says in which queue it is.
     """
 
-    def __init__(self, links: ProcessLinks, arena: Arena, pipe: Connection, workers: Iterable[Address]) -> None:
-        self.topology, self.links, self.pipe = links.topology, links, pipe
+    def __init__(self, links: ProcessLinks, arena: Arena, pipe: Connection, heartbeat: Heartbeat) -> None:
+        self.topology, self.links, self.pipe, self.heartbeat = links.topology, links, pipe, heartbeat
         self.bell = links.bells[links.name]
         boxes = Mailboxes(arena)
         self.requests, self.replies = Mailbox(boxes.request), Mailbox(boxes.reply)
-        workers = set(workers)
         t = self.topology
+        workers = set(t.processes()[links.name])
         self.home = {w: name for name, members in t.processes().items() for w in members}
         shape = boxes.request.shape[:2]
         self.serves, self.awaits = np.zeros(shape, bool), np.zeros(shape, bool)
@@ -199,8 +216,10 @@ class Channels:
                 self.serves[policy, group] = t.policy_worker_of(policy, group) in workers
                 self.awaits[policy, group] = t.address_of(ActionsReady(policy, group, 0, 0, 0)) in workers
         self.remote_policies = t.placement == "central"
-        self.hand_overs = [q for (_, p), q in links.hand_overs.items() if Address("learner", p) in workers]
-        self.releases = [q for (_, a), q in links.releases.items() if Address("actor", a) in workers]
+        # What a predecessor has not answered counts as not seen.
+        self.requests.seen[self.serves & boxes.unanswered()] -= 1
+        self.hand_overs = [(a, q) for (a, p), q in links.hand_overs.items() if Address("learner", p) in workers]
+        self.releases = [(p, q) for (p, a), q in links.releases.items() if Address("actor", a) in workers]
 
     def send(self, message: Message) -> None:
         """Bring a message to a worker in another process, and wake that process."""
@@ -209,13 +228,12 @@ class Channels:
             case ActionRequest(policy, group, slot, step, generation):
                 self.requests.post(policy, group, slot, step, generation)
             case ActionsReady(policy, group, slot, step, generation):
-                self.replies.post(policy, group, slot, step, generation)
-            case TrajectoryReady(policy, slot, sequence, generation):
-                queue = self.links.hand_overs[self.topology.actor_of_slot(slot), policy]
-                queue.put((policy, slot, sequence, generation), timeout=QUEUE_TIMEOUT_SECONDS)
-            case SlotReleased(policy, slot, sequence):
-                queue = self.links.releases[policy, address.index]
-                queue.put((policy, slot, sequence, 0), timeout=QUEUE_TIMEOUT_SECONDS)
+                answers = int(self.requests.seen[policy, group])
+                self.replies.post(policy, group, slot, step, generation, answers)
+            case TrajectoryReady(policy, slot):
+                self._put(policy, self.links.hand_overs[self.topology.actor_of_slot(slot), policy], message)
+            case SlotReleased(policy):
+                self._put(address.index, self.links.releases[policy, address.index], (*message, 0))
             case _:
                 self.pipe.send(message)
         if address != MAIN:
@@ -234,16 +252,24 @@ class Channels:
         if self.remote_policies:
             messages.extend(self.requests.collect(ActionRequest, self.serves))
             messages.extend(self.replies.collect(ActionsReady, self.awaits))
-        messages.extend(TrajectoryReady(*fields) for queue in self.hand_overs for fields in _drain(queue))
-        messages.extend(SlotReleased(*fields[:3]) for queue in self.releases for fields in _drain(queue))
+        messages.extend(TrajectoryReady(*fields) for peer, q in self.hand_overs for fields in self._drain(peer, q))
+        messages.extend(SlotReleased(*fields[:3]) for peer, q in self.releases for fields in self._drain(peer, q))
         while self.pipe.poll(0):
             messages.append(self.pipe.recv())
         return messages
 
+    def _put(self, peer: int, queue: Any, fields: tuple[int, ...]) -> None:
+        """Put a message into a faster-fifo queue to that worker."""
+        self.heartbeat.enter_queue(peer)
+        queue.put(fields, timeout=QUEUE_TIMEOUT_SECONDS)
+        self.heartbeat.leave_queue()
 
-def _drain(queue: Any) -> list[tuple[int, int, int, int]]:
-    """Everything in a faster-fifo queue."""
-    try:
-        return list(queue.get_many_nowait())
-    except Empty:
-        return []
+    def _drain(self, peer: int, queue: Any) -> list[tuple[int, int, int, int]]:
+        """Everything in a faster-fifo queue from that worker."""
+        self.heartbeat.enter_queue(peer)
+        try:
+            return list(queue.get_many_nowait())
+        except Empty:
+            return []
+        finally:
+            self.heartbeat.leave_queue()

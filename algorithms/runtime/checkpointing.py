@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 from algorithms.runtime.arena import Array
 from algorithms.runtime.best import KEY, Best
 from algorithms.runtime.config import RunConfig
-from algorithms.runtime.messages import Message, SaveState, StateSaved
+from algorithms.runtime.messages import Message, SaveState, StateSaved, WorkerRestarted
 from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from utils import checkpoint
@@ -65,6 +65,8 @@ class Checkpointing:
                 if last is not None:
                     last.result()  # whatever is no `AppoError` is a bug, and must not pass unnoticed in a thread
                 self._pending[message.policy] = self._writer.submit(self._write, self._order(message.policy))
+        elif isinstance(message, WorkerRestarted) and any(self._owed):  # a learner may have died with the request
+            self._due = min(self._due, time.monotonic())
 
     def tick(self, now: float) -> Iterator[Message]:
         """Ask for states when a checkpoint is due."""

@@ -122,8 +122,20 @@ class SamplingConfig:
     )
     set_workers_cpu_affinity: bool = flag(True, "pin actors to CPU cores")
     reset_timeout_seconds: float = flag(
-        120, "seconds the first reset of an env may take before the run ends with its stack", minimum=0.001
+        120,
+        "seconds the first reset of an env may take before the run ends with its stack, or a restarted process is"
+        " killed with it",
+        minimum=0.001,
     )
+    step_timeout_seconds: float = flag(
+        120,
+        "seconds one step of all envs of an actor may take before its stack is logged and it is killed",
+        minimum=0.1,
+    )
+    work_timeout_seconds: float = flag(
+        600, "the same for what learners and policy workers do at a time, such as training a batch", minimum=1
+    )
+    restart_workers: bool = flag(True, "start a process again that has died, failed or hung; off = that ends the run")
     default_niceness: int = flag(
         0, "niceness of the learner; policy workers get 2 more, actors 10 more", minimum=-20, maximum=19
     )

@@ -14,11 +14,13 @@ import numpy as np
 from algorithms.runtime.arena import Array
 from algorithms.runtime.episodes import Episodes
 from algorithms.runtime.messages import ActionRequest, EpisodesDone, SlotReleased, TrajectoryReady
+from algorithms.runtime.ownership import handed_over, take_back
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from envs.spec import GroupEnv, StepRow
 from utils.failpoints import failpoint
 from utils.timing import ENV, FRAMEWORK, clock
 
+COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released")
 Outgoing = ActionRequest | TrajectoryReady | EpisodesDone
 
 
@@ -75,21 +77,29 @@ class EnvGroup:
         self.seeds = [int(s) >> 1 for s in env_seeds.generate_state(envs.num_rows // envs.spec.num_agents)]
         self.rng = np.random.default_rng(policy_seeds)
         self.rollout = trajectories.valid.shape[1]
-        trajectories.num_frames[list(plan.slots)] = envs.spec.frames_per_step
         self.steps = {slot: self._steps(slot, finals) for slot in plan.slots}
-        self.free = deque(plan.slots)
+        self.free = deque(take_back(trajectories, plan.slots))
+        trajectories.num_frames[list(self.free)] = envs.spec.frames_per_step
         self.slot, self.step = -1, plan.start
+        self.previous = -1  # the slot filled last
         self.waiting: set[int] = set()  # policies whose actions the present step still lacks
         self.present: tuple[int, ...] = (0,)  # policies that act in this group now
         self.episodes = Episodes(envs.num_rows)
-        self.totals = dict.fromkeys(("collected", "reset_rows", "trajectories", "sent", "released"), 0)
+        self._counts = trajectories.group_counts[plan.index]  # 0, unless an actor has died in this place
+        *counts, self.episodes.count = self._counts[: len(COUNTS) + 1].tolist()
+        self.totals = dict(zip(COUNTS, counts, strict=True))
+        self.totals["released"] = self.totals["sent"] - sum(1 for _ in self._handed_over())
         carried = trajectories.first[plan.slots[0], 0]
         self._carry_obs = {key: np.empty_like(a[plan.slots[0], 0]) for key, a in trajectories.obs.items()}
         self._carry_first = np.ones_like(carried)
         self._carry_policy = np.zeros(carried.shape, np.int32)
 
     def begin(self) -> Iterator[Outgoing]:
-        """Ask for the first actions; the environments have been reset."""
+        """Ask for the first actions; the environments have been reset.
+
+        What an actor that died in this place has handed over is handed over once more: nobody may have heard of it.
+        """
+        yield from self._handed_over()
         yield from self._begin_trajectory()
 
     def reset(self) -> None:
@@ -167,6 +177,7 @@ class EnvGroup:
             return
         slot, t = self.free.popleft(), self.trajectories
         start = 0 if self.totals["trajectories"] else self.plan.start
+        t.continues[slot] = self.previous
         for key, row in self._carry_obs.items():
             t.obs[key][slot, start] = row
         t.first[slot, start] = self._carry_first
@@ -189,6 +200,7 @@ class EnvGroup:
     def _hand_over(self) -> Iterator[Outgoing]:
         """Give the slot to the learners of the policies that acted in it, and begin the next trajectory."""
         slot, t, end = self.slot, self.trajectories, self.rollout
+        self.previous = slot
         for key, row in self._carry_obs.items():
             row[:] = t.obs[key][slot, end]
         self._carry_first[:] = t.first[slot, end]
@@ -205,9 +217,17 @@ class EnvGroup:
             self.totals["sent"] += len(policies)
             t.sequence[slot] += 1
             t.owner[slot] = sum(1 << p for p in policies)
+            self.note_counts()
             for policy in policies:
                 yield TrajectoryReady(policy, slot, int(t.sequence[slot]), self.plan.generation)
         yield from self._begin_trajectory()
+
+    def note_counts(self) -> None:
+        """Keep the totals where the next actor in this place finds them."""
+        self._counts[: len(COUNTS) + 1] = [*self.totals.values(), self.episodes.count]
+
+    def _handed_over(self) -> Iterator[TrajectoryReady]:
+        return handed_over(self.trajectories, self.plan.slots, self.plan.generation)
 
     def _policies_of(self, slot: int) -> list[int]:
         if self.plan.num_policies == 1:

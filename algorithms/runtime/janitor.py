@@ -18,7 +18,7 @@ from typing import Self
 
 JOIN_SECONDS = 1.0
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (where others leave theirs, not we ours)
-STARTED = time.time()
+STARTED = float(sys.argv[1]) if __name__ == "__main__" else time.time()  # of main
 
 
 def kill_group(group: int) -> None:
@@ -54,23 +54,36 @@ class Janitor:
     """Main's end of it: started before any worker, told what to clean up should main be killed."""
 
     def __init__(self) -> None:
-        self._directories: list[Path] = []
+        self._things: dict[int | Path, None] = {}  # what it knows
 
     def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def _start(self) -> None:
         # -I and -S: nothing of the user's is imported, so it runs within milliseconds.
-        command = [sys.executable, "-I", "-S", __file__]
+        command = [sys.executable, "-I", "-S", __file__, str(STARTED)]
         devnull = subprocess.DEVNULL
         self._process = subprocess.Popen(  # noqa: S603 (our own file)
             command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, bufsize=0, start_new_session=True
         )
-        return self
+        for thing in self._things:
+            self._tell("+", thing)
+
+    def revive(self) -> None:
+        """Start it again if it has been killed."""
+        if self._process.poll() is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._process.stdin is not None
-        for directory in self._directories:  # main lives, and removes them itself
-            self._tell("-", directory)
+        for thing in self._things:
+            if isinstance(thing, Path):  # main lives, and removes them itself
+                self._tell("-", thing)
         self._process.stdin.close()
         try:
             self._process.wait(JOIN_SECONDS)
@@ -80,20 +93,22 @@ class Janitor:
 
     def watch(self, group: int) -> None:
         """Remember a process group."""
+        self._things[group] = None
         self._tell("+", group)
 
     def forget(self, group: int) -> None:
         """Main has ended the group."""
+        self._things.pop(group, None)
         self._tell("-", group)
 
     def watch_directory(self, directory: Path) -> None:
         """Remember a directory of temporary files; main removes it where it can."""
-        self._directories.append(directory)
+        self._things[directory] = None
         self._tell("+", directory)
 
     def _tell(self, sign: str, thing: int | Path) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # killed: the run goes on without it
+        with contextlib.suppress(BrokenPipeError):  # killed: it will be told again when it has been revived
             self._process.stdin.write(f"{sign}{thing}\n".encode())
 
 

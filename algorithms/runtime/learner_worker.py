@@ -14,10 +14,12 @@ from algorithms.runtime.messages import (
     LearnerReport,
     Message,
     SaveState,
+    SlotReleased,
     StateSaved,
     Stop,
     TrajectoryReady,
 )
+from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.publisher import Publisher
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
@@ -80,6 +82,7 @@ class LearnerWorker:
         batches: where batches come from.
         ring: where weights are published.
         block: where the state is kept; if it holds one, training continues from it.
+        ledger: what else a learner finds that takes the place of a dead one.
     """
 
     def __init__(
@@ -90,31 +93,46 @@ class LearnerWorker:
         batches: BatchSource,
         ring: WeightRing,
         block: StateBlock,
+        ledger: LearnerLedger,
     ) -> None:
         self.address, self.plan, self.learner = address, plan, learner
-        self.batches, self.ring, self.block = batches, ring, block
+        self.batches, self.ring, self.block, self.ledger = batches, ring, block, ledger
         self.device = device_of(plan.device)
         self.publisher = Publisher(ring, learner.flat.flat, self.device)
-        self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "batches": 0, **batches.counts()._asdict()}
+        zero = dict.fromkeys(("env_steps", "samples", "batches", "lost"), 0)
+        self.totals: dict[str, int] = {**zero, **batches.counts()._asdict()}
         self.lag_sum = self.lag_samples = self.lag_max = 0
         self.stopped = False
         if (state := block.read()) is not None:
             learner.restore(state)
-            # Weights of another run begin like new ones: nothing has acted with them here.
-            before = max(learner.version, ring.published)
-            learner.version = before + plan.max_policy_lag + 1 if before else 1
             self.totals |= {name: int(state.meta[name]) for name in ("env_steps", "samples", "discarded")}
-        self._discarded_before = self.totals["discarded"]
+        if state is not None or ring.published:
+            # Weights of another run begin like new ones: nothing has acted with them here.
+            before = max(learner.version * (state is not None), ring.published)
+            learner.version = before + plan.max_policy_lag + 1 if before else 1
+        self._before = {"discarded": self.totals["discarded"]}  # counts to which those of `batches` are added
+        replaces = any(ledger.noted().values())
+        if replaces:
+            self._take_over(ledger.noted())
         self.publisher.publish(learner.version)
         self.publisher.flush()
         self._reported = self._saved = time.monotonic()
+        if replaces:
+            self._save()
+            self._note()
 
     def handle(self, message: Message) -> Iterator[Message]:
         """Note a trajectory, or answer main."""
         match message:
             case TrajectoryReady():
-                self.batches.add(message)
+                if self.ledger.accept(message):
+                    self.batches.add(message)
             case Begin():  # main must know what was learned before this start
+                for unsettled in self.ledger.unsettled():
+                    if isinstance(unsettled, SlotReleased):
+                        yield unsettled
+                    else:
+                        yield from self.handle(unsettled)
                 yield self._report()
             case SaveState():
                 yield self._save()
@@ -132,7 +150,7 @@ class LearnerWorker:
         """Fill the batch and, if that makes it full, train on it and publish after every optimizer step."""
         clock.enter(COPYING)
         self.publisher.poll()
-        yield from self.batches.fill(self.learner.version)
+        yield from self._released(self.batches.fill(self.learner.version))
         clock.enter(FRAMEWORK)
         batch = self.batches.take()
         if batch is None:
@@ -140,6 +158,7 @@ class LearnerWorker:
         else:
             progress = self.totals["env_steps"] / self.plan.env_steps  # before it, or the last would train at rate 0
             self._count(batch)
+            self._note()
             failpoint("learner.batch")
             clock.enter(TRAINING)
             for _ in self.learner.learn(batch.map(self.device.send), progress):
@@ -148,12 +167,39 @@ class LearnerWorker:
                 failpoint("learner.step")
                 clock.enter(TRAINING)
             clock.enter(FRAMEWORK)
-            yield from self.batches.trained()
+            yield from self._released(self.batches.trained())
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
             self._save()
         if now - self._reported >= REPORT_SECONDS or self._budget_reached():
             yield self._report()
+
+    def _take_over(self, noted: dict[str, int]) -> None:
+        """Go on with the counts of the learner that died in this place.
+
+        The steps in the batch that it was filling are discarded. Those it trained on after its last save were learned
+        from in vain: they are counted as lost, and stay counted as samples, as no counter goes back.
+        """
+        lost = noted["lost"] + noted["samples"] - self.totals["samples"]
+        self.totals |= {name: noted[name] for name in ("env_steps", "samples", "batches")} | {"lost": lost}
+        self.learner.updates = noted["updates"]
+        self._before = {
+            "trajectories": noted["released"],  # what was not released will be received again
+            "released": noted["released"],
+            "discarded": noted["discarded"] + noted["staged"],
+        }
+
+    def _released(self, messages: Iterator[SlotReleased]) -> Iterator[SlotReleased]:
+        """The releases, each noted before it is sent, and the counts with it."""
+        for message in messages:
+            self.ledger.release(message)
+            self._note()
+            yield message
+        self._note()
+
+    def _note(self) -> None:
+        self._refresh_totals()
+        self.ledger.note({**self.totals, "staged": self.batches.staged_samples})
 
     def _budget_reached(self) -> bool:
         return self.totals["env_steps"] >= self.plan.env_steps or self.totals["samples"] >= self.plan.samples
@@ -181,9 +227,8 @@ class LearnerWorker:
         return StateSaved(self.address.index, self.totals["env_steps"])
 
     def _refresh_totals(self) -> None:
-        counts = self.batches.counts()
-        self.totals |= counts._asdict()
-        self.totals["discarded"] = self._discarded_before + counts.discarded
+        counts = self.batches.counts()._asdict()
+        self.totals |= {name: count + self._before.get(name, 0) for name, count in counts.items()}
         self.totals["updates"] = self.learner.updates
 
     def _report(self) -> LearnerReport:

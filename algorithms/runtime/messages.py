@@ -117,7 +117,7 @@ class LearnerReport(NamedTuple):
 
     policy: int
     version: int
-    totals: dict[str, int]  # env_steps, samples, discarded, updates, batches, and as `BatchCounts`
+    totals: dict[str, int]  # env_steps, samples, lost (trained on in vain), updates, batches, and as `BatchCounts`
     metrics: dict[str, float]  # TensorBoard tag -> mean since the last report
 
 
@@ -126,6 +126,14 @@ class StateSaved(NamedTuple):
 
     policy: int
     env_steps: int
+
+
+class WorkerRestarted(NamedTuple):
+    """A process has been started again in the place of one that died; said by main to itself."""
+
+    process: str
+    generation: int
+    cause: str
 
 
 class WorkerReport(NamedTuple):
@@ -168,5 +176,6 @@ Message = (
     | StateSaved
     | WorkerReport
     | TimeReport
+    | WorkerRestarted
     | Stop
 )

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.messages import EpisodesDone, LearnerReport, Message, TimeReport, WorkerReport
+from algorithms.runtime.messages import (
+    EpisodesDone,
+    LearnerReport,
+    Message,
+    TimeReport,
+    WorkerReport,
+    WorkerRestarted,
+)
 from algorithms.runtime.performance import Machine, Performance, ProcessTimes, performance
 from algorithms.runtime.summaries import CustomSummaries
 from utils import cpu
@@ -157,6 +164,7 @@ class Monitor:
         self.workers: dict[str, dict[str, int]] = {}
         self.machine = machine or Machine(cpu.available_cores())
         self.times: dict[str, ProcessTimes] = {}
+        self.restarts = 0  # of processes
         path = directory / "metrics.jsonl"
         first_start = not (path.exists() and path.stat().st_size)
         self.metrics_log = MetricsLog(path)
@@ -207,6 +215,8 @@ class Monitor:
                 self.workers[worker] = totals
             case TimeReport(process):
                 self.times.setdefault(process, ProcessTimes()).add(message)
+            case WorkerRestarted():
+                self.restarts += 1
 
     def tick(self, now: float) -> None:
         """Write what is due at this monotonic time."""
@@ -248,7 +258,8 @@ class Monitor:
     def _record(self, policy: int, now: float) -> dict[str, float]:
         progress = self.policies[policy]
         counters = {name: progress.totals[name] for name in COUNTERS}
-        return {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters, **progress.tags()}
+        head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
+        return {**head, "perf/restarts": self.restarts, **progress.tags()}
 
     def line(self) -> str:
         """One line: progress, speed, lag, return and time left."""
@@ -287,7 +298,7 @@ class Monitor:
 
     def totals(self) -> dict[str, int]:
         """Counters of the whole run, summed over workers and policies."""
-        sums: dict[str, int] = {}
+        sums: dict[str, int] = {"restarts": self.restarts}
         for source in [*(p.totals for p in self.policies), *self.workers.values()]:
             for name, value in source.items():
                 key = f"actors_{name}" if source in self.workers.values() else name

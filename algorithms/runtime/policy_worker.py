@@ -45,6 +45,7 @@ class ActingPlan:
         num_policies: policies that may act in one group.
         device: of the forward pass.
         seed: of the sampling of actions.
+        replaces: another policy worker has died in this place: recurrent states are rebuilt from the slots.
     """
 
     spec: EnvSpec
@@ -53,6 +54,7 @@ class ActingPlan:
     num_policies: int
     device: str
     seed: int
+    replaces: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class PolicyWorker:
         self.trajectories, self.finals = trajectories, finals
         self.rollout, rows = trajectories.valid.shape[1:]
         self.version = 0
-        self.requests: list[ActionRequest] = []
+        self.requests: dict[int, ActionRequest] = {}  # by group; the newest of a group is the only current one
         self.generator = torch.Generator(plan.device).manual_seed(plan.seed)
         self.live_state = torch.zeros(plan.num_groups, rows, self.model.rnn_state_size, device=plan.device)
         self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
@@ -97,11 +99,12 @@ class PolicyWorker:
         self.numpy: NumpyActing | None = None
         if plan.num_policies == 1 and plan.device == "cpu":  # of several, the rows of a step are not all this one's
             self.numpy = numpy_acting(flat.module, plan.spec, trajectories, plan.seed)
+        self._stateless = set(range(plan.num_groups)) if plan.replaces and self.model.rnn_state_size else set()
 
     def handle(self, message: Message) -> Iterator[Message]:
         """Note a request; it is answered with all others that wait."""
         if isinstance(message, ActionRequest):
-            self.requests.append(message)
+            self.requests[message.group] = message
         yield from ()
 
     def pending(self) -> bool:
@@ -110,7 +113,8 @@ class PolicyWorker:
 
     def work(self) -> Iterator[Message]:
         """Answer what waits."""
-        requests, self.requests = self.requests, []
+        requests = list(self.requests.values())
+        self.requests.clear()
         yield from self.answer(requests)
 
     def answer(self, requests: list[ActionRequest]) -> Iterator[ActionsReady]:
@@ -118,6 +122,8 @@ class PolicyWorker:
         clock.enter(COPYING)
         self._refresh_weights()
         failpoint("pw.forward")
+        if self._stateless:
+            self._rebuild_states(requests)
         if self.plan.spec.same_step:
             for request in requests:
                 self._value_final_observations(request)
@@ -189,6 +195,26 @@ class PolicyWorker:
                 mine = self.trajectories.policy_id[slot, step] == self.address.index
                 state = self.live_state[group].cpu().numpy()
                 self.trajectories.rnn_state[slot, step // self.plan.recurrence][mine] = state[mine]
+
+    @torch.inference_mode()
+    def _rebuild_states(self, requests: list[ActionRequest]) -> None:
+        """Live states of groups that the predecessor served: its last steps again, under the weights of now."""
+        for request in requests:
+            if request.group not in self._stateless:
+                continue
+            self._stateless.remove(request.group)
+            slot, step = request.slot, request.step
+            if not step:
+                slot, step = int(self.trajectories.continues[slot]), self.rollout
+            if slot < 0:  # new episodes, which begin without a state
+                continue
+            start = (step - 1) // self.plan.recurrence * self.plan.recurrence  # of the last segment that has begun
+            stored = self.trajectories.rnn_state[slot, start // self.plan.recurrence]
+            state = torch.from_numpy(stored).to(self.plan.device)
+            for t in range(start, step):
+                obs = {key: a[slot, t].to(self.plan.device) for key, a in self.obs.items()}
+                _, _, state = self.model.act(obs, self.first[slot, t].to(self.plan.device), state)
+            self.live_state[request.group] = state
 
     @torch.inference_mode()
     def _value_final_observations(self, request: ActionRequest) -> None:

@@ -10,15 +10,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
 from algorithms.runtime import prctl
-from algorithms.runtime.arena import Arena, Field
+from algorithms.runtime.arena import Arena
 from algorithms.runtime.channels import Channels, ProcessLinks
+from algorithms.runtime.heartbeat import Activity, Heartbeat
 from algorithms.runtime.messages import Address, Begin, Stop, WorkerFailed, WorkerReady
 from algorithms.runtime.node import Node, Worker
 from algorithms.runtime.timekeeper import Timekeeper
@@ -29,39 +29,8 @@ IDLE_SECONDS = 0.2
 REPORT_LINES = 200
 STACK_LINES = 60
 STACK_SECONDS = 1.0
+OOM_SCORES = {"actor": 500, "policy_worker": 200, "learner": 0}  # an actor is replaced at the smallest cost
 LOST = 255  # what multiprocessing says of a child whose fork server is gone
-
-
-class Activity(IntEnum):
-    """What a process is doing, as its heartbeat says."""
-
-    STARTING = 0
-    RESETTING = 1
-    WAITING = 2
-    WORKING = 3
-    STOPPING = 4
-
-
-class Heartbeat:
-    """A row per process in the arena: what it does, since when (monotonic ns), and how many turns it has made."""
-
-    def __init__(self, arena: Arena, row: int) -> None:
-        self._row = arena["heartbeat"][row]
-
-    @staticmethod
-    def declare(num_processes: int) -> Field:
-        """The arena field; a row is 128 bytes long so that no two writers share a cache line."""
-        return Field("heartbeat", (num_processes, 16), "int64")
-
-    def beat(self, activity: Activity) -> None:
-        """Say what is being done from now on."""
-        self._row[:2] = (activity, time.monotonic_ns())
-        self._row[2] += 1
-
-    def read(self) -> tuple[Activity, float, int]:
-        """Activity, since when in monotonic seconds, turns."""
-        activity, since_ns, turns = self._row[:3].tolist()
-        return Activity(activity), since_ns / 1e9, turns
 
 
 @dataclass(frozen=True)
@@ -114,7 +83,7 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
     try:
         assert plan.links is not None
         workers = build(plan, heartbeat)
-        channels = Channels(plan.links, plan.arena, pipe, plan.workers)
+        channels = Channels(plan.links, plan.arena, pipe, heartbeat)
         node = Node(workers, plan.links.topology.address_of, channels.send)
         channels.send(WorkerReady(plan.name))
         timekeeper = Timekeeper(plan.name, plan.workers[0].role, runs_environments=plan.runs_environments)
@@ -196,6 +165,7 @@ def main_pid() -> int | None:
 def _enter(plan: ProcessPlan) -> None:
     """What must hold in this process before anything is built."""
     isolate(plan.name, plan.log_path, leads_group=plan.runs_environments)
+    prctl.die_earlier(OOM_SCORES[plan.workers[0].role])
     cpu.allocator_settings()
     cpu.set_niceness(plan.niceness)
     if plan.cores:

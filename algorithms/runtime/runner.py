@@ -12,6 +12,7 @@ from algorithms.runtime.messages import MAIN, Begin, Message, Stop, WorkerReady
 from algorithms.runtime.monitor import Limits, Monitor, PolicyProgress
 from algorithms.runtime.node import Node
 from algorithms.runtime.signals import SignalWatch
+from algorithms.runtime.stalls import StallWatch
 from algorithms.runtime.status import Status
 from algorithms.runtime.supervisor import Supervisor
 from algorithms.runtime.timekeeper import Timekeeper
@@ -160,30 +161,36 @@ class Processes:
     Args:
         supervisor: of the processes.
         topology: of the run.
-        start: starts every process through the supervisor.
+        stalls: asked whether the run gets anywhere.
+        launch: starts the process of that name and generation through the supervisor.
         signals: looked at while waiting for them.
     """
 
     def __init__(
-        self, supervisor: Supervisor, topology: Topology, start: Callable[[], None], signals: SignalWatch
+        self,
+        supervisor: Supervisor,
+        topology: Topology,
+        stalls: StallWatch,
+        launch: Callable[[str, int], None],
+        signals: SignalWatch,
     ) -> None:
-        self.supervisor, self.topology, self._start, self.signals = supervisor, topology, start, signals
+        self.supervisor, self.topology, self.stalls = supervisor, topology, stalls
+        self._launch, self.signals = launch, signals
         self._home = {w: name for name, workers in topology.processes().items() for w in workers}
-        self._begun = False
         self._timekeeper = Timekeeper(str(MAIN), MAIN.role, runs_environments=False)
 
     def start(self) -> None:
         """Start all processes and, when the last of them is ready, let them begin."""
-        self._start()
+        for name in self.topology.processes():
+            self.signals.check()
+            self._launch(name, 0)
         waiting = set(self.topology.processes())
         while waiting:
             self.signals.check()
             for name, message in self.supervisor.poll(POLL_SECONDS):
                 if isinstance(message, WorkerReady):
                     waiting.discard(name)
-        for name in self.topology.processes():
-            self.supervisor.send(name, Begin())
-        self._begun = True
+        self.supervisor.begin()
         self._timekeeper.begin()
 
     def poll(self, timeout_seconds: float) -> list[Message]:
@@ -191,6 +198,7 @@ class Processes:
         clock.wait()
         messages: list[Message] = [message for _, message in self.supervisor.poll(timeout_seconds)]
         clock.enter(FRAMEWORK)
+        self.stalls.look(self.supervisor, time.monotonic())
         return [*messages, self._timekeeper.report()] if self._timekeeper.due() else messages
 
     def send(self, message: Message) -> None:
@@ -202,7 +210,7 @@ class Processes:
 
         Each role has its share of the time: an environment that hangs must not cost what was learned.
         """
-        if not self._begun:  # nothing was sampled, and what is still starting would not hear it
+        if not self.supervisor.begun:  # nothing was sampled, and what is still starting would not hear it
             return
         now = time.monotonic()
         for role, share in STOP_SHARES.items():

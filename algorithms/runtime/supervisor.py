@@ -1,32 +1,38 @@
-"""The processes of a run as main sees them: started, listened to, and ended, whatever happens."""
+"""The processes of a run as main sees them: started, listened to, started again when they end, and ended."""
 
 import contextlib
+import logging
 import multiprocessing
 import multiprocessing.connection
+import signal
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
-from algorithms.runtime.channels import Doorbell
+from algorithms.runtime.channels import Links
+from algorithms.runtime.heartbeat import Heartbeat, Pulse
 from algorithms.runtime.janitor import Janitor, kill_group
-from algorithms.runtime.messages import Message, Stop, WorkerFailed
+from algorithms.runtime.messages import Begin, Message, Stop, WorkerFailed, WorkerReady, WorkerRestarted
 from algorithms.runtime.process import (
-    Activity,
+    LOST,
     Build,
-    Heartbeat,
     ProcessPlan,
     cause_of_death,
     crash_report,
     run_process,
     stack_of,
 )
+from algorithms.runtime.restarts import QUEUE_SECONDS, Death, Limits, PlaceHistory
 from utils.errors import AppoError
+
+log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 1.0
 EXIT_CODE_SECONDS = 0.5
+PAUSE_SECONDS = 1.0
 
 
 class WorkerError(AppoError):
@@ -39,63 +45,135 @@ class WorkerError(AppoError):
 
 @dataclass
 class Place:
-    """Where one process of the run lives; a process that is started again in it gets the next generation."""
+    """Where one process of the run lives; a process that is started again in it gets the next generation.
+
+    Attributes:
+        started: monotonic seconds.
+        work_before: what had been done in this place when the process was ready; None until then.
+    """
 
     plan: ProcessPlan
     process: BaseProcess
     pipe: Connection
     heartbeat: Heartbeat
+    started: float
+    work_before: int | None = None
+
+    def failure(self, heard: list[Message], *, ended: bool) -> Death | None:
+        """How the process has ended, by its own words or those of the kernel; None if it has not."""
+        name = self.plan.name
+        for message in heard:
+            if isinstance(message, WorkerFailed):
+                return Death(f"{name}: {message.summary}", True, message.exit_code, message.traceback)
+        if not ended:
+            return None
+        self.process.join(EXIT_CODE_SECONDS)
+        code = self.process.exitcode
+        from_outside = code in (None, LOST, -signal.SIGKILL)
+        return Death(cause_of_death(name, code), not from_outside, traceback=crash_report(self.plan.log_path))
+
+    def end(self, janitor: Janitor) -> None:
+        """End the process and all that its environments have started."""
+        self.process.kill()
+        self.bury(janitor, time.monotonic() + JOIN_SECONDS)
+
+    def bury(self, janitor: Janitor, deadline: float) -> None:
+        """Clean up after a process that has been killed or has ended."""
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        self.pipe.close()
+        if self.plan.runs_environments:
+            kill_group(self.process.pid or 0)
+            janitor.forget(self.process.pid or 0)
 
 
 class Supervisor:
-    """Starts processes, passes messages between them and main, and ends them.
+    """Starts processes, passes messages between them and main, starts them again, and ends them.
 
     Args:
-        bells: doorbell of every process by name.
+        links: doorbells and queues of all processes.
         janitor: told which process groups there are.
-        reset_timeout_seconds: how long environments may take for their first reset.
+        limits: when a process counts as hanging, and what follows.
+        launch: starts the process of that name and generation through `start`.
+        work_of: units of work done so far in the place of that name.
+
+    Attributes:
+        begun: whether all processes have been ready; what fails before ends the run.
+        due: when places are taken again that are empty now, monotonic seconds.
+        deaths: so far; the latest one is `last_death`.
     """
 
-    def __init__(self, bells: Mapping[str, Doorbell], janitor: Janitor, reset_timeout_seconds: float) -> None:
-        self.bells, self.janitor, self.reset_timeout_seconds = bells, janitor, reset_timeout_seconds
+    def __init__(
+        self,
+        links: Links,
+        janitor: Janitor,
+        limits: Limits,
+        launch: Callable[[str, int], None],
+        work_of: Callable[[str], int],
+    ) -> None:
+        self.links, self.janitor, self.limits = links, janitor, limits
+        self._launch, self._work_of = launch, work_of
         self.places: dict[str, Place] = {}
+        self.begun = False
+        self.due: dict[str, float] = {}
+        self.deaths = 0
+        self.last_death: Death | None = None
+        self._generations: dict[str, int] = {}
+        self._histories: dict[str, PlaceHistory] = {}
+        self._resumed = self._polled = time.monotonic()
 
     def start(self, context: ForkServerContext | SpawnContext, plan: ProcessPlan, build: Build) -> None:
         """Start a process; from the main thread only, as the parent-death signal follows the starting thread."""
         ours, theirs = context.Pipe(duplex=True)
         process = context.Process(target=run_process, args=(plan, theirs, build), name=plan.name, daemon=False)
+        heartbeat = Heartbeat(plan.arena, plan.row)
+        heartbeat.clear()
         process.start()
         theirs.close()
         if plan.runs_environments:
             self.janitor.watch(process.pid or 0)
-        self.places[plan.name] = Place(plan, process, ours, Heartbeat(plan.arena, plan.row))
+        self._generations[plan.name] = plan.generation
+        self.places[plan.name] = Place(plan, process, ours, heartbeat, time.monotonic())
+
+    def begin(self) -> None:
+        """All processes are ready: let them work. Whoever ends from now on is replaced."""
+        for name in self.places:
+            self.send(name, Begin())
+        self.begun = True
 
     def poll(self, timeout_seconds: float) -> list[tuple[str, Message]]:
         """Messages that have arrived from workers, after waiting for at most this long.
 
         Raises:
-            WorkerError: a worker failed, died, or hangs in the first reset of an environment.
+            WorkerError: a worker failed, died or hangs, and is not replaced.
         """
-        waiting = [w for p in self.places.values() for w in (p.pipe, p.process.sentinel)]
-        ready = set(multiprocessing.connection.wait(waiting, timeout_seconds))
-        messages = []
-        for name, place in self.places.items():
+        messages: list[tuple[str, Message]] = list(self._replace_dead())
+        places = list(self.places.values())
+        waiting = [w for p in places for w in (p.pipe, p.process.sentinel)]
+        ready = set(multiprocessing.connection.wait(waiting, self._patience(timeout_seconds)))
+        self._note_pause(timeout_seconds)
+        self.janitor.revive()
+        for place in places:
+            heard: list[Message] = []
             if place.pipe in ready or place.process.sentinel in ready:
-                messages += [(name, message) for message in _received(place.pipe)]
-        for name, place in self.places.items():
-            for sender, message in messages:
-                if sender == name and isinstance(message, WorkerFailed):
-                    raise WorkerError(f"{name}: {message.summary}", message.exit_code, message.traceback)
-            if place.process.sentinel in ready:
-                raise _death(place)
-        self._check_resets()
+                heard = _received(place.pipe)
+                messages += [(place.plan.name, message) for message in heard]
+            if any(isinstance(message, WorkerReady) for message in heard):
+                self._welcome(place)
+            gone = self.places.get(place.plan.name) is not place  # with the other end of a queue
+            if not gone and (death := self._death(place, heard, ended=place.process.sentinel in ready)):
+                self._lose(place, death)
         return messages
 
     def send(self, name: str, message: Message) -> None:
         """Leave a message for a process and wake it; one that is gone is noticed by `poll`."""
-        with contextlib.suppress(OSError):
-            self.places[name].pipe.send(message)
-            self.bells[name].ring()
+        if name in self.places:
+            with contextlib.suppress(OSError):
+                self.places[name].pipe.send(message)
+                self.links.bells[name].ring()
+
+    def pulses(self) -> dict[str, Pulse]:
+        """The heartbeats of all living processes; nobody did anything while the machine or the run was paused."""
+        return {name: self._pulse(place) for name, place in self.places.items()}
 
     def stop(self, names: list[str], deadline: float) -> Iterator[tuple[str, Message]]:
         """Ask processes to stop; yields their last messages until all have ended or monotonic `deadline` has passed."""
@@ -116,26 +194,97 @@ class Supervisor:
 
     def kill_all(self) -> None:
         """End whatever still runs, what environments have started included, and forget all processes."""
+        self.due.clear()
         for place in self.places.values():
             if place.process.is_alive():
                 place.process.kill()
         deadline = time.monotonic() + JOIN_SECONDS
         for place in self.places.values():
-            place.process.join(max(0.0, deadline - time.monotonic()))
-            place.pipe.close()
-            if place.plan.runs_environments:
-                kill_group(place.process.pid or 0)
-                self.janitor.forget(place.process.pid or 0)
+            place.bury(self.janitor, deadline)
         self.places.clear()
 
-    def _check_resets(self) -> None:
-        for name, place in self.places.items():
-            activity, since, _ = place.heartbeat.read()
-            seconds = time.monotonic() - since
-            if activity is Activity.RESETTING and seconds > self.reset_timeout_seconds:
-                stack = stack_of(place.process, place.plan.log_path)
-                summary = f"{name}: the first reset of its environments took longer than {seconds:.0f} s"
-                raise WorkerError(summary, exit_code=3, traceback=stack)
+    def _welcome(self, place: Place) -> None:
+        place.work_before = self._work_of(place.plan.name)
+        if self.begun:
+            self.send(place.plan.name, Begin())
+
+    def _death(self, place: Place, heard: list[Message], *, ended: bool) -> Death | None:
+        """How a process has ended or will have to; None while all is well."""
+        if death := place.failure(heard, ended=ended):
+            return death
+        pulse, now = self._pulse(place), time.monotonic()
+        if pulse.peer is not None and now - pulse.entered > QUEUE_SECONDS:
+            return self._renew_queue(place, pulse.peer)
+        hang = self.limits.hang(place.plan.name, pulse, now, is_actor=place.plan.runs_environments)
+        return replace(hang, traceback=stack_of(place.process, place.plan.log_path)) if hang else None
+
+    def _renew_queue(self, place: Place, peer: int) -> Death:
+        """Give both ends of a queue a new one, as somebody has died in the old one and holds its mutex for ever."""
+        worker = place.plan.workers[0]
+        actor, policy = (worker.index, peer) if worker.role == "actor" else (peer, worker.index)
+        other = f"learner_{peer}" if worker.role == "actor" else f"actor_{peer}"
+        place.end(self.janitor)
+        blocked = "blocked in its queue to {} by a process that died in it"
+        if other in self.places:
+            self._lose(self.places[other], Death(f"{other}: {blocked.format(place.plan.name)}", own_fault=False))
+        self.links.renew(actor, policy)
+        return Death(f"{place.plan.name}: {blocked.format(other)}", own_fault=False)
+
+    def _lose(self, place: Place, death: Death) -> None:
+        """End what is left of a process, and have its place taken again after a while.
+
+        Raises:
+            WorkerError: it is given up.
+        """
+        name, now = place.plan.name, time.monotonic()
+        place.end(self.janitor)
+        del self.places[name]
+        self.deaths += 1
+        self.last_death = death
+        worked = place.work_before is not None and self._work_of(name) > place.work_before
+        self._plan_restart(name, death, worked=worked, lived_seconds=now - place.started)
+
+    def _plan_restart(self, name: str, death: Death, *, worked: bool, lived_seconds: float) -> None:
+        history = self._histories.setdefault(name, PlaceHistory())
+        delay = history.delay(death, worked=worked, lived_seconds=lived_seconds)
+        if delay is None or not (self.begun and self.limits.restart):
+            raise WorkerError(death.cause, death.exit_code, death.traceback)
+        log.warning("%s; starting it again (restart %d)", death.cause, self._generations[name] + 1)
+        if death.traceback:
+            log.info("%s", death.traceback.rstrip())
+        self.due[name] = time.monotonic() + delay
+
+    def _replace_dead(self) -> Iterator[tuple[str, Message]]:
+        """Start what is due."""
+        now = time.monotonic()
+        for name in [name for name, due in self.due.items() if due <= now]:
+            del self.due[name]
+            generation = self._generations[name] + 1
+            try:
+                self._launch(name, generation)
+            except (OSError, EOFError) as error:  # the fork server has just died; the next attempt starts another one
+                death = Death(f"{name} could not be started: {error or type(error).__name__}", own_fault=False)
+                self._plan_restart(name, death, worked=False, lived_seconds=0.0)
+                continue
+            assert self.last_death is not None
+            yield name, WorkerRestarted(name, generation, self.last_death.cause)
+            # Whoever was about to wake another one has perhaps left a message and not rung.
+            for bell in self.links.bells.values():
+                bell.ring()
+
+    def _patience(self, timeout_seconds: float) -> float:
+        """How long to wait for messages: no longer than until the next place is taken again."""
+        return max(0.0, min([timeout_seconds, *(due - time.monotonic() for due in self.due.values())]))
+
+    def _note_pause(self, timeout_seconds: float) -> None:
+        """When main itself has not run for a while (a laptop sleeps, the run is stopped), nobody else hangs."""
+        now = time.monotonic()
+        if now - self._polled > timeout_seconds + PAUSE_SECONDS:
+            self._resumed = now
+        self._polled = now
+
+    def _pulse(self, place: Place) -> Pulse:
+        return place.heartbeat.read().not_before(self._resumed)
 
 
 def _received(pipe: Connection) -> list[Message]:
@@ -152,9 +301,3 @@ def _received(pipe: Connection) -> list[Message]:
 
 def _closed(waitable: object) -> bool:
     return isinstance(waitable, Connection) and waitable.closed
-
-
-def _death(place: Place) -> WorkerError:
-    place.process.join(EXIT_CODE_SECONDS)
-    summary = cause_of_death(place.plan.name, place.process.exitcode)
-    return WorkerError(summary, traceback=crash_report(place.plan.log_path))

@@ -10,6 +10,8 @@ from algorithms.runtime.arena import Arena, Array, Field
 from algorithms.runtime.topology import Topology
 from envs.spec import EnvSpec
 
+NUM_COUNTS = 16  # room for the counts of one group or one learner; they share no cache line with the next one's
+
 
 def dims(shape: str, dtype: type[Any] | str) -> Any:
     """Declare a shared array by its named dimensions; `dtype` is a numpy type, "observation" or "action"."""
@@ -20,6 +22,8 @@ def sizes_of(topology: Topology, spec: EnvSpec, rnn_state_size: int, recurrence:
     """The size of every named dimension."""
     return {
         "S": topology.num_slots,
+        "P": topology.num_policies,
+        "C": NUM_COUNTS,
         "T": topology.rollout,
         "T+1": topology.rollout + 1,
         "R": topology.rows,
@@ -90,6 +94,11 @@ class Trajectories(SharedArrays):
     rnn_state: Array = dims("S N R H", np.float32)  # before every BPTT segment
     owner: Array = dims("S", np.int64)  # policies that still hold the slot, as bits; 0: its actor's
     sequence: Array = dims("S", np.int64)  # hand-overs of the slot so far
+    released: Array = dims("S P", np.int64)  # the last hand-over that the learner of the policy has released
+    columns_used: Array = dims("S P", np.int64)  # of the present hand-over, see `runtime/ownership.py`
+    continues: Array = dims("S", np.int64)  # the slot whose row T became row 0 of this one; -1: new episodes
+    group_counts: Array = dims("G C", np.int64)  # totals of a group, from which its next actor goes on
+    learner_counts: Array = dims("P C", np.int64)  # the same of a learner
 
 
 @dataclass(frozen=True)

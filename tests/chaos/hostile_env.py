@@ -1,11 +1,12 @@
 """An environment that misbehaves on demand, torch-free: `--env=tests.chaos.hostile_env:Hostile --env_kwargs fault=...`.
 
 It does what `fault` names when it is called for the `at`-th time in `where` (init, reset, step or close), in processes
-whose name begins with `process` (`actor_1`, or nothing: all of them), and notes the moment in the file `stamp`.
-A step takes `pause` seconds.
+whose name begins with `process` (`actor_1`, or nothing: all of them), and notes the moment in the file `stamp`; with
+`once`, not again when that file is there. A step takes `pause` seconds.
 """
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -56,6 +57,17 @@ def _start_children() -> None:
         subprocess.Popen(["sleep", "1000"])
 
 
+def _poison_queues() -> None:
+    """Die as a process dies that is killed inside a faster-fifo queue: with its mutex locked."""
+    libc, shared_kind = ctypes.CDLL(None), 128
+    for queue in [found for found in gc.get_objects() if type(found).__name__ == "Queue"]:
+        if (memory := getattr(queue, "queue_obj_buffer", None)) is not None:
+            kinds = np.frombuffer(memory, np.int32)
+            mutex = 4 * int((kinds == shared_kind).argmax()) - 16  # __kind is the fifth int of a pthread_mutex_t
+            libc.pthread_mutex_lock(ctypes.c_void_p(ctypes.addressof(memory) + mutex))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 FAULTS: dict[str, Callable[[], object]] = {
     "raise": _raise,
     "hang": _hang,
@@ -66,6 +78,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "spam": _spam,
     "take_signals": _take_signals,
     "start_children": _start_children,
+    "poison_queues": _poison_queues,
 }
 """What happens instead of the call; those that return let it go on."""
 
@@ -97,8 +110,9 @@ class Hostile(gymnasium.Env[Any, Any]):
         stamp: str = "",
         space: str = "",
         pause: float = 0.0,
+        once: bool = False,
     ):
-        self.pause = pause
+        self.pause, self.once = pause, once
         self.fault, self.where, self.at, self.process, self.stamp = fault, where, at, process, stamp
         plain = spaces.Dict({"position": POSITION, "speed": SPEED}), spaces.Discrete(2)
         self.observation_space, self.action_space = ODD_SPACES.get(space, plain)
@@ -122,7 +136,9 @@ class Hostile(gymnasium.Env[Any, Any]):
     def _call(self, place: str) -> Any:
         """Misbehave if it is time to; otherwise the observation."""
         self._calls[place] += 1
-        if place == self.where and self._calls[place] == self.at and _process_name().startswith(self.process):
+        again = self.once and Path(self.stamp).exists()
+        due = place == self.where and self._calls[place] == self.at
+        if due and not again and _process_name().startswith(self.process):
             if self.stamp:
                 Path(self.stamp).write_text(repr(time.monotonic()))
             if self.fault in ODD_OBSERVATIONS:

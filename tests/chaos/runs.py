@@ -18,6 +18,7 @@ from utils.metrics import read_metrics
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "APPO_TEST_RUN"
 HOSTILE = "tests.chaos.hostile_env:Hostile"
+RAISED = "tests.chaos.hostile_env.HostileError: out of cheese"
 START_SECONDS = 60.0
 POLL_SECONDS = 0.005
 

@@ -1,6 +1,6 @@
 """kill -9 of any process of a run: soon all others have gone, and nothing is left in memory, in /tmp or locked.
 
-Every environment has started children of its own, which must go too.
+No process is replaced here. Every environment has started children of its own, which must go too.
 """
 
 import shutil
@@ -46,7 +46,8 @@ def start(folder: Path, placement: str) -> TrainingRun:
         "pause=0.005",
     )  # the figure is not one of a busy machine
     script = SPAWNING if spawned else ROOT / "train_appo.py"
-    return TrainingRun(folder, f"--inference={inference}", *kwargs, env=HOSTILE, script=script)
+    flags = (f"--inference={inference}", "--restart_workers=False")
+    return TrainingRun(folder, *flags, *kwargs, env=HOSTILE, script=script)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,8 @@ def test_a_killed_run_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
 def test_no_game_and_no_shared_memory_of_it_is_left_when_a_process_is_killed(tmp_path: Path, role: str) -> None:
     pytest.importorskip("vizdoom")
     names = shared_memory_names()
-    with TrainingRun(tmp_path, "--inference=central", "--hidden_size=16", env="VizdoomBasic-v1") as run:
+    flags = ("--inference=central", "--hidden_size=16", "--restart_workers=False")
+    with TrainingRun(tmp_path, *flags, env="VizdoomBasic-v1") as run:
         run.wait_for_env_steps()
         assert len(shared_memory_names() - names) >= 4 * 3  # two actors with two games each
         kill(min(pid for pid, name in run.roles().items() if name == role))  # its games, later ones, have its log too

@@ -19,10 +19,11 @@ from algorithms.appo import appo
 from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.config import Config, parse_train
 from algorithms.runtime.arena import Arena
+from algorithms.runtime.heartbeat import Heartbeat
 from algorithms.runtime.messages import Address, Begin, EpisodesDone, LearnerReport, Message, Stop, WorkerReport
 from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.node import Node, Worker
-from algorithms.runtime.process import Heartbeat, ProcessPlan
+from algorithms.runtime.process import ProcessPlan
 from algorithms.runtime.runner import Budget
 from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.topology import Topology

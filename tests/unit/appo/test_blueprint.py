@@ -11,11 +11,12 @@ from algorithms.appo.config import Config
 from algorithms.appo.learner import Learner
 from algorithms.runtime.actor_worker import ActorWorker
 from algorithms.runtime.arena import Arena
+from algorithms.runtime.heartbeat import Heartbeat
 from algorithms.runtime.learner_worker import LearnerWorker
 from algorithms.runtime.messages import ActionRequest, Begin
 from algorithms.runtime.node import Node
 from algorithms.runtime.policy_worker import PolicyWorker
-from algorithms.runtime.process import Heartbeat, ProcessPlan
+from algorithms.runtime.process import ProcessPlan
 from algorithms.runtime.runner import Budget
 from algorithms.runtime.topology import Topology
 from algorithms.runtime.weights import WeightRing

@@ -8,6 +8,7 @@ import pytest
 
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.channels import Channels, Doorbell, Links, Mailbox, Mailboxes, decode, encode
+from algorithms.runtime.heartbeat import Heartbeat
 from algorithms.runtime.messages import (
     ActionRequest,
     ActionsReady,
@@ -36,13 +37,13 @@ class Run:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.arena = Arena.create(Mailboxes.declare(topology))
+        self.arena = Arena.create([*Mailboxes.declare(topology), Heartbeat.declare(len(topology.processes()))])
         links = Links(topology)
         self.main: dict[str, Connection] = {}
         self.channels: dict[str, Channels] = {}
-        for name, workers in topology.processes().items():
+        for row, (name, workers) in enumerate(topology.processes().items()):
             self.main[name], theirs = Pipe()
-            self.channels[name] = Channels(links.of(name, workers), self.arena, theirs, workers)
+            self.channels[name] = Channels(links.of(name, workers), self.arena, theirs, Heartbeat(self.arena, row))
 
     def received(self) -> dict[str, list[object]]:
         """What every process finds without waiting."""
@@ -182,3 +183,32 @@ def test_actors_with_their_own_policies_use_no_mailbox() -> None:
     run.channels["learner_0"].send(SlotReleased(0, 1, 1))
     assert run.received() == {"actor_0": [SlotReleased(0, 1, 1)]}
     run.close()
+
+
+def test_a_process_in_the_place_of_a_dead_one_finds_what_is_not_answered(run: Run) -> None:
+    actor, server = run.channels["actor_0"], run.channels["policy_worker_0.0"]
+    requests = [ActionRequest(0, group, group, 0, 0) for group in (0, 1)]
+    for message in requests:
+        actor.send(message)
+    assert list(server.receive(0.0)) == requests
+    server.send(ActionsReady(*requests[0]))
+    actor.send(ActionRequest(1, 0, 0, 0, 0))  # of another policy
+    for message, found in ((None, requests[1:]), (requests[0], requests)):  # the same again is another request
+        if message:
+            actor.send(message)
+        successor = Channels(server.links, run.arena, server.pipe, server.heartbeat)
+        successor.bell.ring()
+        assert list(successor.receive(0.0)) == found
+
+
+def test_a_process_says_in_which_queue_it_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor, learner = run.channels["actor_1"], run.channels["learner_0"]
+    seen: list[int | None] = []
+    queue = actor.links.hand_overs[1, 0]
+    put = queue.put
+    monkeypatch.setattr(queue, "put", lambda *a, **k: (seen.append(actor.heartbeat.read().peer), put(*a, **k)))
+    actor.send(TrajectoryReady(0, 6, 1, 0))
+    assert seen == [0]
+    assert actor.heartbeat.read().peer is None
+    assert list(learner.receive(0.0)) == [TrajectoryReady(0, 6, 1, 0)]
+    assert learner.heartbeat.read().peer is None

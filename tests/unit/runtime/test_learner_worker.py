@@ -20,6 +20,7 @@ from algorithms.runtime.messages import (
     Stop,
     TrajectoryReady,
 )
+from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
 from tests.unit.runtime.devices import LateDevice
@@ -79,7 +80,8 @@ class Training:
         self.learner = CountingLearner()
         batches = ColumnBatches(world.trajectories, 0, ROWS, limits["max_policy_lag"], False, 1)
         self.worker = LearnerWorker(
-            Address("learner", 0), TrainingPlan(**limits, device="cpu"), self.learner, batches, self.ring, self.block
+            Address("learner", 0), TrainingPlan(**limits, device="cpu"), self.learner, batches, self.ring, self.block,
+            LearnerLedger(world.trajectories, 0),
         )  # fmt: skip
 
     def told(self, message: Message) -> list[Message]:
@@ -144,7 +146,7 @@ def test_every_valid_step_is_counted_once(training: Training) -> None:
     assert report.version == 5
     assert report.totals == {
         "samples": 23, "env_steps": 92, "discarded": 0, "updates": 4, "batches": 2, "trajectories": 2, "released": 2,
-        "in_flight": 0, "held": 0,
+        "in_flight": 0, "held": 0, "lost": 0,
     }  # fmt: skip
     assert training.learner.progress == [0, 44 / 10**9]
 
@@ -243,7 +245,7 @@ def test_training_continues_from_the_state_block(monkeypatch: pytest.MonkeyPatch
     first.work()  # is not in the state: lost with the learner
     assert first.ring.published == 7
     second = Training(monkeypatch, first.world)
-    assert second.learner.updates == 4
+    assert second.learner.updates == 6  # no counter goes back
     assert second.learner.version == 7 + 20 + 1  # beyond everything that was published, and too far for any old step
     version, weights = second.ring.fetch(7)
     assert version == 28
@@ -252,7 +254,7 @@ def test_training_continues_from_the_state_block(monkeypatch: pytest.MonkeyPatch
     second.give(3)
     assert second.work() == [SlotReleased(0, 3, 1)]
     totals = second.report().totals
-    assert (totals["samples"], totals["env_steps"], totals["discarded"]) == (24, 96, 12)
+    assert (totals["samples"], totals["env_steps"], totals["discarded"], totals["lost"]) == (36, 144, 12, 12)
 
 
 def test_what_was_learned_before_is_reported_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

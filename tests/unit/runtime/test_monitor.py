@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
-from algorithms.runtime.messages import EpisodesDone, LearnerReport, TimeReport, WorkerReport
+from algorithms.runtime.messages import EpisodesDone, LearnerReport, TimeReport, WorkerReport, WorkerRestarted
 from algorithms.runtime.monitor import Limits, Monitor
 from algorithms.runtime.performance import Machine
 from algorithms.runtime.runner import BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, Budget
@@ -175,7 +175,10 @@ def test_totals_are_summed_over_workers_and_policies(watched: Watched) -> None:
     for _ in range(2):  # totals, not differences: the same again changes nothing
         monitor.handle(WorkerReport("actor_0", {"collected": 3, "sent": 1}))
         monitor.handle(WorkerReport("actor_1", {"collected": 4, "sent": 2}))
+    for _ in range(2):
+        monitor.handle(WorkerRestarted("actor_0", 1, "it was killed"))
     assert monitor.totals() == {
+        "restarts": 2,
         "env_steps": 3000, "samples": 750, "discarded": 10, "updates": 4, "actors_collected": 7, "actors_sent": 3
     }  # fmt: skip
     monitor.close()
@@ -192,6 +195,7 @@ def test_records_hold_the_counters_before_the_tags(watched: Watched) -> None:
     assert first == {
         "elapsed_seconds": 4.0, "policy": 0, "env_steps": 1000, "samples": 250, "discarded": 5,
         "perf/version": 3.0, "perf/episodes": 0.0, "train/loss": 0.5,
+        "perf/restarts": 0,
     }  # fmt: skip
     assert (second["policy"], second["env_steps"]) == (1, 0)
     assert [record["policy"] for record in last] == [0, 1]  # closing writes once more

@@ -328,3 +328,30 @@ def test_final_values_are_those_of_the_policy_that_acted() -> None:
     list(acting.worker.answer([request(0, 1, 1)]))
     assert close(t.final_value[0, 0, [0]], acting.model.denormalize_value(value))
     assert (t.final_value[0, 0, 1:] == -7).all()
+
+
+@pytest.mark.parametrize("steps", range(ROLLOUT + 1))
+def test_a_policy_worker_in_the_place_of_a_dead_one_rebuilds_recurrent_states(steps: int) -> None:
+    """From the slot in which the group is, or the one before; the same weights give the same states."""
+    acting = acting_of()
+    t = acting.world.trajectories
+    t.first[:, 0], t.continues[:] = True, (-1, -1, 0, -1)
+    for step in range(steps):
+        list(acting.worker.answer([request(0, step)]))
+    flat = FlatModule(build_model(GRU, SPEC).eval())
+    plan = replace(acting.worker.plan, replaces=True)
+    successor = PolicyWorker(acting.worker.address, plan, flat, acting.ring, t, acting.world.finals)
+    waits_for = request(0, steps) if steps < ROLLOUT else ActionRequest(0, 0, 2, 0, 0)
+    t.first[waits_for.slot, waits_for.step] = False
+    for worker in (acting.worker, successor):
+        list(worker.answer([waits_for]))
+    if steps:
+        assert close(successor.live_state[0], acting.worker.live_state[0])
+    assert close(successor.live_state[1:], torch.zeros_like(successor.live_state[1:]))
+
+
+def test_only_the_newest_request_of_a_group_is_answered() -> None:
+    acting = acting_of()
+    for one in (request(1, 2), request(0, 0), ActionRequest(0, 1, 1, 0, 1)):
+        list(acting.worker.handle(one))
+    assert list(acting.worker.work()) == [ActionsReady(0, 1, 1, 0, 1), ActionsReady(0, 0, 0, 0, 0)]

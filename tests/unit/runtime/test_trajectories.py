@@ -15,7 +15,8 @@ RICH = EnvSpec(
 
 def test_sizes_of_the_named_dimensions() -> None:
     assert sizes_of(TOPOLOGY, SPEC, 8, 2) == {
-        "S": 4, "T": 4, "T+1": 5, "R": 3, "A": 1, "L": 4, "H": 8, "N": 2, "F": 0, "G": 2, "G'": 0
+        "S": 4, "T": 4, "T+1": 5, "R": 3, "A": 1, "L": 4, "H": 8, "N": 2, "F": 0, "G": 2, "G'": 0, "P": 1,
+            "C": 16
     }  # fmt: skip
     same_step = sizes_of(TOPOLOGY, replace(SPEC, same_step=True), 0, 4)
     assert (same_step["F"], same_step["G'"], same_step["N"]) == (4, 2, 1)
@@ -42,6 +43,11 @@ def test_shapes_and_types_of_a_plain_environment() -> None:
         "rnn_state": ((4, 1, 3, 0), "float32"),
         "owner": ((4,), "int64"),
         "sequence": ((4,), "int64"),
+        "released": ((4, 1), "int64"),
+        "columns_used": ((4, 1), "int64"),
+        "continues": ((4,), "int64"),
+        "group_counts": ((2, 16), "int64"),
+        "learner_counts": ((1, 16), "int64"),
     }
 
 

@@ -53,7 +53,8 @@ def world_of(
 def number_all(world: World) -> None:
     """Make every element of every numeric field different, all steps valid, nothing over."""
     t = world.trajectories
-    arrays = [getattr(t, f.name) for f in fields(Trajectories) if f.name not in ("obs", "owner", "sequence")]
+    bookkeeping = ("owner", "sequence", "released", "columns_used", "continues", "group_counts", "learner_counts")
+    arrays = [getattr(t, f.name) for f in fields(Trajectories) if f.name not in ("obs", *bookkeeping)]
     for array in [*arrays, *t.obs.values()]:
         if array.dtype == np.bool_:
             array[:] = False

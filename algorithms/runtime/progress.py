@@ -1,0 +1,58 @@
+"""What the processes of a run have done so far, and what they owe each other, as the arena says it."""
+
+from algorithms.runtime.arena import Arena
+from algorithms.runtime.channels import Mailbox, Mailboxes
+from algorithms.runtime.env_group import COUNTS
+from algorithms.runtime.ownership import LearnerLedger
+from algorithms.runtime.topology import Topology
+from algorithms.runtime.trajectories import Trajectories
+
+TRAJECTORIES = COUNTS.index("trajectories")
+
+
+class Progress:
+    """What has been done so far, read from the arena.
+
+    Args:
+        topology: of the run.
+        arena: its memory.
+        trajectories: the shared arrays in it.
+    """
+
+    def __init__(self, topology: Topology, arena: Arena, trajectories: Trajectories) -> None:
+        self.topology, self.trajectories, self.mailboxes = topology, trajectories, Mailboxes(arena)
+        self._saves = [arena[f"state.{policy}.latest"] for policy in range(topology.num_policies)]
+        self._served: dict[str, list[tuple[int, int]]] = {}
+        for policy in range(topology.num_policies):
+            for group in range(topology.num_groups):
+                server = str(topology.policy_worker_of(policy, group))
+                self._served.setdefault(server, []).append((policy, group))
+
+    def of(self, name: str) -> int:
+        """Units of work of all processes that have been in this place: trajectories, replies or saved states."""
+        worker = self.topology.processes()[name][0]
+        if worker.role == "actor":
+            groups = self.topology.groups_of(worker.index)
+            return int(self.trajectories.group_counts[groups.start : groups.stop, TRAJECTORIES].sum())
+        if worker.role == "learner":
+            return int(self._saves[worker.index][0])
+        return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
+
+    def trained(self) -> int:
+        """Samples of all learners."""
+        return int(self.trajectories.learner_counts[:, LearnerLedger.NAMES.index("samples")].sum())
+
+    def collected(self) -> int:
+        """Steps of all actors."""
+        return int(self.trajectories.group_counts[:, COUNTS.index("collected")].sum())
+
+    def owes(self, name: str) -> str:
+        """What others wait for from this process."""
+        worker = self.topology.processes()[name][0]
+        if worker.role == "learner":
+            held = int((self.trajectories.owner >> worker.index & 1).sum())
+            return f"holds {held} of {len(self.trajectories.owner)} slots"
+        if worker.role == "policy_worker":
+            unanswered = self.mailboxes.unanswered()
+            return f"{sum(bool(unanswered[place]) for place in self._served[name])} requests unanswered"
+        return ""

@@ -1,0 +1,124 @@
+"""How long training stops when a process is killed: from SIGKILL to the first batch that is trained with its successor.
+
+    python -m benchmarks.recovery [--trials=20] [--json=FILE] [flags of appo train]
+
+A run is started in a scratch folder with the placement `central`, and one process at a time is killed. Training goes on
+when its successor is ready, has done a unit of work (a trajectory of the actor, a reply of the policy worker) and a
+batch is trained after that. The arena tells, 1 ms apart.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from algorithms.appo.appo import APPO
+from algorithms.appo.config import parse_train
+from algorithms.runtime.progress import Progress
+from algorithms.runtime.signals import SignalWatch
+from algorithms.runtime.supervisor import Supervisor
+from utils.logging import configure
+
+ROLES = ("actor_0", "policy_worker_0.0", "learner_0")
+SETTLE_SECONDS = 0.5
+LIMIT_SECONDS = 20.0
+
+
+class Killer(threading.Thread):
+    """Kills processes of a run that main supervises, and measures."""
+
+    def __init__(self, supervisor: Supervisor, progress: Progress, trials: int) -> None:
+        super().__init__(daemon=True)
+        self.supervisor, self.progress, self.trials = supervisor, progress, trials
+        self.seconds: dict[str, list[float]] = {role: [] for role in ROLES}
+
+    def run(self) -> None:
+        while not self.supervisor.begun or not self.progress.trained():
+            time.sleep(0.01)
+        for _ in range(self.trials):
+            for role in ROLES:
+                time.sleep(SETTLE_SECONDS)
+                self.seconds[role].append(self._recovery(role))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def _recovery(self, role: str) -> float:
+        victim = self.supervisor.places[role].process
+        os.kill(victim.pid or 0, signal.SIGKILL)
+        killed = time.monotonic()
+        self._until(lambda: self._successor_is_ready(role, victim))
+        units = self.supervisor.places[role].work_before or 0
+        if role != "learner_0":
+            self._until(lambda: self.progress.of(role) > units)
+        trained = self.progress.trained()
+        self._until(lambda: self.progress.trained() > trained)
+        return time.monotonic() - killed
+
+    def _successor_is_ready(self, role: str, victim: Any) -> bool:
+        place = self.supervisor.places.get(role)
+        return place is not None and place.process is not victim and place.work_before is not None
+
+    def _until(self, condition: Any) -> None:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "the run has not recovered"
+            time.sleep(0.001)
+
+
+class MeasuredAPPO(APPO):
+    """A run with a killer in it."""
+
+    trials = 0
+    killer: Killer | None = None
+
+    def _processes(self, *arguments: Any) -> Any:
+        workers = super()._processes(*arguments)
+        assert hasattr(workers, "supervisor")
+        self.killer = Killer(workers.supervisor, workers.stalls.progress, self.trials)
+        self.killer.start()
+        return workers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--json", type=Path, default=None)
+    given, words = parser.parse_known_args()
+    folder = Path(tempfile.mkdtemp(prefix="recovery"))
+    flags = ["--env=CartPole-v1", "--inference=central", "--num_workers=2", "--seed=1", *words]
+    config = parse_train([*flags, f"--train_dir={folder}", "--experiment=run"])
+    configure("main", None, logging.ERROR)
+    (config.run.run_directory / "logs").mkdir(parents=True)
+    try:
+        with SignalWatch() as signals:
+            run = MeasuredAPPO(config, signals)
+            run.trials = given.trials
+            try:
+                run.run()
+            except Exception as error:
+                print(error)
+        assert run.killer is not None
+        report(run.killer.seconds, given.json)
+    finally:
+        shutil.rmtree(folder)
+
+
+def report(seconds: dict[str, list[float]], path: Path | None) -> None:
+    """Print a line per role, and write all figures."""
+    for role, times in seconds.items():
+        ordered = sorted(times)
+        p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+        print(f"{role:18} {len(times)} kills: p50 {statistics.median(times):.3f} s, p99 {p99:.3f} s")
+    if path:
+        path.write_text(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Whoever is killed, hangs or fails is replaced, and the run goes on: nothing is lost silently or counted twice."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.runs import HOSTILE, RAISED, TrainingRun, kill, last_line
+from utils import checkpoint
+from utils.metrics import read_metrics
+
+GONE_SECONDS = 25.0
+SAVE_OFTEN = "--save_every_sec=1"
+
+
+def restarts(run: TrainingRun) -> int:
+    return status(run)["totals"].get("restarts", 0)
+
+
+def status(run: TrainingRun) -> dict:
+    return json.loads((run.directory / "status.json").read_text())
+
+
+def check_history(run: TrainingRun) -> dict[str, int]:
+    """What holds after every run, whoever has died in it; the last totals."""
+    records = read_metrics(run.directory / "metrics.jsonl")
+    for name in ("env_steps", "samples", "discarded", "perf/version", "perf/restarts"):
+        series = [record[name] for record in records]
+        assert series == sorted(series), name
+    totals = status(run)["totals"]
+    assert totals["env_steps"] == totals["samples"]  # no frame skip
+    assert totals["samples"] + totals["discarded"] + totals["in_flight"] == totals["actors_collected"]
+    assert totals["trajectories"] == totals["actors_sent"]
+    assert totals["released"] + totals["held"] == totals["trajectories"]
+    found = sorted((run.directory / "checkpoint_p0").glob("ckpt_*"))
+    assert found
+    for path in found:
+        checkpoint.verify(path)
+    return totals
+
+
+def replace(run: TrainingRun, role: str) -> None:
+    """Kill a process, and wait until its successor's work, or work for it, has been trained on."""
+    before = restarts(run)
+    kill(run.pid_of(role))
+    run.wait_until(lambda: restarts(run) > before, f"restart of {role}")
+    run.wait_for_env_steps(run.env_steps() + 300)
+
+
+@pytest.mark.parametrize(
+    ("placement", "roles"),
+    [
+        ("central", ("actor_0", "policy_worker_0.0", "learner_0")),
+        pytest.param("central", ("learner_0", "fork_server", "janitor"), marks=pytest.mark.slow),
+        pytest.param("local", ("actor_1", "learner_0", "fork_server"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_without_a_process_that_is_killed(tmp_path: Path, placement: str, roles: tuple[str, ...]) -> None:
+    with TrainingRun(tmp_path, f"--inference={placement}", SAVE_OFTEN, "--use_rnn=True", "--hidden_size=8") as run:
+        run.wait_for_env_steps()
+        for role in roles:
+            if role == "janitor":
+                kill(run.pid_of(role))
+                run.wait_until(lambda: "janitor" in run.roles().values(), "another janitor")
+            else:
+                replace(run, role)
+        run.interrupt()
+        ended = run.wait()
+        run.seconds_until_gone(GONE_SECONDS)
+        assert run.left_behind() == []
+    assert ended.exit_code == 130
+    totals = check_history(run)
+    assert totals["restarts"] >= len(roles) - ("janitor" in roles)
+    for role in set(roles) - {"fork_server", "janitor"}:
+        assert f"{role} was killed by SIGKILL (out of memory?); starting it again (restart 1)" in ended.stderr
+
+
+def victims(run: TrainingRun) -> dict[int, str]:
+    return {pid: role for pid, role in run.roles().items() if role not in ("main", "ended")}
+
+
+@pytest.mark.parametrize(
+    ("placement", "kills", "seed"),
+    [
+        ("central", 25, 1),
+        pytest.param("central", 200, 2, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param("local", 100, 3, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
+def test_a_run_outlives_a_storm_of_kills(tmp_path: Path, placement: str, kills: int, seed: int) -> None:
+    """Any process but main, at any moment: also one that is starting, or several at once."""
+    rng, killed = random.Random(seed), []
+    with TrainingRun(tmp_path, f"--inference={placement}", SAVE_OFTEN) as run:
+        run.wait_for_env_steps()
+        while len(killed) < kills:
+            run.wait_until(lambda: len(victims(run)) > 0, "process to kill")
+            roles = victims(run)
+            if not roles:
+                continue
+            pid = rng.choice(sorted(roles, key=lambda pid: (roles[pid], pid)))
+            killed.append(roles[pid])
+            kill(pid)
+            time.sleep(rng.choice((0.0, 0.05, 0.3, 1.0)))  # the moment is the subject; no outcome depends on it
+        run.wait_for_env_steps(run.env_steps() + 500)
+        run.interrupt()
+        ended = run.wait()
+        run.seconds_until_gone(GONE_SECONDS)
+        assert run.left_behind() == []
+    assert ended.exit_code == 130, ended.stderr
+    totals = check_history(run)
+    print(f"{kills} kills {killed}: {totals['restarts']} restarts, {totals['lost']} of {totals['samples']} lost")
+    assert totals["restarts"] > 0
+
+
+def hostile(folder: Path, *words: str, once: bool = True) -> tuple[TrainingRun, str, int]:
+    """A run with a fault in one actor; the run, its stderr and its exit code."""
+    kwargs = ["--env_kwargs", f"stamp={folder / 'stamp'}", f"once={once}", "process=actor_1", *words]
+    flags = ["--inference=central", "--step_timeout_seconds=1", "--train_for_env_steps=2500"]
+    with TrainingRun(folder, *flags, *kwargs, env=HOSTILE) as run:
+        ended = run.wait()
+        run.seconds_until_gone(GONE_SECONDS)
+    return run, ended.stderr, ended.exit_code
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("poison_queues", "learner_0: blocked in its queue to actor_1 by a process that died in it; starting it again"),
+        ("hang", "actor_1: a step of its environments takes longer than 1 s; starting it again (restart 1)"),
+        pytest.param("raise", "actor_1: tests.chaos.hostile_env:Hostile raised HostileError", marks=pytest.mark.slow),
+        pytest.param("segfault", "actor_1 was killed by SIGSEGV; starting", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_after_a_fault(tmp_path: Path, fault: str, line: str) -> None:
+    run, stderr, exit_code = hostile(tmp_path, f"fault={fault}", "at=100")
+    assert exit_code == 0, stderr
+    assert line in stderr
+    check_history(run)
+    if fault == "hang":
+        assert "in _hang" in (run.directory / "logs" / "actor_1.log").read_text()
+
+
+def test_an_environment_that_fails_soon_after_every_start_ends_the_run(tmp_path: Path) -> None:
+    _, stderr, exit_code = hostile(tmp_path, "fault=raise", "at=20", once=False)
+    assert exit_code == 3
+    assert stderr.count("starting it again") == 2
+    assert stderr.count("Traceback (most recent call last)") == 1
+    assert last_line(stderr) == RAISED

@@ -1,0 +1,73 @@
+from dataclasses import replace
+
+import pytest
+
+from algorithms.runtime.heartbeat import Activity, Pulse
+from algorithms.runtime.restarts import BACKOFF_SECONDS, MAX_FAULTS, MAX_IDLE_DEATHS, Death, Limits, PlaceHistory
+
+KILLED = Death("killed", own_fault=False)
+RAISED = Death("raised", own_fault=True, exit_code=3)
+LIMITS = Limits(restart=True, reset_seconds=10.0, step_seconds=20.0, work_seconds=30.0)
+
+
+def delays(
+    history: PlaceHistory, death: Death, count: int, *, worked: bool, lived_seconds: float
+) -> list[float | None]:
+    return [history.delay(death, worked=worked, lived_seconds=lived_seconds) for _ in range(count)]
+
+
+def test_what_is_killed_while_it_works_is_replaced_at_once_and_for_ever() -> None:
+    assert delays(PlaceHistory(), KILLED, 1000, worked=True, lived_seconds=0.1) == [0.0] * 1000
+
+
+def test_what_dies_without_having_worked_is_replaced_later_and_later_and_given_up() -> None:
+    found = delays(PlaceHistory(), KILLED, MAX_IDLE_DEATHS, worked=False, lived_seconds=0.1)
+    assert found[-1] is None
+    assert found[:5] == list(BACKOFF_SECONDS[1:])
+    assert sum(delay for delay in found if delay) < 10
+
+
+def test_a_unit_of_work_forgives_all_deaths_before() -> None:
+    history = PlaceHistory()
+    delays(history, KILLED, MAX_IDLE_DEATHS - 1, worked=False, lived_seconds=0.1)
+    assert history.delay(KILLED, worked=True, lived_seconds=0.1) == 0.0
+    assert None not in delays(history, KILLED, MAX_IDLE_DEATHS - 1, worked=False, lived_seconds=0.1)
+
+
+def test_what_fails_by_itself_soon_after_every_start_is_given_up_though_it_works() -> None:
+    assert delays(PlaceHistory(), RAISED, MAX_FAULTS, worked=True, lived_seconds=59.0) == [0.0, 0.0, None]
+    assert delays(PlaceHistory(), RAISED, 1000, worked=True, lived_seconds=61.0) == [0.0] * 1000
+
+
+def test_kills_do_not_count_as_faults() -> None:
+    history = PlaceHistory()
+    for death in (RAISED, KILLED, RAISED, KILLED, KILLED):
+        assert history.delay(death, worked=True, lived_seconds=1.0) == 0.0
+
+
+@pytest.mark.parametrize("exit_code", [2, 4, 6])
+def test_what_another_life_would_repeat_is_given_up_at_once(exit_code: int) -> None:
+    assert PlaceHistory().delay(replace(RAISED, exit_code=exit_code), worked=True, lived_seconds=1e6) is None
+
+
+@pytest.mark.parametrize(
+    ("activity", "is_actor", "limit", "words"),
+    [
+        (Activity.RESETTING, True, 10.0, "actor: the first reset of its environments took longer than 11 s"),
+        (Activity.WORKING, True, 20.0, "actor: a step of its environments takes longer than 21 s"),
+        (Activity.WORKING, False, 30.0, "learner: hangs in its work for 31 s"),
+        (Activity.WAITING, True, 30.0, "actor: gives no sign of life for 31 s"),
+        (Activity.STARTING, False, 30.0, "learner: gives no sign of life for 31 s"),
+    ],
+)
+def test_what_takes_too_long_hangs(activity: Activity, is_actor: bool, limit: float, words: str) -> None:
+    name = words.partition(":")[0]
+    pulse = Pulse(activity, since=100.0, began=0.0, turns=1, peer=None, entered=0.0)
+    assert LIMITS.hang(name, pulse, 100.0 + limit, is_actor=is_actor) is None
+    assert LIMITS.hang(name, pulse, 101.0 + limit, is_actor=is_actor) == Death(words, True, 3 if is_actor else 1)
+
+
+def test_nobody_hangs_while_all_are_paused() -> None:
+    pulse = Pulse(Activity.WORKING, since=100.0, began=90.0, turns=1, peer=2, entered=99.0)
+    assert pulse.not_before(99.5) == pulse._replace(began=99.5, entered=99.5)
+    assert LIMITS.hang("actor", pulse.not_before(1000.0), 1001.0, is_actor=True) is None
