@@ -123,6 +123,7 @@ class NetworkProbe:
         worker = make_learner(blueprint, arena, Address("learner", 0), flat=self.flat)
 
         def train() -> None:
+            trajectories.sequence[0] += 1  # a hand-over is taken once
             for _ in worker.handle(TrajectoryReady(0, 0, int(trajectories.sequence[0]), 0)):
                 pass
             while worker.pending():

@@ -106,7 +106,7 @@ def rising(points: Iterable[tuple[int, float]]) -> Curve:
 
 
 def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores: int) -> float:
-    """Samples per second of a plan.
+    """Samples per second of a plan of processes.
 
     The slowest part decides: the actors, the policy workers, the learners, the time from an observation to its action,
     or all of them together on the cores there are.
@@ -115,8 +115,6 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     envs, rows = plan.num_envs_per_worker // plan.num_splits, plan.num_envs_per_worker // plan.num_splits * num_agents
     learn = 0.0 if config.sampling.sampler_only else at(costs.learn, plan.learner_threads)
     step, act = at(costs.env, envs), at(costs.act, rows) / rows
-    if plan.placement == "serial":
-        return 1 / (step / rows + act + learn)
     hand_over = HAND_OVER_SECONDS / (rollout * rows)
     sample = step / rows + hand_over
     total = learn * plan.learner_threads + hand_over
@@ -200,13 +198,13 @@ def candidates(config: Config, cores: int) -> Iterator[Sampling]:
     what is trained on older, and first updates late.
     """
     s = config.sampling
-    placements: tuple[Placement, ...] = ("serial", "local", "central")
+    placements: tuple[Placement, ...] = ("local", "central")  # `serial` has nothing that could be started again
     for placement in placements:
         if s.inference not in ("auto", placement):
             continue
         halves = placement == "central" and not s.num_envs_per_worker % 2
         splits = (s.worker_num_splits,) if s.worker_num_splits else (1, 2) if halves else (1,)
-        for num_workers in _counts(s.num_workers, 1 if placement == "serial" else cores):
+        for num_workers in _counts(s.num_workers, cores):
             for num_splits in splits:
                 for threads in _counts(s.learner_main_loop_num_cores, thread_limit(cores)):
                     for share in SHARES:
@@ -238,12 +236,11 @@ def _counts(given: int, limit: int) -> list[int]:
 
 
 def _private_bytes(plan: Sampling, env_bytes: int) -> int:
-    processes = {"serial": 0, "local": plan.num_workers + 1, "central": plan.num_workers + 2}[plan.placement]
+    processes = plan.num_workers + (1 if plan.placement == "local" else 2)
     return processes * PROCESS_BYTES + plan.num_workers * plan.num_envs_per_worker * env_bytes
 
 
 def _complexity(plan: Sampling, columns: int) -> tuple[float, ...]:
     """Simpler plans first: as many environments as fill a batch, few processes, few groups, few threads."""
-    placement = ("serial", "local", "central").index(plan.placement)
     away = abs(math.log(plan.num_workers * plan.num_envs_per_worker / columns))
-    return placement, away, plan.num_workers, plan.num_splits, plan.learner_threads
+    return plan.placement == "central", away, plan.num_workers, plan.num_splits, plan.learner_threads

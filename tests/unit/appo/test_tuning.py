@@ -46,13 +46,6 @@ def test_curves_are_straight_between_points_and_beyond() -> None:
     assert rising([(1, 3.0), (4, 2.0), (16, 5.0)]) == ((1, 2.0), (4, 2.0), (16, 5.0))  # less work is never slower
 
 
-def test_one_process_does_one_thing_after_the_other() -> None:
-    plan = Sampling("serial", 1, 16, 1)
-    # a step of 16 takes 1603 us, their actions 200, training 16 times 60
-    assert predict(COSTS, plan, config_of(), 1, 2) == pytest.approx(16 / ((1603 + 200 + 960) * US))
-    assert predict(COSTS, plan, config_of(sampler_only=True), 1, 2) == pytest.approx(16 / (1803 * US))
-
-
 def test_the_slowest_part_decides() -> None:
     plan, hand_over = Sampling("local", 2, 16, 1), HAND_OVER_SECONDS / (32 * 16)
     actor = (1603 + 200) * US / 16 + hand_over
@@ -99,9 +92,6 @@ def test_choices() -> None:
     assert chosen(fixed, cores=4) == Sampling("central", 4, 16, 2)
     # an environment of 100 ms needs all cores, and what the network costs plays no part
     assert chosen(replace(COSTS, env=((1, 0.1),)), cores=4) == Sampling("local", 4, 8, 1)
-    # hardly any steps per message: processes cost more than they bring
-    tiny = Costs(((1, US),), ((1, US),), ((1, US),), 0)
-    assert chosen(tiny, rollout=1, batch_size=1, num_envs_per_worker=1) == Sampling("serial", 1, 1, 1)
 
 
 def test_threads_of_the_learner_where_cores_are_left() -> None:
@@ -114,7 +104,7 @@ def test_threads_of_the_learner_where_cores_are_left() -> None:
 def test_flags_that_are_given_hold() -> None:
     given = {"num_workers": 3, "num_envs_per_worker": 6, "worker_num_splits": 3}
     plans = set(candidates(config_of(**given), 2))
-    assert plans == {Sampling(placement, 3, 6, 3) for placement in ("serial", "local", "central")}
+    assert plans == {Sampling(placement, 3, 6, 3) for placement in ("local", "central")}
     assert {p.placement for p in candidates(config_of(inference="central"), 2)} == {"central"}
     assert chosen(inference="central", num_workers=1).num_workers == 1
     assert chosen(num_envs_per_worker=5).num_envs_per_worker == 5
@@ -125,7 +115,7 @@ def test_memory_limits_environments_and_processes() -> None:
     room = 3 * PROCESS_BYTES
     assert chosen(heavy, free_bytes=room + (32 << 30)) == Sampling("local", 2, 16, 1)
     assert chosen(heavy, free_bytes=room + (31 << 30)) == Sampling("local", 2, 8, 1)
-    assert chosen(heavy, free_bytes=PROCESS_BYTES) == Sampling("serial", 1, 1, 1)  # it could only be tried
+    assert chosen(heavy, free_bytes=PROCESS_BYTES) == Sampling("local", 1, 1, 1)  # it could only be tried
 
 
 def test_what_is_open_to_tuning() -> None:
