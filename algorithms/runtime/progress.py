@@ -1,5 +1,7 @@
 """What the processes of a run have done so far, and what they owe each other, as the arena says it."""
 
+from collections import defaultdict
+
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.channels import Mailbox, Mailboxes
 from algorithms.runtime.env_group import COUNTS
@@ -22,11 +24,11 @@ class Progress:
     def __init__(self, topology: Topology, arena: Arena, trajectories: Trajectories) -> None:
         self.topology, self.trajectories, self.mailboxes = topology, trajectories, Mailboxes(arena)
         self._saves = [arena[f"state.{policy}.latest"] for policy in range(topology.num_policies)]
-        self._served: dict[str, list[tuple[int, int]]] = {}
+        self._served: dict[str, list[tuple[int, int]]] = defaultdict(list)  # a worker more than groups serves none
         for policy in range(topology.num_policies):
             for group in range(topology.num_groups):
                 server = str(topology.policy_worker_of(policy, group))
-                self._served.setdefault(server, []).append((policy, group))
+                self._served[server].append((policy, group))
 
     def of(self, name: str) -> int:
         """Units of work of all processes that have been in this place: trajectories, replies or saved states."""
