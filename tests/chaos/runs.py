@@ -205,10 +205,6 @@ def _role_of(pid: int) -> str:
     return "fork_server" if "forkserver" in command else "starting"
 
 
-def shared_memory_names() -> set[str]:
-    return set(os.listdir("/dev/shm"))
-
-
 def last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""

@@ -4,11 +4,11 @@ No process is replaced here. Every environment has started children of its own, 
 """
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
+from tests import shared_memory
 from tests.chaos.hostile_env import NUM_CHILDREN
 from tests.chaos.runs import (
     HOSTILE,
@@ -17,7 +17,6 @@ from tests.chaos.runs import (
     checkpoint_steps,
     kill,
     last_line,
-    shared_memory_names,
 )
 from utils import checkpoint
 from utils.lock import RunLock
@@ -60,7 +59,7 @@ def start(folder: Path, placement: str) -> TrainingRun:
 def test_nothing_is_left_of_a_run_whose_process_is_killed(
     tmp_path: Path, placement: str, role: str, trials: int
 ) -> None:
-    names, worst = shared_memory_names(), 0.0
+    names, worst = shared_memory.names(), 0.0
     for first in range(0, trials, AT_ONCE):
         runs = [start(tmp_path / str(i), placement) for i in range(min(AT_ONCE, trials - first))]
         try:
@@ -69,7 +68,7 @@ def test_nothing_is_left_of_a_run_whose_process_is_killed(
         finally:
             for run in runs:
                 run.__exit__()
-    assert_no_new_names(names)
+    shared_memory.assert_none_abandoned(names, GONE_SECONDS)
     print(f"{placement}, {role} killed {trials} times: all gone after at most {worst:.2f} s")
 
 
@@ -105,14 +104,6 @@ def assert_saved(run: TrainingRun, at_least: int) -> None:
     assert checkpoint_steps(run.directory)[0] >= at_least
 
 
-def assert_no_new_names(before: set[str]) -> None:
-    """In /dev/shm; other programs may have some for a moment."""
-    deadline = time.monotonic() + GONE_SECONDS
-    while left := shared_memory_names() - before:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
-
-
 def test_nothing_is_left_of_a_run_that_is_killed_while_it_starts(tmp_path: Path) -> None:
     for role in ("tracker", "fork_server", "probe", "actor_1"):
         with TrainingRun(tmp_path, "--inference=local", env=HOSTILE) as run:
@@ -141,11 +132,11 @@ def test_a_killed_run_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
 )
 def test_no_game_and_no_shared_memory_of_it_is_left_when_a_process_is_killed(tmp_path: Path, role: str) -> None:
     pytest.importorskip("vizdoom")
-    names = shared_memory_names()
+    names = shared_memory.names()
     flags = ("--inference=central", "--hidden_size=16", "--restart_workers=False")
     with TrainingRun(tmp_path, *flags, env="VizdoomBasic-v1") as run:
         run.wait_for_env_steps()
-        assert len(shared_memory_names() - names) >= 4 * 3  # two actors with two games each
+        assert len(shared_memory.names() - names) >= 4 * 3  # two actors with two games each
         kill(min(pid for pid, name in run.roles().items() if name == role))  # its games, later ones, have its log too
         run.seconds_until_gone(GONE_SECONDS)
-    assert_no_new_names(names)
+    shared_memory.assert_none_abandoned(names, GONE_SECONDS)

@@ -1,13 +1,13 @@
 """Real environments through all processes: all scenarios of VizDoom, many Atari games, one of each other family."""
 
 import importlib
-import os
 import random
 from pathlib import Path
 
 import gymnasium
 import pytest
 
+from tests import shared_memory
 from tests.integration.runs import run_command
 
 SHORT: dict[str, object] = {
@@ -45,20 +45,16 @@ ONE_OF_EACH = {
 }
 
 
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("ViZDoom")}
-
-
 def run_through_all_processes(directory: Path, env: str) -> None:
     frames = 4 if env.startswith(("ALE/", "Vizdoom")) else 1
-    before = shared_memory()
+    before = shared_memory.names()
     run = run_command(directory, env=env, train_for_env_steps=NUM_SAMPLES * frames, **SHORT)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Traceback" not in run.stdout + run.stderr
     assert run.totals["samples"] >= NUM_SAMPLES
     assert run.totals["env_steps"] == run.totals["samples"] * frames
     assert run.checkpoint()
-    assert shared_memory() <= before
+    shared_memory.assert_none_abandoned(before, seconds=10.0)
 
 
 @pytest.mark.parametrize(("env", "package"), ONE_OF_EACH.items())
