@@ -7,6 +7,7 @@ from algorithms.runtime.heartbeat import Activity, Pulse
 from utils.errors import CheckpointError, EnvironmentFailure, NumericsError, UsageError
 
 BACKOFF_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+SERVER_SECONDS = 0.1  # between attempts to start the fork server again; a run that gets nowhere ends as it stalls
 MAX_IDLE_DEATHS = 8
 MAX_FAULTS = 3
 SETTLED_SECONDS = 60.0
@@ -24,12 +25,14 @@ class Death:
         own_fault: it failed by itself (raised, crashed, left); otherwise it was killed from outside or had to be.
         exit_code: of the run, should it end because of this.
         traceback: of the process, if it left one.
+        collateral: it went down, or did not come up, with the fork server: that says nothing of the process.
     """
 
     cause: str
     own_fault: bool
     exit_code: int = 1
     traceback: str = ""
+    collateral: bool = False
 
 
 @dataclass
@@ -55,6 +58,8 @@ class PlaceHistory:
             worked: whether it has done a unit of work in its life.
             lived_seconds: how long that was.
         """
+        if death.collateral:
+            return SERVER_SECONDS
         self.idle_deaths = 0 if worked else self.idle_deaths + 1
         self.faults = (0 if lived_seconds >= SETTLED_SECONDS else self.faults) + death.own_fault
         if death.own_fault and death.exit_code in FATAL:

@@ -70,7 +70,8 @@ class Place:
         self.process.join(EXIT_CODE_SECONDS)
         code = self.process.exitcode
         from_outside = code in (None, LOST, -signal.SIGKILL)
-        return Death(cause_of_death(name, code), not from_outside, traceback=crash_report(self.plan.log_path))
+        report = crash_report(self.plan.log_path)
+        return Death(cause_of_death(name, code), not from_outside, traceback=report, collateral=code == LOST)
 
     def end(self, janitor: Janitor) -> None:
         """End the process and all that its environments have started."""
@@ -263,8 +264,9 @@ class Supervisor:
             try:
                 self._launch(name, generation)
             except (OSError, EOFError) as error:  # the fork server has just died; the next attempt starts another one
-                death = Death(f"{name} could not be started: {error or type(error).__name__}", own_fault=False)
-                self._plan_restart(name, death, worked=False, lived_seconds=0.0)
+                cause = f"{name} could not be started: {error or type(error).__name__}"
+                self.deaths += 1
+                self._plan_restart(name, Death(cause, False, collateral=True), worked=False, lived_seconds=0.0)
                 continue
             assert self.last_death is not None
             yield name, WorkerRestarted(name, generation, self.last_death.cause)

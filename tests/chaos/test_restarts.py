@@ -81,18 +81,10 @@ def victims(run: TrainingRun) -> dict[int, str]:
     return {pid: role for pid, role in run.roles().items() if role not in ("main", "ended")}
 
 
-@pytest.mark.parametrize(
-    ("placement", "kills", "seed"),
-    [
-        ("central", 25, 1),
-        pytest.param("central", 200, 2, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-        pytest.param("local", 100, 3, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-    ],
-)
-def test_a_run_outlives_a_storm_of_kills(tmp_path: Path, placement: str, kills: int, seed: int) -> None:
+def test_a_run_outlives_a_storm_of_kills(tmp_path: Path) -> None:
     """Any process but main, at any moment: also one that is starting, or several at once."""
-    rng, killed = random.Random(seed), []
-    with TrainingRun(tmp_path, f"--inference={placement}", SAVE_OFTEN) as run:
+    kills, rng, killed = 25, random.Random(1), []
+    with TrainingRun(tmp_path, "--inference=central", SAVE_OFTEN) as run:
         run.wait_for_env_steps()
         while len(killed) < kills:
             run.wait_until(lambda: len(victims(run)) > 0, "process to kill")

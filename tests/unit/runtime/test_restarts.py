@@ -3,7 +3,15 @@ from dataclasses import replace
 import pytest
 
 from algorithms.runtime.heartbeat import Activity, Pulse
-from algorithms.runtime.restarts import BACKOFF_SECONDS, MAX_FAULTS, MAX_IDLE_DEATHS, Death, Limits, PlaceHistory
+from algorithms.runtime.restarts import (
+    BACKOFF_SECONDS,
+    MAX_FAULTS,
+    MAX_IDLE_DEATHS,
+    SERVER_SECONDS,
+    Death,
+    Limits,
+    PlaceHistory,
+)
 
 KILLED = Death("killed", own_fault=False)
 RAISED = Death("raised", own_fault=True, exit_code=3)
@@ -71,3 +79,10 @@ def test_nobody_hangs_while_all_are_paused() -> None:
     pulse = Pulse(Activity.WORKING, since=100.0, began=90.0, turns=1, peer=2, entered=99.0)
     assert pulse.not_before(99.5) == pulse._replace(began=99.5, entered=99.5)
     assert LIMITS.hang("actor", pulse.not_before(1000.0), 1001.0, is_actor=True) is None
+
+
+def test_what_goes_down_with_the_fork_server_is_not_to_blame() -> None:
+    history = PlaceHistory()
+    for _ in range(100):
+        assert history.delay(Death("", False, collateral=True), worked=False, lived_seconds=0.0) == SERVER_SECONDS
+    assert (history.idle_deaths, history.faults) == (0, 0)
