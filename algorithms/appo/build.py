@@ -8,6 +8,7 @@ from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.captured_update import CapturedUpdate
 from algorithms.appo.config import Config
 from algorithms.appo.learner import Learner
+from algorithms.appo.numpy_update import numpy_update
 from algorithms.appo.reproduction import VerifyingLearner
 from algorithms.models.actor_critic import TowerActorCritic
 from algorithms.models.build import build_model
@@ -131,7 +132,9 @@ def _learner(
     )
     batches = _batches(b, arena, policy, device)
     if b.buffered:
-        learner.captured = CapturedUpdate(learner.update, device)
+        learner.quick_update = CapturedUpdate(learner.update, device)
+    elif kind is Learner:  # one of another class may compute something else
+        learner.quick_update = numpy_update(learner)
     ring, block = WeightRing(arena, policy), StateBlock(arena, policy)
     ledger = LearnerLedger(Trajectories.attach(arena, b.spec), policy)
     return LearnerWorker(address, plan, learner, batches, ring, block, ledger)

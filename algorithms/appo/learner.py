@@ -59,9 +59,8 @@ class Learner:
         seed: of the order of minibatches.
 
     Attributes:
-        version: published weight sets so far, counted from 1.
-        updates: optimizer steps so far.
-        captured: does what `update` does, on a device that can repeat it without us; None: there is no such thing.
+        version, updates: published weight sets, counted from 1, and optimizer steps so far.
+        quick_update: does what `update` does, in less time; None: there is no such thing.
     """
 
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: LearningConfig, seed: int) -> None:
@@ -69,7 +68,7 @@ class Learner:
         self.flat, self.model, self.config, self.parts = flat, flat.module, config, spec.action.parts
         self.masked = bool(spec.action_mask)
         self.version, self.updates = 1, 0
-        self.captured: Callable[[Batch], Tensor] | None = None
+        self.quick_update: Callable[[Batch], Tensor] | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self.statistics = RunningStatistics(self.model, config.normalize_returns)
         # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.
@@ -94,7 +93,7 @@ class Learner:
         targets: list[tuple[Tensor, Tensor]] = []
         for i, columns in enumerate(plan):
             minibatch = batch if columns is None else batch.columns(columns)
-            target = (self.captured or self.update)(minibatch)
+            target = (self.quick_update or self.update)(minibatch)
             self._metric_count += 1
             if i >= len(plan) - per_epoch:  # the last pass sees every step once
                 targets.append((target, minibatch.valid))
@@ -106,25 +105,31 @@ class Learner:
             yield
 
     def update(self, batch: Batch) -> Tensor:
-        """Make one optimizer step on a minibatch [T, B]; its value targets [T, B] in units of return.
+        """Make one optimizer step on a minibatch [T, B]; its value targets [T, B] in units of return."""
+        target, metrics = self.differentiate(batch)
+        self.step(batch, metrics)
+        return target
 
-        Microbatches are a memory feature: their weighted gradients add up to that of the whole minibatch.
-        """
+    def differentiate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Set the gradient of a minibatch [T, B]; its value targets [T, B] in units of return, and its metrics."""
+        # Microbatches are a memory feature: their weighted gradients add up to that of the whole minibatch.
         parts = _microbatches(batch, self.config.microbatch_size // self.config.rollout)
         whole = self._whole(parts) if len(parts) > 1 else None
         self.optimizer.gradient.zero_()
-        targets = []
-        metrics = torch.zeros_like(self._metric_sum)
+        targets, metrics = [], torch.zeros_like(self._metric_sum)
         for part in parts:
             loss, target, part_metrics = self.loss(part, whole)
             loss.backward()  # type: ignore[no-untyped-call]
             targets.append(target)
             metrics[: len(part_metrics)] += part_metrics
+        return torch.cat(targets, dim=1), metrics
+
+    def step(self, batch: Batch, metrics: Tensor) -> None:
+        """Apply the gradient of a minibatch; the last three of the metrics are for this to fill in."""
         learnable = batch.valid.any() & metrics[METRICS.index("loss")].isfinite()
         norm, skipped = self.optimizer.step(learnable, metrics[METRICS.index("kl_divergence")])
         metrics[-3:] = torch.stack((norm, self.optimizer.learning_rate, skipped))
         self._metric_sum += metrics
-        return torch.cat(targets, dim=1)
 
     def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The APPO objective of a minibatch, or the share that a microbatch has in that of the whole.
@@ -158,7 +163,7 @@ class Learner:
             valid,
         )
         policy_loss, value_loss, entropy, kl, _, clipped, value_mean = means.unbind()
-        exploration_loss = self._exploration(policy, entropy, valid)
+        exploration_loss = _exploration(policy, entropy, valid, c)
         loss = policy_loss + c.value_loss_coeff * value_loss + exploration_loss + c.kl_loss_coeff * kl
         ratio_max = whole.ratio_max if whole else losses.zero_invalid(ratio, valid).max()
         others = torch.stack((ratio_max, clipped, mean_and_std[1], value_mean))
@@ -229,13 +234,6 @@ class Learner:
         mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
         return ActionDistribution(self.parts, logits, mask), value
 
-    def _exploration(self, policy: ActionDistribution, entropy: Tensor, valid: Tensor) -> Tensor:
-        """The weighted exploration loss; `entropy` is the mean over valid steps."""
-        coefficient = self.config.exploration_loss_coeff
-        if self.config.exploration_loss == "symmetric_kl" and coefficient:
-            return coefficient * losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)
-        return -coefficient * entropy
-
     @torch.no_grad()
     def _whole(self, parts: list[Batch]) -> Whole:
         """One pass without gradients for what all parts share."""
@@ -258,6 +256,14 @@ def _cleaned(batch: Batch) -> Batch:
         action=losses.zero_invalid(batch.action, batch.valid),
         behavior_logits=losses.zero_invalid(batch.behavior_logits, batch.valid),
     )
+
+
+def _exploration(policy: ActionDistribution, entropy: Tensor, valid: Tensor, config: LearningConfig) -> Tensor:
+    """The weighted exploration loss; `entropy` is the mean over valid steps."""
+    coefficient = config.exploration_loss_coeff
+    if config.exploration_loss == "symmetric_kl" and coefficient:
+        return coefficient * losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)
+    return -coefficient * entropy
 
 
 def _kl(batch: Batch, policy: ActionDistribution, *, differentiable: bool) -> Tensor:

@@ -1,7 +1,7 @@
-"""Sampling of actions in numpy, for a few rows at a time.
+"""Distributions over actions in numpy: sampling a few rows at a time, and what training needs with its derivatives.
 
-The distributions are those of `distributions.py`; here is only what acting needs of them. Half a dozen rows are all
-dispatch, and that of numpy costs a fifth of torch's. All memory is made once.
+The distributions are those of `distributions.py`. Half a dozen rows are all dispatch, and that of numpy costs a fifth
+of torch's; a thousand rows of a few logits still are half dispatch. The memory for sampling is made once.
 """
 
 from collections.abc import Sequence
@@ -103,6 +103,88 @@ class _Gaussian:
         np.subtract(self._distance, self._log_std, out=self._distance)
         np.add.reduce(self._distance, axis=1, out=self._log_prob)
         return np.add(self._log_prob, self._constant, out=self._log_prob)
+
+
+class PolicyTerms:
+    """What the losses read of a policy, for M steps, and how it all depends on the logits.
+
+    Args:
+        parts: (kind, size) of each part, of the `SUPPORTED` kinds.
+        logits: [M, L].
+        action: [M, A], taken by the policy with
+        behavior_logits: [M, L].
+
+    Attributes:
+        log_prob, entropy, kl: [M] each; the last is KL(acting policy || current policy).
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, int]], logits: Array, action: Array, behavior_logits: Array) -> None:
+        self._parts: list[_CategoricalTerms | _GaussianTerms] = []
+        # A few logits of many steps: side by side, the steps are what numpy loops over.
+        logits, behavior_logits, action = (np.ascontiguousarray(a.T) for a in (logits, behavior_logits, action))
+        logit = value = 0
+        for kind, size in parts:
+            of_kind, widths = (
+                (_CategoricalTerms, (size, 1)) if kind == "categorical" else (_GaussianTerms, (2 * size, size))
+            )
+            mine = slice(logit, logit + widths[0])
+            self._parts.append(of_kind(logits[mine], action[value : value + widths[1]], behavior_logits[mine]))
+            logit, value = logit + widths[0], value + widths[1]
+        self.log_prob, self.entropy, self.kl = (
+            sum(getattr(part, name) for part in self._parts) for name in ("log_prob", "entropy", "kl")
+        )
+
+    def gradient(self, log_prob: Array, entropy: Array) -> Array:
+        """That of the logits [M, L], from those of `log_prob` and `entropy` [M]."""
+        gradient: Array = np.concatenate([part.gradient(log_prob, entropy) for part in self._parts]).T
+        return gradient
+
+
+class _CategoricalTerms:
+    def __init__(self, logits: Array, action: Array, behavior_logits: Array) -> None:
+        self._log_p, behavior_log_p = _log_softmax(logits), _log_softmax(behavior_logits)
+        self._p = np.exp(self._log_p)
+        self._index = action[0].astype(np.intp), np.arange(action.shape[1])
+        self.log_prob = self._log_p[self._index]
+        self.entropy = -(self._p * self._log_p).sum(axis=0)
+        self.kl = (np.exp(behavior_log_p) * (behavior_log_p - self._log_p)).sum(axis=0)
+
+    def gradient(self, log_prob: Array, entropy: Array) -> Array:
+        # d log p[a] = 1[a] - p, and dH = -p (log p + H)
+        gradient: Array = self._log_p + self.entropy
+        gradient *= entropy
+        gradient += log_prob
+        gradient *= -self._p
+        gradient[self._index] += log_prob
+        return gradient
+
+
+class _GaussianTerms:
+    def __init__(self, logits: Array, action: Array, behavior_logits: Array) -> None:
+        mean, raw = np.split(logits, 2)
+        behavior_mean, behavior_raw = np.split(behavior_logits, 2)
+        log_std, behavior_log_std = (np.clip(x, LOG_STD_MIN, LOG_STD_MAX) for x in (raw, behavior_raw))
+        self._free = (raw >= LOG_STD_MIN) & (raw <= LOG_STD_MAX)
+        self._precision = np.exp(-log_std)
+        self._distance = (action - mean) * self._precision
+        self.log_prob = (-0.5 * np.square(self._distance) - log_std - np.float32(HALF_LOG_TWO_PI)).sum(axis=0)
+        self.entropy = (log_std + np.float32(0.5 + HALF_LOG_TWO_PI)).sum(axis=0)
+        widening = log_std - behavior_log_std
+        distance = np.square((behavior_mean - mean) * self._precision)
+        self.kl = (widening + 0.5 * (np.exp(-2.0 * widening) + distance - 1.0)).sum(axis=0)
+
+    def gradient(self, log_prob: Array, entropy: Array) -> Array:
+        mean = log_prob * self._distance * self._precision
+        log_std = (log_prob * (np.square(self._distance) - 1.0) + entropy) * self._free
+        both: Array = np.concatenate((mean, log_std))
+        return both
+
+
+def _log_softmax(logits: Array) -> Array:
+    """Over the first dimension of [size, M]."""
+    shifted = logits - logits.max(axis=0)
+    log_p: Array = shifted - np.log(np.exp(shifted).sum(axis=0))
+    return log_p
 
 
 def is_supported(parts: Sequence[tuple[str, int]]) -> bool:

@@ -29,7 +29,7 @@ def train(learner: Learner, spec: EnvSpec = SPEC) -> Learner:
 def test_captured_steps_learn_the_same(spec: EnvSpec) -> None:
     plain = train(learner_of(spec, model=CORES["gru"], **FLAGS), spec)
     captured, device = learner_of(spec, model=CORES["gru"], **FLAGS), RecordingDevice()
-    captured.captured = CapturedUpdate(captured.update, device)
+    captured.quick_update = CapturedUpdate(captured.update, device)
     train(captured, spec)
     assert torch.equal(captured.flat.flat, plain.flat.flat)
     assert captured.metrics() == plain.metrics()
