@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from envs.spaces import Space, children, choices_of, flat_observation_spaces, observation_specs
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EpisodeStats, ObservationSpec
-from utils.errors import AppoError, EnvironmentFailure, StopNow
+from utils.errors import AppoError, EnvironmentFailure, SpaceMismatch, StopNow
 
 Path = tuple[str, ...]
 Copy = Callable[[Array, Array], None]
@@ -22,14 +22,26 @@ BatchConverter = Callable[[Array], Any]
 def reraise(name: str, error: BaseException) -> NoReturn:
     """Raise what came out of an environment's code as an `EnvironmentFailure` of one line.
 
-    Errors that already are one line for the user pass, and so does a Ctrl-C. An environment's own KeyboardInterrupt
-    cannot be told from a Ctrl-C where Python's default handler is installed; all training processes install another.
+    Errors that already are one line for the user pass, and so does a Ctrl-C.
     """
+    raise failure_of(name, error) or error
+
+
+def failure_of(name: str, error: BaseException) -> EnvironmentFailure | None:
+    """The failure of an environment, in one line; None if the error is not the environment's.
+
+    An environment's own KeyboardInterrupt cannot be told from a Ctrl-C where Python's default handler is installed; all
+    training processes install another.
+    """
+    if isinstance(error, EnvironmentFailure):
+        return error
     if isinstance(error, AppoError | StopNow):
-        raise error
+        return None
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        raise error
-    raise EnvironmentFailure(f"{name} raised {type(error).__name__}: {one_line(error)}") from error
+        return None
+    failure = EnvironmentFailure(f"{name} raised {type(error).__name__}: {one_line(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 def one_line(error: BaseException) -> str:
@@ -126,7 +138,7 @@ class ObservationWriter:
         """Write the observation of one row.
 
         Raises:
-            EnvironmentFailure: a key is missing or unknown, or a shape or type does not fit.
+            SpaceMismatch: a key is missing or unknown, or a shape or type does not fit.
         """
         values = self._values(observation)
         for (key, shape, copy), value in zip(self._copies, values, strict=True):
@@ -136,7 +148,7 @@ class ObservationWriter:
         """Write batched observations: all rows, or only those where `rows` [R] is true.
 
         Raises:
-            EnvironmentFailure: as for `write_row`.
+            SpaceMismatch: as for `write_row`.
         """
         for (key, shape, copy), value in zip(self._copies, self._values(observation), strict=True):
             target, source = out[key], _as_array(value)
@@ -158,7 +170,7 @@ class ObservationWriter:
             self._require(path, observation, list | tuple, "a tuple")
             if len(observation) != len(space.spaces):
                 where = f"observation key {'.'.join(path)}" if path else "observation"
-                raise EnvironmentFailure(
+                raise SpaceMismatch(
                     f"{self.name}: {where}: expected {len(space.spaces)} entries, got {len(observation)}"
                 )
             for index, part in enumerate(space.spaces):
@@ -179,7 +191,7 @@ class ObservationWriter:
     def _require(self, path: Path, observation: Any, kind: Any, expected: str) -> None:
         if not isinstance(observation, kind):
             where = f"observation key {'.'.join(path)}" if path else "observation"
-            raise EnvironmentFailure(f"{self.name}: {where}: expected {expected}, got {type(observation).__name__}")
+            raise SpaceMismatch(f"{self.name}: {where}: expected {expected}, got {type(observation).__name__}")
 
     def _write(self, key: str, copy: Copy, target: Array, source: Array, shape: tuple[int, ...]) -> None:
         if source.shape != shape:
@@ -190,7 +202,7 @@ class ObservationWriter:
             self._fail(key, f"a value that fits {target.dtype}", f"{source.dtype} ({one_line(error)})")
 
     def _fail(self, key: str, expected: str, got: str) -> NoReturn:
-        raise EnvironmentFailure(f"{self.name}: observation key {key}: expected {expected}, got {got}")
+        raise SpaceMismatch(f"{self.name}: observation key {key}: expected {expected}, got {got}")
 
 
 def _as_array(value: Any) -> Array:
@@ -238,9 +250,13 @@ def _copy_one_hot(target: Array, source: Array, size: Any, first: Any, begin: An
 
 def episode_stats(row: int, info: Mapping[str, Any]) -> EpisodeStats | None:
     """Statistics that a single environment put into the info of an episode's last step; None if it gave none."""
-    stats = {key: float(value) for key, value in info.get("episode_extra_stats", {}).items()}
+    reported = dict(info.get("episode_extra_stats", {}))
     if "true_reward" in info:
-        stats["true_reward"] = float(info["true_reward"])
+        reported["true_reward"] = info["true_reward"]
+    try:
+        stats = {key: float(value) for key, value in reported.items()}
+    except (TypeError, ValueError) as error:
+        raise SpaceMismatch(f"the episode's statistics in info must be numbers: {one_line(error)}") from error
     return EpisodeStats(row, stats) if stats else None
 
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from envs.spaces import Space, children, choices_of, flat_action_spaces
 from envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec
-from utils.errors import EnvironmentFailure
+from utils.errors import SpaceMismatch
 
 CHOICES = spaces.Discrete | spaces.MultiDiscrete
 
@@ -65,7 +65,7 @@ def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.
         if kind == "categorical":
             allowed = np.arange(size) if mask is None else np.flatnonzero(mask[num_choices : num_choices + size])
             if not len(allowed):
-                raise EnvironmentFailure(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
+                raise SpaceMismatch(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
             values.append(random.choice(allowed))
             num_choices += size
         elif kind == "bernoulli":
@@ -98,7 +98,7 @@ class ActionMasks:
         """Write the mask that one environment put into its info.
 
         Raises:
-            EnvironmentFailure: it is missing or of another size.
+            SpaceMismatch: it is missing or of another size.
         """
         mask = info.get(MASK_KEY)
         if mask is None:
@@ -112,7 +112,7 @@ class ActionMasks:
         """Write the masks that a vector environment put into its infos for some of its rows.
 
         Raises:
-            EnvironmentFailure: one is missing or of another size.
+            SpaceMismatch: one is missing or of another size.
         """
         masks, given = infos.get(MASK_KEY, ()), infos.get(f"_{MASK_KEY}")
         for row in rows:
@@ -123,7 +123,7 @@ class ActionMasks:
         """Refuse masks [R, *] that leave nothing to choose, except those of rows whose episode has ended, [R].
 
         Raises:
-            EnvironmentFailure: a row that goes on has no choice left.
+            SpaceMismatch: a row that goes on has no choice left.
         """
         masks = obs[MASK_KEY].reshape(len(ended), -1)
         stuck = (np.add.reduceat(masks, self._begins, axis=1, dtype=np.int64) == 0).any(axis=1)
@@ -136,4 +136,4 @@ class ActionMasks:
 
     def _fail(self, expected: str, got: str) -> NoReturn:
         where = f"info key {MASK_KEY}" if self.in_info else f"observation key {MASK_KEY}"
-        raise EnvironmentFailure(f"{self.name}: {where}: expected {expected}, got {got}")
+        raise SpaceMismatch(f"{self.name}: {where}: expected {expected}, got {got}")

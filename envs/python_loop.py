@@ -13,7 +13,7 @@ from envs.conversion import ActionConverter, ObservationWriter, episode_stats, o
 from envs.masks import ActionMasks, flat_mask, random_action
 from envs.spaces import frames_per_step, spec_of
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow
-from utils.errors import EnvironmentFailure
+from utils.errors import SpaceMismatch
 from utils.timing import RESET, clock
 
 SingleEnv = gymnasium.Env[Any, Any]
@@ -115,6 +115,7 @@ class PythonLoop:
             if self._masks:
                 self._masks.check(obs, np.array(ended))
         except BaseException as error:
+            self._refuse_malformed(error)
             reraise(self.name, error)
         return episodes or ()
 
@@ -137,7 +138,7 @@ class PythonLoop:
                 self._envs.append(env_fn())
                 spaces = (self._envs[-1].observation_space, self._envs[-1].action_space)
                 if spaces != (self._envs[0].observation_space, self._envs[0].action_space):
-                    raise EnvironmentFailure(f"{self.name}: env {index} has other spaces than env 0")
+                    raise SpaceMismatch(f"{self.name}: env {index} has other spaces than env 0")
         except BaseException as error:
             self.close()
             reraise(self.name, error)
@@ -155,6 +156,15 @@ class PythonLoop:
             reraise(self.name, error)
         in_info = MASK_KEY in info
         return spec_of(env.observation_space, env.action_space, frames_per_step=frames, mask_in_info=in_info)
+
+    def _refuse_malformed(self, error: BaseException) -> None:
+        """Say in one line what a step must be, if the error comes from taking one apart and not from inside the env."""
+        own_line = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        if own_line and isinstance(error, TypeError | ValueError):
+            raise SpaceMismatch(
+                f"{self.name}: step must return (observation, reward, terminated, truncated, info) with a number as "
+                f"reward, as gymnasium's environments do: {one_line(error)}"
+            ) from error
 
     def _clear(self, row: StepRow) -> None:
         """Write what is true of most steps."""
@@ -178,9 +188,7 @@ class PythonLoop:
         clock.enter(before)
         # an old-style reset returns the observation alone, which could unpack into two by accident
         if not isinstance(result, tuple) or len(result) != 2:
-            raise EnvironmentFailure(
-                f"{self.name}: reset must return (observation, info), as gymnasium's environments do"
-            )
+            raise SpaceMismatch(f"{self.name}: reset must return (observation, info), as gymnasium's environments do")
         return result
 
     def _walk(self, index: int, begun: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:

@@ -5,6 +5,7 @@ class AppoError(Exception):
     """A failure whose message is one line a user can act on."""
 
     exit_code = 1
+    lasting = False  # another process in the same place would only repeat it
     traceback = ""  # of the worker it happened in, when it helps to see it
 
 
@@ -12,6 +13,7 @@ class UsageError(AppoError):
     """The command line, a config file or a name given by the user is wrong."""
 
     exit_code = 2
+    lasting = True
 
 
 class EnvironmentFailure(AppoError):
@@ -20,10 +22,17 @@ class EnvironmentFailure(AppoError):
     exit_code = 3
 
 
+class SpaceMismatch(EnvironmentFailure):
+    """The environment returned what its spaces, or gymnasium's interface, do not allow: a mistake in its code."""
+
+    lasting = True
+
+
 class NumericsError(AppoError):
     """Losses, gradients or weights are not finite and skipping did not help."""
 
     exit_code = 4
+    lasting = True
 
 
 class ResourceError(AppoError):
@@ -36,6 +45,7 @@ class CheckpointError(AppoError):
     """No checkpoint of the run can be used."""
 
     exit_code = 6
+    lasting = True
 
 
 class DirectoryInUse(AppoError):

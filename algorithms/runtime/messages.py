@@ -101,6 +101,7 @@ class WorkerFailed(NamedTuple):
     exit_code: int
     summary: str
     traceback: str
+    lasting: bool = False  # another process in its place would only repeat it
 
 
 class EpisodesDone(NamedTuple):

@@ -103,7 +103,7 @@ def failure_of(name: str, error: BaseException) -> WorkerFailed:
     if not isinstance(error, AppoError):
         return WorkerFailed(name, 1, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
     trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
-    return WorkerFailed(name, error.exit_code, str(error), trace)
+    return WorkerFailed(name, error.exit_code, str(error), trace, error.lasting)
 
 
 def cause_of_death(name: str, exit_code: int | None) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from algorithms.runtime.config import SamplingConfig
 from algorithms.runtime.heartbeat import Activity, Pulse
-from utils.errors import CheckpointError, EnvironmentFailure, NumericsError, UsageError
+from utils.errors import EnvironmentFailure
 
 BACKOFF_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 SERVER_SECONDS = 0.1  # between attempts to start the fork server again; a run that gets nowhere ends as it stalls
@@ -12,8 +12,6 @@ MAX_IDLE_DEATHS = 8
 MAX_FAULTS = 3
 SETTLED_SECONDS = 60.0
 QUEUE_SECONDS = 2.0  # a queue is left within microseconds, unless somebody has died in it
-FATAL = (UsageError.exit_code, NumericsError.exit_code, CheckpointError.exit_code)
-"""Exit codes of failures that another life would only repeat."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,7 @@ class Death:
         exit_code: of the run, should it end because of this.
         traceback: of the process, if it left one.
         collateral: it went down, or did not come up, with the fork server: that says nothing of the process.
+        lasting: another life would only repeat it.
     """
 
     cause: str
@@ -33,6 +32,7 @@ class Death:
     exit_code: int = 1
     traceback: str = ""
     collateral: bool = False
+    lasting: bool = False
 
 
 @dataclass
@@ -62,7 +62,7 @@ class PlaceHistory:
             return SERVER_SECONDS
         self.idle_deaths = 0 if worked else self.idle_deaths + 1
         self.faults = (0 if lived_seconds >= SETTLED_SECONDS else self.faults) + death.own_fault
-        if death.own_fault and death.exit_code in FATAL:
+        if death.lasting:
             return None
         if self.idle_deaths >= MAX_IDLE_DEATHS or self.faults >= MAX_FAULTS:
             return None

@@ -64,7 +64,8 @@ class Place:
         name = self.plan.name
         for message in heard:
             if isinstance(message, WorkerFailed):
-                return Death(f"{name}: {message.summary}", True, message.exit_code, message.traceback)
+                cause = f"{name}: {message.summary}"
+                return Death(cause, True, message.exit_code, message.traceback, lasting=message.lasting)
         if not ended:
             return None
         self.process.join(EXIT_CODE_SECONDS)

@@ -134,6 +134,15 @@ def test_a_run_goes_on_after_a_fault(tmp_path: Path, fault: str, line: str) -> N
         assert "in _hang" in (run.directory / "logs" / "actor_1.log").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["shape", "dtype", "missing_key", "no_dict"])
+def test_an_environment_that_breaks_its_own_spaces_is_not_started_again(tmp_path: Path, fault: str) -> None:
+    _, stderr, exit_code = hostile(tmp_path, f"fault={fault}", "at=100", once=False)
+    assert exit_code == 3
+    assert "starting it again" not in stderr
+    assert stderr.startswith("error: actor_1: tests.chaos.hostile_env:Hostile: observation")
+
+
 def test_an_environment_that_fails_soon_after_every_start_ends_the_run(tmp_path: Path) -> None:
     _, stderr, exit_code = hostile(tmp_path, "fault=raise", "at=20", once=False)
     assert exit_code == 3

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from algorithms.runtime.heartbeat import Activity, Pulse
+from algorithms.runtime.process import failure_of
 from algorithms.runtime.restarts import (
     BACKOFF_SECONDS,
     MAX_FAULTS,
@@ -12,6 +13,7 @@ from algorithms.runtime.restarts import (
     Limits,
     PlaceHistory,
 )
+from utils.errors import AppoError, CheckpointError, EnvironmentFailure, NumericsError, SpaceMismatch, UsageError
 
 KILLED = Death("killed", own_fault=False)
 RAISED = Death("raised", own_fault=True, exit_code=3)
@@ -53,9 +55,12 @@ def test_kills_do_not_count_as_faults() -> None:
         assert history.delay(death, worked=True, lived_seconds=1.0) == 0.0
 
 
-@pytest.mark.parametrize("exit_code", [2, 4, 6])
-def test_what_another_life_would_repeat_is_given_up_at_once(exit_code: int) -> None:
-    assert PlaceHistory().delay(replace(RAISED, exit_code=exit_code), worked=True, lived_seconds=1e6) is None
+@pytest.mark.parametrize("kind", [UsageError, NumericsError, CheckpointError, SpaceMismatch])
+def test_what_another_life_would_repeat_is_given_up_at_once(kind: type[AppoError]) -> None:
+    told = failure_of("actor_0", kind("no"))
+    assert told.lasting
+    assert PlaceHistory().delay(replace(RAISED, lasting=told.lasting), worked=True, lived_seconds=1e6) is None
+    assert not failure_of("actor_0", EnvironmentFailure("no")).lasting
 
 
 @pytest.mark.parametrize(
