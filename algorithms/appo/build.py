@@ -129,6 +129,7 @@ def _learner(
         samples=b.budget.samples,
         max_policy_lag=c.sampling.max_policy_lag,
         device=device.name,
+        alone=b.topology.num_policies == 1,
     )
     batches = _batches(b, arena, policy, device)
     if b.buffered:

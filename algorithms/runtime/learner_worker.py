@@ -64,12 +64,14 @@ class TrainingPlan:
         max_policy_lag: by which (and one) the version is raised when weights are restored, so that no older trajectory
             is taken for a fresh one.
         device: of the learner.
+        alone: no other policy is trained, so that the run ends with the budget.
     """
 
     env_steps: int
     samples: int
     max_policy_lag: int
     device: str
+    alone: bool = True
 
 
 class LearnerWorker:
@@ -144,10 +146,15 @@ class LearnerWorker:
     def pending(self) -> bool:
         """Whether there is something to copy or to train on."""
         waiting = self.batches.waiting > 0 or self.publisher.busy
-        return waiting and not self.stopped and not self._budget_reached()
+        return waiting and not self.stopped and not (self.plan.alone and self._budget_reached())
 
     def work(self) -> Iterator[Message]:
-        """Fill the batch and, if that makes it full, train on it and publish after every optimizer step."""
+        """Fill the batch and, if that makes it full, train on it and publish after every optimizer step.
+
+        Beyond its budget a policy still plays with and against others that learn. Its batches are discarded then: the
+        others need the slots.
+        """
+        spent = self._budget_reached()
         clock.enter(COPYING)
         self.publisher.poll()
         yield from self._released(self.batches.fill(self.learner.version))
@@ -155,6 +162,9 @@ class LearnerWorker:
         batch = self.batches.take()
         if batch is None:
             self.device.nap()
+        elif spent:
+            self._before["discarded"] += int(batch.valid.sum())
+            yield from self._released(self.batches.trained())
         else:
             progress = self.totals["env_steps"] / self.plan.env_steps  # before it, or the last would train at rate 0
             self._count(batch)
@@ -171,7 +181,7 @@ class LearnerWorker:
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
             self._save()
-        if now - self._reported >= REPORT_SECONDS or self._budget_reached():
+        if now - self._reported >= REPORT_SECONDS or (self._budget_reached() and not spent):
             yield self._report()
 
     def _take_over(self, noted: dict[str, int]) -> None:

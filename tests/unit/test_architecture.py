@@ -83,6 +83,22 @@ def test_nothing_is_too_long(path: Path) -> None:
         assert last - first + 1 <= limit or excused, f"{name_of(path)}: {name} has {last - first + 1} lines"
 
 
+def test_wall_clock_times_are_only_labels() -> None:
+    """The wall clock jumps. It names moments in files; what waits, measures or decides uses the monotonic one."""
+    used = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if is_wall_clock(node)}
+    assert used == {
+        "algorithms.appo.listing",  # how long ago a run's status was written
+        "algorithms.appo.starting",  # the journal of starts
+        "algorithms.runtime.janitor",  # compared with the times of files
+        "algorithms.runtime.status",
+        "utils.metrics",  # TensorBoard's events
+    }
+
+
+def is_wall_clock(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns", "datetime.now")
+
+
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [

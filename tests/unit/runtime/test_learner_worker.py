@@ -235,6 +235,24 @@ def test_training_ends_at_once_when_the_budget_is_spent(monkeypatch: pytest.Monk
     assert training.learner.progress == [0, 48 / training.worker.plan.env_steps]
 
 
+def test_a_policy_beyond_its_budget_keeps_no_slot_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns no more, but goes on giving slots back, and what was in them counts as discarded."""
+    training = Training(monkeypatch, samples=12, alone=False)
+    training.give(0)
+    assert [type(m) for m in training.work()] == [SlotReleased, LearnerReport]
+    for slot in (1, 2, 3):
+        training.give(slot)
+    for slot in (1, 2, 3):
+        assert training.worker.pending()
+        assert training.work() == [SlotReleased(0, slot, 1)]
+    assert not training.worker.pending()
+    totals = training.report().totals
+    assert (totals["samples"], totals["discarded"], totals["updates"], totals["batches"]) == (12, 36, 2, 1)
+    assert (totals["released"], totals["held"], totals["in_flight"]) == (4, 0, 0)
+    successor = Training(monkeypatch, training.world, samples=12, alone=False)  # counts nothing twice
+    assert successor.report().totals["discarded"] == 36
+
+
 def test_training_continues_from_the_state_block(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Training(monkeypatch)
     for slot in (0, 1):
