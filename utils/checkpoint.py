@@ -100,7 +100,7 @@ def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
         failpoint("ckpt.parentsync")
         sync_directory(parent)
     except OSError as error:
-        raise ResourceError(_describe(error, parent / name)) from error
+        raise ResourceError(_describe(error, parent / name)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # after success there is nothing of that name
     return parent / name

@@ -22,7 +22,7 @@ from algorithms.runtime.messages import Message, SaveState, StateSaved, WorkerRe
 from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from utils import checkpoint
-from utils.errors import AppoError, UsageError
+from utils.errors import AppoError, NumericsError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,8 @@ class Checkpointing:
         state = self.blocks[policy].read()
         if state is None:
             return
+        if not state.is_finite:
+            raise NumericsError("weights or moments are not finite; older checkpoints are kept")
         steps = int(state.meta["env_steps"])
         name = checkpoint.checkpoint_name(steps)
         state = replace(state, meta={**state.meta, "progress": order.progress})

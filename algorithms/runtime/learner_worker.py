@@ -1,5 +1,6 @@
 """The learner worker: feeds batches to a learner, publishes its weights and keeps its state block; knows no loss."""
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
 from utils.failpoints import failpoint
 from utils.timing import COPYING, FRAMEWORK, TRAINING, clock
+
+log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
 STATE_SECONDS = 1.0
@@ -105,6 +108,7 @@ class LearnerWorker:
         self.totals: dict[str, int] = {**zero, **batches.counts()._asdict()}
         self.lag_sum = self.lag_samples = self.lag_max = 0
         self.stopped = False
+        self._refused = False  # the latest state, as it was not finite
         if (state := block.read()) is not None:
             learner.restore(state)
             self.totals |= {name: int(state.meta[name]) for name in ("env_steps", "samples", "discarded")}
@@ -231,7 +235,13 @@ class LearnerWorker:
         state = self.learner.state()
         self._refresh_totals()
         state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})
-        self.block.write(state)
+        if state.is_finite:
+            self.block.write(state)
+        elif not self._refused:
+            log.warning(
+                "weights or moments are not finite at version %d: the last good state is kept", self.learner.version
+            )
+        self._refused = not state.is_finite
         clock.enter(before)
         self._saved = time.monotonic()
         return StateSaved(self.address.index, self.totals["env_steps"])

@@ -31,6 +31,11 @@ class LearnerState:
     moments: Array
     meta: dict[str, Any]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether training can go on from it: a single NaN in weights or moments would spread for ever."""
+        return bool(np.isfinite(self.vectors).all() and np.isfinite(self.moments).all())
+
 
 class StateBlock:
     """The state of one policy's learner. One writer; readers never wait for it."""

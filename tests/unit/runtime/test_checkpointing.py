@@ -16,7 +16,7 @@ from algorithms.runtime.messages import SaveState, StateSaved
 from algorithms.runtime.monitor import Limits, Monitor
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from utils import checkpoint, failpoints
-from utils.errors import CheckpointError, UsageError
+from utils.errors import CheckpointError, NumericsError, UsageError
 
 TABLE: Table = [("z.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())]
 SIZE, MOMENTS = 9, 4
@@ -276,3 +276,21 @@ def test_a_bug_in_the_writer_does_not_pass_unnoticed(tmp_path: Path, monkeypatch
         saving.learned(100)
     with pytest.raises(ValueError, match="reshape"):
         saving.checkpointing.handle(StateSaved(0, 100))
+
+
+@pytest.mark.parametrize("where", ["vectors", "moments"])
+def test_what_is_not_finite_is_refused_and_the_last_good_checkpoint_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, keep_checkpoints=1)
+    saving.learned(100)
+    bad = state_of(200)
+    getattr(bad, where)[-1] = np.nan
+    saving.blocks[0].write(bad)
+    saving.checkpointing.handle(StateSaved(0, 200))
+    saving.checkpointing._pending[0].result(60)
+    assert "not finite; older checkpoints are kept" in caplog.text
+    with pytest.raises(NumericsError) as error:
+        saving.checkpointing.finish()
+    assert error.value.exit_code == 4
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]

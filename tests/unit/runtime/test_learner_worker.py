@@ -340,3 +340,18 @@ def test_a_publication_under_way_keeps_the_worker_at_work(monkeypatch: pytest.Mo
     training.work()
     assert (training.ring.published, training.worker.pending()) == (3, False)
     assert training.ring.fetch(0)[1].tolist() == [2.0] * WEIGHTS  # type: ignore[union-attr]
+
+
+def test_a_state_that_is_not_finite_never_takes_the_place_of_a_good_one(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    training.told(SaveState(0))
+    assert training.block.writes == 1
+    training.learner.flat.flat[1] = np.nan
+    for _ in range(2):
+        training.told(SaveState(0))
+    assert training.block.writes == 1
+    assert caplog.text.count("the last good state is kept") == 1
+    training.learner.flat.flat[1] = 0.0
+    training.told(SaveState(0))
+    assert training.block.writes == 2
