@@ -1,5 +1,6 @@
 """Videos of a game: pictures of one environment, handed to ffmpeg one by one."""
 
+import contextlib
 import importlib
 import importlib.util
 import math
@@ -27,6 +28,7 @@ from utils.values import shown
 
 DEFAULT_FRAMES_PER_SECOND = 30.0
 ATARI_FRAMES_PER_SECOND = 60.0  # of the console; the metadata of ale-py say 30, half the speed of the game
+END_SECONDS = 5.0
 FASTEST_GIF = 50.0  # pictures per second; those shown for less than 0.02 s are slowed down by whoever plays them
 
 OFFSCREEN = {"SDL_VIDEODRIVER": "dummy", "MUJOCO_GL": "egl"}
@@ -85,7 +87,8 @@ class VideoFile:
         try:
             self._process.stdin.write(np.ascontiguousarray(picture).data)
         except OSError:
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it reads no more, and should be ending
+                self._process.wait(END_SECONDS)
             raise ResourceError(self._complaint()) from None
         self.pictures += 1
 

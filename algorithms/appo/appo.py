@@ -12,6 +12,7 @@ from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.config import Config
 from algorithms.appo.placement import Sampling, choose_placement, plan_workers, topology_of
 from algorithms.appo.probing import Found, find_out
+from algorithms.appo.resources import check_descriptors, free_bytes, memory_plan, reserve
 from algorithms.appo.starting import (
     begin_from,
     changes,
@@ -45,15 +46,14 @@ from algorithms.runtime.supervisor import Supervisor
 from algorithms.runtime.topology import Topology
 from algorithms.runtime.trajectories import Trajectories
 from envs.make import check_name
-from utils import cpu
+from utils import cpu, descriptors
 from utils.devices import choose_device
-from utils.errors import Interrupted, ResourceError, StopNow, UsageError
+from utils.errors import Interrupted, StopNow, UsageError
 from utils.lock import RunLock
 from utils.logging import configure
 
 log = logging.getLogger(__name__)
 
-MEMORY_SHARE = 0.9
 EXTRA_NICENESS = {"learner": 0, "policy_worker": 2, "actor": 10}
 
 
@@ -118,6 +118,7 @@ class APPO:
     def run(self) -> str:
         """Why the run ended."""
         self.status.write("starting")
+        descriptors.raise_limit()
         try:
             with self.janitor:
                 reason = self._run()
@@ -141,7 +142,7 @@ class APPO:
         self.sampling = sampling = self._sampling(found, blueprint_of)
         topology = topology_of(self.config, sampling, spec.num_agents)
         blueprint = blueprint_of(topology)
-        arena = _arena(blueprint)
+        arena = reserve(blueprint.fields(), self.config.sampling.memory_limit_mb)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         resumed = self._resume(blocks, found, seed)
         if any(resumed):
@@ -215,8 +216,8 @@ class APPO:
         def memory(sampling: Sampling) -> int:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
 
-        free_bytes = int(MEMORY_SHARE * cpu.available_memory_bytes())
-        plan = choose(found.costs, self.config, num_agents, self.cores, memory, free_bytes)
+        free = free_bytes(self.config.sampling.memory_limit_mb)
+        plan = choose(found.costs, self.config, num_agents, self.cores, memory, free)
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan))
         return plan.sampling
@@ -239,6 +240,7 @@ class APPO:
     def _processes(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """Every worker in the process that the topology gives it."""
         topology, sampling = blueprint.topology, self.config.sampling
+        check_descriptors(topology)
         links, names = Links(topology), list(topology.processes())
         progress = Progress(topology, arena, Trajectories.attach(arena, blueprint.spec))
 
@@ -294,20 +296,9 @@ def _make_directory(directory: Path) -> None:
         raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
 
 
-def _arena(blueprint: Blueprint) -> Arena:
-    fields = blueprint.fields()
-    needed, available = sum(f.nbytes for f in fields), cpu.available_memory_bytes()
-    if needed > MEMORY_SHARE * available:
-        raise ResourceError(
-            f"the run needs {needed / 2**20:.0f} MiB of shared memory, {available / 2**20:.0f} MiB are free: lower "
-            "--num_workers, --num_envs_per_worker or --min_traj_buffers_per_worker"
-        )
-    return Arena.create(fields)
-
-
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:
     return (
         f"{directory}: {sampling.placement} inference on {device}, {sampling.num_workers} actors x "
         f"{sampling.num_envs_per_worker} envs in {sampling.num_splits} groups, {topology.slots_per_group} slots each, "
-        f"{arena.nbytes / 2**20:.0f} MiB shared"
+        f"{memory_plan(arena.fields)}"
     )

@@ -145,6 +145,13 @@ class SamplingConfig:
     learner_main_loop_num_cores: int = flag(
         0, "torch threads of the learner on CPU; 0 = tuned (originally 1)", minimum=0
     )
+    memory_limit_mb: int = flag(
+        0,
+        "MiB that slots, weights and the learners' state may take, and with processes what tuning plans for; 0 = 90 %"
+        " of what the machine or its cgroup has free",
+        minimum=0,
+        maximum=2**40,
+    )
     actor_worker_gpus: tuple[int, ...] = flag(
         (), "indices of the GPUs that actors may see (for rendering), separated by commas; empty = none", minimum=0
     )

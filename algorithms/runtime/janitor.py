@@ -89,7 +89,8 @@ class Janitor:
             self._process.wait(JOIN_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it go: a dead disk
+                self._process.wait(JOIN_SECONDS)
 
     def watch(self, group: int) -> None:
         """Remember a process group."""

@@ -27,6 +27,10 @@ def die_with_parent(parent_pid: int | None = None) -> None:
 
 
 def die_earlier(score: int) -> None:
-    """Make this process that much likelier to be chosen when the kernel must kill one for its memory, 0 to 1000."""
+    """Make this process that much likelier to be chosen when the kernel must kill one for its memory, 0 to 1000.
+
+    That is more than its parent, which a container may have started with a score of its own.
+    """
+    path = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError):  # another system, or a container without /proc
-        Path("/proc/self/oom_score_adj").write_text(str(score))
+        path.write_text(str(min(1000, int(path.read_text()) + score)))

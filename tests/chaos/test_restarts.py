@@ -60,6 +60,7 @@ def replace(run: TrainingRun, role: str) -> None:
 def test_a_run_goes_on_without_a_process_that_is_killed(tmp_path: Path, placement: str, roles: tuple[str, ...]) -> None:
     with TrainingRun(tmp_path, f"--inference={placement}", SAVE_OFTEN, "--use_rnn=True", "--hidden_size=8") as run:
         run.wait_for_env_steps()
+        assert_the_kernel_kills_actors_first(run)
         for role in roles:
             if role == "janitor":
                 kill(run.pid_of(role))
@@ -75,6 +76,16 @@ def test_a_run_goes_on_without_a_process_that_is_killed(tmp_path: Path, placemen
     assert totals["restarts"] >= len(roles) - ("janitor" in roles)
     for role in set(roles) - {"fork_server", "janitor"}:
         assert f"{role} was killed by SIGKILL (out of memory?); starting it again (restart 1)" in ended.stderr
+
+
+def assert_the_kernel_kills_actors_first(run: TrainingRun) -> None:
+    """When memory is short; policy workers are next, learners and main last."""
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    scores = {role: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) - own for pid, role in run.roles().items()}
+    for role, score in scores.items():
+        kind = role.split("_")[0]
+        assert score == min({"actor": 500, "policy": 200}.get(kind, 0), 1000 - own), scores
+    assert {"main", "actor_0", "actor_1", "learner_0"} <= set(scores)
 
 
 def victims(run: TrainingRun) -> dict[int, str]:

@@ -171,7 +171,8 @@ def test_everything_is_counted_once(tmp_path: Path, inference: str, policies: in
     check_slots(run, policies)
     check_updates(run)
     check_episodes(run, seed, same_step=mode == "SameStep")
-    assert not any(t["discarded"] for t in run.learners.values())
+    if policies == 1:  # of several, those that are done discard what they play with the others
+        assert not any(t["discarded"] for t in run.learners.values())
 
 
 @pytest.mark.parametrize("inference", ["local", "central"])

@@ -95,6 +95,68 @@ def test_wall_clock_times_are_only_labels() -> None:
     }
 
 
+WITHOUT_END = {
+    "algorithms.runtime.channels: self.pipe.recv()": "only after poll() has said that there is something",
+    "algorithms.runtime.channels: clock.wait()": "an entry in the books, see utils.timing",
+    "algorithms.runtime.runner: clock.wait()": "the same",
+    "algorithms.evaluation: clock.wait()": "sleeps until a picture is due",
+    "algorithms.runtime.launch: self._pipe.recv()": "only after poll()",
+    "algorithms.runtime.supervisor: pipe.recv()": "only after poll()",
+    "algorithms.runtime.checkpointing: last.result()": "only when it is done",
+    "algorithms.runtime.checkpointing: self._writer.shutdown(wait=True)": "what was learned must be on disk",
+    "algorithms.video: process.communicate()": "ffmpeg must end the file; Ctrl-C ends it",
+    "algorithms.video: self._process.communicate()": "it has just been killed",
+    "utils.lock: self.acquire()": "our own, which refuses at once",
+}
+"""Waits that may last for ever as far as their arguments tell, and why they do not."""
+
+
+def test_what_waits_says_how_long() -> None:
+    """Whoever waits for another process, thread or queue gets on with its work when that one has died."""
+    found = {
+        f"{name_of(path)}: {ast.unparse(node)}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if waits_for_ever(node)
+    }
+    assert found == set(WITHOUT_END)
+
+
+def waits_for_ever(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    name, keywords = node.func.attr, {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+    if name == "shutdown":
+        return keywords.get("wait") != "False"
+    if ast.unparse(node.func).endswith("connection.wait"):
+        return len(node.args) < 2 and "timeout" not in keywords
+    if name == "put":
+        return not keywords.keys() & {"timeout", "block"}
+    waits = ("get", "wait", "acquire", "join", "result", "communicate", "recv")
+    return name in waits and not node.args and "timeout" not in keywords
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("queue.get()", True),
+        ("queue.get(block=True)", True),
+        ("queue.get(timeout=1)", False),
+        ("mapping.get(key)", False),
+        ("process.join()", True),
+        ("process.join(1.0)", False),
+        ("queue.put(x)", True),
+        ("queue.put(x, timeout=1)", False),
+        ("multiprocessing.connection.wait(x)", True),
+        ("multiprocessing.connection.wait(x, 1)", False),
+        ("pool.shutdown()", True),
+        ("pool.shutdown(wait=False)", False),
+    ],
+)
+def test_waits_without_an_end_are_found(code: str, expected: bool) -> None:
+    assert waits_for_ever(ast.parse(code, mode="eval").body) == expected
+
+
 def is_wall_clock(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns", "datetime.now")
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -553,6 +555,40 @@ def test_any_command_line_gives_typed_values_or_one_line(argv: list[str]) -> Non
         assert re.fullmatch(r"[^\n\r]{1,600}", str(error)), str(error)  # noqa: PT017 (both outcomes are right)
     else:
         Config.from_flat(values)
+
+
+VALUES = ("0", "1", "-1", "2", "7", "64", "1e3", "1e400", "nan", "-0.5", "0.3", "none", "None", "True", "off", "auto",
+          "", "a,b", "1,2", "[1]", "a=1", '{"a": [1', "APPO", "resume", "central", "linear", "CartPole-v1", "x:env",
+          "../x", "x/y", "a b", "\n", "\0", "\udcff", "9" * 400, "é")  # fmt: skip
+
+
+def random_command_line(rng: random.Random) -> list[str]:
+    """Flags that exist and flags that nearly do, with values that fit one of them, in every spelling."""
+    argv = ["--env=CartPole-v1"] * (rng.random() < 0.8)
+    for _ in range(rng.randrange(8)):
+        name, value = rng.choice(sorted(FLAGS)), rng.choice(VALUES)
+        if rng.random() < 0.05:
+            name = name[: rng.randrange(len(name))] + rng.choice("_x=- ")
+        argv += rng.choice(([f"--{name}={value}"], [f"--{name}", value], [f"--{name}"], [f"--no_{name}"], [value]))
+    return argv
+
+
+@pytest.mark.parametrize(("seed", "count"), [(0, 200), pytest.param(1, 2000, marks=pytest.mark.slow)])
+def test_command_lines_are_accepted_or_refused_in_one_line(seed: int, count: int) -> None:
+    """With all sources resolved and flags checked against each other, as at the start of training and of playing."""
+    rng, outcomes = random.Random(seed), Counter[str]()
+    for _ in range(count):
+        argv = random_command_line(rng)
+        for parse in (parse_train, parse_enjoy):
+            try:
+                parse(argv)
+            except UsageError as error:
+                assert re.fullmatch(r"[^\n\r]{1,600}", str(error)), (argv, str(error))  # noqa: PT017
+                outcomes[f"{parse.__name__} refused"] += 1
+            else:
+                outcomes[f"{parse.__name__} accepted"] += 1
+    assert outcomes["parse_train accepted"] > count // 20
+    assert outcomes["parse_train refused"] > count // 4
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
