@@ -10,6 +10,7 @@ them, counts, publishes the weights and keeps the state is the `LearnerWorker` o
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -183,7 +184,7 @@ def make_worker(env: str, env_steps: int, seed: int) -> tuple[LearnerWorker, Rol
     group = EnvGroup(GroupPlan(index=0, slots=range(2), start=0), envs, trajectories, finals, seeds)
     acts = ActingPlan(spec, num_groups=1, recurrence=segment, num_policies=1, device="cpu", seed=seed)
     rollouts = Rollouts(group, PolicyWorker(Address("policy_worker"), acts, acting, ring, trajectories, finals))
-    trains = TrainingPlan(env_steps=env_steps, samples=env_steps, max_policy_lag=1, device="cpu")
+    trains = TrainingPlan(env_steps, env_steps, 1, "cpu", LEARNING.max_skipped_updates, Path("incidents"))
     block, ledger = StateBlock(arena, 0), LearnerLedger(trajectories, policy=0)
     return LearnerWorker(Address("learner"), trains, learner, rollouts, ring, block, ledger), rollouts
 

@@ -129,6 +129,8 @@ def _learner(
         samples=b.budget.samples,
         max_policy_lag=c.sampling.max_policy_lag,
         device=device.name,
+        max_skipped_updates=c.learning.max_skipped_updates,
+        incidents=c.run.run_directory.absolute() / "incidents",
         alone=b.topology.num_policies == 1,
     )
     batches = _batches(b, arena, policy, device)

@@ -55,6 +55,12 @@ class LearningConfig:
     adam_beta1: float = flag(0.9, "decay of Adam's mean of gradients", minimum=0, maximum=0.999999)
     adam_beta2: float = flag(0.999, "decay of Adam's mean of squared gradients", minimum=0, maximum=0.99999999)
     max_grad_norm: float = flag(4.0, "limit of the L2 norm of the whole gradient; 0 = off", minimum=0, mutation="scale")
+    max_skipped_updates: int = flag(
+        50,
+        "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
+        " state; when that has not helped three times, the run ends",
+        minimum=1,
+    )
     gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
     gae_lambda: float = flag(
         0.95, "mixing of n-step estimates by GAE, used with --with_vtrace=False", minimum=0, maximum=1

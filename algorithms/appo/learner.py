@@ -21,6 +21,7 @@ from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae, vtrace
 from algorithms.runtime.batches import Batch
 from algorithms.runtime.flat_module import FlatModule, split
+from algorithms.runtime.rollback import SKIPPED_IN_A_ROW
 from algorithms.runtime.state_block import LearnerState
 from envs.spec import MASK_KEY, EnvSpec
 
@@ -190,13 +191,13 @@ class Learner:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call; the one place that waits for the device."""
+        """Means since the last call, and updates skipped since the last good one; waits for the device."""
         if not self._metric_count:
             return {}
         means = (self._metric_sum / self._metric_count).tolist()
         self._metric_sum.zero_()
         self._metric_count = 0
-        return dict(zip(METRICS, means, strict=True))
+        return {**dict(zip(METRICS, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
 
     def state(self) -> LearnerState:
         """Everything that training continues from."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from algorithms.appo.config import LearningConfig
+from algorithms.runtime.rollback import SKIPPED_IN_A_ROW
 
 
 class FlatAdam:
@@ -18,13 +19,14 @@ class FlatAdam:
     Attributes:
         gradient: [P] the vector that `backward` adds to.
         learning_rate: scalar on the device.
+        skipped_in_a_row: steps since the last that was not skipped, scalar on the device.
     """
 
     def __init__(self, weights: Tensor, config: LearningConfig) -> None:
         self.config, self.weights = config, weights
         self.gradient, self._mean, self._mean_square = (torch.zeros_like(weights) for _ in range(3))
         self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=weights.device)
-        self._steps, self._kl = (torch.zeros_like(self.learning_rate) for _ in range(2))
+        self._steps, self._kl, self.skipped_in_a_row = (torch.zeros_like(self.learning_rate) for _ in range(3))
 
     def follow(self, progress: float) -> None:
         """Set the rate of the linear schedule, when this share of the training budget is used up, in [0, 1]."""
@@ -45,6 +47,7 @@ class FlatAdam:
         # Fused Adam leaves weights and moments alone where this is 1; multiplying by 0 would make NaN of them.
         skipped = (~(norm.isfinite() & learnable)).float()
         self._adam(skipped)
+        self.skipped_in_a_row.add_(1.0).mul_(skipped)
         self._kl += kl
         return norm, skipped
 
@@ -91,11 +94,13 @@ class FlatAdam:
         return torch.stack((self._mean, self._mean_square))
 
     def meta(self) -> dict[str, float]:
-        """Steps made and the learning rate, as plain values."""
-        return {"adam_steps": float(self._steps), "learning_rate": float(self.learning_rate)}
+        """Steps made and skipped in a row and the learning rate, as plain values."""
+        steps, rate = float(self._steps), float(self.learning_rate)
+        return {"adam_steps": steps, "learning_rate": rate, SKIPPED_IN_A_ROW: float(self.skipped_in_a_row)}
 
     def restore(self, moments: Tensor, meta: dict[str, Any]) -> None:
         """Continue from moments [2, P] and `meta`; a constant or linear rate is the flags' business."""
+        self.skipped_in_a_row.zero_()
         self._steps.fill_(meta["adam_steps"])
         self._mean.copy_(moments[0])
         self._mean_square.copy_(moments[1])

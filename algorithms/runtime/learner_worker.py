@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from algorithms.runtime.batches import Batch, BatchSource
@@ -22,6 +23,7 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.publisher import Publisher
+from algorithms.runtime.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
 from utils.failpoints import failpoint
@@ -45,7 +47,7 @@ class Learner(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call."""
+        """Means since the last call; `skipped_in_a_row`, if an update can be skipped, is what it is now."""
         ...
 
     def state(self) -> LearnerState:
@@ -67,6 +69,8 @@ class TrainingPlan:
         max_policy_lag: by which (and one) the version is raised when weights are restored, so that no older trajectory
             is taken for a fresh one.
         device: of the learner.
+        max_skipped_updates: in a row, before training goes back to the last good state.
+        incidents: folder for what a run that cannot go on leaves behind.
         alone: no other policy is trained, so that the run ends with the budget.
     """
 
@@ -74,6 +78,8 @@ class TrainingPlan:
     samples: int
     max_policy_lag: int
     device: str
+    max_skipped_updates: int
+    incidents: Path
     alone: bool = True
 
 
@@ -107,8 +113,8 @@ class LearnerWorker:
         zero = dict.fromkeys(("env_steps", "samples", "batches", "lost"), 0)
         self.totals: dict[str, int] = {**zero, **batches.counts()._asdict()}
         self.lag_sum = self.lag_samples = self.lag_max = 0
-        self.stopped = False
-        self._refused = False  # the latest state, as it was not finite
+        self.rollback_rule = RollbackRule(plan.max_skipped_updates)
+        self.stopped = self._refused = False  # refused: the latest state, as it was not finite
         if (state := block.read()) is not None:
             learner.restore(state)
             self.totals |= {name: int(state.meta[name]) for name in ("env_steps", "samples", "discarded")}
@@ -170,6 +176,8 @@ class LearnerWorker:
             self._before["discarded"] += int(batch.valid.sum())
             yield from self._released(self.batches.trained())
         else:
+            if not self.block.writes:
+                self._save()  # there is a state to go back to from the first update on
             progress = self.totals["env_steps"] / self.plan.env_steps  # before it, or the last would train at rate 0
             self._count(batch)
             self._note()
@@ -184,9 +192,12 @@ class LearnerWorker:
             yield from self._released(self.batches.trained())
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
-            self._save()
+            self._save(asked=False)
         if now - self._reported >= REPORT_SECONDS or (self._budget_reached() and not spent):
-            yield self._report()
+            report = self._report()
+            yield report
+            if batch is not None:
+                self._heed(int(report.metrics.get(f"train/{SKIPPED_IN_A_ROW}", 0)), batch)
 
     def _take_over(self, noted: dict[str, int]) -> None:
         """Go on with the counts of the learner that died in this place.
@@ -202,6 +213,26 @@ class LearnerWorker:
             "released": noted["released"],
             "discarded": noted["discarded"] + noted["staged"],
         }
+
+    def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
+        """Go back to the last good state after too many skipped updates; NumericsError when that has not helped."""
+        verdict = self.rollback_rule.judge(skipped_in_a_row, self.learner.updates)
+        if verdict is Verdict.GO_ON:
+            return
+        reason = f"{skipped_in_a_row} updates in a row were not finite"
+        if verdict is Verdict.GIVE_UP:
+            table, policy = self.learner.flat.table, self.address.index
+            raise giving_up(reason, self.plan.incidents, policy, self.learner.state(), table, batch)
+        state = self.block.read()
+        assert state is not None  # since before the first batch
+        log.warning("%s: back to the state of %d env steps", reason, state.meta["env_steps"])
+        version, updates = self.learner.version, self.learner.updates
+        self.learner.restore(state)
+        self.learner.version, self.learner.updates = version + self.plan.max_policy_lag + 1, updates
+        self.totals["lost"] += self.totals["samples"] - int(state.meta["samples"])
+        self.publisher.publish(self.learner.version)
+        self._save()
+        self._note()
 
     def _released(self, messages: Iterator[SlotReleased]) -> Iterator[SlotReleased]:
         """The releases, each noted before it is sent, and the counts with it."""
@@ -230,17 +261,16 @@ class LearnerWorker:
         self.lag_samples += samples
         self.lag_max = max(self.lag_max, int(lag.max()))
 
-    def _save(self) -> StateSaved:
+    def _save(self, *, asked: bool = True) -> StateSaved:
+        """Write the state if it is good; unasked not after a skipped update, of which its weights may be the cause."""
         before = clock.enter(COPYING)
         state = self.learner.state()
         self._refresh_totals()
         state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})
-        if state.is_finite:
+        if state.is_finite and (asked or not state.meta.get(SKIPPED_IN_A_ROW)):
             self.block.write(state)
-        elif not self._refused:
-            log.warning(
-                "weights or moments are not finite at version %d: the last good state is kept", self.learner.version
-            )
+        elif not (state.is_finite or self._refused):
+            log.warning("version %d is not finite: the last good state is kept", self.learner.version)
         self._refused = not state.is_finite
         clock.enter(before)
         self._saved = time.monotonic()
@@ -255,6 +285,7 @@ class LearnerWorker:
         self._reported = time.monotonic()
         self._refresh_totals()
         metrics = {f"train/{name}": value for name, value in self.learner.metrics().items()}
+        metrics["train/rollbacks"] = self.rollback_rule.rollbacks
         if self.lag_samples:
             metrics |= {"train/policy_lag_mean": self.lag_sum / self.lag_samples, "train/policy_lag_max": self.lag_max}
             self.lag_sum = self.lag_samples = self.lag_max = 0

@@ -2,7 +2,7 @@
 
 It does what `fault` names when it is called for the `at`-th time in `where` (init, reset, step or close), in processes
 whose name begins with `process` (`actor_1`, or nothing: all of them), and notes the moment in the file `stamp`; with
-`once`, not again when that file is there. A step takes `pause` seconds.
+`once`, not again when that file is there. A step takes `pause` seconds and gives `reward`.
 """
 
 import ctypes
@@ -111,8 +111,9 @@ class Hostile(gymnasium.Env[Any, Any]):
         space: str = "",
         pause: float = 0.0,
         once: bool = False,
+        reward: float | str = 1.0,
     ):
-        self.pause, self.once = pause, once
+        self.pause, self.once, self.reward = pause, once, float(reward)
         self.fault, self.where, self.at, self.process, self.stamp = fault, where, at, process, stamp
         plain = spaces.Dict({"position": POSITION, "speed": SPEED}), spaces.Discrete(2)
         self.observation_space, self.action_space = ODD_SPACES.get(space, plain)
@@ -128,7 +129,7 @@ class Hostile(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
         time.sleep(self.pause)
-        return self._call("step"), 1.0, self._steps >= EPISODE_STEPS, False, {}
+        return self._call("step"), self.reward, self._steps >= EPISODE_STEPS, False, {}
 
     def close(self) -> None:
         self._call("close")

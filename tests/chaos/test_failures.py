@@ -1,9 +1,12 @@
 """Whatever fails, and nobody is replaced: the run ends soon, says why in the end, and saves what was learned."""
 
+import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.chaos.runs import HOSTILE, RAISED, Ended, TrainingRun, checkpoint_steps, last_line
 
@@ -157,3 +160,23 @@ def test_an_environment_that_fails_to_close_changes_nothing(tmp_path: Path, faul
         run.seconds_until_gone(END_SECONDS)
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert checkpoint_steps(run.directory)[-1] >= 2000
+
+
+@pytest.mark.slow
+def test_rewards_that_are_not_finite_end_the_run_with_one_line_and_what_is_needed_to_find_out_why(
+    tmp_path: Path,
+) -> None:
+    words = ("--inference=local", "--max_skipped_updates=2", "--env_kwargs", "reward=inf", "at=0")
+    with TrainingRun(tmp_path, *words, env=HOSTILE) as run:
+        ended = run.wait(120.0)
+        run.seconds_until_gone(END_SECONDS)
+    assert ended.exit_code == 4
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: learner_0: ")
+    assert "updates in a row were not finite, also after 3 rollbacks" in line
+    (incident,) = (run.directory / "incidents").iterdir()
+    assert line.endswith(f"batch and weights are in {incident}")
+    assert "reward" in json.loads((incident / "incident.json").read_text())["not_finite"]
+    assert np.isinf(load_file(incident / "batch.safetensors")["reward"]).any()
+    assert all(np.isfinite(weights).all() for weights in load_file(incident / "model.safetensors").values())
+    assert len(checkpoint_steps(run.directory)) == 1

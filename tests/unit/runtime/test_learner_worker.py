@@ -1,8 +1,11 @@
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import nn
 
 from algorithms.runtime import learner_worker as module
@@ -25,6 +28,8 @@ from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
 from tests.unit.runtime.devices import LateDevice
 from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
+from utils import checkpoint, failpoints
+from utils.errors import NumericsError
 
 WEIGHTS = 3
 ROWS, ROLLOUT = 3, 4
@@ -40,34 +45,42 @@ class CountingLearner:
         self.version, self.updates = 1, 0
         self.progress: list[float] = []
         self.samples: list[int] = []
+        self.skipped_in_a_row = 0
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         self.progress.append(progress)
         self.samples.append(int(batch.valid.sum()))
         for _ in range(2):
-            self.flat.flat.add_(1.0)
+            bad = not bool(batch.reward.isfinite().all())
+            self.skipped_in_a_row = (self.skipped_in_a_row + 1) * bad
+            self.flat.flat.add_(1.0 - bad)
             self.version += 1
             self.updates += 1
             yield
 
     def metrics(self) -> dict[str, float]:
-        return {"loss": 0.5}
+        return {"loss": 0.5, "skipped_in_a_row": float(self.skipped_in_a_row)}
 
     def state(self) -> LearnerState:
         vectors = np.tile(self.flat.flat.numpy(), (3, 1))
-        return LearnerState(
-            vectors, np.array([self.updates], np.float64), {"version": self.version, "updates": self.updates}
-        )
+        meta = {name: getattr(self, name) for name in ("version", "updates", "skipped_in_a_row")}
+        return LearnerState(vectors, np.array([self.updates], np.float64), meta)
 
     def restore(self, state: LearnerState) -> None:
         self.flat.flat.copy_(torch.from_numpy(state.vectors[0]))
-        self.version, self.updates = state.meta["version"], state.meta["updates"]
+        self.version, self.updates, self.skipped_in_a_row = state.meta["version"], state.meta["updates"], 0
 
 
 class Training:
     """A learner worker of batches of one slot, and the clock it looks at."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: World | None = None, **plan: int) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        world: World | None = None,
+        incidents: Path = Path("unused"),
+        **plan: int,
+    ) -> None:
         self.now = 1000.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         if world is None:
@@ -76,11 +89,12 @@ class Training:
             number_all(world)
         self.world = world
         self.ring, self.block = WeightRing(world.arena, 0), StateBlock(world.arena, 0)
-        limits = {"env_steps": 10**9, "samples": 10**9, "max_policy_lag": 20, **plan}
+        limits = {"env_steps": 10**9, "samples": 10**9, "max_policy_lag": 20, "max_skipped_updates": 4, **plan}
         self.learner = CountingLearner()
         batches = ColumnBatches(world.trajectories, 0, ROWS, limits["max_policy_lag"], False, 1)
+        plans = TrainingPlan(**limits, device="cpu", incidents=incidents)
         self.worker = LearnerWorker(
-            Address("learner", 0), TrainingPlan(**limits, device="cpu"), self.learner, batches, self.ring, self.block,
+            Address("learner", 0), plans, self.learner, batches, self.ring, self.block,
             LearnerLedger(world.trajectories, 0),
         )  # fmt: skip
 
@@ -161,7 +175,8 @@ def test_lag_is_measured_in_updates_at_training_time(training: Training) -> None
     assert metrics["train/loss"] == 0.5
     assert metrics["train/policy_lag_mean"] == (0 * 12 + 2 * 11 + 3) / 24
     assert metrics["train/policy_lag_max"] == 3
-    assert training.report().metrics == {"train/loss": 0.5}  # nothing new
+    nothing_new = {"train/loss": 0.5, "train/skipped_in_a_row": 0.0, "train/rollbacks": 0}
+    assert training.report().metrics == nothing_new
 
 
 def test_trajectories_that_are_too_old_are_discarded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +206,8 @@ def test_state_is_saved_on_request(training: Training) -> None:
     state = training.block.read()
     assert state is not None
     assert state.vectors[0].tolist() == [2.0] * WEIGHTS
-    assert state.meta == {"version": 3, "updates": 2, "env_steps": 48, "samples": 12, "discarded": 0}
+    counts = {"version": 3, "updates": 2, "env_steps": 48, "samples": 12, "discarded": 0}
+    assert state.meta == {**counts, "skipped_in_a_row": 0}
 
 
 def test_state_and_reports_follow_the_clock(training: Training) -> None:
@@ -202,7 +218,7 @@ def test_state_and_reports_follow_the_clock(training: Training) -> None:
         reports = [m for m in training.work() if isinstance(m, LearnerReport)]
         return training.block.writes - before, len(reports)
 
-    assert work(0.0) == (0, 0)
+    assert work(0.0) == (1, 0)  # the state before the first batch
     assert work(1.1 * module.REPORT_SECONDS) == (0, 1)
     assert work(0.9 * module.REPORT_SECONDS) == (1, 0)  # together more than STATE_SECONDS
     assert work(0.2 * module.REPORT_SECONDS) == (0, 1)
@@ -218,7 +234,7 @@ def test_stop_saves_and_reports_and_ends_training(training: Training) -> None:
     assert isinstance(report, LearnerReport)
     assert (report.totals["samples"], report.totals["in_flight"], report.totals["held"]) == (12, 12, 1)
     assert not training.worker.pending()
-    assert training.block.writes == 1
+    assert training.block.writes == 2
 
 
 @pytest.mark.parametrize("limit", [{"env_steps": 96}, {"samples": 24}, {"env_steps": 95}, {"samples": 13}])
@@ -355,3 +371,76 @@ def test_a_state_that_is_not_finite_never_takes_the_place_of_a_good_one(
     training.learner.flat.flat[1] = 0.0
     training.told(SaveState(0))
     assert training.block.writes == 2
+
+
+class TestRollback:
+    """Batches that cannot be trained on; two updates each, four skipped in a row are too many."""
+
+    @pytest.fixture
+    def training(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Training:
+        return Training(monkeypatch, incidents=tmp_path / "incidents")
+
+    def train(self, training: Training, reward: float, seconds: float = 1.1 * module.REPORT_SECONDS) -> None:
+        """Train on a batch of this reward, acted with the newest weights; after 0.5 s its metrics are looked at."""
+        slot = training.world.trajectories
+        slot.reward[0], slot.policy_version[0] = reward, training.learner.version
+        slot.owner[0] = 0
+        training.now += seconds
+        training.give(0)
+        training.work()
+
+    def test_too_many_skipped_updates_lead_back_to_the_last_good_state(self, training: Training) -> None:
+        self.train(training, 0.0)
+        training.told(SaveState(0))
+        self.train(training, 0.0, 0.0)
+        self.train(training, np.nan)
+        assert training.learner.flat.flat.tolist() == [4.0] * WEIGHTS
+        assert training.learner.version == 7
+        self.train(training, np.nan)
+        assert training.learner.flat.flat.tolist() == [2.0] * WEIGHTS
+        version, weights = training.ring.fetch(0)
+        assert version == training.learner.version == 9 + 20 + 1
+        assert weights is not None
+        assert weights.tolist() == [2.0] * WEIGHTS
+        report = training.report()
+        assert report.metrics["train/rollbacks"] == 1
+        assert (report.totals["samples"], report.totals["updates"], report.totals["lost"]) == (48, 8, 36)
+        state = training.block.read()
+        assert state is not None
+        assert (state.meta["version"], state.meta["updates"], state.meta["skipped_in_a_row"]) == (30, 8, 0)
+
+    def test_a_state_after_a_skipped_update_is_no_good_one(self, training: Training) -> None:
+        self.train(training, np.nan)
+        assert training.block.writes == 1  # before the first batch
+        self.train(training, np.nan, 1.1 * module.STATE_SECONDS)
+        assert training.block.writes == 2  # after a rollback
+        self.train(training, np.nan, 1.1 * module.STATE_SECONDS)
+        assert training.block.writes == 2
+        self.train(training, 0.0, 1.1 * module.STATE_SECONDS)
+        assert training.block.writes == 3
+        self.train(training, np.nan)
+        training.told(SaveState(0))  # who asks must be answered
+        assert training.block.writes == 4
+
+    def test_the_run_ends_when_rollbacks_do_not_help(self, training: Training, tmp_path: Path) -> None:
+        for _ in range(7):
+            self.train(training, np.inf)
+        assert training.report().metrics["train/rollbacks"] == 3
+        with pytest.raises(NumericsError, match="4 updates in a row were not finite, also after 3 rollbacks") as error:
+            self.train(training, np.inf)
+        (incident,) = (tmp_path / "incidents").iterdir()
+        assert str(error.value).endswith(f"; batch and weights are in {incident}")
+        checkpoint.verify(incident)
+        assert json.loads((incident / "incident.json").read_text())["not_finite"] == ["reward"]
+        assert load_file(incident / "batch.safetensors")["reward"].tolist() == [[np.inf] * ROWS] * ROLLOUT
+        assert load_file(incident / "model.safetensors")["bias"].tolist() == [0.0]
+
+    def test_a_full_disk_does_not_hide_why_the_run_ends(self, training: Training) -> None:
+        for _ in range(7):
+            self.train(training, np.inf)
+        failpoints.arm("ckpt.write:enospc")
+        try:
+            with pytest.raises(NumericsError, match=r"are not kept: cannot save .*No space left on device"):
+                self.train(training, np.inf)
+        finally:
+            failpoints.arm("")

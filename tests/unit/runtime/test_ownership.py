@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ class Run:
 
     def new_learner(self) -> None:
         batches = ColumnBatches(self.world.trajectories, 0, self.columns, 20, False, 1)
-        arena, plan = self.world.arena, TrainingPlan(10**9, 10**9, 20, "cpu")
+        arena, plan = self.world.arena, TrainingPlan(10**9, 10**9, 20, "cpu", 50, Path("unused"))
         ledger, learner = LearnerLedger(self.world.trajectories, 0), CountingLearner()
         address, ring, block = Address("learner", 0), WeightRing(arena, 0), StateBlock(arena, 0)
         self.learner = LearnerWorker(address, plan, learner, batches, ring, block, ledger)
