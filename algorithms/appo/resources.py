@@ -15,8 +15,9 @@ DESCRIPTORS_OF_MAIN = 32
 
 
 def free_bytes(limit_mb: int) -> int:
-    """Memory that may be planned with: `limit_mb` MiB, or with 0 most of what the machine or its cgroup has free."""
-    return limit_mb << 20 if limit_mb else int(MEMORY_SHARE * cpu.available_memory_bytes())
+    """Memory that may be planned with: most of what the machine or its cgroup has free, at most `limit_mb` unless 0."""
+    free = int(MEMORY_SHARE * cpu.available_memory_bytes())
+    return min(free, limit_mb << 20) if limit_mb else free
 
 
 def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
@@ -27,7 +28,7 @@ def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
     """
     free = free_bytes(limit_mb)
     if sum(field.nbytes for field in fields) > free:
-        allowed = f"--memory_limit_mb={limit_mb} allows" if limit_mb else "free are"
+        allowed = f"--memory_limit_mb={limit_mb} allows" if free == limit_mb << 20 else "free are"
         raise ResourceError(
             f"the run needs {memory_plan(fields)}; {allowed} {_mebibytes(free)} MiB: lower --num_workers, "
             "--num_envs_per_worker or --min_traj_buffers_per_worker"

@@ -147,8 +147,8 @@ class SamplingConfig:
     )
     memory_limit_mb: int = flag(
         0,
-        "MiB that slots, weights and the learners' state may take, and with processes what tuning plans for; 0 = 90 %"
-        " of what the machine or its cgroup has free",
+        "most MiB that slots, weights and the learners' state may take, and with processes what tuning plans for; 0 ="
+        " 90 % of what the machine or its cgroup has free, which is the limit in any case",
         minimum=0,
         maximum=2**40,
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from torch import Tensor
+
 from algorithms.runtime.batches import Batch, BatchSource
 from algorithms.runtime.device import device_of
 from algorithms.runtime.flat_module import FlatModule
@@ -83,6 +85,25 @@ class TrainingPlan:
     alone: bool = True
 
 
+class _PolicyLag:
+    """How old the steps of batches were, in updates, since it was last asked."""
+
+    def __init__(self) -> None:
+        self._total = self._samples = self._largest = 0
+
+    def add(self, lag: Tensor) -> None:
+        """Take in that of some steps [N]."""
+        self._total += int(lag.sum())
+        self._samples += len(lag)
+        self._largest = max(self._largest, int(lag.max()))
+
+    def take(self) -> dict[str, float]:
+        """Mean and maximum, if there were steps; then it begins anew."""
+        total, samples, largest = self._total, self._samples, self._largest
+        self._total = self._samples = self._largest = 0
+        return {"train/policy_lag_mean": total / samples, "train/policy_lag_max": largest} if samples else {}
+
+
 class LearnerWorker:
     """Trains one policy on what its batch source delivers.
 
@@ -112,7 +133,7 @@ class LearnerWorker:
         self.publisher = Publisher(ring, learner.flat.flat, self.device)
         zero = dict.fromkeys(("env_steps", "samples", "batches", "lost"), 0)
         self.totals: dict[str, int] = {**zero, **batches.counts()._asdict()}
-        self.lag_sum = self.lag_samples = self.lag_max = 0
+        self._lag = _PolicyLag()
         self.rollback_rule = RollbackRule(plan.max_skipped_updates)
         self.stopped = self._refused = False  # refused: the latest state, as it was not finite
         if (state := block.read()) is not None:
@@ -194,8 +215,7 @@ class LearnerWorker:
         if now - self._saved >= STATE_SECONDS:
             self._save(asked=False)
         if now - self._reported >= REPORT_SECONDS or (self._budget_reached() and not spent):
-            report = self._report()
-            yield report
+            yield (report := self._report())
             if batch is not None:
                 self._heed(int(report.metrics.get(f"train/{SKIPPED_IN_A_ROW}", 0)), batch)
 
@@ -256,10 +276,7 @@ class LearnerWorker:
         self.totals["samples"] += samples
         clock.trained += samples
         self.totals["env_steps"] += int(batch.num_frames[batch.valid].sum())
-        lag = (self.learner.version - batch.policy_version)[batch.valid]
-        self.lag_sum += int(lag.sum())
-        self.lag_samples += samples
-        self.lag_max = max(self.lag_max, int(lag.max()))
+        self._lag.add((self.learner.version - batch.policy_version)[batch.valid])
 
     def _save(self, *, asked: bool = True) -> StateSaved:
         """Write the state if it is good; unasked not after a skipped update, of which its weights may be the cause."""
@@ -285,8 +302,5 @@ class LearnerWorker:
         self._reported = time.monotonic()
         self._refresh_totals()
         metrics = {f"train/{name}": value for name, value in self.learner.metrics().items()}
-        metrics["train/rollbacks"] = self.rollback_rule.rollbacks
-        if self.lag_samples:
-            metrics |= {"train/policy_lag_mean": self.lag_sum / self.lag_samples, "train/policy_lag_max": self.lag_max}
-            self.lag_sum = self.lag_samples = self.lag_max = 0
+        metrics |= {"train/rollbacks": self.rollback_rule.rollbacks, **self._lag.take()}
         return LearnerReport(self.address.index, self.learner.version, dict(self.totals), metrics)

@@ -34,9 +34,10 @@ def test_more_than_the_limit_is_refused() -> None:
 
 def test_more_than_the_machine_has_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "available_memory_bytes", lambda: 10 * MIB)
-    with pytest.raises(ResourceError) as caught:
-        reserve(FIELDS, limit_mb=0)
-    assert str(caught.value) == f"the run needs {PLAN}; free are 9.0 MiB: {ADVICE}"
+    for limit_mb in (0, 10):  # a limit does not make more of it
+        with pytest.raises(ResourceError) as caught:
+            reserve(FIELDS, limit_mb)
+        assert str(caught.value) == f"the run needs {PLAN}; free are 9.0 MiB: {ADVICE}"
     monkeypatch.setattr(cpu, "available_memory_bytes", lambda: 11 * MIB)
     assert reserve(FIELDS, limit_mb=0).nbytes == 9.5 * MIB
 
