@@ -65,6 +65,7 @@ METHOD = """\
     python -m benchmarks.env_alone                # --json=benchmarks/results/env_alone.json keeps the figures, here
     python -m benchmarks.network_alone            # and in all others
     python -m benchmarks.end_to_end               # --workload=pong, or --env=ID with any flags of train_appo.py
+    python -m benchmarks.growth                   # with envs, actors and slots
     python -m benchmarks.placements
     python -m benchmarks.peers                    # installs the peers under ~/.cache/appo-benchmarks first
     python -m benchmarks.report                   # writes this file; the picture needs `pip install appo[bench]`
@@ -200,6 +201,16 @@ def _framework(results: Results) -> str:
     return _table(("bytes of an observation", "samples/s", "us per step of 64 rows", "per CPU second"), rows)
 
 
+def _growth(results: Results) -> str:
+    envs, actors, slots = (results[name]["costs"].items() for name in ("envs", "actors", "slots"))
+    rows = [(f"{count} envs", "vector step of an actor", f"{us['median']:.1f} us") for count, us in envs]
+    for count, roles in actors:
+        rows.append((f"{count} actors", "vector step, acting included", f"{roles['actor']['median']:.1f} us"))
+        rows.append((f"{count} actors", "learner, per slot", f"{roles['learner']['median']:.1f} us"))
+    rows += [(f"{count} slots", "memory of all processes", f"{mib:.0f} MiB") for count, mib in slots]
+    return _table(("with", "costs", "CPU time, memory"), rows)
+
+
 SECTIONS = {
     "peers": ("Side by side with peers", _peers),
     "end_to_end": ("End to end, and the limit", _end_to_end),
@@ -207,6 +218,7 @@ SECTIONS = {
     "env_alone": ("The environment alone", _env_alone),
     "network_alone": ("The network alone", _network_alone),
     "framework": ("The framework alone", _framework),
+    "growth": ("How costs grow", _growth),
 }
 """In this order: heading, and the function that makes the table of a benchmark's results."""
 

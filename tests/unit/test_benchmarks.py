@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import end_to_end, measuring, network_alone, placements, process_tree, report, runs
+from benchmarks import end_to_end, growth, measuring, network_alone, placements, process_tree, report, runs
 from benchmarks.actor_process import random_actions
 from benchmarks.measuring import Point
 from benchmarks.peers import __main__ as peers
@@ -195,6 +195,20 @@ class TestReport:
         assert "## 16 cores of another, H1" in text
         assert "Never run on a GPU" not in text
         assert "Measured on 2026-11-21, commit abc." in text
+
+    def test_growth(self) -> None:
+        roles = {"actor": measuring.spread([50.0])._asdict(), "learner": measuring.spread([700.0])._asdict()}
+        costs = {
+            "envs": {"512": measuring.spread([110.0])._asdict()},
+            "actors": {"16": roles},
+            "slots": {"128": 1234.4},
+        }
+        results = {name: {"costs": of, "date": "2026-11-21 10", "commit": "abc"} for name, of in costs.items()}
+        text = report.render([{"benchmark": "growth", "machine": measuring.machine(), "results": results}])
+        assert "| 512 envs | vector step of an actor | 110.0 us |" in text
+        assert "| 16 actors | learner, per slot | 700.0 us |" in text
+        assert "| 128 slots | memory of all processes | 1234 MiB |" in text
+        assert "learner per slot    700.0" in growth.table(results)
 
     def test_unknown_results_are_not_left_out(self) -> None:
         with pytest.raises(UsageError, match="no section for results of x"):
