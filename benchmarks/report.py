@@ -65,6 +65,7 @@ METHOD = """\
     python -m benchmarks.env_alone                # --json=benchmarks/results/env_alone.json keeps the figures, here
     python -m benchmarks.network_alone            # and in all others
     python -m benchmarks.end_to_end               # --workload=pong, or --env=ID with any flags of train_appo.py
+    python -m benchmarks.learning                 # per sample, in both precisions and beside Sample Factory
     python -m benchmarks.growth                   # with envs, actors and slots
     python -m benchmarks.placements
     python -m benchmarks.peers                    # installs the peers under ~/.cache/appo-benchmarks first
@@ -211,6 +212,21 @@ def _growth(results: Results) -> str:
     return _table(("with", "costs", "CPU time, memory"), rows)
 
 
+def _learning(results: Results) -> str:
+    seeds = sorted({seed for result in results.values() for seed in result["seeds"]}, key=int)
+    rows = []
+    for name, result in results.items():
+        of = result["seeds"]
+        cells = [
+            f"{of[s]['env_steps']:,}{'' if of[s]['reached'] else ' (not reached)'} in {of[s]['seconds']:.1f} s"
+            if s in of
+            else ""
+            for s in seeds
+        ]
+        rows.append((NAMES.get(name, f"**appo**, {name}"), *cells))
+    return _table(("env steps to 475 on CartPole", *(f"seed {seed}" for seed in seeds)), rows)
+
+
 SECTIONS = {
     "peers": ("Side by side with peers", _peers),
     "end_to_end": ("End to end, and the limit", _end_to_end),
@@ -218,6 +234,7 @@ SECTIONS = {
     "env_alone": ("The environment alone", _env_alone),
     "network_alone": ("The network alone", _network_alone),
     "framework": ("The framework alone", _framework),
+    "learning": ("Learning, the same hyperparameters", _learning),
     "growth": ("How costs grow", _growth),
 }
 """In this order: heading, and the function that makes the table of a benchmark's results."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from benchmarks import measuring, process_tree
 from benchmarks.measuring import ROOT, Point
@@ -26,6 +26,7 @@ from utils.metrics import read_metrics
 POLL_SECONDS = 0.2
 START_SECONDS = 180
 END_SECONDS = 30
+T = TypeVar("T")
 MOST_DISCARDED = 0.01  # a run that throws away more does not count
 
 
@@ -62,6 +63,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each; the median counts (default 3)")
     parser.add_argument("--warm_up_seconds", type=float, default=8, help="from the first batch on (default 8)")
     parser.add_argument("--seconds", type=float, default=20, help="of each run that are measured (default 20)")
+    parser.add_argument("--add", action="store_true", help="add to the runs that the file holds instead")
+    add_file_arguments(parser)
+
+
+def add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """How commands are started, and where the results are kept."""
     parser.add_argument(
         "--prefix",
         type=shlex.split,
@@ -69,7 +76,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="words before the command of each run, such as 'flock /tmp/lock' on a machine that is shared",
     )
     parser.add_argument("--json", type=Path, help="file for the results")
-    parser.add_argument("--add", action="store_true", help="add to the runs that the file holds instead")
 
 
 def timing_of(arguments: argparse.Namespace) -> Timing:
@@ -125,6 +131,20 @@ def observe(
         cpu_share=sum(cpu_by_role(before, after).values()) / seconds / cpu.available_cores(),
         cpu_microseconds={role: 1e6 * s / seconds / rate for role, s in cpu_by_role(before, after).items()},
     )
+
+
+def until(command: Sequence[str], look: Callable[[], T | None], prefix: Sequence[str], log_path: Path) -> T:
+    """Run a command until `look` finds something, then end it; what was found.
+
+    Raises:
+        RunError: it ended by itself.
+    """
+    with _running(command, prefix, log_path, {"PYTHONPATH": ""}) as root:
+        while (found := look()) is None:
+            if root.poll() is not None:
+                raise _failure(command, log_path, "ended too early")
+            time.sleep(POLL_SECONDS)
+    return found
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Train with Sample Factory 2, unpatched, and print what its learner has trained on; runs with its own interpreter.
 
-    sample_factory_driver.py WORKLOAD TRAIN_DIR
+    sample_factory_driver.py WORKLOAD TRAIN_DIR [FLAG ...]
 
-A worker per core with double-buffered groups is its fastest on two cores. Learning flags are those of `workloads.py`;
-where it offers more than one way, its defaults stay. Frames are skipped by the environment: its env steps are samples.
+A worker per core with double-buffered groups is its fastest on two cores, but for CartPole. Learning flags are those
+of `workloads.py`; where it offers more than one way, its defaults stay. Frames are skipped by the environment: its env
+steps are samples.
 """
 
 import json
@@ -19,6 +20,7 @@ from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
 
+EPISODES = 100  # that its mean return is over
 WORKERS = max(2, os.cpu_count() or 2)
 COMMON = {
     "device": "cpu",
@@ -43,7 +45,16 @@ FLAGS = {
     "pong": PONG | ONE_PASS,
     "pong_4_epochs": PONG | ONE_PASS | {"batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4},
     "vizdoom": ONE_PASS | {"batch_size": 2048, "obs_scale": 255.0, "normalize_input": False, "rnn_size": 512},
-    "cartpole": MLP | ONE_PASS,
+    "cartpole": MLP | ONE_PASS | {"num_workers": 1, "num_envs_per_worker": 32},
+    "cartpole_learning": MLP
+    | {
+        "rollout": 32,
+        "batch_size": 512,
+        "num_batches_per_epoch": 1,
+        "num_epochs": 2,
+        "num_envs_per_worker": 8,
+        "learning_rate": 1e-3,
+    },
     # its published settings for MuJoCo, but for the schedule of the learning rate, which its command line refuses
     "halfcheetah": MLP
     | {
@@ -132,6 +143,7 @@ MAKERS = {
     "pong_4_epochs": make_pong,
     "vizdoom": make_vizdoom,
     "cartpole": partial(make_plain, "CartPole-v1"),
+    "cartpole_learning": partial(make_plain, "CartPole-v1"),
     "halfcheetah": partial(make_plain, "HalfCheetah-v4"),  # the physics of v5, which its gymnasium does not have
 }
 
@@ -142,17 +154,20 @@ def words(flags):
         yield from (f"--{name}", *map(str, value)) if isinstance(value, tuple) else (f"--{name}={value}",)
 
 
-def report(_runner, message, _policy):
-    """Say what the learner has trained on so far."""
-    print(json.dumps({"seconds": time.monotonic(), "samples": message[LEARNER_ENV_STEPS]}), flush=True)
+def report(runner, message, _policy):
+    """Say what the learner has trained on so far, and the mean return of the last 100 episodes."""
+    returns = runner.policy_avg_stats.get("reward", [()])[0]
+    mean = float(np.mean(returns)) if len(returns) >= EPISODES else None
+    samples = message[LEARNER_ENV_STEPS]
+    print(json.dumps({"seconds": time.monotonic(), "samples": samples, "return": mean}), flush=True)
 
 
 def main():
-    workload, train_dir = sys.argv[1:]
+    workload, train_dir, *further = sys.argv[1:]
     os.chdir(train_dir)  # VizDoom leaves files where it is started
     register_env(workload, MAKERS[workload])
     flags = COMMON | FLAGS[workload] | {"env": workload, "train_dir": train_dir, "experiment": "run"}
-    arguments = list(words(flags))
+    arguments = [*words(flags), *further]
     parser, _ = parse_sf_args(arguments)
     _, runner = make_runner(parse_full_cfg(parser, arguments))
     runner.policy_msg_handlers[LEARNER_ENV_STEPS].append(report)  # its function for that replaces the list

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import end_to_end, growth, measuring, network_alone, placements, process_tree, report, runs
+from benchmarks import end_to_end, growth, learning, measuring, network_alone, placements, process_tree, report, runs
 from benchmarks.actor_process import random_actions
 from benchmarks.measuring import Point
 from benchmarks.peers import __main__ as peers
@@ -209,6 +209,13 @@ class TestReport:
         assert "| 16 actors | learner, per slot | 700.0 us |" in text
         assert "| 128 slots | memory of all processes | 1234 MiB |" in text
         assert "learner per slot    700.0" in growth.table(results)
+
+    def test_learning(self) -> None:
+        seeds = {"1": learning.Learned(80_000, 7.25, True)._asdict(), "2": learning.Learned(9, 300.0, False)._asdict()}
+        results = {"fp32": {"seeds": seeds, "date": "2026-11-21 10", "commit": "abc"}}
+        text = report.render([{"benchmark": "learning", "machine": measuring.machine(), "results": results}])
+        assert "| **appo**, fp32 | 80,000 in 7.2 s | 9 (not reached) in 300.0 s |" in text
+        assert "9 NOT REACHED (300.0)" in learning.table(results)
 
     def test_unknown_results_are_not_left_out(self) -> None:
         with pytest.raises(UsageError, match="no section for results of x"):
