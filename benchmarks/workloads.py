@@ -12,7 +12,12 @@ from utils.errors import UsageError
 
 # Petrenko et al. 2020 (arXiv:2006.11751): one pass over batches of 1024, trajectories of 32 steps.
 ONE_PASS = {"rollout": 32, "batch_size": 1024, "num_batches_per_iteration": 1, "ppo_epochs": 1}
-PONG = {"env_kwargs": "repeat_action_probability=0", "normalize_images": False}
+PONG = {
+    "env_kwargs": "repeat_action_probability=0",
+    "normalize_images": False,
+    "encoder_subtype": "convnet_atari",  # without a GPU the preset has a smaller one
+    "hidden_size": 512,
+}
 
 
 class Workload(NamedTuple):
@@ -53,7 +58,9 @@ WORKLOADS = {
         "VizDoom basic 128x72, convolutions and GRU of 512",
     ),
     "cartpole": Workload(
-        "CartPole-v1", ONE_PASS | {"env_vectorization": "python"}, "CartPole from gymnasium.make, MLP 64x64"
+        "CartPole-v1",
+        ONE_PASS | {"env_vectorization": "python", "num_envs_per_worker": 128},
+        "CartPole from gymnasium.make, MLP 64x64",
     ),
     "cartpole_vector": Workload(
         "CartPole-v1",

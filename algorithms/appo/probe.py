@@ -26,6 +26,7 @@ ACTING_ROWS = (1, 4, 16, 64, 256)
 ACTING_STEPS = 3  # observations in a slot of a rollout of 2
 ACTING_SECONDS = 0.02  # per number of rows
 SLOWEST_ACTING_SECONDS = 0.05  # of a forward pass; more rows are not tried
+SLOWEST_FIRST_SECONDS = 0.5  # of a call that is made a second time
 TRAINING_SECONDS = 0.2  # per number of threads, beside a step on one trajectory
 NEVER = 1 << 60
 
@@ -146,12 +147,15 @@ class NetworkProbe:
 
 
 def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
-    """The median of some calls, after a first one that warms up; the first one's own where it took the time of all."""
+    """The median of some calls, after a first one that warms up; the first one's own where it took very long.
+
+    A first call of a network asks for memory and makes plans of its convolutions: it takes up to ten times as long.
+    """
     seconds: list[float] = []
     while len(seconds) < 2 or sum(seconds) < budget_seconds:
         begin = time.perf_counter()
         function()
         seconds.append(time.perf_counter() - begin)
-        if seconds[0] > budget_seconds:
+        if seconds[0] > SLOWEST_FIRST_SECONDS:
             return seconds[0]
     return statistics.median(seconds[1:])

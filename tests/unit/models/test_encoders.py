@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +10,10 @@ from algorithms.models.encoders import (
     CONVNET_ATARI,
     CONVNET_DQN,
     CONVNET_SIMPLE,
+    IMAGES_AT_ONCE,
     MIN_CONVNET_SIDES,
     DictEncoder,
+    Encoder,
     InputScaling,
     conv_encoder,
     image_sides,
@@ -20,12 +24,33 @@ from algorithms.models.encoders import (
 from tests.unit.models.cases import config_of
 
 
+def conv_encoder_of_simple() -> Encoder:
+    return conv_encoder((3, 36, 36), CONVNET_SIMPLE, (16,), "elu")
+
+
+def impala_encoder_of_one() -> Encoder:
+    return impala_encoder((3, 36, 36), (16,), "relu")
+
+
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name != "mlp"])
 @pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (1, 36, 36)])
 def test_every_image_encoder_reads_both_layouts(name: str, shape: tuple[int, ...]) -> None:
     encoder = ENCODERS[name](shape, config_of())
     assert encoder.output_size == 8
     assert encoder(torch.rand(3, *shape)).shape == (3, 8)
+
+
+@pytest.mark.parametrize("make", [conv_encoder_of_simple, impala_encoder_of_one])
+def test_images_taken_by_parts_have_the_features_and_gradients_of_the_whole(make: Callable[[], Encoder]) -> None:
+    encoder, images = make(), torch.rand(IMAGES_AT_ONCE + 3, 3, 36, 36)
+    layer_by_layer = nn.Sequential(*encoder)
+    found = []
+    for network in (encoder, layer_by_layer):
+        features = network(images)
+        gradients = torch.autograd.grad(features.square().sum(), list(network.parameters()))
+        found.append((features, *gradients))
+    for by_parts, whole in zip(*found, strict=True):
+        torch.testing.assert_close(by_parts, whole, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (3, 7, 7)])
