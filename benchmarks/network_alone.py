@@ -10,6 +10,8 @@ The workers are those of a run, on a batch that they played themselves. Per samp
 - `learning`: `Learner.learn`, everything that the learner does with a batch, all epochs.
 
 `faults` are page faults per sample of an update: memory that went back to the kernel and had to be asked for again.
+`floor` is what the arithmetic alone would take at the speed of a large float32 matrix product on the same core: one
+pass for acting; three for training, without the gradient of the observation.
 """
 
 import argparse
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from algorithms.runtime.policy_worker import PolicyWorker
 
 SLOTS = 3
+MATRIX_SIZE = 1024
 
 
 class Played(NamedTuple):
@@ -71,7 +74,45 @@ def measure(workload: Workload, seconds: float) -> dict[str, Any]:
         "update": update._asdict(),
         "learning": learning._asdict(),
         "faults": round(faults, 3),
+        "floor": floor(learner.model, played.batch.obs, seconds / 2),
     }
+
+
+def floor(model: Any, obs: dict[str, Any], seconds: float) -> dict[str, float]:
+    """Multiplications (millions) of one forward pass, those per second (billions), and the least microseconds."""
+    import torch
+
+    matrix = torch.rand(MATRIX_SIZE, MATRIX_SIZE)
+    fastest = min(measuring.seconds_per_call(lambda: matrix @ matrix, seconds))
+    per_second = MATRIX_SIZE**3 / fastest
+    forward, observation = multiplications(model, {key: a.flatten(0, 1)[:1] for key, a in obs.items()})
+    return {
+        "forward_millions": forward / 1e6,
+        "billions_per_second": per_second / 1e9,
+        "acting": 1e6 * forward / per_second,
+        "training": 1e6 * (3 * forward - observation) / per_second,
+    }
+
+
+def multiplications(model: Any, obs: dict[str, Any]) -> tuple[int, int]:
+    """Of one forward pass of one row {key} [1, *]; and of the layers that see observations, alone.
+
+    A matrix multiplies once per row; a kernel once per pixel that it makes.
+    """
+    import torch
+    from torch import nn
+
+    pixels: dict[nn.Module, int] = {}
+    kernels = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    hooks = [k.register_forward_hook(lambda k, _, out: pixels.update({k: out[0, 0].numel()})) for k in kernels]
+    with torch.inference_mode():
+        model.act(obs, torch.zeros(1, dtype=torch.bool), torch.zeros(1, model.rnn_state_size))
+    for hook in hooks:
+        hook.remove()
+    of_kernels = [kernel.weight.numel() * pixels[kernel] for kernel in kernels]
+    matrices = [p.numel() for p in model.parameters() if p.dim() == 2]
+    first = of_kernels[0] if of_kernels else 0  # of small networks it is too little to matter
+    return sum(of_kernels) + sum(matrices), first
 
 
 def play(workload: Workload, rows: int) -> Played:
@@ -124,12 +165,13 @@ def training_microseconds(result: dict[str, Any]) -> float:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The results as people read them."""
-    lines = [f"{'':<16}  {'us per sample':<40}  acting (rows)   update x epochs (minibatch)  learning  faults"]
+    lines = [f"{'':<16}  {'us per sample':<40}  acting (rows)   update x epochs (minibatch)  learning  faults  floor"]
     for name, r in results.items():
         forward = ", ".join(f"forward {size}: {cost['median']:.2f}" for size, cost in r["forward"].items())
         lines.append(
             f"{name:<16}  {forward:<40}  {r['acting']['median']:>7.2f} ({r['rows']})  {r['update']['median']:>9.2f} x "
-            f"{r['epochs']} ({r['minibatch']})  {r['learning']['median']:>17.2f}  {r['faults']:>6.2f}"
+            f"{r['epochs']} ({r['minibatch']})  {r['learning']['median']:>17.2f}  {r['faults']:>6.2f}  "
+            f"{r['floor']['acting']:.2f} + {r['floor']['training']:.2f}"
         )
     return "\n".join(lines)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from benchmarks import end_to_end, growth, learning, measuring, network_alone, placements, process_tree, report, runs
 from benchmarks.actor_process import random_actions
@@ -50,6 +52,24 @@ class TestFigures:
         }
         assert network_alone.inference_microseconds(result) == 2
         assert network_alone.training_microseconds(result) == 28
+
+    def test_multiplications(self) -> None:
+        """Kernels once per pixel, matrices once."""
+
+        class Model(nn.Module):
+            rnn_state_size = 0
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.kernel, self.matrix = nn.Conv2d(3, 8, 2, 2), nn.Linear(8 * 16, 5)
+
+            def act(self, obs: dict[str, Tensor], first: Tensor, rnn_state: Tensor) -> Tensor:
+                features: Tensor = self.matrix(self.kernel(obs["obs"]).flatten(1))
+                return features
+
+        of_kernel = 3 * 8 * 4 * 16
+        found = network_alone.multiplications(Model(), {"obs": torch.zeros(1, 3, 8, 8)})
+        assert found == (of_kernel + 8 * 16 * 5, of_kernel)
 
     def test_share_of_the_best_placement(self) -> None:
         found = {"central": [run_of(50)], "local": [run_of(100)], "serial": [run_of(60)], "auto": [run_of(95)]}
