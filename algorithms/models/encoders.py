@@ -16,6 +16,9 @@ CLIP = 10.0
 IMAGES_AT_ONCE = 32
 """Of an encoder on a CPU."""
 
+FEW_CHANNELS = 8
+"""Fewer than fill a vector register."""
+
 Observations = dict[str, Tensor]
 ConvLayer = tuple[int, int, int]
 
@@ -122,8 +125,10 @@ def conv_encoder(
 ) -> Encoder:
     """A stack of convolutions, then Linear layers; a nonlinearity after each."""
     layers, channels = _image_layers(shape)
-    for out_channels, kernel_size, stride in conv_layers:
-        layers += [nn.Conv2d(channels, out_channels, kernel_size, stride), nonlinearity(activation, inplace=True)]
+    for i, (out_channels, kernel_size, stride) in enumerate(conv_layers):
+        has_blocks = not i and stride > 1 and kernel_size % stride == 0 and channels < FEW_CHANNELS
+        kind = FirstConv2d if has_blocks else nn.Conv2d
+        layers += [kind(channels, out_channels, kernel_size, stride), nonlinearity(activation, inplace=True)]
         channels = out_channels
     return _with_linear_layers(layers, shape, extra_layer_sizes, activation)
 
@@ -174,6 +179,35 @@ class DictEncoder(nn.Module):
         """Encode obs{key} [N,*] to [N,output_size]."""
         features = [encoder(obs[key]) for key, encoder in zip(self.keys, self.encoders, strict=True)]
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
+
+
+class FirstConv2d(nn.Conv2d):
+    """A convolution of few channels by a kernel that is a multiple of its stride.
+
+    In bf16 on a CPU it is computed with a kernel 1/stride as large over blocks of stride x stride pixels ("space to
+    depth"): the same products and sums, but over so many channels that the matrix units of the processor are full. Its
+    weight is the usual one, [O,C,k,k].
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve x [N,C,H,W]."""
+        if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            return self.by_blocks(x.to(torch.get_autocast_dtype("cpu")))
+        return super().forward(x)
+
+    def by_blocks(self, x: Tensor) -> Tensor:
+        """The same of x [N,C,H,W] with the channels last in memory."""
+        channels, kernel, stride = self.in_channels, self.kernel_size[0], self.stride[0]
+        size, depth = kernel // stride, stride * stride * channels
+        rows, columns = ((side - kernel) // stride + size for side in x.shape[2:])
+        pixels = x.permute(0, 2, 3, 1)[:, : rows * stride, : columns * stride]
+        blocks = pixels.reshape(-1, rows, stride, columns, stride * channels).transpose(2, 3)
+        weight = self.weight.reshape(-1, channels, size, stride, size, stride).permute(0, 2, 4, 3, 5, 1)
+        return nn.functional.conv2d(
+            blocks.reshape(-1, rows, columns, depth).permute(0, 3, 1, 2),
+            weight.reshape(-1, size, size, depth).permute(0, 3, 1, 2),
+            self.bias,
+        )
 
 
 class _ChannelsLast(nn.Module):

@@ -14,6 +14,7 @@ from algorithms.models.encoders import (
     MIN_CONVNET_SIDES,
     DictEncoder,
     Encoder,
+    FirstConv2d,
     InputScaling,
     conv_encoder,
     image_sides,
@@ -38,6 +39,30 @@ def test_every_image_encoder_reads_both_layouts(name: str, shape: tuple[int, ...
     encoder = ENCODERS[name](shape, config_of())
     assert encoder.output_size == 8
     assert encoder(torch.rand(3, *shape)).shape == (3, 8)
+
+
+@pytest.mark.parametrize("sides", [(84, 84), (72, 128), (37, 41)])
+def test_a_first_convolution_by_blocks_is_the_same_convolution(sides: tuple[int, int]) -> None:
+    convolution = FirstConv2d(3, 32, 8, 4)
+    images = torch.rand(5, *sides, 3).permute(0, 3, 1, 2)
+    found = []
+    for convolved in (convolution.by_blocks(images), convolution(images)):
+        found.append((convolved, *torch.autograd.grad(convolved.square().sum(), list(convolution.parameters()))))
+    for by_blocks, plain in zip(*found, strict=True):
+        torch.testing.assert_close(by_blocks, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_first_convolution_goes_by_blocks_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.dtype] = []
+    encoder = conv_encoder((4, 84, 84), CONVNET_ATARI, (8,), "relu")
+    by_blocks = FirstConv2d.by_blocks
+    monkeypatch.setattr(FirstConv2d, "by_blocks", lambda conv, x: asked.append(x.dtype) or by_blocks(conv, x))
+    images = torch.rand(3, 4, 84, 84)
+    with torch.autocast("cpu", torch.bfloat16):
+        in_bf16 = encoder(images)
+    assert asked == [torch.bfloat16]
+    torch.testing.assert_close(in_bf16.float(), encoder(images), rtol=0.05, atol=0.02)
+    assert encoder[1].weight.shape == (32, 4, 8, 8)
 
 
 @pytest.mark.parametrize("make", [conv_encoder_of_simple, impala_encoder_of_one])
