@@ -18,8 +18,9 @@ import numpy as np
 from algorithms.evaluation_config import headless
 from envs.config import EnvConfig
 from envs.conversion import reraise
+from envs.env_set import SingleEnv
 from envs.make import is_vector_only, make_single
-from envs.python_loop import PythonLoop, SingleEnv
+from envs.python_loop import PythonLoop
 from envs.spaces import frames_per_step
 from envs.spec import Array
 from envs.wrappers import RepeatAction

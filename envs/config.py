@@ -50,6 +50,12 @@ class EnvConfig:
         " entry point, auto = native where there is one",
         choices=("auto", "python", "native"),
     )
+    max_env_rebuilds: int = flag(
+        10,
+        "how often an env that raises is closed and made again within 1,000 of its steps, in the Python loop; beyond"
+        " that, or after three failures without a step in between, its actor fails; 0 = at the first one",
+        minimum=0,
+    )
     force_envs_single_thread: bool = flag(
         True, "limit native thread pools (OpenMP, BLAS) inside actors to one thread each"
     )

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
@@ -23,7 +23,8 @@ from gymnasium.vector import VectorEnv
 
 from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
-from envs.python_loop import PythonLoop, SingleEnv
+from envs.env_set import SingleEnv
+from envs.python_loop import PythonLoop
 from envs.spec import EnvSpec, GroupEnv
 from envs.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
@@ -90,17 +91,18 @@ def make_group(
     config: EnvConfig,
     num_envs: int,
     *,
-    worker_index: int = 0,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     decorrelate_steps: int = 0,
     render_mode: str | None = None,
     spec: EnvSpec | None = None,
+    max_rebuilds: int = 0,
 ) -> GroupEnv:
     """Make the environments of one group: our own loop, or the environment's native vector.
 
-    `seed` and `worker_index` only decide the random walks of `decorrelate_steps` (in [0, decorrelate_steps) per env,
-    Python loop only); the environments are seeded by `reset`. A render mode is for the Python loop only. A `spec` that
-    is known already saves the reset that looks for masks.
+    `seed` only decides the random walks of `decorrelate_steps` (in [0, decorrelate_steps) per env, Python loop only);
+    the environments are seeded by `reset`. A render mode is for the Python loop only, and so is making an environment
+    again that fails, up to `max_rebuilds` times (see `FailureRule`). A `spec` that is known already saves the reset
+    that looks for masks.
 
     Raises:
         UsageError: the environment cannot be found, made or used as asked.
@@ -113,9 +115,10 @@ def make_group(
     return PythonLoop(
         [lambda: make_single(config, render_mode)] * num_envs,
         name=config.env,
-        seed=(seed, worker_index),
+        seed=seed,
         decorrelate_steps=decorrelate_steps if config.decorrelate_envs_on_one_worker else 0,
         spec=spec,
+        max_rebuilds=max_rebuilds,
     )
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 
-from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reported_frames, reraise
+from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reported_frames
+from envs.env_set import Begun, EnvSet, FailureRule, SingleEnv
 from envs.masks import ActionMasks, flat_mask, random_action
-from envs.spaces import frames_per_step, spec_of
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow
-from utils.errors import SpaceMismatch
-from utils.timing import RESET, clock
-
-SingleEnv = gymnasium.Env[Any, Any]
+from utils.errors import EnvironmentFailure, SpaceMismatch
 
 
 class PythonLoop:
@@ -25,6 +20,10 @@ class PythonLoop:
     An environment whose episode ended is reset on the following step, in place of being stepped (NEXT_STEP): the
     observation of a done step is the true final one, so bootstrapping through a truncation needs nothing else.
 
+    An environment that fails is closed and made again, and the others do not notice. Its step never happened: it looks
+    like one that only resets, so it is invalid, and the step before it, which shows its own true next observation, is
+    bootstrapped from that as at a time limit.
+
     Args:
         env_fns: One factory per environment; all must make environments with the same spaces.
         name: The environment's name in messages.
@@ -32,6 +31,7 @@ class PythonLoop:
         decorrelate_steps: Before the first observation env i takes a random number of random steps in
             [0, decorrelate_steps), so that episodes of one group do not end together.
         spec: What is known of the environments already; without it one is reset to see whether its info holds masks.
+        max_rebuilds: How often an environment that fails is made again, see `FailureRule`; 0: its failure is raised.
     """
 
     def __init__(
@@ -42,22 +42,26 @@ class PythonLoop:
         seed: int | Sequence[int] = 0,
         decorrelate_steps: int = 0,
         spec: EnvSpec | None = None,
+        max_rebuilds: int = 0,
     ):
         self.name = name
         self.current_env = 0
-        self._envs: list[SingleEnv] = []
-        self._closed = False
-        self._build(env_fns)
-        self.spec = spec or self._discover()
+        self._envs = EnvSet(env_fns, name, FailureRule(max_rebuilds))
+        self.spec = spec or self._envs.spec()
         self.num_rows = len(self._envs) * self.spec.num_agents
         self._actions = ActionConverter(self._envs[0].action_space)
         self._observations = ObservationWriter(name, self._envs[0].observation_space)
         self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
         self._counts_frames = False  # once an info says how many frames a step took, all of them are written
-        self._step_functions = [env.step for env in self._envs]
         self._ended = [False] * self.num_rows
+        self._num_steps = 0
         self._random = np.random.default_rng(seed)
         self._decorrelate_steps = decorrelate_steps
+
+    @property
+    def rebuilds(self) -> int:
+        """Environments made again so far."""
+        return self._envs.rebuilds
 
     def reset(self, seeds: Sequence[int], obs: dict[str, Array]) -> None:
         """Start an episode in every environment and write the first observations [R, *].
@@ -67,18 +71,19 @@ class PythonLoop:
         """
         if len(seeds) != len(self._envs):
             raise ValueError(f"expected {len(self._envs)} seeds, got {len(seeds)}")
-        try:
-            for index, seed in enumerate(seeds):
-                self.current_env = index
-                observation, info = self._walk(index, self._begin(index, int(seed)))
-                self._observations.write_row(obs, index, observation)
-                if self.spec.mask_in_info and self._masks:
-                    self._masks.write_row(obs, index, info)
-            self._ended = [False] * self.num_rows
-            if self._masks:
-                self._masks.check(obs, np.zeros(self.num_rows, np.bool_))
-        except BaseException as error:
-            reraise(self.name, error)
+        self._envs.seeds = [int(seed) for seed in seeds]
+        self._ended = [False] * self.num_rows
+        failed: dict[int, EnvironmentFailure] = {}
+        for index, seed in enumerate(self._envs.seeds):
+            self.current_env = index
+            try:
+                self._show(index, obs, self._walk(index, self._envs.begin(index, seed)))
+            except BaseException as error:
+                failed[index] = self._envs.forgive(index, error, self._num_steps)
+        for index, failure in failed.items():
+            self._replace(index, failure, obs)
+        if self._masks:
+            self._masks.check(obs, np.zeros(self.num_rows, np.bool_))
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
         """Step or reset every environment with action [R, A]; write what came out into `row`.
@@ -90,14 +95,16 @@ class PythonLoop:
         reads_all, shape, types = self.spec.mask_in_info, self._observations.plain_shape, self._observations.plain_types
         plain = obs.get(SINGLE_KEY)
         self._clear(row)
+        self._num_steps += 1
         episodes: list[EpisodeStats] | None = None
-        try:
-            actions = self._actions.rows(action)
-            for index, step in enumerate(self._step_functions):
-                self.current_env = index
+        failed: dict[int, EnvironmentFailure] = {}
+        actions = self._actions.rows(action)
+        for index, step in enumerate(self._envs.step_functions):
+            self.current_env = index
+            try:
                 if ended[index]:
-                    observation, info = self._begin(index, None)
                     row.first[index], reward[index], ended[index] = True, 0.0, False
+                    observation, info = self._envs.begin(index, None)
                 else:
                     observation, reward[index], terminated, truncated, info = step(actions[index])
                     if terminated or truncated:  # both at once: the episode is over, there is nothing to bootstrap from
@@ -112,59 +119,58 @@ class PythonLoop:
                     write(obs, index, observation)
                 if info or reads_all:
                     self._read(info, row, index)
-            if self._masks:
-                self._masks.check(obs, np.array(ended))
-        except BaseException as error:
-            self._refuse_malformed(error)
-            reraise(self.name, error)
+            except BaseException as error:
+                failed[index] = self._envs.forgive(index, self._explained(error), self._num_steps)
+        if failed:
+            self._replace_failed(failed, row)
+        if self._masks:
+            self._masks.check(obs, np.array(ended))
         return episodes or ()
 
     def close(self) -> None:
         """Close every environment; one that fails to close is reported as a warning."""
-        if self._closed:
-            return
-        self._closed = True
-        for index, env in enumerate(self._envs):
-            self.current_env = index
+        self._envs.close()
+
+    def _replace_failed(self, failed: dict[int, EnvironmentFailure], row: StepRow) -> None:
+        """Make environments again that failed in this step, as if it only began their next episodes."""
+        for index, failure in failed.items():
+            self._replace(index, failure, row.obs)
+            row.first[index], row.reward[index] = True, 0.0
+            row.terminated[index] = row.truncated[index] = self._ended[index] = False
+
+    def _replace(self, index: int, failure: EnvironmentFailure, obs: dict[str, Array]) -> None:
+        """Make an environment again until it begins an episode, and write the first observation.
+
+        Raises:
+            EnvironmentFailure: it is given up.
+        """
+        self.current_env, left = index, failure
+        while True:
             try:
-                env.close()
-            except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
-                warnings.warn(f"{self.name} raised {type(error).__name__} in close: {one_line(error)}", stacklevel=2)
+                self._show(index, obs, self._envs.begin_anew(index, left))
+            except BaseException as error:
+                left = self._envs.forgive(index, error, self._num_steps)
+            else:
+                return
 
-    def _build(self, env_fns: Sequence[Callable[[], SingleEnv]]) -> None:
-        try:
-            for index, env_fn in enumerate(env_fns):
-                self.current_env = index
-                self._envs.append(env_fn())
-                spaces = (self._envs[-1].observation_space, self._envs[-1].action_space)
-                if spaces != (self._envs[0].observation_space, self._envs[0].action_space):
-                    raise SpaceMismatch(f"{self.name}: env {index} has other spaces than env 0")
-        except BaseException as error:
-            self.close()
-            reraise(self.name, error)
+    def _show(self, index: int, obs: dict[str, Array], begun: Begun) -> None:
+        """Write the first observation of an episode."""
+        observation, info = begun
+        self._observations.write_row(obs, index, observation)
+        if self.spec.mask_in_info and self._masks:
+            self._masks.write_row(obs, index, info)
 
-    def _discover(self) -> EnvSpec:
-        """The spec of the first environment, which is reset where its info could hold a mask."""
-        env = self._envs[0]
-        frames = frames_per_step(env)
-        spec = spec_of(env.observation_space, env.action_space, frames_per_step=frames)
-        if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
-            return spec
-        try:
-            _, info = self._begin(0, None)
-        except BaseException as error:
-            reraise(self.name, error)
-        in_info = MASK_KEY in info
-        return spec_of(env.observation_space, env.action_space, frames_per_step=frames, mask_in_info=in_info)
-
-    def _refuse_malformed(self, error: BaseException) -> None:
-        """Say in one line what a step must be, if the error comes from taking one apart and not from inside the env."""
+    def _explained(self, error: BaseException) -> BaseException:
+        """One line on what a step must be, if the error comes from taking one apart and not from inside the env."""
         own_line = error.__traceback__ is not None and error.__traceback__.tb_next is None
-        if own_line and isinstance(error, TypeError | ValueError):
-            raise SpaceMismatch(
-                f"{self.name}: step must return (observation, reward, terminated, truncated, info) with a number as "
-                f"reward, as gymnasium's environments do: {one_line(error)}"
-            ) from error
+        if not (own_line and isinstance(error, TypeError | ValueError)):
+            return error
+        mismatch = SpaceMismatch(
+            f"{self.name}: step must return (observation, reward, terminated, truncated, info) with a number as "
+            f"reward, as gymnasium's environments do: {one_line(error)}"
+        )
+        mismatch.__cause__ = error
+        return mismatch
 
     def _clear(self, row: StepRow) -> None:
         """Write what is true of most steps."""
@@ -181,24 +187,14 @@ class PythonLoop:
         if self.spec.mask_in_info and self._masks:
             self._masks.write_row(row.obs, index, info)
 
-    def _begin(self, index: int, seed: int | None) -> tuple[Any, dict[str, Any]]:
-        """The first observation of a new episode and its info; None keeps the env's own random numbers going."""
-        before = clock.enter(RESET)
-        result = self._envs[index].reset(seed=seed)
-        clock.enter(before)
-        # an old-style reset returns the observation alone, which could unpack into two by accident
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise SpaceMismatch(f"{self.name}: reset must return (observation, info), as gymnasium's environments do")
-        return result
-
-    def _walk(self, index: int, begun: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+    def _walk(self, index: int, begun: Begun) -> Begun:
         """Take random steps from a first observation; no action is taken that a mask forbids."""
         observation, info = begun
         for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
             source = info if self.spec.mask_in_info else observation
             mask = flat_mask(source[MASK_KEY]) if self.spec.action_mask else None
             action = self._actions.rows(random_action(self.spec.action, mask, self._random))[0]
-            observation, _, terminated, truncated, info = self._envs[index].step(action)
+            observation, _, terminated, truncated, info = self._envs.step_functions[index](action)
             if terminated or truncated:
-                observation, info = self._begin(index, None)
+                observation, info = self._envs.begin(index, None)
         return observation, info

@@ -144,12 +144,17 @@ class StepRow:
 class GroupEnv(Protocol):
     """The environments of one group: the unit an actor steps.
 
-    `current_env` is the env being reset or stepped, for "which env hangs" messages (-1: the whole vector).
+    `current_env` is the env being reset or stepped, for "which env hangs" messages (-1: the whole vector). `rebuilds`
+    counts the envs that failed and were made again.
     """
 
     spec: EnvSpec
     num_rows: int
     current_env: int
+
+    @property
+    def rebuilds(self) -> int:
+        """Environments made again so far."""
 
     def reset(self, seeds: Sequence[int], obs: dict[str, Array]) -> None:
         """Write the first observations [R, *], one seed per env."""

@@ -36,6 +36,7 @@ class GymVector:
     def __init__(self, make_vector: Callable[[], AnyVectorEnv], *, name: str, spec: EnvSpec | None = None):
         self.name = name
         self.current_env = -1  # rows of a vector are stepped together
+        self.rebuilds = 0  # and fail together
         self._closed = False
         try:
             self._env = make_vector()

@@ -127,7 +127,8 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
     """An actor whose environments are made and reset."""
     trajectories = Trajectories.attach(plan.arena, blueprint.spec)
     finals = FinalObservations.attach(plan.arena, blueprint.spec)
-    groups = []
+    sampling, groups = blueprint.config.sampling, []
+    max_rebuilds = blueprint.config.env.max_env_rebuilds if sampling.restart_workers else 0
     for index in blueprint.topology.groups_of(address.index):
         heartbeat.beat(Activity.RESETTING)
         group_plan = _group_plan(blueprint, index, plan.generation)
@@ -135,14 +136,13 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
         envs = make_group(
             blueprint.config.env,
             blueprint.topology.rows // blueprint.spec.num_agents,
-            worker_index=index,
-            seed=int(seeds.generate_state(1)[0]),
+            seed=(int(seeds.generate_state(1)[0]), index),
             decorrelate_steps=blueprint.config.learning.rollout,
             spec=blueprint.spec,
+            max_rebuilds=max_rebuilds,
         )
         groups.append(EnvGroup(group_plan, envs, trajectories, finals, seeds))
         groups[-1].reset()
-    sampling = blueprint.config.sampling
     pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
     return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds)
 

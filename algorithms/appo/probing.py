@@ -87,7 +87,7 @@ def try_environment(pipe: Connection, log_path: Path, config: Config, measure: b
         from envs.make import make_group
 
         begin, bytes_before = time.perf_counter(), memory_bytes()
-        envs = make_group(config.env, 1)
+        envs = make_group(config.env, 1, max_rebuilds=config.env.max_env_rebuilds)
         making = Making(time.perf_counter() - begin, bytes_before)
         pipe.send(envs.spec)
         if measure:

@@ -125,7 +125,7 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making) -> tuple[Curv
     num_envs = next(quick, 0)
     if num_envs:
         before = memory_bytes()
-        group = make_group(config.env, num_envs, spec=envs.spec)
+        group = make_group(config.env, num_envs, spec=envs.spec, max_rebuilds=config.env.max_env_rebuilds)
         points.append((num_envs, Rehearsal(config, group).mean_seconds(STEPPING_SECONDS)))
         env_bytes = max(0, memory_bytes() - before) // num_envs
         group.close()

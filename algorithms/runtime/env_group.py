@@ -20,7 +20,7 @@ from envs.spec import GroupEnv, StepRow
 from utils.failpoints import failpoint
 from utils.timing import ENV, FRAMEWORK, clock
 
-COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released")
+COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released", "rebuilds")
 Outgoing = ActionRequest | TrajectoryReady | EpisodesDone
 
 
@@ -88,6 +88,7 @@ class EnvGroup:
         self._counts = trajectories.group_counts[plan.index]  # 0, unless an actor has died in this place
         *counts, self.episodes.count = self._counts[: len(COUNTS) + 1].tolist()
         self.totals = dict(zip(COUNTS, counts, strict=True))
+        self._rebuilds_before = self.totals["rebuilds"]
         self.totals["released"] = self.totals["sent"] - sum(1 for _ in self._handed_over())
         carried = trajectories.first[plan.slots[0], 0]
         self._carry_obs = {key: np.empty_like(a[plan.slots[0], 0]) for key, a in trajectories.obs.items()}
@@ -122,8 +123,11 @@ class EnvGroup:
             now.valid[:] = True
         else:
             np.logical_not(now.out.first, out=now.valid)
-        clock.collected += int(np.count_nonzero(now.valid))
+        num_valid = int(np.count_nonzero(now.valid))
+        clock.collected += num_valid
         self.episodes.record(now.out, now.valid, self.trajectories.policy_id[slot, step], stats)
+        if num_valid < now.valid.size:
+            self.episodes.forget(~now.valid)
         self._shape(now.out.reward)
         if self.plan.num_policies > 1:
             self._carry_on_policies(slot, step)
@@ -224,6 +228,7 @@ class EnvGroup:
 
     def note_counts(self) -> None:
         """Keep the totals where the next actor in this place finds them."""
+        self.totals["rebuilds"] = self._rebuilds_before + self.envs.rebuilds
         self._counts[: len(COUNTS) + 1] = [*self.totals.values(), self.episodes.count]
 
     def _handed_over(self) -> Iterator[TrajectoryReady]:

@@ -37,6 +37,14 @@ class Episodes:
         for one in stats:
             self._stats.append((int(policy[one.row]), one.stats))
 
+    def forget(self, rows: Array) -> None:
+        """Drop what was gathered of episodes that go on nowhere: in these rows [R] the next one begins.
+
+        After an episode that ended there is nothing to drop; after a failure of the environment there is.
+        """
+        self._return[rows] = 0
+        self._length[rows] = 0
+
     def flush(self, now: bool = False) -> Iterator[EpisodesDone]:
         """Report what has ended, if the last report is old enough or `now`."""
         if self._ended and (now or time.monotonic() - self._flushed >= FLUSH_SECONDS):

@@ -141,7 +141,7 @@ class WorkerReport(NamedTuple):
     """Totals of one actor worker; they never decrease within a run."""
 
     worker: str
-    totals: dict[str, int]  # collected, reset_rows, trajectories, sent, released, episodes, env_steps
+    totals: dict[str, int]  # collected, reset_rows, trajectories, sent, released, rebuilds, episodes
 
 
 class TimeReport(NamedTuple):

@@ -259,7 +259,7 @@ class Monitor:
         progress = self.policies[policy]
         counters = {name: progress.totals[name] for name in COUNTERS}
         head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
-        return {**head, "perf/restarts": self.restarts, **progress.tags()}
+        return {**head, **self._replaced(), **progress.tags()}
 
     def line(self) -> str:
         """One line: progress, speed, lag, return and time left."""
@@ -280,6 +280,8 @@ class Monitor:
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
             collected, per_second = self._collected(), self._collected() / (now - self.started)
             parts.append(f"collected {short_number(collected)} steps, {short_number(per_second)}/s")
+        if rebuilds := self._of_actors("rebuilds"):
+            parts.append(f"{rebuilds} env rebuilds, see logs")
         seconds = self.seconds_left(now)
         left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{_duration(seconds)} left"
         return " | ".join(parts) + left
@@ -290,7 +292,14 @@ class Monitor:
         return seconds if seconds < LONGEST_SHOWN_SECONDS else None
 
     def _collected(self) -> int:
-        return sum(totals.get("collected", 0) for totals in self.workers.values())
+        return self._of_actors("collected")
+
+    def _of_actors(self, name: str) -> int:
+        return sum(totals.get(name, 0) for totals in self.workers.values())
+
+    def _replaced(self) -> dict[str, float]:
+        """How often processes were started again, and environments made again."""
+        return {"perf/restarts": self.restarts, "perf/env_rebuilds": self._of_actors("rebuilds")}
 
     def performance(self) -> Performance | None:
         """How the run spends its time, and how near it is to the limit; None while nothing is known of it."""

@@ -132,7 +132,6 @@ def hostile(folder: Path, *words: str, once: bool = True) -> tuple[TrainingRun, 
     [
         ("poison_queues", "learner_0: blocked in its queue to actor_1 by a process that died in it; starting it again"),
         ("hang", "actor_1: a step of its environments takes longer than 1 s; starting it again (restart 1)"),
-        pytest.param("raise", "actor_1: tests.chaos.hostile_env:Hostile raised HostileError", marks=pytest.mark.slow),
         pytest.param("segfault", "actor_1 was killed by SIGSEGV; starting", marks=pytest.mark.slow),
     ],
 )
@@ -155,8 +154,19 @@ def test_an_environment_that_breaks_its_own_spaces_is_not_started_again(tmp_path
     assert stderr.startswith("error: actor_1: tests.chaos.hostile_env:Hostile: observation")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["raise", "sys_exit"])
+def test_an_environment_that_fails_is_made_again_while_its_actor_goes_on(tmp_path: Path, fault: str) -> None:
+    run, stderr, exit_code = hostile(tmp_path, f"fault={fault}", "at=100", "pause=0.002")
+    assert (exit_code, stderr) == (0, "")
+    totals = check_history(run)
+    assert (totals["actors_rebuilds"], totals["restarts"]) == (1, 0)
+    assert read_metrics(run.directory / "metrics.jsonl")[-1]["perf/env_rebuilds"] == 1
+    assert "is made again: tests.chaos.hostile_env:Hostile raised" in (run.directory / "logs/actor_1.log").read_text()
+
+
 def test_an_environment_that_fails_soon_after_every_start_ends_the_run(tmp_path: Path) -> None:
-    _, stderr, exit_code = hostile(tmp_path, "fault=raise", "at=20", once=False)
+    _, stderr, exit_code = hostile(tmp_path, "fault=raise", "at=1", once=False)
     assert exit_code == 3
     assert stderr.count("starting it again") == 2
     assert stderr.count("Traceback (most recent call last)") == 1

@@ -223,17 +223,17 @@ def test_zero_vector_arguments() -> None:
 
 
 def test_decorrelation_can_be_switched_off_and_depends_on_seed_and_worker() -> None:
-    def first_steps(on: bool, **kwargs: int) -> list[float]:
+    def first_steps(on: bool, seed: tuple[int, int] = (0, 0)) -> list[float]:
         config = EnvConfig(env="toy/Counter-v0", env_vectorization="python", decorrelate_envs_on_one_worker=on)
-        group = make_group(config, 8, decorrelate_steps=10, **kwargs)
+        group = make_group(config, 8, decorrelate_steps=10, seed=seed)
         obs = {"obs": np.zeros((8, 4), np.float32)}
         group.reset(range(8), obs)
         return [*obs["obs"][:, 1], *obs["obs"][:, 2]]
 
     assert first_steps(False) == [0.0] * 16
-    assert first_steps(True, seed=1, worker_index=2) == first_steps(True, seed=1, worker_index=2)
-    assert first_steps(True, seed=1, worker_index=2) != first_steps(True, seed=1, worker_index=3)
-    assert first_steps(True, seed=1, worker_index=2) != first_steps(True, seed=2, worker_index=2)
+    assert first_steps(True, seed=(1, 2)) == first_steps(True, seed=(1, 2))
+    assert first_steps(True, seed=(1, 2)) != first_steps(True, seed=(1, 3))
+    assert first_steps(True, seed=(1, 2)) != first_steps(True, seed=(2, 2))
 
 
 @pytest.mark.parametrize("frameskip", [None, 3])

@@ -1,6 +1,5 @@
 import signal
 import warnings
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import gymnasium
@@ -66,7 +65,7 @@ def test_the_time_of_resets_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
         return 1000 * len(looked_at)
 
     clock = PhaseClock(now, lambda: 0)
-    monkeypatch.setattr("envs.python_loop.clock", clock)
+    monkeypatch.setattr("envs.env_set.clock", clock)
     loop = counters(4)
     clock.restart()
     clock.enter(ENV)
@@ -161,14 +160,6 @@ def scripted(**attributes: object) -> PythonLoop:
 
 def zeros(obs: dict[str, np.ndarray]) -> np.ndarray:
     return np.zeros((2, 1), np.int32)
-
-
-@pytest.fixture
-def workers_sigint() -> Iterator[None]:
-    """A worker's way to take a Ctrl-C: no KeyboardInterrupt comes from the interpreter itself."""
-    previous = signal.signal(signal.SIGINT, lambda number, frame: None)
-    yield
-    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.mark.usefixtures("workers_sigint")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.ops import returns
+from algorithms.ops import numpy_returns, returns
 from algorithms.ops.losses import clamped_ratio, masked_mean, ppo_policy_loss
 from algorithms.ops.returns import Returns, gae, next_value, vtrace
 from tests.unit.ops.trajectories import (
@@ -142,6 +142,23 @@ class TestGolden:
         result = gae(**self.CASE, gamma=0.5, gae_lambda=0.5)
         assert_column(result.advantage, 1.125, 0.5, 0, -0.5)
         assert_column(result.target, 2.125, 2.5, 0, 3.5)
+
+    def test_a_step_that_failed_is_a_time_limit_for_the_one_before(self) -> None:
+        """Row 2 is the last that the failed environment showed, so its value is right; nothing later is seen."""
+        for seed in range(10):
+            later = np.random.default_rng(seed).normal(size=4) * 100
+            case = episode((1, 1, float("nan"), later[0]), (1, 2, 3, *later[1:3]), first=(0, 3), invalid=(2,))
+            result = vtrace(ratio=tensor(0.5, 2.0, float("nan"), 1.0), **case, gamma=0.5)
+            assert_column(result.target[:3], 1.625, 2.5, 0)
+            assert_column(result.advantage[:3], 1.25, 0.5, 0)
+            assert_column(gae(**case, gamma=0.5, gae_lambda=0.5).target[:3], 2.125, 2.5, 0)
+            signals = {name: x.numpy() for name, x in case.items() if name != "value"}
+            steps = numpy_returns.Steps.of(signals, case["value"].numpy(), None, 0.5)
+            ratio = np.array([0.5, 2.0, 0.0, 1.0], np.float32)[:, None]
+            advantage, target = numpy_returns.vtrace(steps, ratio, 0.5, 1.0, 1.0, 1.0)
+            assert target[:3, 0].tolist() == [1.625, 2.5, 0]
+            assert advantage[:3, 0].tolist() == [1.25, 0.5, 0]
+            assert numpy_returns.gae(steps, 0.5, 0.5)[1][:3, 0].tolist() == [2.125, 2.5, 0]
 
     def test_same_step_reset_with_termination_and_truncation(self) -> None:
         case = episode((1, 1, 1, 1), (1, 2, 3, 4, 5), terminated=(0,), truncated=(2,), first=(0, 1, 3))

@@ -127,7 +127,7 @@ def test_stop_reports_what_is_left_and_closes_the_environments(monkeypatch: pyte
     assert report == WorkerReport(
         "actor_4",
         {"collected": collected, "reset_rows": 48 - collected, "trajectories": 4, "sent": 4, "released": 4}
-        | {"episodes": len(episodes.policy)},
+        | {"rebuilds": 0, "episodes": len(episodes.policy)},
     )
     assert closed == [True]
     assert not worker.pending()
@@ -155,7 +155,8 @@ def test_totals_are_summed_over_groups() -> None:
     groups[0].totals["sent"], groups[1].totals["sent"] = 3, 4
     groups[0].episodes.count, groups[1].episodes.count = 10, 20
     assert worker_of(*groups).report().totals == {
-        "collected": 0, "reset_rows": 0, "trajectories": 0, "sent": 7, "released": 0, "episodes": 30
+        "collected": 0, "reset_rows": 0, "trajectories": 0, "sent": 7, "released": 0, "rebuilds": 0,
+        "episodes": 30,
     }  # fmt: skip
 
 

@@ -5,7 +5,9 @@ import pytest
 
 from algorithms.runtime.env_group import EnvGroup
 from algorithms.runtime.messages import ActionRequest, SlotReleased, TrajectoryReady
+from envs.python_loop import PythonLoop
 from envs.toy import counter_length, counter_step
+from tests.unit.envs.mortal import Mortals
 from tests.unit.runtime.groups import PairEnv, Played, episodes, ready, requests
 
 
@@ -305,6 +307,28 @@ def test_episodes_are_scored_by_the_policy_that_played_them() -> None:
     done = (t.terminated | t.truncated).reshape(200, 3)
     policy = t.policy_id[:, :4].reshape(200, 3)
     assert [e[0] for e in episodes(played.said)] == policy[done].tolist()
+
+
+def test_an_episode_whose_environment_failed_is_not_reported_and_its_last_step_is_no_sample() -> None:
+    mortals = Mortals({(0, "step", 3): ValueError("no")})
+    played = Played(slots=3, envs=PythonLoop([Mortals({}), mortals], name="Mortal", max_rebuilds=10)).begin()
+    for _ in range(3):
+        played.trajectory()
+    played.hear(played.group.episodes.flush(now=True))
+    assert episodes(played.said) == [(0, 15.0, 5), (0, 65.0, 5), (0, 15.0, 5)]
+    valid = played.trajectories.valid.reshape(12, 2)
+    assert np.flatnonzero(~valid[:, 0]).tolist() == [5, 11]
+    assert np.flatnonzero(~valid[:, 1]).tolist() == [2, 8]
+    played.group.note_counts()
+    assert played.group.totals == {
+        "collected": 20, "reset_rows": 4, "trajectories": 3, "sent": 3, "released": 0, "rebuilds": 1
+    }  # fmt: skip
+    successor = EnvGroup(
+        played.group.plan, PairEnv(1, 9), played.trajectories, played.world.finals, np.random.SeedSequence(1)
+    )
+    successor.envs.rebuilds = 2
+    successor.note_counts()
+    assert successor.totals["rebuilds"] == 3
 
 
 def test_sampling_only_keeps_its_slots() -> None:

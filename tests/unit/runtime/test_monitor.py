@@ -195,7 +195,7 @@ def test_records_hold_the_counters_before_the_tags(watched: Watched) -> None:
     assert first == {
         "elapsed_seconds": 4.0, "policy": 0, "env_steps": 1000, "samples": 250, "discarded": 5,
         "perf/version": 3.0, "perf/episodes": 0.0, "train/loss": 0.5,
-        "perf/restarts": 0,
+        "perf/restarts": 0, "perf/env_rebuilds": 0,
     }  # fmt: skip
     assert (second["policy"], second["env_steps"]) == (1, 0)
     assert [record["policy"] for record in last] == [0, 1]  # closing writes once more

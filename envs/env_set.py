@@ -1,0 +1,178 @@
+"""The single environments of a group: made, reset and closed, and made again where they fail."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envs.conversion import failure_of, one_line, reraise
+from envs.spaces import frames_per_step, spec_of
+from envs.spec import MASK_KEY, EnvSpec
+from utils.errors import EnvironmentFailure, SpaceMismatch
+from utils.timing import RESET, clock
+
+log = logging.getLogger(__name__)
+
+SingleEnv = gymnasium.Env[Any, Any]
+Begun = tuple[Any, dict[str, Any]]
+"""The first observation of an episode and its info."""
+
+PERIOD_STEPS = 1000
+IN_A_ROW = 3
+LINE_SECONDS = 10.0
+
+
+class FailureRule:
+    """When an environment that fails again and again is given up.
+
+    One that fails now and then is made again for ever. Too often is more than `most` times in `PERIOD_STEPS` of its
+    steps (with 10, failures that come by chance once in 1,000 steps are never too many), or `IN_A_ROW` times without
+    a step that succeeded in between.
+
+    Args:
+        most: how often an environment may be made again within `PERIOD_STEPS` of its steps; 0: never.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._failures: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=max(most + 1, IN_A_ROW)))
+
+    def forgives(self, index: int, step: int) -> bool:
+        """Note that an environment failed in that step of its group; whether it may be made again."""
+        failures = self._failures[index]
+        failures.append(step)
+        latest = list(failures)[-IN_A_ROW:]
+        if len(latest) == IN_A_ROW and all(later - earlier <= 1 for earlier, later in pairwise(latest)):
+            return False
+        return len(failures) <= self._most or step - failures[-self._most - 1] >= PERIOD_STEPS
+
+
+class EnvSet:
+    """The single environments of one group, which all have the same spaces.
+
+    Args:
+        env_fns: one factory per environment.
+        name: the environment's name in messages.
+        rule: when one that fails is given up.
+
+    Attributes:
+        spaces: of observations and actions, of every environment.
+        step_functions: `step` of every environment.
+        seeds: of the environments' first episodes; those of environments made again derive from them.
+        rebuilds: environments made again so far.
+
+    Raises:
+        EnvironmentFailure: a factory raised, or the spaces differ.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], SingleEnv]], name: str, rule: FailureRule) -> None:
+        self.name, self.rebuilds = name, 0
+        self.spaces: tuple[Any, Any] | None = None
+        self.step_functions: list[Callable[[Any], tuple[Any, ...]]] = []
+        self.seeds = [0] * len(env_fns)
+        self._env_fns, self._rule = list(env_fns), rule
+        self._envs: list[SingleEnv] = []
+        self._lives = [0] * len(env_fns)
+        self._silent_until, self._unsaid = 0.0, 0
+        try:
+            for index in range(len(env_fns)):
+                self._envs.append(gymnasium.Env())
+                self.step_functions.append(self._envs[index].step)
+                self._make(index)
+        except BaseException as error:
+            self.close()
+            reraise(name, error)
+
+    def __len__(self) -> int:
+        return len(self._envs)
+
+    def __getitem__(self, index: int) -> SingleEnv:
+        return self._envs[index]
+
+    def spec(self) -> EnvSpec:
+        """What the environments show and accept; one is reset where its info could hold a mask."""
+        assert self.spaces is not None
+        frames = frames_per_step(self._envs[0])
+        spec = spec_of(*self.spaces, frames_per_step=frames)
+        if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
+            return spec
+        try:
+            _, info = self.begin(0, None)
+        except BaseException as error:
+            reraise(self.name, error)
+        return spec_of(*self.spaces, frames_per_step=frames, mask_in_info=MASK_KEY in info)
+
+    def begin(self, index: int, seed: int | None) -> Begun:
+        """Begin an episode; None keeps the environment's own random numbers going."""
+        before = clock.enter(RESET)
+        try:
+            result = self._envs[index].reset(seed=seed)
+        finally:
+            clock.enter(before)
+        # an old-style reset returns the observation alone, which could unpack into two by accident
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise SpaceMismatch(f"{self.name}: reset must return (observation, info), as gymnasium's environments do")
+        return result
+
+    def forgive(self, index: int, error: BaseException, step: int) -> EnvironmentFailure:
+        """The failure that an error means, if the environment may be made again.
+
+        Raises:
+            EnvironmentFailure: it may not: it fails too often, or would only repeat this.
+            BaseException: the error is not the environment's.
+        """
+        failure = failure_of(self.name, error)
+        if failure is None:
+            raise error
+        if failure.lasting or not self._rule.forgives(index, step):
+            raise failure
+        return failure
+
+    def begin_anew(self, index: int, failure: EnvironmentFailure) -> Begun:
+        """Close an environment that failed, make it again, and begin an episode with a seed that none had before."""
+        self._say(index, failure)
+        self._close(index)
+        self._make(index)
+        self._lives[index] += 1
+        self.rebuilds += 1
+        seeds = np.random.SeedSequence(self.seeds[index], spawn_key=(self._lives[index],))
+        return self.begin(index, int(seeds.generate_state(1)[0]) >> 1)  # some keep seeds in a signed int
+
+    def close(self) -> None:
+        """Close every environment; one that fails to close is reported as a warning."""
+        for index in range(len(self._envs)):
+            self._close(index)
+
+    def _make(self, index: int) -> None:
+        env = self._envs[index] = self._env_fns[index]()
+        self.step_functions[index] = env.step
+        spaces = (env.observation_space, env.action_space)
+        self.spaces = self.spaces or spaces
+        if spaces != self.spaces:
+            raise SpaceMismatch(f"{self.name}: env {index} has other spaces than {'env 0' if index else 'before'}")
+
+    def _close(self, index: int) -> None:
+        """Close an environment and put one in its place that can be closed again."""
+        env, self._envs[index] = self._envs[index], gymnasium.Env()
+        try:
+            env.close()
+        except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
+            warnings.warn(f"{self.name} raised {type(error).__name__} in close: {one_line(error)}", stacklevel=3)
+
+    def _say(self, index: int, failure: EnvironmentFailure) -> None:
+        """Log why an environment is made again, at most once in `LINE_SECONDS`."""
+        now = time.monotonic()
+        if now < self._silent_until:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
+        log.warning("env %d is made again: %s%s", index, failure, more)
+        self._silent_until, self._unsaid = now + LINE_SECONDS, 0
