@@ -52,8 +52,8 @@ class EnvConfig:
     )
     max_env_rebuilds: int = flag(
         10,
-        "how often an env that raises is closed and made again within 1,000 of its steps, in the Python loop; beyond"
-        " that, or after three failures without a step in between, its actor fails; 0 = at the first one",
+        "how often an env that raises, or returns what is not finite, is made again within 1,000 of its steps, in the"
+        " Python loop; beyond that, or after three failures without a step in between, its actor fails; 0 = never",
         minimum=0,
     )
     force_envs_single_thread: bool = flag(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reported_frames
 from envs.env_set import Begun, EnvSet, FailureRule, SingleEnv
+from envs.finite import FiniteCheck
 from envs.masks import ActionMasks, flat_mask, random_action
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure, SpaceMismatch
@@ -52,6 +53,7 @@ class PythonLoop:
         self._actions = ActionConverter(self._envs[0].action_space)
         self._observations = ObservationWriter(name, self._envs[0].observation_space)
         self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
+        self._finite = FiniteCheck(name, self.spec)
         self._counts_frames = False  # once an info says how many frames a step took, all of them are written
         self._ended = [False] * self.num_rows
         self._num_steps = 0
@@ -67,7 +69,8 @@ class PythonLoop:
         """Start an episode in every environment and write the first observations [R, *].
 
         Raises:
-            EnvironmentFailure: an environment raised, or an observation does not fit its space.
+            EnvironmentFailure: an environment raised or returned what is not finite, and is not made again, or what
+                does not fit its spaces.
         """
         if len(seeds) != len(self._envs):
             raise ValueError(f"expected {len(self._envs)} seeds, got {len(seeds)}")
@@ -89,7 +92,8 @@ class PythonLoop:
         """Step or reset every environment with action [R, A]; write what came out into `row`.
 
         Raises:
-            EnvironmentFailure: an environment raised, or an observation does not fit its space.
+            EnvironmentFailure: an environment raised or returned what is not finite, and is not made again, or what
+                does not fit its spaces.
         """
         ended, write, obs, reward = self._ended, self._observations.write_row, row.obs, row.reward
         reads_all, shape, types = self.spec.mask_in_info, self._observations.plain_shape, self._observations.plain_types
@@ -121,8 +125,10 @@ class PythonLoop:
                     self._read(info, row, index)
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, self._explained(error), self._num_steps)
-        if failed:
-            self._replace_failed(failed, row)
+        odd = self._finite(obs, reward)
+        if failed or odd:
+            self._replace_failed(failed, odd, row)
+            episodes = [one for one in episodes or () if not row.first[one.row]]
         if self._masks:
             self._masks.check(obs, np.array(ended))
         return episodes or ()
@@ -131,8 +137,12 @@ class PythonLoop:
         """Close every environment; one that fails to close is reported as a warning."""
         self._envs.close()
 
-    def _replace_failed(self, failed: dict[int, EnvironmentFailure], row: StepRow) -> None:
-        """Make environments again that failed in this step, as if it only began their next episodes."""
+    def _replace_failed(
+        self, failed: dict[int, EnvironmentFailure], odd: Mapping[int, EnvironmentFailure], row: StepRow
+    ) -> None:
+        """Make environments again that raised in this step or returned odd numbers, as if it only began episodes."""
+        for index in sorted(odd.keys() - failed.keys()):  # what is odd beside a failure was never written
+            failed[index] = self._envs.forgive(index, odd[index], self._num_steps)
         for index, failure in failed.items():
             self._replace(index, failure, row.obs)
             row.first[index], row.reward[index] = True, 0.0
@@ -159,6 +169,7 @@ class PythonLoop:
         self._observations.write_row(obs, index, observation)
         if self.spec.mask_in_info and self._masks:
             self._masks.write_row(obs, index, info)
+        self._finite.require(obs, index)
 
     def _explained(self, error: BaseException) -> BaseException:
         """One line on what a step must be, if the error comes from taking one apart and not from inside the env."""

@@ -10,9 +10,10 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reraise, row_of_batched
+from envs.finite import FiniteCheck
 from envs.masks import ActionMasks, random_action
 from envs.spaces import frames_per_step, spec_of
-from envs.spec import MASK_KEY, Array, EnvSpec, EpisodeStats, StepRow
+from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure, UsageError
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
@@ -48,6 +49,7 @@ class GymVector:
         self._actions = ActionConverter(self._env.single_action_space)
         self._observations = ObservationWriter(name, self._env.single_observation_space)
         self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
+        self._finite = FiniteCheck(name, self.spec)
         self._ended = np.zeros(self.num_rows, np.bool_)
         self._counts_frames = False  # once infos say how many frames a step took, all of them are written
         if self._mode is AutoresetMode.DISABLED:
@@ -70,6 +72,7 @@ class GymVector:
             self._observations.write_batch(obs, observation)
             self._ended = np.zeros(self.num_rows, np.bool_)
             self._write_masks(obs, infos, infos)
+            self._require_finite(obs, np.zeros(self.num_rows, np.float32))
         except BaseException as error:
             reraise(self.name, error)
 
@@ -90,9 +93,18 @@ class GymVector:
             else:
                 self._observations.write_batch(row.obs, observation)
             self._write_masks(row.obs, infos, infos_of_restarted)
+            self._require_finite(row.obs, row.reward)
+            if row.has_final is not None and row.has_final.any():
+                self._require_finite(row.final_obs, row.reward, row.has_final)
             return self._episodes(infos) if self._ended.any() and infos else ()
         except BaseException as error:
             reraise(self.name, error)
+
+    def _require_finite(self, obs: dict[str, Array], reward: Array, rows: BoolArray | None = None) -> None:
+        """Raise the first `NotFinite` among observations [R, *] and rewards [R], or only among `rows` [R] of them."""
+        for index, failure in self._finite(obs, reward).items():
+            if rows is None or rows[index]:
+                raise failure
 
     def close(self) -> None:
         """Close the vector; a failure to do so is reported as a warning."""
@@ -234,7 +246,7 @@ def verify_partial_reset(group: GymVector) -> None:
             group._observations.write_batch(after, observation)
         except BaseException as error:
             reraise(group.name, error)
-        if not all(np.array_equal(obs[key][~mask], after[key][~mask], equal_nan=True) for key in after):
+        if not all(np.array_equal(obs[key][~mask], after[key][~mask]) for key in after):
             raise UsageError(
                 f"{group.name}: its autoreset is DISABLED and reset(options={{'reset_mask': ...}}) resets rows outside "
                 "the mask; use --env_vectorization=python or a vector env that honours the mask"

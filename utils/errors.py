@@ -28,6 +28,10 @@ class SpaceMismatch(EnvironmentFailure):
     lasting = True
 
 
+class NotFinite(EnvironmentFailure):
+    """The environment returned a reward or an observation that is NaN or infinite."""
+
+
 class NumericsError(AppoError):
     """Losses, gradients or weights are not finite and skipping did not help."""
 

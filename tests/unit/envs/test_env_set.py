@@ -8,7 +8,7 @@ from envs.env_set import IN_A_ROW, PERIOD_STEPS, FailureRule
 from envs.python_loop import PythonLoop
 from tests.unit.envs.mortal import SPEC, Mortal, Mortals
 from tests.unit.envs.rollouts import Rollout, collect
-from utils.errors import EnvironmentFailure, SpaceMismatch
+from utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch
 
 
 def played(*factories: Mortals, steps: int = 9, most: int = 10) -> tuple[PythonLoop, Rollout]:
@@ -66,6 +66,49 @@ def test_a_first_reset_may_fail_too() -> None:
     loop, rollout = played(Mortals({}), mortals, steps=2)
     assert column(rollout, 1)["obs"] == [[2, 0, 0], [2, 0, 1], [2, 0, 2]]
     assert (loop.rebuilds, mortals.attempts) == (1, 3)
+
+
+SEEN, NAN = np.array([0, 0, 3], np.float32), float("nan")
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # numpy's only word on a number too large for float32
+@pytest.mark.parametrize(
+    "odd",
+    [
+        (SEEN, NAN, False, False, {}),
+        (SEEN, -np.inf, False, False, {}),
+        (SEEN, 1e39, False, False, {}),
+        (np.array([0, NAN, 3], np.float32), 3.0, False, False, {}),
+        (np.array([0, 0, np.inf]), 3.0, False, False, {}),
+        (np.array([NAN, 0, 0], np.float32), NAN, True, False, {"true_reward": 3.0}),
+    ],
+)
+def test_a_step_that_is_not_finite_has_failed(odd: tuple) -> None:
+    loop, rollout = played(Mortals({}), Mortals({(0, "step", 3): odd}))
+    assert column(rollout, 1) == FAILED_IN_STEP_2
+    assert (loop.rebuilds, rollout.episodes) == (1, [])
+
+
+def test_a_reset_that_is_not_finite_has_failed() -> None:
+    bad = (np.full(3, NAN, np.float32), {})
+    rollout = played(Mortals({(0, "reset", 2): bad, (1, "reset", 1): bad}))[1]
+    assert column(rollout, 0)["obs"][5:8] == [[0, 0, 5], [2, 0, 0], [2, 0, 1]]
+    assert rollout.first[:7, 0].tolist() == [True] + [False] * 5 + [True]
+    with pytest.raises(NotFinite, match=r"Mortal: env 1: observation key obs is not finite: nan at \[0\]"):
+        played(Mortals({}), Mortals({(life, "reset", 1): bad for life in range(9)}))
+
+
+def test_without_the_wish_what_is_not_finite_is_raised() -> None:
+    with pytest.raises(NotFinite, match="Mortal: env 0: reward is not finite: nan"):
+        played(Mortals({(0, "step", 1): (SEEN, NAN, False, False, {})}), most=0)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_huge_numbers_are_finite() -> None:
+    """Also where their squares are not."""
+    huge = (np.array([0, 3e38, -3e38], np.float32), 3e38, False, False, {})
+    rollout = played(Mortals({(0, "step", 3): huge}), most=0)[1]
+    assert rollout.reward[2, 0] == np.float32(3e38)
 
 
 def test_seeds_of_environments_made_again_are_new_and_repeat() -> None:

@@ -14,7 +14,7 @@ from envs.spec import GroupEnv
 from envs.toy import Corridor, Counter, CounterVector, counter_length, counter_step
 from envs.vector import GymVector
 from tests.unit.envs.rollouts import Rollout, collect
-from utils.errors import EnvironmentFailure, UsageError
+from utils.errors import EnvironmentFailure, NotFinite, UsageError
 
 MODES = list(AutoresetMode)
 SEEDS = [10, 11, 12, 13, 14]
@@ -252,6 +252,7 @@ def test_metadata_may_be_the_value_of_the_mode() -> None:
         (answer(reward=(0.0,)), "reward: expected shape (2,), got (1,)"),
         (answer(terminated=(0, 0, 0)), "terminated: expected shape (2,), got (3,)"),
         (answer(reward=("a", "b")), "TypeError"),
+        (answer(reward=(0.0, -np.inf)), "Stub: env 1: reward is not finite: -inf"),
     ],
 )
 def test_misbehaviour_is_one_line(bad: object, words: str) -> None:
@@ -296,13 +297,22 @@ def test_a_single_row_or_constant_observations_cannot_be_refused() -> None:
     assert GymVector(lambda: CartPoleDisabled(1), name="CartPole").spec.same_step
 
 
-def test_nan_observations_do_not_count_as_a_reset() -> None:
-    class NotANumber(Counter):
-        def _observation(self, action: int) -> np.ndarray:
-            return np.full(4, np.nan, np.float32)
+class NotANumber(Counter):
+    """Shows NaN in the step in which its fourth environment, seeded with 13, ends its first episode."""
 
-    vector = SyncVectorEnv([NotANumber] * 3, autoreset_mode=AutoresetMode.DISABLED)
-    assert GymVector(lambda: vector, name="NaN").num_rows == 3
+    def _observation(self, action: int) -> np.ndarray:
+        observation = super()._observation(action)
+        if observation[0] == 13 and observation[2] == counter_length(13, 0):
+            observation[3] = np.nan
+        return observation
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_observations_that_are_not_finite_are_refused(mode: AutoresetMode) -> None:
+    """Also final ones."""
+    group = GymVector(lambda: SyncVectorEnv([NotANumber] * 5, autoreset_mode=mode), name="NaN")
+    with pytest.raises(NotFinite, match=r"NaN: env 3: observation key obs is not finite: nan at \[3\]"):
+        collect(group, 40, SEEDS, from_observation)
 
 
 def balance(obs: dict[str, np.ndarray]) -> np.ndarray:
