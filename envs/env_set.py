@@ -7,6 +7,7 @@ import time
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ import gymnasium
 import numpy as np
 
 from envs.conversion import failure_of, one_line, reraise
+from envs.incidents import IncidentFolder, Journal, random_state
 from envs.spaces import frames_per_step, spec_of
 from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import EnvironmentFailure, SpaceMismatch
@@ -55,15 +57,32 @@ class FailureRule:
         return len(failures) <= self._most or step - failures[-self._most - 1] >= PERIOD_STEPS
 
 
+@dataclass(frozen=True)
+class OnFailure:
+    """What is done about an environment that fails.
+
+    Attributes:
+        max_rebuilds: how often it is made again, see `FailureRule`; 0: its failure is raised.
+        incidents: where is written what led to it; None: nowhere.
+    """
+
+    max_rebuilds: int = 0
+    incidents: IncidentFolder | None = None
+
+
+RAISE = OnFailure()
+
+
 class EnvSet:
     """The single environments of one group, which all have the same spaces.
 
     Args:
         env_fns: one factory per environment.
         name: the environment's name in messages.
-        rule: when one that fails is given up.
+        on_failure: what is done about one that fails.
 
     Attributes:
+        journal: what they were asked to do; None where it is not kept.
         spaces: of observations and actions, of every environment.
         step_functions: `step` of every environment.
         seeds: of the environments' first episodes; those of environments made again derive from them.
@@ -73,12 +92,14 @@ class EnvSet:
         EnvironmentFailure: a factory raised, or the spaces differ.
     """
 
-    def __init__(self, env_fns: Sequence[Callable[[], SingleEnv]], name: str, rule: FailureRule) -> None:
+    def __init__(self, env_fns: Sequence[Callable[[], SingleEnv]], name: str, on_failure: OnFailure) -> None:
         self.name, self.rebuilds = name, 0
         self.spaces: tuple[Any, Any] | None = None
         self.step_functions: list[Callable[[Any], tuple[Any, ...]]] = []
         self.seeds = [0] * len(env_fns)
-        self._env_fns, self._rule = list(env_fns), rule
+        self._env_fns, self._rule = list(env_fns), FailureRule(on_failure.max_rebuilds)
+        self._incidents = on_failure.incidents
+        self.journal = Journal(len(env_fns)) if on_failure.incidents else None
         self._envs: list[SingleEnv] = []
         self._lives = [0] * len(env_fns)
         self._silent_until, self._unsaid = 0.0, 0
@@ -112,14 +133,19 @@ class EnvSet:
 
     def begin(self, index: int, seed: int | None) -> Begun:
         """Begin an episode; None keeps the environment's own random numbers going."""
+        env = self._envs[index]
+        if self.journal is not None:
+            self.journal.begins(index, seed, random_state(env) if seed is None else None)
         before = clock.enter(RESET)
         try:
-            result = self._envs[index].reset(seed=seed)
+            result = env.reset(seed=seed)
         finally:
             clock.enter(before)
         # an old-style reset returns the observation alone, which could unpack into two by accident
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpaceMismatch(f"{self.name}: reset must return (observation, info), as gymnasium's environments do")
+        if self.journal is not None:
+            self.journal.began(index)
         return result
 
     def forgive(self, index: int, error: BaseException, step: int) -> EnvironmentFailure:
@@ -132,7 +158,14 @@ class EnvSet:
         failure = failure_of(self.name, error)
         if failure is None:
             raise error
-        if failure.lasting or not self._rule.forgives(index, step):
+        given_up = failure.lasting or not self._rule.forgives(index, step)
+        if self.journal is not None and self._incidents is not None:
+            if type(self._envs[index]) is gymnasium.Env:  # what `_close` leaves: another one could not be made
+                self.journal.place = "init"
+            if given_up or self._incidents.is_due():
+                self._incidents.write(index, failure, self.journal.story(index))
+            self.journal.place = "step"
+        if given_up:
             raise failure
         return failure
 

@@ -23,7 +23,7 @@ from gymnasium.vector import VectorEnv
 
 from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
-from envs.env_set import SingleEnv
+from envs.env_set import RAISE, OnFailure, SingleEnv
 from envs.python_loop import PythonLoop
 from envs.spec import EnvSpec, GroupEnv
 from envs.toy import register_toys
@@ -95,14 +95,13 @@ def make_group(
     decorrelate_steps: int = 0,
     render_mode: str | None = None,
     spec: EnvSpec | None = None,
-    max_rebuilds: int = 0,
+    on_failure: OnFailure = RAISE,
 ) -> GroupEnv:
     """Make the environments of one group: our own loop, or the environment's native vector.
 
     `seed` only decides the random walks of `decorrelate_steps` (in [0, decorrelate_steps) per env, Python loop only);
-    the environments are seeded by `reset`. A render mode is for the Python loop only, and so is making an environment
-    again that fails, up to `max_rebuilds` times (see `FailureRule`). A `spec` that is known already saves the reset
-    that looks for masks.
+    the environments are seeded by `reset`. A render mode is for the Python loop only, and so is `on_failure`. A `spec`
+    that is known already saves the reset that looks for masks.
 
     Raises:
         UsageError: the environment cannot be found, made or used as asked.
@@ -118,7 +117,7 @@ def make_group(
         seed=seed,
         decorrelate_steps=decorrelate_steps if config.decorrelate_envs_on_one_worker else 0,
         spec=spec,
-        max_rebuilds=max_rebuilds,
+        on_failure=on_failure,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reported_frames
-from envs.env_set import Begun, EnvSet, FailureRule, SingleEnv
+from envs.env_set import RAISE, Begun, EnvSet, OnFailure, SingleEnv
 from envs.finite import FiniteCheck
 from envs.masks import ActionMasks, flat_mask, random_action
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow
@@ -32,7 +32,7 @@ class PythonLoop:
         decorrelate_steps: Before the first observation env i takes a random number of random steps in
             [0, decorrelate_steps), so that episodes of one group do not end together.
         spec: What is known of the environments already; without it one is reset to see whether its info holds masks.
-        max_rebuilds: How often an environment that fails is made again, see `FailureRule`; 0: its failure is raised.
+        on_failure: What is done about an environment that fails; by default its failure is raised.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class PythonLoop:
         seed: int | Sequence[int] = 0,
         decorrelate_steps: int = 0,
         spec: EnvSpec | None = None,
-        max_rebuilds: int = 0,
+        on_failure: OnFailure = RAISE,
     ):
         self.name = name
         self.current_env = 0
-        self._envs = EnvSet(env_fns, name, FailureRule(max_rebuilds))
+        self._envs = EnvSet(env_fns, name, on_failure)
         self.spec = spec or self._envs.spec()
         self.num_rows = len(self._envs) * self.spec.num_agents
         self._actions = ActionConverter(self._envs[0].action_space)
@@ -98,8 +98,7 @@ class PythonLoop:
         ended, write, obs, reward = self._ended, self._observations.write_row, row.obs, row.reward
         reads_all, shape, types = self.spec.mask_in_info, self._observations.plain_shape, self._observations.plain_types
         plain = obs.get(SINGLE_KEY)
-        self._clear(row)
-        self._num_steps += 1
+        self._prepare(action, row)
         episodes: list[EpisodeStats] | None = None
         failed: dict[int, EnvironmentFailure] = {}
         actions = self._actions.rows(action)
@@ -143,8 +142,8 @@ class PythonLoop:
         """Make environments again that raised in this step or returned odd numbers, as if it only began episodes."""
         for index in sorted(odd.keys() - failed.keys()):  # what is odd beside a failure was never written
             failed[index] = self._envs.forgive(index, odd[index], self._num_steps)
-        for index, failure in failed.items():
-            self._replace(index, failure, row.obs)
+        for index in list(failed):
+            self._replace(index, failed.pop(index), row.obs)  # an error left here would hold the environment
             row.first[index], row.reward[index] = True, 0.0
             row.terminated[index] = row.truncated[index] = self._ended[index] = False
 
@@ -183,8 +182,11 @@ class PythonLoop:
         mismatch.__cause__ = error
         return mismatch
 
-    def _clear(self, row: StepRow) -> None:
-        """Write what is true of most steps."""
+    def _prepare(self, action: Array, row: StepRow) -> None:
+        """Remember what is to be done, and write what is true of most steps."""
+        self._num_steps += 1
+        if self._envs.journal is not None:
+            self._envs.journal.add(action)
         for flag in (row.first, row.terminated, row.truncated):
             flag.fill(False)
         if self._counts_frames:
@@ -204,8 +206,11 @@ class PythonLoop:
         for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
             source = info if self.spec.mask_in_info else observation
             mask = flat_mask(source[MASK_KEY]) if self.spec.action_mask else None
-            action = self._actions.rows(random_action(self.spec.action, mask, self._random))[0]
-            observation, _, terminated, truncated, info = self._envs.step_functions[index](action)
+            action = random_action(self.spec.action, mask, self._random)
+            if self._envs.journal is not None:
+                self._envs.journal.walk(index, action[0])
+            step = self._envs.step_functions[index]
+            observation, _, terminated, truncated, info = step(self._actions.rows(action)[0])
             if terminated or truncated:
                 observation, info = self._envs.begin(index, None)
         return observation, info

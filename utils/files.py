@@ -10,19 +10,20 @@ from pathlib import Path
 from utils.errors import UsageError
 
 
-def write_json_atomic(path: Path, value: object, *, durable: bool = True) -> None:
+def write_json_atomic(path: Path, value: object, *, durable: bool = True, indent: int | None = 2) -> None:
     """Replace a JSON file in one step; a crash at any point leaves the previous content or the new one.
 
     Args:
         path: of the file.
         value: of JSON.
         durable: wait until it is on disk; without, a power failure (no other crash) may leave an empty file.
+        indent: spaces per level; None: all in one line.
 
     Raises:
         OSError: the directory is missing, not writable or full.
         TypeError, ValueError: the value is not JSON.
     """
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    text = json.dumps(value, indent=indent, allow_nan=False) + "\n"
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:

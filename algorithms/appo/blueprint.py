@@ -1,7 +1,7 @@
 """What a run is made of, known before any worker exists; torch-free, so that actors and main can read it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,8 @@ from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.topology import Topology
 from algorithms.runtime.trajectories import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.weights import WeightRing
+from envs.env_set import OnFailure
+from envs.incidents import IncidentFolder
 from envs.make import make_group
 from envs.spec import EnvSpec
 
@@ -127,8 +129,9 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
     """An actor whose environments are made and reset."""
     trajectories = Trajectories.attach(plan.arena, blueprint.spec)
     finals = FinalObservations.attach(plan.arena, blueprint.spec)
-    sampling, groups = blueprint.config.sampling, []
-    max_rebuilds = blueprint.config.env.max_env_rebuilds if sampling.restart_workers else 0
+    sampling = blueprint.config.sampling
+    groups = []
+    on_failure = _on_failure(blueprint.config, str(address))
     for index in blueprint.topology.groups_of(address.index):
         heartbeat.beat(Activity.RESETTING)
         group_plan = _group_plan(blueprint, index, plan.generation)
@@ -139,12 +142,17 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
             seed=(int(seeds.generate_state(1)[0]), index),
             decorrelate_steps=blueprint.config.learning.rollout,
             spec=blueprint.spec,
-            max_rebuilds=max_rebuilds,
+            on_failure=on_failure,
         )
         groups.append(EnvGroup(group_plan, envs, trajectories, finals, seeds))
         groups[-1].reset()
     pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
     return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds)
+
+
+def _on_failure(config: Config, worker: str) -> OnFailure:
+    incidents = IncidentFolder(config.run.run_directory.absolute() / "incidents", worker, asdict(config.env))
+    return OnFailure(config.env.max_env_rebuilds if config.sampling.restart_workers else 0, incidents)
 
 
 def _group_plan(blueprint: Blueprint, index: int, generation: int) -> GroupPlan:

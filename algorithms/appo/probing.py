@@ -84,10 +84,11 @@ def try_environment(pipe: Connection, log_path: Path, config: Config, measure: b
     _enter("probe", log_path)
     try:
         from algorithms.appo.rehearsal import Making, memory_bytes, stepping_costs
+        from envs.env_set import OnFailure
         from envs.make import make_group
 
         begin, bytes_before = time.perf_counter(), memory_bytes()
-        envs = make_group(config.env, 1, max_rebuilds=config.env.max_env_rebuilds)
+        envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
         making = Making(time.perf_counter() - begin, bytes_before)
         pipe.send(envs.spec)
         if measure:

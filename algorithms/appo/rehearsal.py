@@ -17,6 +17,7 @@ from algorithms.runtime.env_group import EnvGroup, GroupPlan
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Begin
 from algorithms.runtime.topology import Topology
 from algorithms.runtime.trajectories import FinalObservations, Trajectories, sizes_of
+from envs.env_set import OnFailure
 from envs.make import make_group
 from envs.masks import random_action
 from envs.spec import MASK_KEY, EnvSpec, GroupEnv
@@ -125,7 +126,7 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making) -> tuple[Curv
     num_envs = next(quick, 0)
     if num_envs:
         before = memory_bytes()
-        group = make_group(config.env, num_envs, spec=envs.spec, max_rebuilds=config.env.max_env_rebuilds)
+        group = make_group(config.env, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds))
         points.append((num_envs, Rehearsal(config, group).mean_seconds(STEPPING_SECONDS)))
         env_bytes = max(0, memory_bytes() - before) // num_envs
         group.close()

@@ -89,6 +89,19 @@ def test_groups_know_their_place_and_their_part_of_the_flags() -> None:
     assert {(p.num_policies, p.reward_scale, p.reward_clip, p.keep) for p in plans} == {(1, 0.5, 2.0, False)}
 
 
+@pytest.mark.parametrize(("restart_workers", "most"), [(True, 3), (False, 0)])
+def test_actors_know_what_to_do_about_an_environment_that_fails(restart_workers: bool, most: int) -> None:
+    flags = {"max_env_rebuilds": 3, "env_vectorization": "python", "restart_workers": restart_workers}
+    blueprint = blueprint_of("central", experiment="run", **flags)
+    actor = workers_of(blueprint, "actor_1")["actor_1"]
+    assert isinstance(actor, ActorWorker)
+    for group in actor.groups.values():
+        env_set = group.envs._envs  # type: ignore[attr-defined]
+        assert env_set._rule._most == most
+        assert env_set._incidents.path == Path("train_dir/run/incidents").absolute()
+        assert (env_set._incidents.worker, env_set._incidents.flags["env"]) == ("actor_1", "toy/Counter-v0")
+
+
 def test_a_restarted_actor_starts_at_step_0_with_new_episodes() -> None:
     blueprint = blueprint_of("central")
     first, second = (workers_of(blueprint, "actor_1", generation)["actor_1"] for generation in (0, 1))

@@ -4,7 +4,7 @@ import traceback
 import numpy as np
 import pytest
 
-from envs.env_set import IN_A_ROW, PERIOD_STEPS, FailureRule
+from envs.env_set import IN_A_ROW, PERIOD_STEPS, FailureRule, OnFailure
 from envs.python_loop import PythonLoop
 from tests.unit.envs.mortal import SPEC, Mortal, Mortals
 from tests.unit.envs.rollouts import Rollout, collect
@@ -12,7 +12,7 @@ from utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch
 
 
 def played(*factories: Mortals, steps: int = 9, most: int = 10) -> tuple[PythonLoop, Rollout]:
-    loop = PythonLoop(list(factories), name="Mortal", spec=SPEC, max_rebuilds=most)
+    loop = PythonLoop(list(factories), name="Mortal", spec=SPEC, on_failure=OnFailure(most))
     zeros = np.zeros((len(factories), 1), np.int32)
     return loop, collect(loop, steps, list(range(7, 7 + len(factories))), lambda obs: zeros)
 
@@ -114,7 +114,7 @@ def test_huge_numbers_are_finite() -> None:
 def test_seeds_of_environments_made_again_are_new_and_repeat() -> None:
     def seeds(seed: int) -> list[int]:
         mortals = Mortals({(0, "step", 1): ValueError("no"), (1, "step", 4): ValueError("no")})
-        loop = PythonLoop([mortals], name="Mortal", spec=SPEC, max_rebuilds=10)
+        loop = PythonLoop([mortals], name="Mortal", spec=SPEC, on_failure=OnFailure(10))
         collect(loop, 5, [seed], lambda obs: np.zeros((1, 1), np.int32))
         return [mortal.seeds[0] for mortal in mortals.made]
 
@@ -158,7 +158,7 @@ def test_what_another_one_would_repeat_is_raised_at_once() -> None:
 
 def test_one_made_again_must_have_the_same_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     mortals = Mortals({(0, "step", 3): ValueError("no")})
-    loop = PythonLoop([mortals], name="Mortal", spec=SPEC, max_rebuilds=10)
+    loop = PythonLoop([mortals], name="Mortal", spec=SPEC, on_failure=OnFailure(10))
     monkeypatch.setattr(Mortal, "observation_space", Mortal.action_space)
     with pytest.raises(SpaceMismatch, match="env 0 has other spaces than before"):
         collect(loop, 3, [0], lambda obs: np.zeros((1, 1), np.int32))
@@ -175,7 +175,7 @@ def test_the_log_says_why_once_in_a_while(monkeypatch: pytest.MonkeyPatch, caplo
     now = 50.0
     monkeypatch.setattr("envs.env_set.time.monotonic", lambda: now)
     mortals = Mortals({(life, "step", 2): ValueError(f"no\n{life}") for life in range(4)})
-    loop = PythonLoop([Mortals({}), mortals], name="Mortal", spec=SPEC, max_rebuilds=10)
+    loop = PythonLoop([Mortals({}), mortals], name="Mortal", spec=SPEC, on_failure=OnFailure(10))
     with caplog.at_level(logging.WARNING):
         collect(loop, 7, [0, 0], lambda obs: np.zeros((2, 1), np.int32))
         now += 11.0

@@ -5,6 +5,7 @@ import pytest
 
 from algorithms.runtime.env_group import EnvGroup
 from algorithms.runtime.messages import ActionRequest, SlotReleased, TrajectoryReady
+from envs.env_set import OnFailure
 from envs.python_loop import PythonLoop
 from envs.toy import counter_length, counter_step
 from tests.unit.envs.mortal import Mortals
@@ -311,7 +312,7 @@ def test_episodes_are_scored_by_the_policy_that_played_them() -> None:
 
 def test_an_episode_whose_environment_failed_is_not_reported_and_its_last_step_is_no_sample() -> None:
     mortals = Mortals({(0, "step", 3): ValueError("no")})
-    played = Played(slots=3, envs=PythonLoop([Mortals({}), mortals], name="Mortal", max_rebuilds=10)).begin()
+    played = Played(slots=3, envs=PythonLoop([Mortals({}), mortals], name="Mortal", on_failure=OnFailure(10))).begin()
     for _ in range(3):
         played.trajectory()
     played.hear(played.group.episodes.flush(now=True))
