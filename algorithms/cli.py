@@ -59,10 +59,20 @@ def runs(argv: Sequence[str]) -> int:
     return list_runs(parse_runs(argv))
 
 
+def replay(argv: Sequence[str]) -> int:
+    """Repeat what led an environment to fail: the command line of `appo replay`, without the program's name."""
+    from algorithms.replay import parse_replay
+    from algorithms.replay import replay as start
+
+    _print_version_if_asked(argv)
+    return start(parse_replay(argv))
+
+
 COMMANDS: Mapping[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a policy, or go on with a saved run"),
     "enjoy": (enjoy, "watch, measure or film a trained policy"),
     "runs": (runs, "list runs with their state, progress and best return"),
+    "replay": (replay, "repeat what led an environment to fail"),
 }
 
 

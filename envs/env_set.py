@@ -85,7 +85,6 @@ class EnvSet:
         journal: what they were asked to do; None where it is not kept.
         spaces: of observations and actions, of every environment.
         step_functions: `step` of every environment.
-        seeds: of the environments' first episodes; those of environments made again derive from them.
         rebuilds: environments made again so far.
 
     Raises:
@@ -96,12 +95,12 @@ class EnvSet:
         self.name, self.rebuilds = name, 0
         self.spaces: tuple[Any, Any] | None = None
         self.step_functions: list[Callable[[Any], tuple[Any, ...]]] = []
-        self.seeds = [0] * len(env_fns)
         self._env_fns, self._rule = list(env_fns), FailureRule(on_failure.max_rebuilds)
         self._incidents = on_failure.incidents
         self.journal = Journal(len(env_fns)) if on_failure.incidents else None
         self._envs: list[SingleEnv] = []
         self._lives = [0] * len(env_fns)
+        self._seeds = [0] * len(env_fns)  # the last ones of resets that had one
         self._silent_until, self._unsaid = 0.0, 0
         try:
             for index in range(len(env_fns)):
@@ -133,20 +132,9 @@ class EnvSet:
 
     def begin(self, index: int, seed: int | None) -> Begun:
         """Begin an episode; None keeps the environment's own random numbers going."""
-        env = self._envs[index]
-        if self.journal is not None:
-            self.journal.begins(index, seed, random_state(env) if seed is None else None)
-        before = clock.enter(RESET)
-        try:
-            result = env.reset(seed=seed)
-        finally:
-            clock.enter(before)
-        # an old-style reset returns the observation alone, which could unpack into two by accident
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise SpaceMismatch(f"{self.name}: reset must return (observation, info), as gymnasium's environments do")
-        if self.journal is not None:
-            self.journal.began(index)
-        return result
+        if seed is not None:
+            self._seeds[index] = seed
+        return self._begin(index, seed)
 
     def forgive(self, index: int, error: BaseException, step: int) -> EnvironmentFailure:
         """The failure that an error means, if the environment may be made again.
@@ -176,13 +164,29 @@ class EnvSet:
         self._make(index)
         self._lives[index] += 1
         self.rebuilds += 1
-        seeds = np.random.SeedSequence(self.seeds[index], spawn_key=(self._lives[index],))
-        return self.begin(index, int(seeds.generate_state(1)[0]) >> 1)  # some keep seeds in a signed int
+        seeds = np.random.SeedSequence(self._seeds[index], spawn_key=(self._lives[index],))
+        return self._begin(index, int(seeds.generate_state(1)[0]) >> 1)  # some keep seeds in a signed int
 
     def close(self) -> None:
         """Close every environment; one that fails to close is reported as a warning."""
         for index in range(len(self._envs)):
             self._close(index)
+
+    def _begin(self, index: int, seed: int | None) -> Begun:
+        env = self._envs[index]
+        if self.journal is not None:
+            self.journal.begins(index, seed, random_state(env) if seed is None else None)
+        before = clock.enter(RESET)
+        try:
+            result = env.reset(seed=seed)
+        finally:
+            clock.enter(before)
+        # an old-style reset returns the observation alone, which could unpack into two by accident
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise SpaceMismatch(f"{self.name}: reset must return (observation, info), as gymnasium's environments do")
+        if self.journal is not None:
+            self.journal.began(index)
+        return result
 
     def _make(self, index: int) -> None:
         env = self._envs[index] = self._env_fns[index]()

@@ -65,8 +65,10 @@ class PythonLoop:
         """Environments made again so far."""
         return self._envs.rebuilds
 
-    def reset(self, seeds: Sequence[int], obs: dict[str, Array]) -> None:
+    def reset(self, seeds: Sequence[int | None], obs: dict[str, Array]) -> None:
         """Start an episode in every environment and write the first observations [R, *].
+
+        A seed of None keeps the environment's own random numbers going.
 
         Raises:
             EnvironmentFailure: an environment raised or returned what is not finite, and is not made again, or what
@@ -74,13 +76,12 @@ class PythonLoop:
         """
         if len(seeds) != len(self._envs):
             raise ValueError(f"expected {len(self._envs)} seeds, got {len(seeds)}")
-        self._envs.seeds = [int(seed) for seed in seeds]
         self._ended = [False] * self.num_rows
         failed: dict[int, EnvironmentFailure] = {}
-        for index, seed in enumerate(self._envs.seeds):
+        for index, seed in enumerate(seeds):
             self.current_env = index
             try:
-                self._show(index, obs, self._walk(index, self._envs.begin(index, seed)))
+                self._show(index, obs, self._walk(index, self._envs.begin(index, None if seed is None else int(seed))))
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, error, self._num_steps)
         for index, failure in failed.items():

@@ -16,7 +16,7 @@ LAYERS = (
     ("algorithms.models",),
     ("algorithms.runtime",),
     ("algorithms.appo", "algorithms.population"),
-    ("algorithms.evaluation_config", "algorithms.video"),
+    ("algorithms.evaluation_config", "algorithms.video", "algorithms.replay"),
     ("algorithms.evaluation",),
     ("algorithms.cli",),
     ("train_appo", "enjoy_appo"),
