@@ -2,16 +2,19 @@
 
 It does what `fault` names when it is called for the `at`-th time in `where` (init, reset, step or close), in processes
 whose name begins with `process` (`actor_1`, or nothing: all of them), and notes the moment in the file `stamp`; with
-`once`, not again when that file is there. A step takes `pause` seconds and gives `reward`.
+`once`, not again when that file is there. A step takes `pause` seconds and gives `reward`; an episode has `length`.
 """
 
 import ctypes
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,14 @@ def _hang() -> None:
         time.sleep(60.0)
 
 
+def _hang_in_c() -> None:
+    ctypes.PyDLL(None).sleep(3600)  # keeps the interpreter to itself
+
+
+def _recur() -> None:
+    _recur()
+
+
 def _interrupt() -> None:
     raise KeyboardInterrupt("of the environment")
 
@@ -44,6 +55,20 @@ def _interrupt() -> None:
 def _take_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(99))
+
+
+def _move() -> None:
+    os.chdir("/")
+    os.umask(0o777)
+
+
+def _seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+
+
+def _close_stdout() -> None:
+    sys.stdout.close()
 
 
 def _spam() -> None:
@@ -71,11 +96,22 @@ def _poison_queues() -> None:
 FAULTS: dict[str, Callable[[], object]] = {
     "raise": _raise,
     "hang": _hang,
+    "hang_in_c": _hang_in_c,
+    "memory_error": lambda: bytearray(1 << 60),
+    "recursion": _recur,
+    "stop_iteration": lambda: next(iter(())),
+    "abort": os.abort,
+    "kill_itself": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "sys_exit": lambda: sys.exit("bye"),
     "os_exit": lambda: os._exit(7),
     "segfault": lambda: ctypes.string_at(0),
     "keyboard_interrupt": _interrupt,
     "spam": _spam,
+    "move": _move,
+    "seed": _seed,
+    "close_stdout": _close_stdout,
+    "thread": lambda: threading.Thread(target=_hang, daemon=True).start(),
+    "warn": lambda: warnings.warn("of the environment", stacklevel=1),
     "take_signals": _take_signals,
     "start_children": _start_children,
     "poison_queues": _poison_queues,
@@ -89,6 +125,17 @@ ODD_OBSERVATIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "dtype": lambda: {"position": np.array(["a", "b", "c"]), "speed": np.zeros(2, np.float32)},
     "missing_key": lambda: {"position": np.zeros(3, np.float32)},
     "no_dict": lambda: np.zeros(3, np.float32),
+    "extra_key": lambda: {"position": np.zeros(3, np.float32), "speed": np.zeros(2, np.float32), "mass": 1.0},
+    "nan": lambda: {"position": np.array([0.0, np.nan, 0.0]), "speed": np.zeros(2, np.float32)},
+    "out_of_bounds": lambda: {"position": np.full(3, 1e6), "speed": np.zeros(2, np.float32)},
+    "lists": lambda: {"position": [0.0, 0.5, 1.0], "speed": (0.0, 1.0)},
+}
+ODD_STEPS: dict[str, Callable[[Any], Any]] = {
+    "nan_reward": lambda observation: (observation, float("nan"), False, False, {}),
+    "inf_reward": lambda observation: (observation, -np.inf, False, False, {}),
+    "text_reward": lambda observation: (observation, "high", False, False, {}),
+    "array_reward": lambda observation: (observation, np.zeros(2), False, False, {}),
+    "four_values": lambda observation: (observation, 1.0, False, {}),
 }
 ODD_SPACES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
     "text": (spaces.Text(5), spaces.Discrete(2)),
@@ -99,7 +146,7 @@ ODD_SPACES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
 
 
 class Hostile(gymnasium.Env[Any, Any]):
-    """Two vectors to see, two actions to take, episodes of `EPISODE_STEPS` steps, and a fault."""
+    """Two vectors to see, two actions to take, episodes of a fixed length, and a fault."""
 
     def __init__(
         self,
@@ -112,24 +159,30 @@ class Hostile(gymnasium.Env[Any, Any]):
         pause: float = 0.0,
         once: bool = False,
         reward: float | str = 1.0,
+        length: int = EPISODE_STEPS,
     ):
-        self.pause, self.once, self.reward = pause, once, float(reward)
+        self.pause, self.once, self.reward, self.length = pause, once, float(reward), length
         self.fault, self.where, self.at, self.process, self.stamp = fault, where, at, process, stamp
         plain = spaces.Dict({"position": POSITION, "speed": SPEED}), spaces.Discrete(2)
         self.observation_space, self.action_space = ODD_SPACES.get(space, plain)
         self._calls = dict.fromkeys(("init", "reset", "step", "close"), 0)
         self._steps = 0
+        self._odd = ""  # what is odd about this call's answer
         self._call("init")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
-        return self._call("reset"), {}
+        observation = self._call("reset")
+        return observation if self._odd == "reset_alone" else (observation, {})
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
         time.sleep(self.pause)
-        return self._call("step"), self.reward, self._steps >= EPISODE_STEPS, False, {}
+        observation = self._call("step")
+        if self._odd in ODD_STEPS:
+            return ODD_STEPS[self._odd](observation)
+        return observation, self.reward, self._steps >= self.length, False, {}
 
     def close(self) -> None:
         self._call("close")
@@ -137,6 +190,7 @@ class Hostile(gymnasium.Env[Any, Any]):
     def _call(self, place: str) -> Any:
         """Misbehave if it is time to; otherwise the observation."""
         self._calls[place] += 1
+        self._odd = ""
         again = self.once and Path(self.stamp).exists()
         due = place == self.where and self._calls[place] == self.at
         if due and not again and _process_name().startswith(self.process):
@@ -144,7 +198,9 @@ class Hostile(gymnasium.Env[Any, Any]):
                 Path(self.stamp).write_text(repr(time.monotonic()))
             if self.fault in ODD_OBSERVATIONS:
                 return ODD_OBSERVATIONS[self.fault]()
-            FAULTS[self.fault]()
+            self._odd = self.fault
+            if self.fault in FAULTS:
+                FAULTS[self.fault]()
         return {"position": POSITION.sample(), "speed": SPEED.sample()}
 
 
