@@ -10,6 +10,7 @@ from typing import Any
 
 from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.config import Config
+from algorithms.appo.legs import Legs
 from algorithms.appo.placement import Sampling, choose_placement, plan_workers, topology_of
 from algorithms.appo.probing import Found, find_out
 from algorithms.appo.resources import check_descriptors, free_bytes, memory_plan, reserve
@@ -110,7 +111,7 @@ class APPO:
         self.device = choose_device(config.run.device)
         self.placement = choose_placement(config, self.cores, self.device)
         self.machine = {"cores": self.cores, "processor": cpu.processor_name()}
-        self.tunes = self.device == "cpu" and self.cores > 1 and is_open(config.sampling)
+        self.tunes = self.device == "cpu" and self.cores > 1 and is_open(config.sampling) and not config.repeatable
         self.sampling = plan_workers(config, self.cores, self.placement)
         self.status = Status(self.directory)
         self.janitor = Janitor()
@@ -145,18 +146,17 @@ class APPO:
         arena = reserve(blueprint.fields(), self.config.sampling.memory_limit_mb)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         resumed = self._resume(blocks, found, seed)
-        if any(resumed):
+        legs = Legs.of(blueprint, arena, blocks[0], lambda of_leg: self._workers(of_leg, arena))
+        if any(resumed) and not legs:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
 
         machine = Machine(self.cores, gpu=self.device == "cuda")
         monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed, budget.limits(), machine)
         self.status.monitor, self.status.budget = monitor, budget.plain()
         checkpointing = Checkpointing(self.directory, self.config.run, blocks, model.table, monitor)
-        workers = (
-            self._serial(blueprint, arena) if sampling.placement == "serial" else self._processes(blueprint, arena)
-        )
+        workers = legs.begin() if legs else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
-        return Runner(workers, monitor, checkpointing, budget, self.signals, self.status).run()
+        return Runner(workers, monitor, checkpointing, budget, self.signals, self.status, legs).run()
 
     def _start_fork_server(self) -> bool:
         """Start it unless it runs; whether it is still loading."""
@@ -237,8 +237,10 @@ class APPO:
         cpu.allocator_settings()
         cpu.limit_threads(threads)
 
-    def _processes(self, blueprint: Blueprint, arena: Arena) -> Workers:
+    def _workers(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """Every worker in the process that the topology gives it."""
+        if self.sampling.placement == "serial":
+            return self._serial(blueprint, arena)
         topology, sampling = blueprint.topology, self.config.sampling
         check_descriptors(topology)
         links, names = Links(topology), list(topology.processes())
@@ -254,7 +256,8 @@ class APPO:
             with launch.signals_blocked():
                 supervisor.start(launch.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
 
-        supervisor = Supervisor(links, self.janitor, Limits.of_flags(sampling), start, progress.of)
+        limits = Limits.of_flags(sampling, in_legs=blueprint.in_legs)
+        supervisor = Supervisor(links, self.janitor, limits, start, progress.of)
         patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
         stalls = StallWatch(progress, progress.collected if sampling.sampler_only else progress.trained, patience)
         return Processes(supervisor, topology, stalls, start, self.signals)
@@ -264,7 +267,7 @@ class APPO:
         s, role = self.config.sampling, workers[0].role
         is_actor = role == "actor"
         gpus = ",".join(map(str, s.actor_worker_gpus)) if is_actor and len(workers) == 1 else None
-        single = self.config.env.force_envs_single_thread
+        single = self.config.env.force_envs_single_thread or self.config.repeatable
         return ProcessPlan(
             name=name,
             row=row,

@@ -26,7 +26,7 @@ from envs.make import make_group
 from envs.spec import EnvSpec
 
 # Every random generator of a run derives from --seed through one of these branches.
-SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3, "start": 4}
+SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3, "start": 4, "leg": 5}
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Blueprint:
         topology: how many of everything, and where.
         budget: when training ends.
         device: of the networks, "cpu" or "cuda".
-        seed: of the run; of this start, if it resumes.
+        seed: of the run; of this start, if it resumes; of this leg, see `legs.py`.
+        pause_env_steps: where this leg ends; None: with the run.
     """
 
     config: Config
@@ -83,6 +84,12 @@ class Blueprint:
     budget: Budget
     device: str
     seed: int
+    pause_env_steps: int | None = None
+
+    @property
+    def in_legs(self) -> bool:
+        """Whether the run is divided into legs, see `legs.py`."""
+        return self.pause_env_steps is not None
 
     @property
     def buffered(self) -> bool:

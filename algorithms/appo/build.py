@@ -132,6 +132,7 @@ def _learner(
         max_skipped_updates=c.learning.max_skipped_updates,
         incidents=c.run.run_directory.absolute() / "incidents",
         alone=b.topology.num_policies == 1,
+        pause_env_steps=b.pause_env_steps,
     )
     batches = _batches(b, arena, policy, device)
     if b.buffered:

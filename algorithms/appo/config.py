@@ -149,6 +149,11 @@ class Config:
         }
         return cls(**parts)
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether nothing that is measured or timed may decide what is learned."""
+        return self.run.deterministic_resume
+
     def to_flat(self) -> dict[str, object]:
         """Return every flag and its value in one flat mapping that JSON can hold."""
         flat = {name: getattr(getattr(self, part), name) for part, flags in FLAGS_BY_PART.items() for name in flags}
@@ -225,6 +230,7 @@ def check(config: Config) -> None:
     """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
     _check_learning(config.learning)
     _check_sampling(config.sampling)
+    _check_repeatable(config)
     name, _, kind = config.run.save_best_metric.rpartition("/")
     if not name or kind not in ("mean", "min", "max"):
         shape = "reward, len or stats/<name>, then /mean, /min or /max"
@@ -260,6 +266,28 @@ def _check_sampling(sampling: SamplingConfig) -> None:
     envs, splits = sampling.num_envs_per_worker, sampling.worker_num_splits
     if envs and splits and envs % splits:
         raise UsageError(f"--num_envs_per_worker={envs} is not a multiple of --worker_num_splits={splits}")
+
+
+def _check_repeatable(config: Config) -> None:
+    """Refuse what a run cannot repeat that is asked to repeat itself bit by bit."""
+    run, sampling = config.run, config.sampling
+    if run.save_every_env_steps and not run.deterministic_resume:
+        raise UsageError("--save_every_env_steps is for --deterministic_resume; --save_every_sec for all other runs")
+    if not config.repeatable:
+        return
+    flag = "--deterministic_resume"
+    if not run.save_every_env_steps:
+        raise UsageError(
+            "--deterministic_resume needs --save_every_env_steps: by time, no checkpoint comes at the same place twice"
+        )
+    if sampling.inference not in ("auto", "serial"):
+        raise UsageError(f"{flag} with --inference={sampling.inference} needs --inference=serial")
+    if sampling.num_policies > 1:
+        raise UsageError(f"{flag} is for one policy, got --num_policies={sampling.num_policies}")
+    if sampling.decorrelate_experience_max_seconds:
+        raise UsageError(f"{flag} allows no pauses by the clock: leave out --decorrelate_experience_max_seconds")
+    if choose_device(run.device) != "cpu":
+        raise UsageError(f"{flag} is exact on the CPU only: add --device=cpu")
 
 
 def _check_source(run: RunConfig) -> None:

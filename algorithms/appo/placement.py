@@ -61,6 +61,8 @@ def choose_placement(config: Config, cores: int, device: str) -> Placement:
     wanted = config.sampling.inference
     if wanted != "auto":
         return _as_placement(wanted)
+    if config.run.deterministic_resume:
+        return "serial"
     if device == "cuda":
         return "central"
     return "local" if cores > 1 else "serial"

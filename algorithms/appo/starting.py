@@ -161,6 +161,14 @@ def seed_of_resumed(directory: Path, seed: int) -> int:
     return int(seeds.generate_state(1, np.uint64)[0] >> 1)
 
 
+def seed_of_leg(seed: int, env_steps: int) -> int:
+    """The seed of a leg that goes on from a checkpoint at so many env steps: however many starts there were."""
+    if not env_steps:
+        return seed
+    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["leg"], env_steps))
+    return int(seeds.generate_state(1, np.uint64)[0] >> 1)
+
+
 def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription) -> None:
     """Put the weights and statistics that `--init_from` names into the blocks that hold no state; all else is new.
 

@@ -77,6 +77,10 @@ class Arena:
         """Where this process has mapped the region."""
         return int(np.frombuffer(self._memory, np.uint8, 1).ctypes.data)
 
+    def clear(self) -> None:
+        """Fill all of it with zeros, as it was at first; nobody else may use it."""
+        np.frombuffer(self._memory, np.uint8).fill(0)
+
     def __getitem__(self, name: str) -> Array:
         """The array of that name; writes are seen by every process."""
         return self._arrays[name]

@@ -65,6 +65,10 @@ class Doorbell:
             return False
         return True
 
+    def close(self) -> None:
+        """Give the descriptor back; nobody may ring or wait any more."""
+        os.close(self.descriptor)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _attach_doorbell, (DupFd(self.descriptor),)
 
@@ -159,6 +163,11 @@ class Links:
         self.hand_overs[actor, policy], self.releases[policy, actor] = (
             faster_fifo.Queue(max_size_bytes=self._queue_bytes, loads=decode, dumps=encode) for _ in range(2)
         )
+
+    def close(self) -> None:
+        """Give the doorbells back, when all processes have ended."""
+        while self.bells:
+            self.bells.popitem()[1].close()
 
     def of(self, name: str, workers: Iterable[Address]) -> "ProcessLinks":
         """The part a process needs."""

@@ -48,11 +48,13 @@ class Checkpointing:
         self.config, self.blocks, self.table, self.monitor = config, blocks, table, monitor
         self.directories = [directory / f"checkpoint_p{policy}" for policy in range(len(blocks))]
         self._best = [Best(parent, config) for parent in self.directories]
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writer = _new_writer()
         self._pending: dict[int, Future[None]] = {}
         self._saved_steps: dict[int, int] = {}
         self._owed: list[set[Kind]] = [set() for _ in blocks]  # asked for and not on disk yet
         now = time.monotonic()
+        # Where a run goes on from must be a barrier, then, and no moment of the clock.
+        self._regular: frozenset[Kind] = frozenset() if config.deterministic_resume else frozenset({"regular"})
         self._due = now + config.save_every_sec
         self._milestone_due = now + config.save_milestones_sec if config.save_milestones_sec > 0 else float("inf")
         self._best_due = now + config.save_best_every_sec
@@ -76,7 +78,7 @@ class Checkpointing:
             kinds.add("milestone")
         if now >= self._due:
             self._due = now + self.config.save_every_sec
-            kinds.add("regular")
+            kinds |= self._regular
         look = now >= self._best_due
         if look:
             self._best_due = now + self.config.save_best_every_sec
@@ -86,20 +88,25 @@ class Checkpointing:
                 self._owed[policy] |= kinds | better
                 yield SaveState(policy)
 
-    def finish(self) -> None:
+    def finish(self, *, regular: bool = True) -> None:
         """Write the latest state of every policy, and wait until it is on disk.
+
+        Args:
+            regular: as a checkpoint to go on from, too; without, only if it is the best.
 
         Raises:
             AppoError: it cannot be written.
         """
         self._writer.shutdown(wait=True)
+        self._writer = _new_writer()
+        kinds: tuple[Kind, ...] = ("regular", "best") if regular else ("best",)
         for policy in range(len(self.blocks)):
-            self._save(self._order(policy, "regular", "best"))
+            self._save(self._order(policy, *kinds))
 
     def _order(self, policy: int, *kinds: Kind) -> "_Order":
         """What is to be written of a policy: these kinds, and those that are owed."""
         better = self._best[policy].better(self.monitor.policies[policy])
-        wanted = self._owed[policy].union(kinds) or {"regular"}
+        wanted = self._owed[policy].union(kinds) or self._regular
         return _Order(policy, frozenset(wanted), self.monitor.snapshot(policy), better)
 
     def _write(self, order: "_Order") -> None:
@@ -130,6 +137,10 @@ class Checkpointing:
             best.save(name, encode(best.mark(state, order.better), self.table), order.better)
         self._owed[policy] -= order.kinds
         checkpoint.prune(parent, self.config.keep_checkpoints)
+
+
+def _new_writer() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
 
 class _Order(NamedTuple):

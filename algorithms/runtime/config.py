@@ -48,6 +48,14 @@ class RunConfig:
         None, "seed from which all random numbers derive; none = drawn once and stored", minimum=0, maximum=2**63 - 1
     )
     save_every_sec: int = flag(120, "seconds between checkpoints", minimum=1)
+    save_every_env_steps: int = flag(
+        0, "with --deterministic_resume: env steps between checkpoints, which takes the place of seconds", minimum=0
+    )
+    deterministic_resume: bool = flag(
+        False,
+        "let every checkpoint be a barrier at which workers and environments begin anew: a run that is killed and goes"
+        " on is then, bit by bit, the one that was never interrupted",
+    )
     keep_checkpoints: int = flag(3, "newest checkpoints kept per policy", minimum=1)
     save_milestones_sec: int = flag(-1, "seconds between checkpoints that are kept for ever; -1 = none", minimum=-1)
     save_best_after: int = flag(

@@ -74,6 +74,7 @@ class TrainingPlan:
         max_skipped_updates: in a row, before training goes back to the last good state.
         incidents: folder for what a run that cannot go on leaves behind.
         alone: no other policy is trained, so that the run ends with the budget.
+        pause_env_steps: training stops here too, whatever is left of the budget; None: it does not.
     """
 
     env_steps: int
@@ -83,6 +84,12 @@ class TrainingPlan:
     max_skipped_updates: int
     incidents: Path
     alone: bool = True
+    pause_env_steps: int | None = None
+
+    def reached(self, env_steps: int, samples: int) -> bool:
+        """Whether training stops."""
+        paused = self.pause_env_steps is not None and env_steps >= self.pause_env_steps
+        return paused or env_steps >= self.env_steps or samples >= self.samples
 
 
 class _PolicyLag:
@@ -267,7 +274,7 @@ class LearnerWorker:
         self.ledger.note({**self.totals, "staged": self.batches.staged_samples})
 
     def _budget_reached(self) -> bool:
-        return self.totals["env_steps"] >= self.plan.env_steps or self.totals["samples"] >= self.plan.samples
+        return self.plan.reached(self.totals["env_steps"], self.totals["samples"])
 
     def _count(self, batch: Batch) -> None:
         """Count the valid steps of a batch once, and how old they are in updates."""

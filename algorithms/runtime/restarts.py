@@ -86,10 +86,10 @@ class Limits:
     work_seconds: float
 
     @classmethod
-    def of_flags(cls, flags: SamplingConfig) -> "Limits":
-        """The limits that the flags describe."""
+    def of_flags(cls, flags: SamplingConfig, *, in_legs: bool = False) -> "Limits":
+        """The limits that the flags describe; in a leg nobody can repeat what a dead process did, but a start can."""
         reset, step, work = flags.reset_timeout_seconds, flags.step_timeout_seconds, flags.work_timeout_seconds
-        return cls(flags.restart_workers, reset, step, work)
+        return cls(flags.restart_workers and not in_legs, reset, step, work)
 
     def of(self, activity: Activity, *, is_actor: bool) -> float:
         """How long a process may do one thing."""

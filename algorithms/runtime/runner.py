@@ -17,6 +17,7 @@ from algorithms.runtime.status import Status
 from algorithms.runtime.supervisor import Supervisor
 from algorithms.runtime.timekeeper import Timekeeper
 from algorithms.runtime.topology import Topology
+from utils.errors import ResourceError
 from utils.timing import FRAMEWORK, clock
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,20 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """End whatever is left."""
+        ...
+
+
+class Legs(Protocol):
+    """Parts of a run, each of which begins as a start does that resumes from the checkpoint between them.
+
+    Attributes:
+        end: env steps after which the present one is over.
+    """
+
+    end: int
+
+    def next(self) -> Workers:
+        """The workers of the next one, when those of the last have ended and their states are in the blocks."""
         ...
 
 
@@ -221,6 +236,7 @@ class Processes:
     def close(self) -> None:
         """Kill what has not ended."""
         self.supervisor.kill_all()
+        self.supervisor.links.close()
 
 
 class Runner:
@@ -233,6 +249,7 @@ class Runner:
         budget: when to stop.
         signals: entered by the caller.
         status: written meanwhile.
+        legs: of the run, if it is divided into some.
     """
 
     def __init__(
@@ -243,9 +260,10 @@ class Runner:
         budget: Budget,
         signals: SignalWatch,
         status: Status,
+        legs: Legs | None = None,
     ) -> None:
         self.workers, self.monitor, self.checkpointing = workers, monitor, checkpointing
-        self.budget, self.signals, self.status = budget, signals, status
+        self.budget, self.signals, self.status, self.legs = budget, signals, status, legs
 
     def run(self) -> str:
         """Why the run ended. Whatever happens, no process is left, and what was learned is saved.
@@ -288,12 +306,34 @@ class Runner:
                 self.workers.send(request)
             if reason := self.budget.spent(self.monitor, now):
                 return reason
+            if self.legs and all(policy.totals["env_steps"] >= self.legs.end for policy in self.monitor.policies):
+                self._begin_next_leg(self.legs)
 
-    def _finish(self) -> None:
-        """Stop the workers, take their last reports and save."""
+    def _begin_next_leg(self, legs: Legs) -> None:
+        """Save, and go on from there as a later start would."""
+        self._stop()
+        self.monitor.write_summaries(time.monotonic())
+        try:
+            self.checkpointing.finish()
+        except ResourceError as error:  # what is in memory is the same; a later start would repeat this leg
+            log.warning("checkpoint not saved: %s", error)
+        self.workers = legs.next()
+        self.workers.start()
+
+    def _stop(self) -> None:
         for message in self.workers.stop(time.monotonic() + STOP_SECONDS):
             self.monitor.handle(message)
         self.workers.close()
+
+    def _finish(self) -> None:
+        """Stop the workers, take their last reports and save.
+
+        Of a run in legs only a state at the end of one is to be gone on from, and that at the end of the budget.
+        """
+        whole = self.legs is None or self.budget.reached(self.monitor.policies) is not None
+        self._stop()
         self.monitor.write_last()
-        self.checkpointing.finish()
+        self.checkpointing.finish(regular=whole)
+        if not whole:
+            log.info("--deterministic_resume: what was learned since the last checkpoint is not saved")
         log.info("%s", self.monitor.line())

@@ -262,6 +262,8 @@ def test_tuples_of_words() -> None:
 
 # ---- checks across flags
 
+LEGS = ("--deterministic_resume", "--save_every_env_steps=1000")
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -274,6 +276,19 @@ def test_tuples_of_words() -> None:
         (["--lr_adaptive_min=1"], "--lr_adaptive_min=1 is above --lr_adaptive_max=0.01"),
         (["--num_envs_per_worker=3", "--worker_num_splits=2"],
          "--num_envs_per_worker=3 is not a multiple of --worker_num_splits=2"),
+        (["--save_every_env_steps=9"],
+         "--save_every_env_steps is for --deterministic_resume; --save_every_sec for all other runs"),
+        (["--deterministic_resume"], "--deterministic_resume needs --save_every_env_steps: by time, no checkpoint comes"
+         " at the same place twice"),
+        (
+            [*LEGS, "--inference=local"],
+            "--deterministic_resume with --inference=local needs --inference=serial",
+        ),
+        ([*LEGS, "--num_policies=2"], "--deterministic_resume is for one policy, got --num_policies=2"),
+        (
+            [*LEGS, "--decorrelate_experience_max_seconds=2"],
+            "--deterministic_resume allows no pauses by the clock: leave out --decorrelate_experience_max_seconds",
+        ),
         (["--with_pbt"], "population-based training is not part of this version: leave out --with_pbt"),
         (["--verify_reproduction"], "--verify_reproduction needs --learning_rate=0, got 0.001"),
         (["--encoder_mlp_layers="], "--encoder_mlp_layers needs at least one layer"),

@@ -53,3 +53,16 @@ def test_envs_that_cannot_be_split_are_refused() -> None:
 )
 def test_placements_without_measurements(wanted: str, cores: int, device: str, expected: str) -> None:
     assert choose_placement(config_of(inference=wanted), cores, device) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores", "expected"),
+    [
+        ({"deterministic_resume": True}, 4, "serial"),  # exact without more ado
+        ({"deterministic_resume": True}, 1, "serial"),
+    ],
+)
+def test_placements_of_runs_that_repeat_themselves(flags: dict[str, object], cores: int, expected: str) -> None:
+    config = config_of(**flags)
+    assert config.repeatable
+    assert choose_placement(config, cores, "cpu") == expected

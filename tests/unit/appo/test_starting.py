@@ -19,6 +19,7 @@ from algorithms.appo.starting import (
     journal,
     measured_before,
     old_run_out_of_the_way,
+    seed_of_leg,
     seed_of_resumed,
 )
 from algorithms.appo.tuning import Costs
@@ -202,6 +203,16 @@ def test_each_resuming_start_has_a_seed_of_its_own_that_follows_from_the_first()
     assert len({seed for pair in seeds for seed in (*pair, 5, 6)}) == 8
     assert all(0 <= seed < 2**63 for pair in seeds for seed in pair)
     seed_of_resumed(Path("nowhere"), 5)
+
+
+def test_the_seed_of_a_leg_follows_from_what_was_learned_and_not_from_the_starts() -> None:
+    seeds = [seed_of_leg(seed, env_steps) for seed in (5, 6) for env_steps in (0, 100, 101)]
+    assert seeds[0] == 5
+    assert seeds[3] == 6
+    assert len(set(seeds)) == 6
+    started()
+    assert [seed_of_leg(seed, env_steps) for seed in (5, 6) for env_steps in (0, 100, 101)] == seeds
+    assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 # ---- nothing left to do

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -212,3 +213,13 @@ def test_a_process_says_in_which_queue_it_is(run: Run, monkeypatch: pytest.Monke
     assert actor.heartbeat.read().peer is None
     assert list(learner.receive(0.0)) == [TrajectoryReady(0, 6, 1, 0)]
     assert learner.heartbeat.read().peer is None
+
+
+def test_doorbells_are_given_back() -> None:
+    links = Links(CENTRAL)
+    numbers = [bell.descriptor for bell in links.bells.values()]
+    links.close()
+    for number in numbers:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
+    links.close()

@@ -180,6 +180,29 @@ def test_states_are_asked_for_when_they_are_due(tmp_path: Path, monkeypatch: pyt
     assert saving.asked(60.0) == [SaveState(0), SaveState(1)]
 
 
+def test_between_barriers_only_the_best_and_milestones_are_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {"save_every_sec": 60, "save_milestones_sec": 90, "deterministic_resume": True, "save_every_env_steps": 100}
+    saving = Saving(tmp_path, monkeypatch, save_best_after=0, **flags)
+    assert saving.asked(60.0) == []
+    saving.played(1.0, 2.0, env_steps=10)
+    assert saving.asked(10.0) == [SaveState(0)]
+    saving.learned(10)
+    assert saving.asked(20.0) == [SaveState(0)]  # the milestone
+    saving.learned(20)
+    saving.learned(30)  # whatever a learner says
+    saving.checkpointing.finish(regular=False)
+    parent = tmp_path / "checkpoint_p0"
+    assert names(parent) == ["best", "milestones"]
+    assert names(parent / "milestones") == ["ckpt_000000000020"]
+    saving.checkpointing.finish()  # a barrier
+    assert names(parent) == ["best", "ckpt_000000000030", "milestones"]
+    saving.learned(40)  # of the next leg
+    saving.checkpointing.finish()
+    assert names(parent) == ["best", "ckpt_000000000030", "ckpt_000000000040", "milestones"]
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saving = Saving(tmp_path, monkeypatch, keep_checkpoints=2)
     for env_steps in (100, 200, 300, 400):

@@ -1,0 +1,78 @@
+"""Runs that repeat themselves bit by bit, interrupted or not."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.runs import Run, record, run_command
+from utils import failpoints
+
+SMALL: dict[str, object] = {
+    "rollout": 8,
+    "batch_size": 64,
+    "num_batches_per_iteration": 2,
+    "num_envs_per_worker": 4,
+    "train_for_env_steps": 1000,
+    "lr_schedule": "linear",
+}
+MLP = {**SMALL, "env": "CartPole-v1", "use_rnn": False, "encoder_mlp_layers": 16, "ppo_epochs": 2}
+GRU = {**SMALL, "env": "toy/Memory-v0", "hidden_size": 16, "recurrence": 4}
+LEGS: dict[str, object] = {"deterministic_resume": True, "save_every_env_steps": 300}
+
+
+def check_same(run: Run, other: Run) -> None:
+    """Everything that was learned and counted is the same; nothing depends on the clock but the time it took."""
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert run.checkpoint()[name] == other.checkpoint()[name]
+    states = [run.state(), other.state()]
+    for state in states:
+        assert state["updates"] > 0
+        del state["progress"]["elapsed_seconds"]
+    assert states[0] == states[1]
+
+
+def saved(directory: Path) -> list[int]:
+    """Env steps of the checkpoints, to the end of the leg that each of them ended."""
+    return [int(path.name[5:]) // 300 * 300 for path in sorted(directory.glob("checkpoint_p0/ckpt_*"))]
+
+
+@pytest.fixture
+def disarm() -> Iterator[None]:
+    yield
+    failpoints.arm("")
+
+
+@pytest.mark.parametrize(
+    ("flags", "update", "legs"),
+    [
+        pytest.param(MLP, 30, [300, 600], id="mlp"),
+        pytest.param(GRU, 15, [300, 600], id="gru"),
+        pytest.param(MLP, 3, [], id="mlp-in-the-first-leg", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_failed_and_goes_on_is_the_one_that_did_not(
+    tmp_path: Path, disarm: None, flags: dict[str, object], update: int, legs: list[int]
+) -> None:
+    flags = {"inference": "serial", **LEGS, **flags}
+    straight = record(tmp_path / "straight", **flags)
+    assert straight.state()["env_steps"] >= 1000
+    failpoints.arm(f"learner.step:raise@{update}")
+    with pytest.raises(failpoints.FailpointError):
+        record(tmp_path / "resumed", **flags)
+    failpoints.arm("")
+    assert saved(tmp_path / "resumed") == legs
+    check_same(straight, record(tmp_path / "resumed", **flags))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "update"), [pytest.param(MLP, 30, id="mlp"), pytest.param(GRU, 15, id="gru")])
+def test_a_run_that_was_killed_and_goes_on_is_the_one_that_was_not(
+    tmp_path: Path, flags: dict[str, object], update: int
+) -> None:
+    flags = {"inference": "serial", **LEGS, **flags}
+    killed = run_command(tmp_path / "resumed", failpoints=f"learner.step:kill9@{update}", **flags)
+    assert killed.returncode == -signal.SIGKILL
+    assert saved(tmp_path / "resumed")[-1] >= 600
+    check_same(record(tmp_path / "straight", **flags), record(tmp_path / "resumed", **flags))
