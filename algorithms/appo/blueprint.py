@@ -26,7 +26,7 @@ from envs.make import make_group
 from envs.spec import EnvSpec
 
 # Every random generator of a run derives from --seed through one of these branches.
-SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3, "start": 4, "leg": 5}
+SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3, "start": 4, "leg": 5, "actions": 6}
 
 
 @dataclass(frozen=True)

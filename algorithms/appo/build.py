@@ -19,6 +19,7 @@ from algorithms.runtime.device import Device, device_of
 from algorithms.runtime.device_batches import DeviceBatches
 from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
+from algorithms.runtime.lockstep import LockstepBatches, LockstepPolicyWorker
 from algorithms.runtime.messages import Address
 from algorithms.runtime.node import Worker
 from algorithms.runtime.ownership import LearnerLedger
@@ -74,13 +75,14 @@ def _policy_worker(
     flat: FlatModule | None,
 ) -> PolicyWorker:
     b, t = blueprint, blueprint.topology
+    life = [generation] * (generation > 0)
     plan = ActingPlan(
         spec=b.spec,
         num_groups=t.num_groups,
         recurrence=b.config.learning.segment_steps,
         num_policies=t.num_policies,
         device=device.name,
-        seed=_torch_seed(b.seeds("policy_worker", address.index, address.member, *[generation] * (generation > 0))),
+        seed=_torch_seed(b.seeds("policy_worker", address.index, address.member, *life)),
         replaces=generation > 0,
     )
     flat = flat or new_model(b.config, b.spec, device.name)
@@ -90,6 +92,9 @@ def _policy_worker(
         flat.compute_with_copies(flat.module.compute_in_bf16(), torch.bfloat16)
     trajectories, finals = Trajectories.attach(arena, b.spec), FinalObservations.attach(arena, b.spec)
     ring = WeightRing(arena, address.index)
+    if b.config.sampling.lockstep:
+        seeds = [_torch_seed(b.seeds("actions", group, *life)) for group in range(t.num_groups)]
+        return LockstepPolicyWorker(address, plan, flat, ring, trajectories, finals, seeds)
     if b.buffered and t.placement != "local":
         return BufferedPolicyWorker(address, plan, flat, ring, trajectories, finals, device)
     return PolicyWorker(address, plan, flat, ring, trajectories, finals)
@@ -149,6 +154,8 @@ def _batches(blueprint: Blueprint, arena: Arena, policy: int, device: Device) ->
     b, c = blueprint, blueprint.config
     trajectories, lag = Trajectories.attach(arena, b.spec), c.sampling.max_policy_lag
     columns = c.learning.macro_batch_columns
+    if c.sampling.lockstep:
+        return LockstepBatches(trajectories, policy, columns, lag)
     hold, num_policies = c.sampling.num_minibatches_to_accumulate == 0, b.topology.num_policies
     if b.buffered:
         return DeviceBatches(trajectories, policy, columns, lag, hold, num_policies, device)

@@ -152,7 +152,7 @@ class Config:
     @property
     def repeatable(self) -> bool:
         """Whether nothing that is measured or timed may decide what is learned."""
-        return self.run.deterministic_resume
+        return self.run.deterministic_resume or self.sampling.lockstep
 
     def to_flat(self) -> dict[str, object]:
         """Return every flag and its value in one flat mapping that JSON can hold."""
@@ -275,13 +275,13 @@ def _check_repeatable(config: Config) -> None:
         raise UsageError("--save_every_env_steps is for --deterministic_resume; --save_every_sec for all other runs")
     if not config.repeatable:
         return
-    flag = "--deterministic_resume"
-    if not run.save_every_env_steps:
+    flag = "--lockstep" if sampling.lockstep else "--deterministic_resume"
+    if run.deterministic_resume and not run.save_every_env_steps:
         raise UsageError(
             "--deterministic_resume needs --save_every_env_steps: by time, no checkpoint comes at the same place twice"
         )
-    if sampling.inference not in ("auto", "serial"):
-        raise UsageError(f"{flag} with --inference={sampling.inference} needs --inference=serial")
+    if sampling.inference not in ("auto", "serial") and not sampling.lockstep:
+        raise UsageError(f"{flag} with --inference={sampling.inference} needs --lockstep, or --inference=serial")
     if sampling.num_policies > 1:
         raise UsageError(f"{flag} is for one policy, got --num_policies={sampling.num_policies}")
     if sampling.decorrelate_experience_max_seconds:

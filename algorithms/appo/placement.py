@@ -61,7 +61,7 @@ def choose_placement(config: Config, cores: int, device: str) -> Placement:
     wanted = config.sampling.inference
     if wanted != "auto":
         return _as_placement(wanted)
-    if config.run.deterministic_resume:
+    if config.run.deterministic_resume and not config.sampling.lockstep:
         return "serial"
     if device == "cuda":
         return "central"
@@ -86,7 +86,10 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         rows=rows,
         groups=groups,
     )
-    check_slots(slots=slots, rows=rows, groups=groups, batch_columns=learning.macro_batch_columns)
+    if s.lockstep:
+        slots = 1  # batches are filled by as many rounds as they need
+    else:
+        check_slots(slots=slots, rows=rows, groups=groups, batch_columns=learning.macro_batch_columns)
     return Topology(
         placement=sampling.placement,
         num_actors=sampling.num_workers,

@@ -122,6 +122,11 @@ class SamplingConfig:
         " none: sampling stops while training",
         minimum=-1,
     )
+    lockstep: bool = flag(
+        False,
+        "let actors and learner take turns in a fixed order, so that a run with processes repeats itself bit by bit for"
+        " the same seed; slower, as nobody acts while the learner trains",
+    )
     decorrelate_experience_max_seconds: float = flag(
         0.0,
         "seconds the last actor sleeps after its first trajectory, earlier ones less; 0 (originally 10) = no sleep, the"

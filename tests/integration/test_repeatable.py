@@ -1,11 +1,14 @@
 """Runs that repeat themselves bit by bit, interrupted or not."""
 
+import itertools
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.runs import START_SECONDS, TrainingRun, kill
 from tests.integration.runs import Run, record, run_command
 from utils import failpoints
 
@@ -20,16 +23,21 @@ SMALL: dict[str, object] = {
 MLP = {**SMALL, "env": "CartPole-v1", "use_rnn": False, "encoder_mlp_layers": 16, "ppo_epochs": 2}
 GRU = {**SMALL, "env": "toy/Memory-v0", "hidden_size": 16, "recurrence": 4}
 LEGS: dict[str, object] = {"deterministic_resume": True, "save_every_env_steps": 300}
+LOCKSTEP: dict[str, object] = {"lockstep": True, "num_workers": 2, "worker_num_splits": 2}
 
 
-def check_same(run: Run, other: Run) -> None:
-    """Everything that was learned and counted is the same; nothing depends on the clock but the time it took."""
+def check_same(run: Run, other: Run, *, in_order: bool = True) -> None:
+    """Everything that was learned and counted is the same; nothing depends on the clock but the time it took.
+
+    Which episodes main has heard of, and in which order, is chance where actors are processes.
+    """
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert run.checkpoint()[name] == other.checkpoint()[name]
     states = [run.state(), other.state()]
     for state in states:
         assert state["updates"] > 0
-        del state["progress"]["elapsed_seconds"]
+        progress = state["progress"] if in_order else state.pop("progress")
+        del progress["elapsed_seconds"]
     assert states[0] == states[1]
 
 
@@ -76,3 +84,53 @@ def test_a_run_that_was_killed_and_goes_on_is_the_one_that_was_not(
     assert killed.returncode == -signal.SIGKILL
     assert saved(tmp_path / "resumed")[-1] >= 600
     check_same(record(tmp_path / "straight", **flags), record(tmp_path / "resumed", **flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "placements"),
+    [
+        pytest.param(GRU, ["serial", "local"], id="gru"),
+        pytest.param(MLP, ["serial", "local", "central"], id="mlp", marks=pytest.mark.slow),
+        pytest.param(GRU, ["local", "central"], id="gru-central", marks=pytest.mark.slow),
+    ],
+)
+def test_in_lockstep_it_makes_no_difference_where_workers_live(
+    tmp_path: Path, flags: dict[str, object], placements: list[str]
+) -> None:
+    first, *others = (record(tmp_path / place, **LOCKSTEP, **flags, inference=place) for place in placements)
+    for other in others:
+        check_same(first, other, in_order=False)
+        assert set(other.workers) == {"actor_0", "actor_1"}
+        assert other.totals["discarded"] == 0
+
+
+@pytest.mark.slow
+def test_a_lockstep_run_that_is_disturbed_and_killed_is_the_one_that_was_not(tmp_path: Path) -> None:
+    flags = {"inference": "local", **LEGS, **LOCKSTEP, **MLP}
+    flags |= {"save_every_env_steps": 1500, "train_for_env_steps": 5000}
+    straight = record(tmp_path / "straight", seed=1, **flags)
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    with TrainingRun(tmp_path, *words, "--no_tensorboard") as run:
+        disturb(run, lambda: run.env_steps() >= 2000)
+        kill(run.process.pid)
+        run.wait()
+        run.seconds_until_gone(30)
+    with TrainingRun(tmp_path, *words, "--no_tensorboard") as run:
+        disturb(run, lambda: run.process.poll() is not None)
+        ended = run.wait()
+    assert ended.exit_code == 0, ended.stderr
+    assert "resuming policy 0 at env step" in ended.stdout
+    check_same(straight, Run(run.directory), in_order=False)
+
+
+def disturb(run: TrainingRun, enough: Callable[[], bool]) -> None:
+    """Stop workers for a moment, one after the other, until it is enough."""
+    workers = itertools.cycle(("actor_0", "learner_0", "actor_1"))
+    deadline = time.monotonic() + START_SECONDS
+    while not enough():
+        assert time.monotonic() < deadline, run.stderr
+        name = next(workers)
+        for pid in [pid for pid, role in run.roles().items() if role == name]:
+            kill(pid, signal.SIGSTOP)
+            time.sleep(0.01)
+            kill(pid, signal.SIGCONT)

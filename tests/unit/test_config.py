@@ -282,9 +282,10 @@ LEGS = ("--deterministic_resume", "--save_every_env_steps=1000")
          " at the same place twice"),
         (
             [*LEGS, "--inference=local"],
-            "--deterministic_resume with --inference=local needs --inference=serial",
+            "--deterministic_resume with --inference=local needs --lockstep, or --inference=serial",
         ),
         ([*LEGS, "--num_policies=2"], "--deterministic_resume is for one policy, got --num_policies=2"),
+        (["--lockstep", "--num_policies=2"], "--lockstep is for one policy, got --num_policies=2"),
         (
             [*LEGS, "--decorrelate_experience_max_seconds=2"],
             "--deterministic_resume allows no pauses by the clock: leave out --decorrelate_experience_max_seconds",

@@ -1,7 +1,7 @@
 import pytest
 
 from algorithms.appo.config import Config
-from algorithms.appo.placement import Sampling, choose_placement, plan_workers
+from algorithms.appo.placement import Sampling, choose_placement, plan_workers, topology_of
 from algorithms.runtime.topology import Placement
 from utils.errors import UsageError
 
@@ -59,10 +59,17 @@ def test_placements_without_measurements(wanted: str, cores: int, device: str, e
     ("flags", "cores", "expected"),
     [
         ({"deterministic_resume": True}, 4, "serial"),  # exact without more ado
-        ({"deterministic_resume": True}, 1, "serial"),
+        ({"lockstep": True}, 4, "local"),
+        ({"lockstep": True, "deterministic_resume": True}, 4, "local"),
+        ({"lockstep": True}, 1, "serial"),
     ],
 )
 def test_placements_of_runs_that_repeat_themselves(flags: dict[str, object], cores: int, expected: str) -> None:
     config = config_of(**flags)
     assert config.repeatable
     assert choose_placement(config, cores, "cpu") == expected
+
+
+def test_in_lockstep_a_group_has_one_slot_however_large_a_batch_is() -> None:
+    config = config_of(lockstep=True, batch_size=32 * 1000)
+    assert topology_of(config, Sampling("local", 2, 4, 2), num_agents=1).slots_per_group == 1

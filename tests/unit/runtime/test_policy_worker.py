@@ -13,6 +13,7 @@ from algorithms.models.config import ModelConfig
 from algorithms.runtime.buffered_policy_worker import BufferedPolicyWorker
 from algorithms.runtime.device import HostDevice
 from algorithms.runtime.flat_module import FlatModule
+from algorithms.runtime.lockstep import LockstepPolicyWorker
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Stop
 from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker
 from algorithms.runtime.weights import WeightRing
@@ -25,13 +26,14 @@ GROUPS, ROWS, ROLLOUT, RECURRENCE = 4, 3, 4, 2
 KINDS: dict[str, Callable[..., PolicyWorker]] = {
     "plain": PolicyWorker,
     "buffered": partial(BufferedPolicyWorker, device=HostDevice()),
+    "lockstep": partial(LockstepPolicyWorker, seeds=range(GROUPS)),
 }
 kind = "plain"
 
 
 @pytest.fixture(autouse=True, params=list(KINDS))
 def each_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a policy worker does, both kinds do."""
+    """Whatever a policy worker does, all kinds do."""
     monkeypatch.setattr(sys.modules[__name__], "kind", request.param)
 
 
