@@ -10,6 +10,7 @@ from torch import Tensor
 
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.runtime.arena import Array
+from algorithms.runtime.delivery import WeightDelivery
 from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
 from algorithms.runtime.numpy_acting import NumpyActing, numpy_acting
@@ -86,7 +87,8 @@ class PolicyWorker:
         trajectories: Trajectories,
         finals: FinalObservations,
     ) -> None:
-        self.address, self.plan, self.ring, self.flat = address, plan, ring, flat
+        self.address, self.plan, self.flat = address, plan, flat
+        self.delivery = WeightDelivery(ring, flat)
         self.model: ActingModel = flat.module  # type: ignore[assignment]
         self.trajectories, self.finals = trajectories, finals
         self.rollout, rows = trajectories.valid.shape[1:]
@@ -159,9 +161,7 @@ class PolicyWorker:
         self._scatter(t.behavior_value, rows, self.model.denormalize_value(value))
 
     def _refresh_weights(self) -> None:
-        self.version, weights = self.ring.fetch(self.version)
-        if weights is not None:
-            self.flat.load(weights)
+        self.version = self.delivery.refresh()
 
     def _rows(self, requests: list[ActionRequest]) -> Rows | None:
         """The rows of this policy in the requests; None when there are none."""

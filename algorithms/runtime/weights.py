@@ -20,8 +20,10 @@ STRONG_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
 def checksum(vector: Array) -> int:
-    """64-bit sum over the words of a float32 vector; any single changed word changes it."""
-    return int(np.add.reduce(vector.view(np.uint32), dtype=np.uint64))
+    """64-bit sum over the words of a float32 vector, two by two; any single changed word changes it."""
+    words = vector.view(np.uint32)
+    pairs = np.add.reduce(words[: len(words) & ~1].view(np.uint64))
+    return (int(pairs) + (int(words[-1]) if len(words) % 2 else 0)) % 2**64
 
 
 def barrier() -> None:
@@ -95,3 +97,13 @@ class WeightRing:
             if before == int(self._sequence[place]) == 2 * newest and checksum(copy) == expected:
                 return newest, copy
         return version, None
+
+    def damaged(self) -> int | None:
+        """The newest version if what lies in its buffer is not what was published; None if it is, or is overwritten."""
+        newest = self.published
+        place = newest % RING
+        before = int(self._sequence[place])
+        barrier()
+        differs = checksum(self._buffer[place]) != self._checksum[place]
+        barrier()
+        return newest if differs and before == int(self._sequence[place]) == 2 * newest else None

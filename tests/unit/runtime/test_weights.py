@@ -127,7 +127,10 @@ def test_checksum_sees_every_bit_of_every_word() -> None:
             assert checksum(changed) != checksum(vector)
             sums.add(checksum(changed))
     assert len(sums) > 64  # not all the same
-    assert checksum(np.full(1 << 17, np.nan, np.float32)) == (1 << 17) * int(np.float32(np.nan).view(np.uint32))
+    word = int(np.float32(np.nan).view(np.uint32))
+    assert checksum(np.full(1 << 17, np.nan, np.float32)) == (1 << 16) * (word + (word << 32)) % 2**64
+    assert checksum(np.full(3, np.nan, np.float32)) == 2 * word + (word << 32)
+    assert checksum(np.full(1, np.nan, np.float32)) == word
 
 
 def _publish_until_stopped(arena: Arena) -> None:
