@@ -144,9 +144,11 @@ def _load_checkpoint(directory: Path, config: EvaluationConfig, best_metric: str
     kind = config.load_checkpoint_kind
     parent = directory / f"checkpoint_p{config.policy_index}" / FOLDERS[kind]
     if kind == "best":
-        loaded = load_best(parent, best_metric)
+        loaded = load_best(parent, best_metric, decode)
+    elif config.milestone is not None:
+        loaded = _load_milestone(parent, config.milestone)
     else:
-        loaded = checkpoint.load(parent) if config.milestone is None else _load_milestone(parent, config.milestone)
+        loaded = checkpoint.load(parent, check=decode)
     if loaded is None:
         raise CheckpointError(f"run {directory.name} has no {MISSING[kind].format(config.policy_index)}")
     return loaded
@@ -161,9 +163,8 @@ def _load_milestone(parent: Path, at_most: int) -> checkpoint.Loaded | None:
     for step in reversed(steps[: bisect.bisect_right(steps, at_most)]):
         path = parent / checkpoint.checkpoint_name(step)
         try:
-            checkpoint.verify(path)
-            names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")} - {checkpoint.MANIFEST}
-            files = {name: checkpoint.read(path, name) for name in names}
+            files = checkpoint.contents(path)
+            decode(files)
         except CheckpointError as error:
             damaged.append(checkpoint.Damaged(path, str(error)))
             continue

@@ -311,9 +311,28 @@ def _nearest(name: str, candidates: Iterable[str]) -> str:
 
 
 def _factory(name: str, attribute: object) -> Factory:
+    """A class of environments, or a function of a module that knows gymnasium.
+
+    A run that came from elsewhere can name any function, `os:system` too, and --env_kwargs would be its arguments.
+    """
     if isinstance(attribute, Registration) or not callable(attribute):
         raise UsageError(f"{name} is a {type(attribute).__name__}, not a class or function that makes an environment")
+    made_by: Any = attribute
+    while isinstance(made_by, functools.partial):
+        made_by = made_by.func
+    if inspect.isclass(made_by):
+        if not issubclass(made_by, gymnasium.Env | VectorEnv):
+            raise UsageError(f"{name} is no class of environments: it must be derived from gymnasium.Env or VectorEnv")
+    elif not _knows_gymnasium(sys.modules.get(str(getattr(made_by, "__module__", "")))):
+        raise UsageError(f"{name} makes no environment: its module must import gymnasium, or a class of environments")
     return attribute
+
+
+def _knows_gymnasium(module: ModuleType | None) -> bool:
+    values = vars(module).values() if module else ()
+    classes = (value for value in values if inspect.isclass(value))
+    modules = (value.__name__ for value in values if isinstance(value, ModuleType))
+    return "gymnasium" in modules or any(issubclass(value, gymnasium.Env | VectorEnv) for value in classes)
 
 
 def _import_user_module(name: str, module_name: str) -> ModuleType:

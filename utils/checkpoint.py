@@ -6,42 +6,32 @@ the one before. This module knows files only; what they mean is the caller's bus
 """
 
 import contextlib
-import hashlib
-import io
 import json
 import os
 import re
 import secrets
 import shutil
-import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
+from utils import cpu
 from utils.directories import make_durable, replace_directory, sync_directory
 from utils.errors import CheckpointError, ResourceError
 from utils.failpoints import failpoint
+from utils.hashed_files import Content, Entry, chunks, opened, write_file
 
 MANIFEST = "MANIFEST.json"
 FORMAT_VERSION = 1
 TEMPORARY = ".tmp-"
 CORRUPT = "corrupt"
 
-_CHUNK_BYTES = 1 << 20
 _NAME = re.compile(r"ckpt_(\d{12,})")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _READ_ATTEMPTS = 100
+_SMALL_BYTES = 64 << 20  # there is always memory for it
 
 T = TypeVar("T")
-
-Content = bytes | Callable[[BinaryIO], None]
-
-
-class Entry(NamedTuple):
-    """What the manifest says of one file."""
-
-    size: int  # bytes
-    sha256: str
 
 
 class Damaged(NamedTuple):
@@ -112,9 +102,9 @@ def verify(path: Path) -> None:
     Raises:
         CheckpointError: says which file is missing, is too many, has the wrong size or the wrong content.
     """
-    with _opened(path) as directory:
+    with opened(path) as directory:
         for name, entry in _checked_manifest(directory, path).items():
-            for _ in _chunks(directory, path, name, entry):
+            for _ in chunks(directory, path, name, entry):
                 pass  # the last chunk is followed by the comparison of the hash
 
 
@@ -124,11 +114,11 @@ def read(path: Path, name: str) -> bytes:
     Raises:
         CheckpointError: the file is not part of the checkpoint or does not verify.
     """
-    with _opened(path) as directory:
+    with opened(path) as directory:
         manifest = _manifest(directory, path)
         if name not in manifest:
             raise CheckpointError(f"{path}: the checkpoint has no {name}")
-        return b"".join(_chunks(directory, path, name, manifest[name]))
+        return b"".join(chunks(directory, path, name, manifest[name]))
 
 
 def newest(parent: Path) -> Found | None:
@@ -143,13 +133,31 @@ def newest(parent: Path) -> Found | None:
     return None if result is None else result[0]
 
 
-def load(parent: Path, worth: Callable[[Path], float] = lambda path: 0.0) -> Loaded | None:
+def load(
+    parent: Path,
+    worth: Callable[[Path], float] = lambda path: 0.0,
+    check: Callable[[dict[str, bytes]], object] = lambda files: None,
+) -> Loaded | None:
     """As `newest` (of those worth most), with its files; goes on to the next when one is pruned before it was read.
 
+    Args:
+        parent: directory of the checkpoints.
+        worth: how good one is, before its step counts.
+        check: raises CheckpointError for files that verify and still cannot be used; the next older one is taken then.
+
     Raises:
-        CheckpointError: there are checkpoints and none can be read.
+        CheckpointError: there are checkpoints and none can be used.
     """
-    result = _examine_newest(parent, _contents, worth)
+
+    def examine(path: Path) -> dict[str, bytes]:
+        files = contents(path)
+        try:
+            check(files)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        return files
+
+    result = _examine_newest(parent, examine, worth)
     return None if result is None else Loaded(*result)
 
 
@@ -203,64 +211,20 @@ def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:
 
 def clean_temporaries(parent: Path) -> list[Path]:
     """Remove what an interrupted save or prune left. Only for the process that holds the lock of the run."""
+    if parent.is_symlink():
+        return []
     leftovers = sorted(parent.glob(TEMPORARY + "*"))
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
     return leftovers
 
 
-class _HashingFile(io.RawIOBase):
-    """A file being written: counts and hashes what passes, in chunks, so that a fault can come between two of them."""
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self._descriptor = descriptor
-        self._hash = hashlib.sha256()
-        self._size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._size
-
-    def write(self, content: object, /) -> int:
-        view = memoryview(cast("bytes", content)).cast("B")
-        done = 0
-        while done < len(view):
-            failpoint("ckpt.write")
-            written = os.write(self._descriptor, view[done : done + _CHUNK_BYTES])
-            self._hash.update(view[done : done + written])
-            done += written
-        self._size += done
-        return done
-
-    def entry(self) -> Entry:
-        return Entry(self._size, self._hash.hexdigest())
-
-
 def _fill(directory: Path, files: Mapping[str, Content]) -> None:
-    entries = {name: _write_file(directory / name, content) for name, content in files.items()}
+    entries = {name: write_file(directory / name, content) for name, content in files.items()}
     _sync(directory)
     failpoint("ckpt.manifest")
-    _write_file(directory / MANIFEST, _encode(entries))
+    write_file(directory / MANIFEST, _encode(entries))
     _sync(directory)
-
-
-def _write_file(path: Path, content: Content) -> Entry:
-    failpoint("ckpt.open")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        file = _HashingFile(descriptor)
-        if callable(content):
-            content(cast("BinaryIO", file))
-        else:
-            file.write(content)
-        failpoint("ckpt.fsync")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return file.entry()
 
 
 def _sync(directory: Path) -> None:
@@ -283,11 +247,13 @@ def _encode(entries: Mapping[str, Entry]) -> bytes:
 
 def _manifest(directory: int, path: Path) -> dict[str, Entry]:
     """The entries of a manifest that is byte for byte what `save` would write: any change in it is damage."""
-    raw = b"".join(_chunks(directory, path, MANIFEST, None))
+    raw = b"".join(chunks(directory, path, MANIFEST, None))
     try:
         document = json.loads(raw)
         version = document["format_version"]
         entries = {name: Entry(int(e["size"]), str(e["sha256"])) for name, e in document["files"].items()}
+        if not all(_COMPONENT.fullmatch(name) for name in entries):
+            raise ValueError("a name that leads out of the directory")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise CheckpointError(f"{path}: {MANIFEST} is damaged") from None
     if version != FORMAT_VERSION:
@@ -308,45 +274,19 @@ def _checked_manifest(directory: int, path: Path) -> dict[str, Entry]:
     return manifest
 
 
-def _chunks(directory: int, path: Path, name: str, entry: Entry | None) -> Iterator[bytes]:
-    """The bytes of one file; raises CheckpointError after the last one if they are not what the entry says."""
-    digest = hashlib.sha256()
-    try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(f"{path}: {name} is not a file")
-            if entry is not None and status.st_size != entry.size:
-                raise CheckpointError(f"{path}: {name} has {status.st_size} bytes instead of {entry.size}")
-            while chunk := os.read(descriptor, _CHUNK_BYTES):
-                digest.update(chunk)
-                yield chunk
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot read {name}: {error.strerror}") from error
-    if entry is not None and digest.hexdigest() != entry.sha256:
-        raise CheckpointError(f"{path}: the content of {name} has changed (SHA-256)")
+def contents(path: Path) -> dict[str, bytes]:
+    """All files of a checkpoint, by name.
 
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """The directory as a descriptor: all files are of one checkpoint, even when another takes its name meanwhile."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot open the checkpoint: {error.strerror}") from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _contents(path: Path) -> dict[str, bytes]:
-    with _opened(path) as directory:
+    Raises:
+        CheckpointError: it does not verify.
+        ResourceError: it is larger than the memory that is free; that is no damage.
+    """
+    with opened(path) as directory:
         manifest = _checked_manifest(directory, path)
-        return {name: b"".join(_chunks(directory, path, name, entry)) for name, entry in manifest.items()}
+        size = sum(entry.size for entry in manifest.values())
+        if size > _SMALL_BYTES and size > (free := cpu.available_memory_bytes()):  # before the first byte is read
+            raise ResourceError(f"{path} has {size >> 20} MiB, of memory {free >> 20} MiB are free")
+        return {name: b"".join(chunks(directory, path, name, entry)) for name, entry in manifest.items()}
 
 
 def _examine_newest(
@@ -375,7 +315,7 @@ def _examine_newest(
 def _looks_whole(path: Path) -> bool:
     """Whether names and sizes agree with the manifest: what a full disk or a broken copy leaves does not."""
     try:
-        with _opened(path) as directory:
+        with opened(path) as directory:
             manifest = _checked_manifest(directory, path)
             return all(os.stat(name, dir_fd=directory).st_size == entry.size for name, entry in manifest.items())
     except (CheckpointError, OSError):
@@ -384,12 +324,14 @@ def _looks_whole(path: Path) -> bool:
 
 def _checkpoints(parent: Path) -> list[tuple[int, Path]]:
     """Step and path of everything that is named as a checkpoint, highest step first."""
+    if parent.is_symlink():  # a run that came from elsewhere must not have others read, pruned or moved
+        raise CheckpointError(f"{parent} is a link: checkpoints must lie in the folder of their run")
     try:
         matches = [(match, entry) for entry in os.listdir(parent) if (match := _NAME.fullmatch(entry))]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(f"{parent}: cannot list checkpoints: {error.strerror}") from error
+        raise CheckpointError(f"{parent}: cannot list checkpoints: {error.strerror}") from None
     return sorted(((int(match[1]), parent / entry) for match, entry in matches), reverse=True)
 
 

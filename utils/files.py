@@ -1,13 +1,19 @@
 """Small files of settings: read without evaluating anything, written so that a crash leaves the old or the new one."""
 
+import errno
 import importlib
 import json
 import os
+import stat
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from utils.errors import UsageError
+
+OWN_BYTES = 16 << 20
+"""More than any file of settings or of a run's status has."""
 
 
 def write_json_atomic(path: Path, value: object, *, durable: bool = True, indent: int | None = 2) -> None:
@@ -63,8 +69,35 @@ def append_json_line(path: Path, value: object) -> None:
         os.close(descriptor)
 
 
-def read_mapping(path: Path) -> dict[str, object]:
+def open_own(path: Path) -> BinaryIO:
+    """Open a file that a run has written, for reading.
+
+    A run directory may come from elsewhere: links in it may lead anywhere, and a pipe would be waited on for ever.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def _read_own(path: Path) -> str:
+    with open_own(path) as file:
+        content = file.read(OWN_BYTES + 1)
+    if len(content) > OWN_BYTES:
+        raise ValueError(f"it is larger than {OWN_BYTES >> 20} MiB")
+    return content.decode()
+
+
+def read_mapping(path: Path, *, own: bool = False) -> dict[str, object]:
     """Return the mapping a JSON, TOML or YAML file holds (by its suffix; JSON without a known one).
+
+    Args:
+        path: of the file.
+        own: it is one that a run has written, see `open_own`; otherwise the user has named it.
 
     Raises:
         UsageError: the file is missing, unreadable, damaged or no mapping of names, or PyYAML is not installed.
@@ -72,7 +105,7 @@ def read_mapping(path: Path) -> dict[str, object]:
     readers: dict[str, Callable[[str], object]] = {".toml": tomllib.loads, ".yaml": _load_yaml, ".yml": _load_yaml}
     reader = readers.get(path.suffix.lower(), _load_json)
     try:
-        value = reader(path.read_text(encoding="utf-8"))
+        value = reader(_read_own(path) if own else path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

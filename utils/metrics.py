@@ -20,7 +20,10 @@ from typing import Any, NamedTuple, SupportsFloat
 import numpy as np
 from numpy.typing import ArrayLike
 
+from utils.errors import UsageError
 from utils.failpoints import failpoint
+from utils.files import open_own
+from utils.values import is_number
 
 _RETRY_SECONDS = 1.0  # first pause after a failed write; doubles up to the longest
 _LONGEST_RETRY_SECONDS = 30.0
@@ -64,11 +67,18 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics log; [] without a file. Lines that are no JSON object (a torn last one) are skipped."""
+    """The records of a metrics log; [] without a file. Lines that are no JSON object (a torn last one) are skipped.
+
+    Raises:
+        UsageError: it cannot be read, or is no plain file.
+    """
     try:
-        lines = path.read_bytes().split(b"\n")
+        with open_own(path) as file:
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     records = []
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
@@ -86,7 +96,9 @@ def without_lost(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     kept: list[dict[str, Any]] = []
     reached: dict[object, tuple[float, float]] = {}
     for record in reversed(records):
-        policy, env_steps, seconds = record["policy"], record["env_steps"], record["elapsed_seconds"]
+        policy, env_steps, seconds = (record.get(name) for name in ("policy", "env_steps", "elapsed_seconds"))
+        if not (is_number(policy) and is_number(env_steps) and is_number(seconds)):
+            continue  # nothing that we write
         most_env_steps, most_seconds = reached.get(policy, (math.inf, math.inf))
         if env_steps <= most_env_steps and seconds <= most_seconds:
             reached[policy] = env_steps, seconds
@@ -95,8 +107,8 @@ def without_lost(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def last_values(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of every name in any of the records, its last known value."""
-    return {name: value for record in records for name, value in record.items() if value is not None}
+    """Of every name in any of the records, its last known number."""
+    return {name: value for record in records for name, value in record.items() if is_number(value)}
 
 
 class _Event(NamedTuple):

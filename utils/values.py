@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from utils.config import Flag, Kind
 from utils.errors import UsageError
@@ -113,6 +113,13 @@ def is_plain(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, (str, int, bool))
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Say whether a value read from JSON is a number that can be computed with: finite, and of 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
 
 
 def parse_int(text: str) -> int:

@@ -21,6 +21,7 @@ from algorithms.appo.starting import (
     journal,
     measured_before,
     old_run_out_of_the_way,
+    refuse_links,
     seed_of_resumed,
 )
 from algorithms.appo.tuning import choose, is_open, report
@@ -297,6 +298,7 @@ def _make_directory(directory: Path) -> None:
         (directory / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
+    refuse_links(directory)
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:

@@ -24,6 +24,7 @@ from algorithms.runtime.flat_module import FlatModule, split
 from algorithms.runtime.rollback import SKIPPED_IN_A_ROW
 from algorithms.runtime.state_block import LearnerState
 from envs.spec import MASK_KEY, EnvSpec
+from utils.errors import CheckpointError
 
 METRICS = (
     "loss",
@@ -226,8 +227,7 @@ class Learner:
         self.statistics.load_array(state.moments)
         self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
         if "generator" in state.meta:
-            random_state = np.frombuffer(base64.b64decode(state.meta["generator"]), np.uint8)
-            self.generator.set_state(torch.from_numpy(random_state.copy()))
+            _restore_generator(self.generator, state.meta["generator"])
 
     def _unroll(self, batch: Batch) -> tuple[ActionDistribution, Tensor]:
         """The current policy [T, B] and normalized values [T+1, B]."""
@@ -248,6 +248,14 @@ class Learner:
         valid = torch.cat([part.valid for part in parts], dim=1)
         advantage = losses.masked_mean_and_std(torch.cat(advantages, dim=1), valid)
         return Whole(valid.sum().clamp(min=1), advantage, torch.stack(ratios).max())
+
+
+def _restore_generator(generator: torch.Generator, text: str) -> None:
+    random_state = np.frombuffer(base64.b64decode(text), np.uint8)
+    try:
+        generator.set_state(torch.from_numpy(random_state.copy()))
+    except (RuntimeError, TypeError):
+        raise CheckpointError("the random state in state.json is none of torch's") from None
 
 
 def _cleaned(batch: Batch) -> Batch:

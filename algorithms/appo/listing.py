@@ -15,8 +15,8 @@ from algorithms.appo.runs import CONFIG_FILE, check_folders, folders
 from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
 from utils.config import flag, flags_of
 from utils.errors import UsageError
-from utils.files import read_mapping
-from utils.values import shown
+from utils.files import open_own, read_mapping
+from utils.values import is_number, shown
 
 USAGE = "appo runs [flags]      for example: appo runs --train_dir=./train_dir"
 STATUS_FILE = "status.json"
@@ -131,7 +131,7 @@ def _state(stored: str | None, directory: Path) -> str:
 def _is_held(lock: Path) -> bool:
     """Whether a process trains there. Asking takes a shared lock for an instant, of a run that seems to be alive."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         finally:
@@ -178,7 +178,7 @@ def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) 
 def _last_records(metrics: Path) -> list[dict[str, Any]]:
     """The last record of every policy, found without reading the whole file."""
     last: dict[object, dict[str, Any]] = {}
-    with contextlib.suppress(OSError), open(metrics, "rb") as file:
+    with contextlib.suppress(OSError), open_own(metrics) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         for line in reversed(file.read().split(b"\n")):
             if (record := _record(line)) is not None:
@@ -211,7 +211,7 @@ def _kept_return(path: Path) -> float | None:
 def _reported_returns(metrics: Path) -> Iterator[float]:
     """Every mean return of a metrics log. Parsing its lines would take ten times as long."""
     key = f'"{RETURN}":'.encode()
-    with contextlib.suppress(OSError), open(metrics, "rb") as file:
+    with contextlib.suppress(OSError), open_own(metrics) as file:
         for line in file:
             if (at := line.find(key)) >= 0:
                 with contextlib.suppress(ValueError):
@@ -225,7 +225,7 @@ def _mapping(path: Path) -> dict[str, Any] | None:
     if not os.path.lexists(path):
         return {}
     try:
-        return read_mapping(path)
+        return read_mapping(path, own=True)
     except UsageError:
         return None
 
@@ -238,8 +238,7 @@ def _changed(path: Path) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    plain = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if plain else None  # type: ignore[return-value]
+    return value if is_number(value) else None
 
 
 def _text(value: object) -> str | None:

@@ -86,7 +86,7 @@ def saved_measurement(directory: Path) -> dict[str, Any]:
 
 def _stored(directory: Path) -> dict[str, object]:
     path = directory / CONFIG_FILE
-    return read_mapping(path) if os.path.lexists(path) else {}
+    return read_mapping(path, own=True) if os.path.lexists(path) else {}
 
 
 def find_source(text: str, group: Path) -> Path:
@@ -100,7 +100,7 @@ def find_source(text: str, group: Path) -> Path:
     words = words[: len(words) - best]
     policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
     name = ":".join(words)
-    run = next((path for path in (group / name, Path(name)) if (path / CONFIG_FILE).is_file()), None)
+    run = next((path for path in (group / name, Path(name)) if _is_run(path)), None)
     if run is None:
         raise UsageError(
             f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
@@ -109,6 +109,13 @@ def find_source(text: str, group: Path) -> Path:
     if not any(parent.glob("ckpt_*")):
         raise UsageError(f"--init_from={shown(text)}: there is no checkpoint in {shown(str(parent))}")
     return parent
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return (path / CONFIG_FILE).is_file()
+    except OSError:  # a name longer than any
+        return False
 
 
 def _env_of(directory: Path) -> object:

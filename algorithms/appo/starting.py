@@ -1,7 +1,6 @@
 """How a start deals with what earlier ones have left: it goes on with it, sets it aside, or begins with its weights."""
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -22,12 +21,13 @@ from algorithms.runtime.best import DIRECTORY as BEST_DIRECTORY
 from algorithms.runtime.best import load_best
 from algorithms.runtime.checkpointing import decode
 from algorithms.runtime.monitor import PolicyProgress
+from algorithms.runtime.plain_state import read_plain
 from algorithms.runtime.runner import Budget
 from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.status import STATUS_FILE, read_status
 from utils import checkpoint
 from utils.errors import CheckpointError, ResourceError, UsageError
-from utils.files import append_json_line, write_json_atomic
+from utils.files import append_json_line, open_own, write_json_atomic
 from utils.lock import RunLock
 from utils.values import shown
 
@@ -81,6 +81,19 @@ def _hidden_name(directory: Path) -> Path:
     return directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
 
 
+def refuse_links(directory: Path) -> None:
+    """Refuse to train in a folder in which something is neither file nor folder (UsageError).
+
+    The links of a run that came from elsewhere can lead anywhere, and what is written or pruned there is not ours.
+    """
+    for folder in (directory, *directory.glob("checkpoint_p*")):
+        with os.scandir(folder) as entries:
+            others = [e for e in entries if not (e.is_file(follow_symlinks=False) or e.is_dir(follow_symlinks=False))]
+        for entry in others:
+            kind = "a link" if entry.is_symlink() else "neither file nor folder"
+            raise UsageError(f"{shown(entry.path)} is {kind}: what a run writes must lie in its own folder")
+
+
 def finished_before(config: Config) -> str | None:
     """Why nothing is left to do for these flags; None: there is.
 
@@ -92,20 +105,21 @@ def finished_before(config: Config) -> str | None:
     policies = []
     for policy in range(config.sampling.num_policies):
         try:
-            loaded = checkpoint.load(directory / f"checkpoint_p{policy}")
+            loaded = checkpoint.load(directory / f"checkpoint_p{policy}", check=decode)
         except CheckpointError:
             return None  # resuming says what is wrong
         if loaded is None:
             return None
         policies.append(PolicyProgress(config.logging.stats_avg))
-        policies[-1].restore(json.loads(loaded.files["state.json"]))
+        policies[-1].restore(read_plain(loaded.files["state.json"]))
     if reason := budget.reached(policies):
         return reason
     # Episodes that ended while the workers stopped may have lowered a mean return that was reached.
     status = read_status(directory)
     as_before = status.get("state") == "finished" and status.get("budget") == budget.plain()
-    in_time = as_before and status.get("seconds", budget.seconds) < budget.seconds
-    return str(status["reason"]) if in_time else None
+    seconds = status.get("seconds")
+    in_time = as_before and isinstance(seconds, float) and seconds < budget.seconds
+    return str(status.get("reason")) if in_time else None
 
 
 def changes(config: Config) -> list[str]:
@@ -144,7 +158,7 @@ def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | No
         return None
     try:
         return Costs.from_plain(measured["costs"])
-    except (KeyError, TypeError, ValueError):  # edited, or of another version
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # edited, or of another version
         return None
 
 
@@ -154,7 +168,8 @@ def seed_of_resumed(directory: Path, seed: int) -> int:
     With the same one, environments would play the same episodes again after each interruption.
     """
     try:
-        starts = (directory / HISTORY_FILE).read_bytes().count(b"\n")
+        with open_own(directory / HISTORY_FILE) as history:
+            starts = sum(1 for _ in history)
     except OSError:
         starts = 0
     seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], starts))
@@ -197,9 +212,9 @@ def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription
 def _load_source(parent: Path) -> checkpoint.Loaded:
     """The newest checkpoint of a policy, or the best in its folder of best ones."""
     if parent.name == BEST_DIRECTORY:
-        loaded = load_best(parent, str(saved_flags(parent.parents[1]).get("save_best_metric")))
+        loaded = load_best(parent, str(saved_flags(parent.parents[1]).get("save_best_metric")), decode)
     else:
-        loaded = checkpoint.load(parent)
+        loaded = checkpoint.load(parent, check=decode)
     assert loaded is not None, "find_source has seen a checkpoint"
     return loaded
 

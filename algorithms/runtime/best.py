@@ -1,13 +1,14 @@
 """The best policy of a run so far: when there is a new one, and where it is kept."""
 
-import json
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from algorithms.runtime.config import RunConfig
 from algorithms.runtime.monitor import PolicyProgress
+from algorithms.runtime.plain_state import read_plain
 from algorithms.runtime.state_block import LearnerState
 from utils import checkpoint
 from utils.errors import CheckpointError
@@ -63,6 +64,7 @@ class Best:
         for path in sorted(self.directory.glob("ckpt_*")):
             try:
                 checkpoint.verify(path)
+                read_plain(checkpoint.read(path, "state.json"))
             except CheckpointError as error:
                 log.warning("damaged best checkpoint set aside: %s", error)
                 checkpoint.quarantine(self.directory, (checkpoint.Damaged(path, str(error)),))
@@ -78,8 +80,10 @@ class Best:
                 checkpoint.remove(other)
 
 
-def load_best(directory: Path, metric: str) -> checkpoint.Loaded | None:
-    """The best checkpoint that verifies, by this metric; None where there is none.
+def load_best(
+    directory: Path, metric: str, check: Callable[[dict[str, bytes]], object] = lambda files: None
+) -> checkpoint.Loaded | None:
+    """The best checkpoint that verifies and stands the check, by this metric; None where there is none.
 
     A crash between saving the new and removing the old leaves both. Their order by env steps says nothing: training
     that went back to an older checkpoint may have found something better with fewer.
@@ -87,7 +91,7 @@ def load_best(directory: Path, metric: str) -> checkpoint.Loaded | None:
     Raises:
         CheckpointError: there are checkpoints and none can be read.
     """
-    return checkpoint.load(directory, lambda path: _worth(path, metric))
+    return checkpoint.load(directory, lambda path: _worth(path, metric), check)
 
 
 def _worth(path: Path, metric: str) -> float:
@@ -96,7 +100,7 @@ def _worth(path: Path, metric: str) -> float:
     One that cannot be read comes first: whoever loads it finds out that it is damaged, and says so.
     """
     try:
-        kept = json.loads(checkpoint.read(path, "state.json")).get(KEY, {})
+        kept = read_plain(checkpoint.read(path, "state.json")).get(KEY, {})
     except CheckpointError:
         return math.inf
     return float(kept["value"]) if kept.get("metric") == metric else -math.inf

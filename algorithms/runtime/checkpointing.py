@@ -16,19 +16,21 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from algorithms.runtime.arena import Array
-from algorithms.runtime.best import KEY, Best
+from algorithms.runtime.best import Best
 from algorithms.runtime.config import RunConfig
 from algorithms.runtime.messages import Message, SaveState, StateSaved, WorkerRestarted
 from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.plain_state import OF_MAIN, read_plain
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from utils import checkpoint
-from utils.errors import AppoError, NumericsError, UsageError
+from utils.errors import AppoError, CheckpointError, NumericsError, UsageError
 
 log = logging.getLogger(__name__)
 
 Table = list[tuple[str, tuple[int, ...]]]
 Kind = Literal["regular", "milestone", "best"]
 FORMAT = 1
+MOMENTS = ("exp_avg.", "exp_avg_sq.")
 
 
 class Checkpointing:
@@ -155,8 +157,8 @@ class _Order(NamedTuple):
 def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
     """The files of a checkpoint."""
     weights, first, second = (_named(vector, table) for vector in state.vectors)
-    optimizer = {f"exp_avg.{name}": value for name, value in first.items()}
-    optimizer |= {f"exp_avg_sq.{name}": value for name, value in second.items()}
+    moments = zip(MOMENTS, (first, second), strict=True)
+    optimizer = {prefix + name: value for prefix, vector in moments for name, value in vector.items()}
     optimizer["statistics"] = state.moments
     meta = {"format": FORMAT, **state.meta}
     return {
@@ -170,13 +172,14 @@ def decode(files: dict[str, bytes], table: Table | None = None) -> tuple[Learner
     """The inverse of `encode`, with the table of the weights.
 
     Args:
-        files: of a checkpoint that verified.
+        files: of a checkpoint that verified. That says nothing of who wrote them.
         table: what the model expects; None accepts any, in alphabetical order.
 
     Raises:
         UsageError: the weights are those of another model.
+        CheckpointError: the files are not what `encode` makes of a state that training can go on from.
     """
-    weights, optimizer = load(files["model.safetensors"]), load(files["optimizer.safetensors"])
+    weights, optimizer = _arrays(files, "model.safetensors"), _arrays(files, "optimizer.safetensors")
     found = {name: tuple(value.shape) for name, value in sorted(weights.items())}
     if table is None:
         table = list(found.items())
@@ -185,15 +188,29 @@ def decode(files: dict[str, bytes], table: Table | None = None) -> tuple[Learner
         names = [n for n in {**expected, **found} if found.get(n) != expected.get(n)]
         first = f"{names[0]}: saved {found.get(names[0], 'none')}, expected {expected.get(names[0], 'none')}"
         raise UsageError(f"the checkpoint belongs to another model; {len(names)} weights differ, first {first}")
-    vectors = np.stack(
-        [
-            _flat(weights, "", table),
-            _flat(optimizer, "exp_avg.", table),
-            _flat(optimizer, "exp_avg_sq.", table),
-        ]
-    )
-    meta: dict[str, Any] = json.loads(files["state.json"])
-    return LearnerState(vectors, optimizer["statistics"], meta), table
+    vectors = np.stack([_flat(weights, "", table), *(_flat(optimizer, name, table) for name in MOMENTS)])
+    statistics = optimizer.get("statistics")
+    if statistics is None or statistics.dtype != np.float64 or statistics.ndim != 1:
+        raise CheckpointError("optimizer.safetensors holds no running statistics")
+    state = LearnerState(vectors, statistics, read_plain(_file(files, "state.json")))
+    if not state.is_finite:
+        raise CheckpointError("weights, moments or statistics are not finite")
+    return state, table
+
+
+def _file(files: dict[str, bytes], name: str) -> bytes:
+    if name not in files:
+        raise CheckpointError(f"the checkpoint has no {name}")
+    return files[name]
+
+
+def _arrays(files: dict[str, bytes], name: str) -> dict[str, Array]:
+    """The arrays of a safetensors file, whose own parser checks its header against its size."""
+    content = _file(files, name)
+    try:
+        return load(content)
+    except Exception as error:  # of the parser's own kinds, and KeyError or TypeError for types that numpy has not
+        raise CheckpointError(f"{name} cannot be read: {type(error).__name__}") from None
 
 
 def resume(
@@ -223,15 +240,18 @@ def _resume(
     parent = directory / f"checkpoint_p{policy}"
     for place in (parent, parent / "milestones"):
         checkpoint.clean_temporaries(place)
-    loaded = checkpoint.load(parent)
+    loaded = checkpoint.load(parent, check=lambda files: decode(files, table))
     if loaded is None:
         return {}
     for path, reason in loaded.found.damaged:
         log.warning("damaged checkpoint skipped: %s: %s", path, reason)
     checkpoint.quarantine(parent, loaded.found.damaged)
     state, _ = decode(loaded.files, table)
+    if state.moments.size != block.num_moments:
+        found = f"{state.moments.size} running statistics, expected {block.num_moments}"
+        raise UsageError(f"the checkpoint belongs to another model; it has {found}")
     # What main keeps is not the learner's, whose plain state must fit into its block.
-    plain = {name: value for name, value in state.meta.items() if name not in ("progress", KEY)}
+    plain = {name: value for name, value in state.meta.items() if name not in OF_MAIN}
     block.write(replace(state, meta={**plain, **changed}))
     log.info("resuming policy %d at env step %d from %s", policy, plain["env_steps"], loaded.found.path)
     return state.meta
@@ -247,4 +267,8 @@ def _named(vector: Array, table: Table) -> dict[str, Array]:
 
 
 def _flat(named: dict[str, Array], prefix: str, table: Table) -> Array:
-    return np.concatenate([named[prefix + name].reshape(-1) for name, _ in table])
+    for name, shape in table:
+        array = named.get(prefix + name)
+        if array is None or array.shape != shape or array.dtype != np.float32:
+            raise CheckpointError(f"{prefix}{name} is missing, or no float32 array of shape {shape}")
+    return np.concatenate([np.zeros(0, np.float32), *(named[prefix + name].reshape(-1) for name, _ in table)])

@@ -59,6 +59,11 @@ class StateBlock:
         ]
 
     @property
+    def num_moments(self) -> int:
+        """How many running statistics it holds."""
+        return int(self._moments.shape[1])
+
+    @property
     def writes(self) -> int:
         """Writes completed so far."""
         return int(self._latest[0])

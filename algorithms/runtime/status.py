@@ -55,7 +55,7 @@ class Status:
 def read_status(directory: Path) -> dict[str, Any]:
     """What was last written; {} where there is nothing that can be read."""
     try:
-        return read_mapping(directory / STATUS_FILE)
+        return read_mapping(directory / STATUS_FILE, own=True)
     except UsageError:
         return {}
 

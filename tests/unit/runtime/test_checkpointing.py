@@ -25,7 +25,10 @@ STATS_AVG = 2
 
 def state_of(env_steps: int) -> LearnerState:
     vectors = np.random.default_rng(env_steps).standard_normal((3, SIZE)).astype(np.float32)
-    meta = {"version": 5, "learning_rate": 0.1, "generator": "AAE=", "env_steps": env_steps, "samples": env_steps // 4}
+    meta = {
+        "version": 5, "updates": 7, "adam_steps": 6.0, "learning_rate": 0.1, "generator": "AAE=",
+        "env_steps": env_steps, "samples": env_steps // 4, "discarded": 0,
+    }  # fmt: skip
     return LearnerState(vectors, np.array([1.0, np.pi, -1e300, 5e-324]), meta)
 
 
@@ -159,6 +162,37 @@ def test_a_damaged_checkpoint_is_skipped_and_moved_away(
     assert_same(blocks[0].read(), state_of(100))
     assert "damaged checkpoint skipped" in caplog.text
     assert names(parent) == ["ckpt_000000000100", "corrupt"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, "statistics"], ids=["weights", "means", "squares", "statistics"])
+def test_a_checkpoint_that_is_not_finite_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: int | str
+) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.learned(100)
+    saving.checkpointing.finish()
+    parent, state = tmp_path / "checkpoint_p0", state_of(200)
+    if place == "statistics":
+        state.moments[1] = np.nan
+    else:
+        state.vectors[place, 1] = np.nan
+    checkpoint.save(parent, checkpoint.checkpoint_name(200), encode(state, TABLE))  # as no run of ours would
+    blocks = blocks_of()
+    with caplog.at_level(logging.WARNING):
+        assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE)] == [100]
+    assert_same(blocks[0].read(), state_of(100))
+    assert "ckpt_000000000200: weights, moments or statistics are not finite" in caplog.text
+    assert names(parent) == ["ckpt_000000000100", "corrupt"]
+
+
+def test_without_a_finite_checkpoint_nothing_is_started(tmp_path: Path) -> None:
+    state = state_of(200)
+    state.vectors[0, 0] = np.inf
+    checkpoint.save(tmp_path / "checkpoint_p0", checkpoint.checkpoint_name(200), encode(state, TABLE))
+    with pytest.raises(CheckpointError, match=r"none of 1 checkpoints can be used: .* are not finite") as caught:
+        resume(tmp_path, blocks_of(), TABLE)
+    assert caught.value.exit_code == 6
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000200"]
 
 
 def test_nothing_is_started_from_scratch_when_all_checkpoints_are_damaged(

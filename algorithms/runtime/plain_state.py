@@ -1,0 +1,77 @@
+"""The plain values of a saved state, checked when they are read: whoever goes on from them takes them as they are."""
+
+import base64
+import json
+from typing import Any
+
+from utils.errors import CheckpointError
+from utils.values import is_number
+
+COUNTERS = ("version", "updates", "env_steps", "samples", "discarded")
+NUMBERS = ("adam_steps", "learning_rate")
+LARGEST_COUNT = 2**53
+MAX_BYTES = (1 << 16) - 8
+"""Of a learner's own, as JSON."""
+
+OF_MAIN = ("progress", "best")
+"""What main keeps beside the learner's values: how the policy played, and what makes a checkpoint the best."""
+
+
+def read_plain(text: bytes) -> dict[str, Any]:
+    """The values in a state.json.
+
+    Raises:
+        CheckpointError: it is no JSON, or something in it is not what it must be.
+    """
+    try:
+        plain = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CheckpointError("state.json is damaged") from None
+    if not isinstance(plain, dict):
+        raise CheckpointError("state.json holds no values by name")
+    _check_learner(plain)
+    _check_progress(plain.get("progress", {}))
+    best = plain.get("best", {"metric": "", "value": 0})
+    if not isinstance(best, dict) or not isinstance(best.get("metric"), str) or not is_number(best.get("value")):
+        raise _wrong("best")
+    return plain
+
+
+def _check_learner(plain: dict[str, Any]) -> None:
+    for name in COUNTERS:
+        if not _is_count(plain.get(name)):
+            raise _wrong(name)
+    for name in NUMBERS:
+        if not is_number(plain.get(name)):
+            raise _wrong(name)
+    if not _is_base64(plain.get("generator", "")):
+        raise _wrong("generator")
+    own = {name: value for name, value in plain.items() if name not in OF_MAIN}
+    if len(json.dumps(own)) > MAX_BYTES:
+        raise CheckpointError(f"state.json holds more than {MAX_BYTES} bytes of a learner's values")
+
+
+def _check_progress(progress: object) -> None:
+    if not isinstance(progress, dict) or not _is_count(progress.get("episodes", 0)):
+        raise _wrong("progress")
+    seconds, windows = progress.get("elapsed_seconds", 0), progress.get("windows", {})
+    if not is_number(seconds) or seconds < 0 or not isinstance(windows, dict):
+        raise _wrong("progress")
+    for window in windows.values():
+        if not isinstance(window, list) or not all(isinstance(x, float) or is_number(x) for x in window):
+            raise _wrong("progress")  # a return can be NaN
+
+
+def _wrong(name: str) -> CheckpointError:
+    return CheckpointError(f"{name} in state.json is missing or is not what it must be")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
+
+
+def _is_base64(value: object) -> bool:
+    try:
+        return isinstance(value, str) and base64.b64decode(value, validate=True) is not None
+    except ValueError:
+        return False

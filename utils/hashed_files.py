@@ -1,0 +1,123 @@
+"""Files that are written and read with their SHA-256: what a checkpoint consists of."""
+
+import contextlib
+import hashlib
+import io
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from utils.errors import CheckpointError
+from utils.failpoints import failpoint
+
+CHUNK_BYTES = 1 << 20
+SMALL_BYTES = 1 << 20
+
+Content = bytes | Callable[[BinaryIO], None]
+
+
+class Entry(NamedTuple):
+    """What the manifest says of one file."""
+
+    size: int  # bytes
+    sha256: str
+
+
+class HashingFile(io.RawIOBase):
+    """A file being written: counts and hashes what passes, in chunks, so that a fault can come between two of them."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self._size
+
+    def write(self, content: object, /) -> int:
+        """Append bytes; how many."""
+        view = memoryview(cast("bytes", content)).cast("B")
+        done = 0
+        while done < len(view):
+            failpoint("ckpt.write")
+            written = os.write(self._descriptor, view[done : done + CHUNK_BYTES])
+            self._hash.update(view[done : done + written])
+            done += written
+        self._size += done
+        return done
+
+    def entry(self) -> Entry:
+        """What was written."""
+        return Entry(self._size, self._hash.hexdigest())
+
+
+def write_file(path: Path, content: Content) -> Entry:
+    """Write a new file and put it on disk; its entry."""
+    failpoint("ckpt.open")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        file = HashingFile(descriptor)
+        if callable(content):
+            content(cast("BinaryIO", file))
+        else:
+            file.write(content)
+        failpoint("ckpt.fsync")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return file.entry()
+
+
+def chunks(directory: int, path: Path, name: str, entry: Entry | None) -> Iterator[bytes]:
+    """The bytes of one file of a directory; links are not followed.
+
+    Args:
+        directory: as a descriptor.
+        path: of the directory, for messages.
+        name: of the file.
+        entry: what is known of it; None: nothing, for a small file.
+
+    Raises:
+        CheckpointError: it cannot be read; after the last chunk, if they are not what the entry says.
+    """
+    digest = hashlib.sha256()
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{path}: {name} is not a file")
+            if entry is not None and status.st_size != entry.size:
+                raise CheckpointError(f"{path}: {name} has {status.st_size} bytes instead of {entry.size}")
+            if entry is None and status.st_size > SMALL_BYTES:
+                raise CheckpointError(f"{path}: {name} is too large")
+            while chunk := os.read(descriptor, CHUNK_BYTES):
+                digest.update(chunk)
+                yield chunk
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot read {name}: {error.strerror}") from None
+    if entry is not None and digest.hexdigest() != entry.sha256:
+        raise CheckpointError(f"{path}: the content of {name} has changed (SHA-256)")
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """The directory as a descriptor: all files are of one checkpoint, even when another takes its name meanwhile."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot open the checkpoint: {error.strerror}") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
