@@ -68,11 +68,21 @@ def replay(argv: Sequence[str]) -> int:
     return start(parse_replay(argv))
 
 
+def selftest(argv: Sequence[str]) -> int:
+    """Kill processes of a small run and look whether it keeps its promises: the command line of `appo selftest`."""
+    from algorithms.selftest.trial import parse_selftest
+    from algorithms.selftest.trial import selftest as start
+
+    _print_version_if_asked(argv)
+    return start(parse_selftest(argv))
+
+
 COMMANDS: Mapping[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a policy, or go on with a saved run"),
     "enjoy": (enjoy, "watch, measure or film a trained policy"),
     "runs": (runs, "list runs with their state, progress and best return"),
     "replay": (replay, "repeat what led an environment to fail"),
+    "selftest": (selftest, "kill processes of a small run for a minute and check that nothing is lost"),
 }
 
 
@@ -84,7 +94,7 @@ def main() -> int:
 def _dispatch(argv: Sequence[str]) -> int:
     _print_version_if_asked(argv[:1])
     if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:8}{text}" for name, (_, text) in COMMANDS.items()]
+        lines = [f"  {name:10}{text}" for name, (_, text) in COMMANDS.items()]
         print_and_exit("\n".join(["usage: appo COMMAND [flags]", *lines, "appo COMMAND --help lists the flags"]))
     if argv[0] not in COMMANDS:
         raise UsageError(f"unknown command {shown(argv[0])}{nearest(argv[0], COMMANDS)} ({', '.join(COMMANDS)})")

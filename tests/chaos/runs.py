@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
+from algorithms.selftest.storm import MARKER, kill, processes_of, role_of
 from utils.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-MARKER = "APPO_TEST_RUN"
 HOSTILE = "tests.chaos.hostile_env:Hostile"
 RAISED = "tests.chaos.hostile_env.HostileError: out of cheese"
 START_SECONDS = 60.0
@@ -167,42 +167,13 @@ class TrainingRun:
         return self.roles()
 
 
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def processes_of(marker: str) -> list[int]:
-    """Living processes that carry the marker of a run in their environment."""
-    wanted = f"{MARKER}={marker}".encode()
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            try:
-                environment = Path(entry.path, "environ").read_bytes()  # empty for a zombie
-            except OSError:
-                continue
-            if wanted in environment.split(b"\0"):
-                found.append(int(entry.name))
-    return found
-
-
 def _role_of(pid: int) -> str:
-    """By the log file that is a worker's stdout, else by the command line."""
+    """As the run knows it, and `sleep` for what hostile environments have started."""
     try:
-        log = Path(os.readlink(f"/proc/{pid}/fd/1"))
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        started_by_env = b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return "ended"
-    names = {"resource_tracker": "tracker", "janitor": "janitor", "sleep": "sleep"}
-    for word, name in names.items():
-        if word in command:
-            return name
-    if log.parent.name == "logs":
-        return log.stem
-    return "fork_server" if "forkserver" in command else "starting"
+    return "sleep" if started_by_env else role_of(pid)
 
 
 def last_line(text: str) -> str:

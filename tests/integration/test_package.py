@@ -102,3 +102,13 @@ def test_two_updates_beside_a_strangers_modules(binaries: Path, tmp_path: Path, 
         "optimizer.safetensors",
         "state.json",
     }
+
+
+@pytest.mark.slow
+def test_the_selftest_passes_without_the_repository(binaries: Path, tmp_path: Path) -> None:
+    for name in PACKAGES:
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported from the working directory')\n")
+    *lines, last = run(binaries / "appo", "selftest", "--kills=5", cwd=tmp_path).splitlines()
+    assert [line.split()[0] for line in lines] == ["pass"] * 10
+    assert last == "all promises were kept"
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.py" for name in PACKAGES}

@@ -17,7 +17,7 @@ LAYERS = (
     ("algorithms.runtime",),
     ("algorithms.appo", "algorithms.population"),
     ("algorithms.evaluation_config", "algorithms.video", "algorithms.replay"),
-    ("algorithms.evaluation",),
+    ("algorithms.evaluation", "algorithms.selftest"),
     ("algorithms.cli",),
     ("train_appo", "enjoy_appo"),
 )
