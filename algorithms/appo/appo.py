@@ -254,7 +254,7 @@ class APPO:
             by_spawn = not all(launch.can_fork(device) for device in devices)
             if generation:
                 self._start_fork_server()  # again, if it has died
-            with launch.signals_blocked():
+            with launch.signals_blocked(), launch.server_must_answer():
                 supervisor.start(launch.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
 
         limits = Limits.of_flags(sampling, in_legs=blueprint.in_legs)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 from algorithms.runtime.janitor import Janitor, kill_group
@@ -24,6 +25,7 @@ StartMethod = Literal["spawn", "forkserver"]
 
 QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.1
+ANSWER_SECONDS = 120.0  # loading torch takes a few, and many times that where the disk is slow
 ROOT = Path(__file__).resolve().parents[2]
 ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
 
@@ -42,6 +44,29 @@ def signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def server_must_answer() -> Iterator[None]:
+    """While entered, in the main thread: a fork server that has stopped is ended, or no start would ever return.
+
+    Raises:
+        TimeoutError: it took too long.
+    """
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+        raise TimeoutError(f"the fork server did not answer within {ANSWER_SECONDS:g} s")
+
+    handler = signal.signal(signal.SIGALRM, give_up)
+    timer = signal.setitimer(signal.ITIMER_REAL, ANSWER_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def start_fork_server(janitor: Janitor, *, with_torch: bool) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from algorithms.selftest.history import falling, lost_checkpoints, tolerated, unaccounted
-from tests.chaos.runs import HOSTILE, RAISED, TrainingRun, checkpoint_steps, kill, last_line
+from tests.chaos.runs import HOSTILE, RAISED, ROOT, TrainingRun, checkpoint_steps, kill, last_line
 from utils.metrics import read_metrics
 
 GONE_SECONDS = 25.0
@@ -80,6 +80,26 @@ def assert_the_kernel_kills_actors_first(run: TrainingRun) -> None:
         kind = role.split("_")[0]
         assert score == min({"actor": 500, "policy": 200}.get(kind, 0), 1000 - own), scores
     assert {"main", "actor_0", "actor_1", "learner_0"} <= set(scores)
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_has_stopped_is_replaced(tmp_path: Path) -> None:
+    """It tells main of deaths and starts their successors: without it nothing could be started, and main would wait."""
+    flags = ("--inference=central", "--step_timeout_seconds=2")
+    with TrainingRun(tmp_path, *flags, script=ROOT / "tests" / "chaos" / "impatient.py") as run:
+        run.wait_for_env_steps()
+        stopped = run.pid_of("fork_server")
+        kill(stopped, signal.SIGSTOP)
+        kill(run.pid_of("actor_0"))
+        run.wait_until(lambda: "fork_server" in run.roles().values() and stopped not in run.roles(), "another server")
+        run.wait_until(lambda: {"actor_0", "actor_1", "learner_0"} <= set(run.roles().values()), "all processes")
+        run.wait_for_env_steps(run.env_steps() + 2000)
+        run.interrupt()
+        ended = run.wait()
+        run.seconds_until_gone(GONE_SECONDS)
+    assert ended.exit_code == 130
+    assert "the fork server did not answer within 15 s" in ended.stderr
+    check_history(run, slack=tolerated(1))
 
 
 @pytest.mark.slow

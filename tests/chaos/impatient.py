@@ -1,0 +1,12 @@
+"""train_appo.py that waits 15 seconds, not two minutes, for its fork server."""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    from algorithms.cli import run_command, train
+    from algorithms.runtime import launch
+
+    launch.ANSWER_SECONDS = 15.0
+    sys.exit(run_command(lambda: train(sys.argv[1:])))

@@ -1,0 +1,34 @@
+"""Starting processes ends, whatever the fork server does."""
+
+import multiprocessing.forkserver
+import os
+import signal
+import subprocess
+
+import pytest
+
+from algorithms.runtime import launch
+
+
+def test_a_fork_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = signal.getsignal(signal.SIGALRM)
+    server = subprocess.Popen(["sleep", "1000"])
+    monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", server.pid)
+    monkeypatch.setattr(launch, "ANSWER_SECONDS", 0.05)
+    answer, silent = os.pipe()
+    with pytest.raises(TimeoutError, match=r"did not answer within 0.05 s"), launch.server_must_answer():
+        os.read(answer, 1)
+    assert server.wait(60.0) == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGALRM) == handler
+    for descriptor in (answer, silent):
+        os.close(descriptor)
+
+
+def test_timers_of_others_go_on() -> None:
+    before = signal.setitimer(signal.ITIMER_REAL, 1000.0)
+    try:
+        with launch.server_must_answer():
+            assert signal.getitimer(signal.ITIMER_REAL)[0] <= launch.ANSWER_SECONDS
+        assert launch.ANSWER_SECONDS < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
