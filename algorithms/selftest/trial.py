@@ -1,4 +1,4 @@
-"""`appo selftest`: trains a toy, kills its processes, and checks on this machine that nothing is lost."""
+"""`appo selftest`: trains a toy, kills its processes, and checks on this machine what docs/reliability.md promises."""
 
 import contextlib
 import os
