@@ -96,9 +96,8 @@ def test_an_environment_that_hangs_at_the_start_is_named_with_its_stack(
     tmp_path: Path, where: str, process: str
 ) -> None:
     words = ("fault=hang", f"where={where}", f"process={process}")
-    ended, seconds = hostile(tmp_path, "local", *words, flags=("--reset_timeout_seconds=4",))
+    ended, _ = hostile(tmp_path, "local", *words, flags=("--reset_timeout_seconds=4",))
     assert ended.exit_code == 3
-    assert seconds > 3
     if process:
         assert ended.stderr.startswith("error: actor_0: the first reset of its environments took longer than 4 s")
     else:

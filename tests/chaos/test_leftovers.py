@@ -53,7 +53,7 @@ def start(folder: Path, placement: str) -> TrainingRun:
 @pytest.mark.parametrize(
     ("placement", "role", "trials"),
     [
-        *(("central", role, 3) for role in ("main", "actor_0", "learner_0")),
+        *(("central", role, trials) for role, trials in (("main", 3), ("actor_0", 1), ("learner_0", 1))),
         *(pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for case in SLOW),
     ],
 )
