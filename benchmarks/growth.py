@@ -26,7 +26,10 @@ ACTORS = (1, 4, 16)
 SLOTS = (2, 32, 128)  # of a group
 ROLLOUT, RUN_ENVS, SLOT_OBS_BYTES = 32, 16, 16_384
 WARM_UP_SECONDS, STEP_SECONDS = 0.5, 1.0
-FLAGS: Mapping[str, object] = ONE_PASS | {"inference": "local", "num_envs_per_worker": RUN_ENVS, "auto_tune": False}
+FLAGS: Mapping[str, object] = ONE_PASS | {
+    "inference": "local", "num_envs_per_worker": RUN_ENVS, "auto_tune": False,
+    "use_rnn": False, "encoder_mlp_layers": "64,64",
+}  # fmt: skip
 
 
 def step_microseconds(num_envs: int, repeats: int) -> list[float]:
