@@ -1,5 +1,6 @@
 """How processes come into being: the fork server, the probing process, and quiet signals meanwhile."""
 
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -114,7 +115,7 @@ def can_fork(device: str) -> bool:
 
 
 class Inquiry:
-    """A process that leads a group and tells what it finds out, one thing after the other; it ends when this is left.
+    """A process that leads a group and tells what it finds out, unasked or asked for more; it ends when this is left.
 
     Args:
         target: called there as `target(pipe, log_path, *arguments)`.
@@ -136,7 +137,7 @@ class Inquiry:
         janitor: Janitor,
     ) -> None:
         self.log_path, self.method, self.signals, self.janitor = log_path, method, signals, janitor
-        self._pipe, self._theirs = multiprocessing.Pipe(duplex=False)
+        self._pipe, self._theirs = multiprocessing.Pipe()
         self._process = context(method).Process(target=target, args=(self._theirs, log_path, *arguments), daemon=False)
 
     def __enter__(self) -> "Inquiry":
@@ -178,6 +179,11 @@ class Inquiry:
             raise _failure(death, crash_report(self.log_path)) from None
         late = f"making the environment took longer than {timeout_seconds:g} seconds"
         raise _failure(late, stack_of(self._process, self.log_path))
+
+    def ask(self, question: object) -> None:
+        """Send it something to answer; nothing happens if it has died."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(question)
 
     def answer_by(self, deadline: float) -> object | None:
         """The next thing it tells, if it does so until monotonic `deadline` and does not die before.

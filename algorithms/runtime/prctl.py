@@ -1,4 +1,4 @@
-"""What the kernel is told about a process: that it dies with its parent, and how soon when memory is short."""
+"""What the kernel is told about a process, that it dies with its parent and how soon, and what it tells of one."""
 
 import contextlib
 import ctypes
@@ -34,3 +34,12 @@ def die_earlier(score: int) -> None:
     path = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError):  # another system, or a container without /proc
         path.write_text(str(min(1000, int(path.read_text()) + score)))
+
+
+def sleeps(pid: int) -> bool:
+    """Whether a process sleeps or is dead, and does not run, lack a core, read a disk or stand stopped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # gone, or another system
+        return True
+    return stat.rpartition(")")[2].split()[0] in "SXZ"

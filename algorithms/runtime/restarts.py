@@ -11,7 +11,8 @@ SERVER_SECONDS = 0.1  # between attempts to start the fork server again; a run t
 MAX_IDLE_DEATHS = 8
 MAX_FAULTS = 3
 SETTLED_SECONDS = 60.0
-QUEUE_SECONDS = 2.0  # a queue is left within microseconds, unless somebody has died in it
+QUEUE_SECONDS = 2.0  # a queue is left within microseconds, unless somebody has died in it ...
+QUEUE_PATIENCE_SECONDS = 5.0  # ... or who is in it gets no core
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from algorithms.runtime.channels import Links
 from algorithms.runtime.heartbeat import Heartbeat, Pulse
 from algorithms.runtime.janitor import Janitor, kill_group
 from algorithms.runtime.messages import Begin, Message, Stop, WorkerFailed, WorkerReady, WorkerRestarted
+from algorithms.runtime.prctl import sleeps
 from algorithms.runtime.process import (
     LOST,
     Build,
@@ -25,7 +26,7 @@ from algorithms.runtime.process import (
     run_process,
     stack_of,
 )
-from algorithms.runtime.restarts import QUEUE_SECONDS, Death, Limits, PlaceHistory
+from algorithms.runtime.restarts import QUEUE_PATIENCE_SECONDS, QUEUE_SECONDS, Death, Limits, PlaceHistory
 from utils.errors import AppoError
 
 log = logging.getLogger(__name__)
@@ -215,16 +216,26 @@ class Supervisor:
         if death := place.failure(heard, ended=ended):
             return death
         pulse, now = self._pulse(place), time.monotonic()
-        if pulse.peer is not None and now - pulse.entered > QUEUE_SECONDS:
+        if pulse.peer is not None and self._is_stuck(place, pulse.peer, now - pulse.entered):
             return self._renew_queue(place, pulse.peer)
         hang = self.limits.hang(place.plan.name, pulse, now, is_actor=place.plan.runs_environments)
         return replace(hang, traceback=stack_of(place.process, place.plan.log_path)) if hang else None
+
+    def _is_stuck(self, place: Place, peer: int, seconds: float) -> bool:
+        """Whether a process has been in its queue to a peer for that long because somebody has died in there.
+
+        On a machine with too few cores whoever holds the mutex may be alive and kept from running, for a while.
+        """
+        if seconds <= QUEUE_SECONDS or seconds > QUEUE_PATIENCE_SECONDS:
+            return seconds > QUEUE_SECONDS
+        other = self.places.get(_other_end(place, peer))
+        return all(sleeps(end.process.pid or 0) for end in (place, other) if end)
 
     def _renew_queue(self, place: Place, peer: int) -> Death:
         """Give both ends of a queue a new one, as somebody has died in the old one and holds its mutex for ever."""
         worker = place.plan.workers[0]
         actor, policy = (worker.index, peer) if worker.role == "actor" else (peer, worker.index)
-        other = f"learner_{peer}" if worker.role == "actor" else f"actor_{peer}"
+        other = _other_end(place, peer)
         place.end(self.janitor)
         blocked = "blocked in its queue to {} by a process that died in it"
         if other in self.places:
@@ -288,6 +299,11 @@ class Supervisor:
 
     def _pulse(self, place: Place) -> Pulse:
         return place.heartbeat.read().not_before(self._resumed)
+
+
+def _other_end(place: Place, peer: int) -> str:
+    """The process at the other end of the queue to that peer: queues join actors and learners."""
+    return f"learner_{peer}" if place.plan.workers[0].role == "actor" else f"actor_{peer}"
 
 
 def _received(pipe: Connection) -> list[Message]:

@@ -4,9 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from algorithms.runtime.prctl import sleeps
 
 ROOT = Path(__file__).resolve().parents[3]
 CODE = "import sys; from algorithms.runtime import prctl; prctl.die_with_parent(int(sys.argv[1])); print('lives')"
@@ -20,3 +23,19 @@ def test_whoever_finds_another_parent_than_it_was_told_ends_itself(parent, end) 
     command = [sys.executable, "-S", "-c", CODE, str(parent())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == end
+
+
+def test_who_sleeps_and_who_only_lacks_a_core() -> None:
+    def comes_to(expected: bool) -> bool:
+        deadline = time.monotonic() + 30
+        while sleeps(child.pid) is not expected and time.monotonic() < deadline:
+            os.sched_yield()
+        return sleeps(child.pid) is expected
+
+    assert not sleeps(os.getpid())  # it runs, or else it could not ask
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        assert comes_to(True)
+        child.send_signal(signal.SIGSTOP)  # it may hold what others wait for, and will go on
+        assert comes_to(False)
+        child.kill()
+    assert sleeps(child.pid)

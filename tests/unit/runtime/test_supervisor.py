@@ -1,0 +1,37 @@
+"""When the supervisor takes a queue for poisoned; what it does then is shown by real processes in tests/chaos."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from algorithms.runtime import supervisor
+from algorithms.runtime.messages import Address
+from algorithms.runtime.supervisor import Supervisor
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asleep", "stuck"),
+    [
+        (1.9, {1, 2}, False),
+        (2.1, {1, 2}, True),
+        (2.1, {1}, False),  # the learner may hold the mutex: it is only late
+        (2.1, {2}, False),
+        (5.1, set(), True),
+    ],
+)
+def test_a_queue_is_poisoned_when_nobody_runs_who_could_leave_it(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, asleep: set[int], stuck: bool
+) -> None:
+    monkeypatch.setattr(supervisor, "sleeps", lambda pid: pid in asleep)
+    actor, learner = (_place(role, pid) for role, pid in (("actor", 1), ("learner", 2)))
+    for place, peer in ((actor, 0), (learner, 3)):
+        run: Any = SimpleNamespace(places={"actor_3": actor, "learner_0": learner})
+        assert Supervisor._is_stuck(run, place, peer, seconds) is stuck
+    alone: Any = SimpleNamespace(places={"actor_3": actor})  # the learner is dead
+    assert Supervisor._is_stuck(alone, actor, 0, seconds) is (seconds > 2 and (1 in asleep or seconds > 5))
+
+
+def _place(role: Any, pid: int) -> Any:
+    index = {"actor": 3, "learner": 0}[role]
+    return SimpleNamespace(process=SimpleNamespace(pid=pid), plan=SimpleNamespace(workers=[Address(role, index)]))
