@@ -10,7 +10,7 @@ from algorithms.appo.build import computes_in_bf16, make_learner, make_policy_wo
 from algorithms.appo.config import Config
 from algorithms.appo.rehearsal import LARGEST_BYTES, observation_bytes
 from algorithms.appo.statistics import RunningStatistics
-from algorithms.appo.tuning import Curve, rising, thread_limit
+from algorithms.appo.tuning import Curve, rising
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.config import LoggingConfig
@@ -66,20 +66,25 @@ class NetworkProbe:
         num_moments = statistics.to_array().size
         self.description = ModelDescription(self.flat.table, self.flat.module.rnn_state_size, num_moments)
 
-    def costs(self, cores: int) -> tuple[Curve, Curve]:
-        """Seconds of forward passes by rows, and of training on a sample in all epochs by threads of the learner."""
+    def costs(self) -> tuple[Curve, Curve]:
+        """Seconds of forward passes by rows, and of training on a sample in all epochs by given threads, or by one."""
         row_bytes = ACTING_STEPS * observation_bytes(self.spec)
         acting: list[tuple[int, float]] = []
         for rows in ACTING_ROWS:
             if acting and (acting[-1][1] > SLOWEST_ACTING_SECONDS or rows * row_bytes > LARGEST_BYTES):
                 break
             acting.append((rows, self.acting_seconds(rows)))
-        given = self.config.sampling.learner_main_loop_num_cores
-        training = []
-        for count in [given] if given else sorted({1, thread_limit(cores)}):
+        threads = self.config.sampling.learner_main_loop_num_cores or 1
+        cpu.limit_threads(threads)
+        return rising(acting), ((threads, self.training_seconds()),)
+
+    def threads_ratio(self, threads: int) -> float:
+        """The seconds of training by that many threads, in those by one, with nothing beside them."""
+        seconds = []
+        for count in (1, threads):
             cpu.limit_threads(count)
-            training.append((count, self.training_seconds()))
-        return rising(acting), tuple(training)
+            seconds.append(self.training_seconds())
+        return seconds[1] / seconds[0]
 
     def acting_seconds(self, rows: int) -> float:
         """Seconds in which a policy worker answers a request for that many rows."""

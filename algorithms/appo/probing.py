@@ -8,13 +8,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.appo.blueprint import ModelDescription, Probe
 from algorithms.appo.config import Config
-from algorithms.appo.tuning import Costs
+from algorithms.appo.tuning import Costs, threads_to_time
 from algorithms.runtime.launch import Inquiry
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.process import failure_of, isolate
@@ -52,25 +53,41 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
     with ask_environment(try_environment, (config, cores > 0)) as environment:
         spec = _checked(environment.answer(timeout_seconds))
         assert isinstance(spec, EnvSpec)
-        with ask_network(try_model, (config, spec, cores)) as network:
+        with ask_network(try_model, (config, spec, cores > 0)) as network:
             model = _checked(network.answer(timeout_seconds))
             assert isinstance(model, ModelDescription)
             found, begin = Probe(spec, model), time.monotonic()
             if not cores:
                 return Found(found, None, 0.0)
-            of_network = network.answer_by(begin + BUDGET_SECONDS)
-        of_environment = environment.answer_by(begin + BUDGET_SECONDS)
-    seconds = time.monotonic() - begin
-    if of_network is None or isinstance(of_network, WorkerFailed):
-        reason = of_network.summary if of_network else "the network was not measured in time"
-        log.info("not auto-tuned, the sampling flags follow fixed rules: %s", reason)
-        return Found(found, None, seconds)
-    assert isinstance(of_network, tuple)
+            deadline = begin + BUDGET_SECONDS
+            costs = _costs(network.answer_by(deadline), environment, deadline)
+            if costs and (threads := threads_to_time(costs, config, spec.num_agents, cores)):
+                network.ask(threads)  # now that the environment is still: threads beside it would not be side by side
+                costs = _with_threads(costs, threads, network.answer_by(deadline))
+    return Found(found, costs, time.monotonic() - begin)
+
+
+def _costs(of_network: object, environment: Inquiry, deadline: float) -> Costs | None:
+    """What both have measured; None without the network."""
+    if not isinstance(of_network, tuple) or isinstance(of_network, WorkerFailed):
+        summary = getattr(of_network, "summary", "the network was not measured in time")
+        log.info("not auto-tuned, the sampling flags follow fixed rules: %s", summary)
+        return None
     acting, training = of_network
-    stepping, env_bytes = ((1, BUDGET_SECONDS),), 0
+    of_environment = environment.answer_by(deadline)
     if isinstance(of_environment, tuple) and not isinstance(of_environment, WorkerFailed):
         stepping, env_bytes = of_environment
-    return Found(found, Costs(stepping, acting, training, env_bytes), seconds)
+    else:
+        stepping, env_bytes = ((1, BUDGET_SECONDS),), 0
+    return Costs(stepping, acting, training, env_bytes)
+
+
+def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
+    """The costs with those of that many threads of the learner, if they were measured."""
+    if not isinstance(ratio, float):
+        return costs
+    (_, seconds), *_ = costs.learn
+    return replace(costs, learn=(*costs.learn, (threads, seconds * ratio)))
 
 
 def _checked(answer: object) -> object:
@@ -98,16 +115,21 @@ def try_environment(pipe: Connection, log_path: Path, config: Config, measure: b
         _fail(pipe, error)
 
 
-def try_model(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, cores: int) -> None:
-    """Send its `ModelDescription` and then, given cores, its `network_costs`; a `WorkerFailed` in place of either."""
+def try_model(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, measure: bool) -> None:
+    """Send its `ModelDescription`, what `NetworkProbe.costs` finds, and what threads are worth if it is asked for that.
+
+    A `WorkerFailed` comes in place of any of them.
+    """
     _enter("model_probe", log_path)
     try:
         from algorithms.appo.probe import NetworkProbe
 
         network = NetworkProbe(config, spec)
         pipe.send(network.description)
-        if cores:
-            pipe.send(network.costs(cores))
+        if measure:
+            pipe.send(network.costs())
+            if pipe.poll(2 * BUDGET_SECONDS):
+                pipe.send(network.threads_ratio(pipe.recv()))
     except BaseException as error:
         _fail(pipe, error)
 

@@ -214,8 +214,19 @@ def candidates(config: Config, cores: int) -> Iterator[Sampling]:
 
 
 def thread_limit(cores: int) -> int:
-    """Threads of the learner that can pay: half of the cores, as actors need the others."""
-    return max(1, cores // 2)
+    """Threads of the learner that can pay: half of the cores, as actors need the others, or both of two."""
+    return max(min(2, cores), cores // 2)
+
+
+def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -> int:
+    """Threads of which to find out how much faster they train; 0 where they would not pay if nothing were lost."""
+    limit, seconds = thread_limit(cores), at(costs.learn, 1)
+    if limit == 1:
+        return 0
+    ideal = replace(costs, learn=((1, seconds), (limit, seconds / limit)))
+    rates = {plan: predict(ideal, plan, config, num_agents, cores) for plan in candidates(config, cores)}
+    alone = max((rate for plan, rate in rates.items() if plan.learner_threads == 1), default=math.inf)
+    return limit if max(rates.values()) * (1 - MARGIN) > alone else 0
 
 
 def _part(config: Config, cores: int, placement: Placement, share: float) -> Sampling:

@@ -101,6 +101,7 @@ WITHOUT_END = {
     "algorithms.runtime.runner: clock.wait()": "the same",
     "algorithms.evaluation: clock.wait()": "sleeps until a picture is due",
     "algorithms.runtime.launch: self._pipe.recv()": "only after poll()",
+    "algorithms.appo.probing: pipe.recv()": "only after poll()",
     "algorithms.runtime.supervisor: pipe.recv()": "only after poll()",
     "algorithms.runtime.checkpointing: last.result()": "only when it is done",
     "algorithms.runtime.checkpointing: self._writer.shutdown(wait=True)": "what was learned must be on disk",

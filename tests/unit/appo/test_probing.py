@@ -87,21 +87,23 @@ def test_the_memory_of_this_process_is_counted() -> None:
 
 @pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize(
-    ("flags", "cores", "threads"),
+    ("flags", "threads"),
     [
-        ({}, 2, [1]),
-        ({"use_rnn": True, "microbatch_size": 8, "max_policy_lag": 1, "recurrence": 2}, 2, [1]),
-        ({"learner_main_loop_num_cores": 2}, 2, [2]),
-        ({"num_minibatches_to_accumulate": 0, "env_kwargs": {"mask": "observation"}}, 8, [1, 4]),
+        ({}, 1),
+        ({"use_rnn": True, "microbatch_size": 8, "max_policy_lag": 1, "recurrence": 2}, 1),
+        ({"learner_main_loop_num_cores": 2}, 2),
+        ({"num_minibatches_to_accumulate": 0, "env_kwargs": {"mask": "observation"}}, 1),
     ],
-    ids=["mlp", "gru", "given threads", "mask and more cores"],
+    ids=["mlp", "gru", "given threads", "mask"],
 )
-def test_acting_and_training_are_timed(flags: dict[str, object], cores: int, threads: list[int]) -> None:
+def test_acting_and_training_are_timed(flags: dict[str, object], threads: int) -> None:
     config = config_of("toy/Spaces-v0", **flags)
-    acting, training = NetworkProbe(config, probe.probe(config).spec).costs(cores)
+    network = NetworkProbe(config, probe.probe(config).spec)
+    acting, training = network.costs()
     assert [rows for rows, _ in acting] == [1, 4, 16, 64, 256]
-    assert [count for count, _ in training] == threads
+    assert [count for count, _ in training] == [threads]
     assert all(seconds > 0 for _, seconds in (*acting, *training))
+    assert network.threads_ratio(2) > 0
 
 
 class Timed(NetworkProbe):
@@ -121,9 +123,9 @@ class Timed(NetworkProbe):
 
 
 def test_a_slow_forward_pass_is_not_tried_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Timed(0.001).costs(2)[0] == ((1, 0.01), (4, 0.04), (16, 0.16))
+    assert Timed(0.001).costs()[0] == ((1, 0.01), (4, 0.04), (16, 0.16))
     monkeypatch.setattr(probe, "LARGEST_BYTES", 4 * 3 * observation_bytes(SPEC))
-    assert Timed(0.001).costs(2)[0] == ((1, 0.01), (4, 0.04))
+    assert Timed(0.001).costs()[0] == ((1, 0.01), (4, 0.04))
 
 
 @pytest.mark.parametrize(("sample", "columns"), [(2.5e-4, [1, 16]), (5e-3, [1, 5]), (0.05, [1])])
@@ -141,12 +143,16 @@ class Answers:
 
     def __init__(self, *answers: object) -> None:
         self.answers = list(answers)
+        self.questions: list[object] = []
 
     def __enter__(self) -> "Answers":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.left = True
+
+    def ask(self, question: object) -> None:
+        self.questions.append(question)
 
     def answer(self, timeout_seconds: float) -> object:
         return self.answers.pop(0)
@@ -166,6 +172,17 @@ def test_both_processes_say_what_they_know() -> None:
     assert found[:2] == (Probe(SPEC, MODEL), Costs(stepping, acting, training, 5))
     assert environment.left
     assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (Probe(SPEC, MODEL), None, 0.0)
+
+
+@pytest.mark.parametrize("late", [None, WorkerFailed("probe", 1, "no memory", "")])
+def test_threads_of_a_learner_that_would_be_the_limit_are_timed_on_a_still_machine(late: object) -> None:
+    stepping, acting, training = ((1, 1e-5),), ((1, 1e-6),), ((1, 1e-3),)
+    network = Answers(MODEL, (acting, training), 0.625)
+    found = asked(Answers(SPEC, (stepping, 5)), network)
+    assert network.questions == [2]
+    assert found.costs == Costs(stepping, acting, ((1, 1e-3), (2, 0.625e-3)), 5)
+    found = asked(Answers(SPEC, (stepping, 5)), Answers(MODEL, (acting, training), late))
+    assert found.costs == Costs(stepping, acting, training, 5)
 
 
 @pytest.mark.parametrize("late", [None, WorkerFailed("probe", 3, "step raised", "")])
@@ -197,22 +214,33 @@ def test_what_cannot_be_made_is_an_error() -> None:
 def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[object] = []
 
+    questions = [2]
+
     class Pipe:
         def send(self, answer: object) -> None:
             sent.append(answer)
 
+        def poll(self, timeout_seconds: float) -> bool:
+            return bool(questions)
+
+        def recv(self) -> int:
+            return questions.pop()
+
     monkeypatch.setattr(probing, "_enter", lambda name, log_path: None)
     monkeypatch.setattr(rehearsal, "stepping_costs", lambda config, envs, making: "costs")
-    monkeypatch.setattr(NetworkProbe, "costs", lambda self, cores: f"{cores} cores")
+    monkeypatch.setattr(NetworkProbe, "costs", lambda self: "more costs")
+    monkeypatch.setattr(NetworkProbe, "threads_ratio", lambda self, threads: f"{threads} threads")
     config = config_of("toy/Zero-v0")
     probing.try_environment(Pipe(), tmp_path, config, True)  # type: ignore[arg-type]
     spec = sent[0]
     description = probe.probe(config).model
-    probing.try_model(Pipe(), tmp_path, config, spec, 2)  # type: ignore[arg-type]
-    assert sent == [spec, "costs", description, "2 cores"]
+    probing.try_model(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
+    assert sent == [spec, "costs", description, "more costs", "2 threads"]
+    probing.try_model(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
+    assert sent[5:] == [description, "more costs"]
     sent.clear()
     probing.try_environment(Pipe(), tmp_path, config, False)  # type: ignore[arg-type]
-    probing.try_model(Pipe(), tmp_path, config, spec, 0)  # type: ignore[arg-type]
+    probing.try_model(Pipe(), tmp_path, config, spec, False)  # type: ignore[arg-type]
     probing.try_environment(Pipe(), tmp_path, config_of("toy/Zero-v0", env_kwargs={"no": 1}), True)  # type: ignore[arg-type]
     assert sent[:-1] == [spec, description]
     assert isinstance(sent[-1], WorkerFailed)

@@ -21,6 +21,7 @@ from algorithms.appo.tuning import (
     report,
     rising,
     thread_limit,
+    threads_to_time,
 )
 
 US = 1e-6
@@ -98,13 +99,26 @@ def test_threads_of_the_learner_where_cores_are_left() -> None:
     slow = replace(COSTS, learn=((1, 1000 * US), (4, 300 * US)))
     assert chosen(slow, cores=8) == Sampling("local", 1, 32, 1, 4)
     assert chosen(slow, cores=8, learner_main_loop_num_cores=1) == Sampling("local", 1, 32, 1, 1)
-    assert [thread_limit(cores) for cores in (1, 2, 3, 8)] == [1, 1, 1, 4]
+    assert [thread_limit(cores) for cores in (1, 2, 3, 8)] == [1, 2, 2, 4]
+
+
+def test_threads_are_timed_only_where_they_could_help() -> None:
+    slow = replace(COSTS, learn=((1, 1000 * US),))
+    assert threads_to_time(slow, config_of(), 1, 8) == 4
+    assert threads_to_time(slow, config_of(), 1, 2) == 2
+    assert threads_to_time(slow, config_of(), 1, 1) == 0
+    assert threads_to_time(COSTS, config_of(), 1, 2) == 0  # the environment is the limit
+    assert threads_to_time(slow, config_of(learner_main_loop_num_cores=1), 1, 8) == 0
+    assert threads_to_time(slow, config_of(sampler_only=True), 1, 8) == 0
+    # on two cores a second thread pays what it gains where the actor needs little
+    assert chosen(replace(COSTS, learn=((1, 1000 * US), (2, 600 * US)))).learner_threads == 2
+    assert chosen(replace(COSTS, learn=((1, 1000 * US), (2, 980 * US)))).learner_threads == 1
 
 
 def test_flags_that_are_given_hold() -> None:
     given = {"num_workers": 3, "num_envs_per_worker": 6, "worker_num_splits": 3}
     plans = set(candidates(config_of(**given), 2))
-    assert plans == {Sampling(placement, 3, 6, 3) for placement in ("local", "central")}
+    assert plans == {Sampling(placement, 3, 6, 3, n) for placement in ("local", "central") for n in (1, 2)}
     assert {p.placement for p in candidates(config_of(inference="central"), 2)} == {"central"}
     assert chosen(inference="central", num_workers=1).num_workers == 1
     assert chosen(num_envs_per_worker=5).num_envs_per_worker == 5
