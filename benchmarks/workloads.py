@@ -49,9 +49,7 @@ WORKLOADS = {
     "pong": Workload("ALE/Pong-v5", PONG | ONE_PASS, "Pong, Nature network, 1 epoch"),
     "pong_4_epochs": Workload(
         "ALE/Pong-v5",
-        PONG
-        | {"rollout": 32, "batch_size": 256, "num_batches_per_iteration": 4, "ppo_epochs": 4}
-        | {"learner_main_loop_num_cores": 2},
+        PONG | {"rollout": 32, "batch_size": 256, "num_batches_per_iteration": 4, "ppo_epochs": 4},
         "Pong, Nature network, 4 epochs",
     ),
     "vizdoom": Workload(
