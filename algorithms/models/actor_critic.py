@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from algorithms.models.config import ModelConfig
 from algorithms.models.cores import Core, autocast_off
-from algorithms.models.encoders import InputScaling, Observations
+from algorithms.models.encoders import DictEncoder, InputScaling, Observations
 from algorithms.ops.checks import require_shape
 from envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, EnvSpec, ObservationSpec
 from utils.errors import UsageError
@@ -122,6 +122,7 @@ class ActorCritic(nn.Module, ABC):
     Attributes:
         keys: The observation keys the model reads.
         normalized_keys: Those with running statistics, set by `set_observation_statistics`.
+        keys_scaled_later: Those that `act` and `unroll` leave to the encoders to scale.
         return_mean, return_std: Scalars: `value` is in units of (return - return_mean) / return_std.
     """
 
@@ -135,6 +136,7 @@ class ActorCritic(nn.Module, ABC):
         self.keys = tuple(scalings)
         self.normalized_keys = tuple(key for key, scaling in scalings.items() if scaling.running)
         self.scalings = nn.ModuleList(scalings.values())
+        self.keys_scaled_later: frozenset[str] = frozenset()
         self.rnn_state_size = rnn_state_size
         self.register_buffer("return_mean", torch.zeros(()))
         self.register_buffer("return_std", torch.ones(()))
@@ -158,7 +160,7 @@ class ActorCritic(nn.Module, ABC):
         Returns:
             logits [N,L], value [N] in normalised units, rnn_state [N,H] after the step; all float32.
         """
-        return self.act_scaled(self.scaled(obs), first, rnn_state)
+        return self.act_scaled(self._scaled_now(obs), first, rnn_state)
 
     def unroll(self, obs: Observations, first: Tensor, rnn_state: Tensor, recurrence: int) -> tuple[Tensor, Tensor]:
         """Repeat on whole trajectories what `act` computed step by step, differentiably.
@@ -180,7 +182,8 @@ class ActorCritic(nn.Module, ABC):
         require_shape("rnn_state", rnn_state, (num_steps // recurrence, num_columns, self.rnn_state_size))
         if num_steps % recurrence:
             raise ValueError(f"recurrence {recurrence} does not divide the {num_steps} steps of a trajectory")
-        return self.unroll_scaled(self.scaled({key: obs[key].flatten(0, 1) for key in self.keys}), first, rnn_state)
+        rows = {key: obs[key].flatten(0, 1) for key in self.keys}
+        return self.unroll_scaled(self._scaled_now(rows), first, rnn_state)
 
     def normalize_value(self, value: Tensor) -> Tensor:
         """From reward units to those of the value head."""
@@ -224,8 +227,13 @@ class ActorCritic(nn.Module, ABC):
         return scaling
 
     def scaled(self, obs: Observations) -> Observations:
-        """Observations {key} [N,*] as the encoders see them; new tensors."""
+        """Observations {key} [N,*] as the networks see them; new tensors."""
         return {key: scaling(obs[key]) for key, scaling in zip(self.keys, self.scalings, strict=True)}
+
+    def _scaled_now(self, obs: Observations) -> Observations:
+        later = self.keys_scaled_later
+        scalings = zip(self.keys, self.scalings, strict=True)
+        return {key: obs[key] if key in later else scaling(obs[key]) for key, scaling in scalings}
 
 
 class TowerActorCritic(ActorCritic):
@@ -244,6 +252,11 @@ class TowerActorCritic(ActorCritic):
         super().__init__(env_spec, config, actor.state_size + (critic.state_size if critic else 0))
         self.actor, self.critic, self.policy_head = actor, critic, policy_head
         self.value_head = nn.Linear((critic or actor).output_size, 1)
+        encoders = [tower.encoder for tower in (actor, critic) if tower and isinstance(tower.encoder, DictEncoder)]
+        for key, encoder in (item for found in encoders for item in found.items()):
+            if encoder.num_image_layers and not env_spec.observations[key].dtype.startswith("float"):
+                encoder.scale_with(self.scaling_of(key))
+                self.keys_scaled_later |= {key}
 
     def compute_in_bf16(self) -> list[nn.Parameter]:
         """Let the towers compute in bf16; the weights that may then be bf16 copies, if the model only acts.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from algorithms.ops.normalization import normalize
 from envs.spec import is_channels_first
@@ -77,13 +80,18 @@ class InputScaling(nn.Module):
         """Scale x [N,*shape]."""
         if self.running:
             return normalize(x, self.mean, self.inv_std, CLIP)
-        # Casting first: arithmetic on mixed types takes three times as long as both passes over the memory.
-        scaled = x.to(torch.float32, copy=True)
+        return self.write(x, torch.empty_like(x, dtype=torch.float32))
+
+    def write(self, x: Tensor, out: Tensor) -> Tensor:
+        """Scale x [N,*shape] into out, a float32 tensor of that shape, and return it."""
+        out.copy_(x)  # first: arithmetic on mixed types takes three times as long as both passes over the memory
+        if self.running:
+            return out.sub_(self.mean).mul_(self.inv_std).clamp_(-CLIP, CLIP)
         if self.subtract_mean != 0.0:
-            scaled -= self.subtract_mean
+            out -= self.subtract_mean
         if self.scale != 1.0:
-            scaled /= self.scale
-        return scaled
+            out /= self.scale
+        return out
 
 
 class Encoder(nn.Sequential):
@@ -92,23 +100,82 @@ class Encoder(nn.Sequential):
     Args:
         layers: In their order.
         output_size: Of the last one.
-        num_image_layers: How many of the first ones see images. On a CPU they take `IMAGES_AT_ONCE`: what passes
-            between layers then stays in the cache, and the memory of a training step is half.
+        num_image_layers: How many of the first ones see images, the very first of which only arranges them. On a CPU
+            they take `IMAGES_AT_ONCE`: what passes between layers then stays in the cache, and the memory of a training
+            step is half.
     """
 
     def __init__(self, layers: Sequence[nn.Module], output_size: int, num_image_layers: int = 0) -> None:
         super().__init__(*layers)
         self.output_size, self.num_image_layers = output_size, num_image_layers
+        self._bytes: _Bytes | None = None
+
+    def scale_with(self, scaling: InputScaling) -> None:
+        """Take images as bytes from now on too, and scale them here: on a CPU a few at a time, never kept as floats."""
+        self._bytes = _Bytes(scaling, self[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of x [N,*]."""
+        if not self.num_image_layers:
+            return _through(self, x)
         layers = list(self)
-        if x.device.type == "cpu" and self.num_image_layers and len(x) > IMAGES_AT_ONCE:
-            first, layers = nn.Sequential(*layers[: self.num_image_layers]), layers[self.num_image_layers :]
-            x = torch.cat([first(some) for some in torch.split(x, IMAGES_AT_ONCE)])
-        for layer in layers:
-            x = layer(x)
-        return x
+        image_layers, others = layers[: self.num_image_layers], layers[self.num_image_layers :]
+        at_once = IMAGES_AT_ONCE if x.device.type == "cpu" else max(1, len(x))
+        features = [self._encode(some, image_layers) for some in torch.split(x, at_once)]
+        return _through(others, torch.cat(features) if len(features) > 1 else features[0])
+
+    def _encode(self, images: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+        if self._bytes is None or images.is_floating_point():
+            return _through(layers, images)
+        if images.device.type != "cpu":
+            return _through(layers, self._bytes.scaling(images))
+        prepared = self._bytes.prepare(images)
+        with self._bytes.kept(images, prepared):
+            return _through(layers[1:], prepared)
+
+
+class _Bytes:
+    """How images that are bytes come before the first convolution on a CPU, and what is kept of them for its gradient.
+
+    Args:
+        scaling: To floats; the module belongs to the model.
+        arrange: The channels last.
+    """
+
+    def __init__(self, scaling: InputScaling, arrange: nn.Module) -> None:
+        self.scaling, self.arrange = scaling, arrange
+        self._scratch = torch.empty(0)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """The images as floats, until the next call: new memory for each would leave holes between what is kept."""
+        if self._scratch.shape[1:] != images.shape[1:]:
+            layout = torch.channels_last if is_channels_first(tuple(images.shape[1:])) else torch.contiguous_format
+            with torch.inference_mode(False):  # or it could not be written to outside of it
+                self._scratch = torch.empty(IMAGES_AT_ONCE, *images.shape[1:], memory_format=layout)
+        with torch.no_grad():
+            scaled = self.scaling.write(images, self._scratch[: len(images)])
+        prepared: Tensor = self.arrange(scaled)
+        return prepared
+
+    def kept(self, images: Tensor, prepared: Tensor) -> AbstractContextManager[object]:
+        """Where a gradient will need the prepared images, keep the bytes, and prepare them once more for it.
+
+        The bytes are there anyway; floats take four times as much, of a large minibatch more than all else together.
+        """
+        memory = prepared.untyped_storage().data_ptr()
+
+        def pack(tensor: Tensor) -> Tensor | None:
+            if tensor.untyped_storage().data_ptr() != memory:
+                return tensor
+            return None if tensor.shape == prepared.shape else tensor.clone()
+
+        return saved_tensors_hooks(pack, lambda tensor: self.prepare(images) if tensor is None else tensor)
+
+
+def _through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def mlp_encoder(shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str) -> Encoder:
@@ -175,9 +242,13 @@ class DictEncoder(nn.Module):
         self.encoders = nn.ModuleList(encoders.values())
         self.output_size = sum(encoder.output_size for encoder in encoders.values())
 
+    def items(self) -> Iterator[tuple[str, Encoder]]:
+        """The encoder of every key."""
+        yield from zip(self.keys, cast(Iterable[Encoder], self.encoders), strict=True)
+
     def forward(self, obs: Observations) -> Tensor:
         """Encode obs{key} [N,*] to [N,output_size]."""
-        features = [encoder(obs[key]) for key, encoder in zip(self.keys, self.encoders, strict=True)]
+        features = [encoder(obs[key]) for key, encoder in self.items()]
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
 
 

@@ -25,12 +25,12 @@ from algorithms.models.encoders import (
 from tests.unit.models.cases import config_of
 
 
-def conv_encoder_of_simple() -> Encoder:
-    return conv_encoder((3, 36, 36), CONVNET_SIMPLE, (16,), "elu")
+def conv_encoder_of_simple(shape: tuple[int, ...] = (3, 36, 36)) -> Encoder:
+    return conv_encoder(shape, CONVNET_SIMPLE, (16,), "elu")
 
 
-def impala_encoder_of_one() -> Encoder:
-    return impala_encoder((3, 36, 36), (16,), "relu")
+def impala_encoder_of_one(shape: tuple[int, ...] = (3, 36, 36)) -> Encoder:
+    return impala_encoder(shape, (16,), "relu")
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name != "mlp"])
@@ -76,6 +76,54 @@ def test_images_taken_by_parts_have_the_features_and_gradients_of_the_whole(make
         found.append((features, *gradients))
     for by_parts, whole in zip(*found, strict=True):
         torch.testing.assert_close(by_parts, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("shape", [(3, 36, 36), (36, 36, 3)])
+@pytest.mark.parametrize("make", [conv_encoder_of_simple, impala_encoder_of_one])
+def test_images_that_come_as_bytes_are_scaled_in_the_encoder_and_kept_as_bytes(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[..., Encoder], shape: tuple[int, ...], running: bool
+) -> None:
+    encoder, images = make(shape), torch.randint(0, 256, (IMAGES_AT_ONCE + 3, *shape), dtype=torch.uint8)
+    scaling = InputScaling(shape, subtract_mean=3.0, scale=200.0, running=running)
+    encoder.scale_with(scaling)
+    written: list[int] = []
+    write = InputScaling.write
+    monkeypatch.setattr(InputScaling, "write", lambda self, x, out: written.append(len(x)) or write(self, x, out))
+    found = []
+    for x in (images, scaling(images)):
+        written.clear()
+        with torch.no_grad():
+            acting = encoder(x)
+        features = encoder(x)
+        assert torch.equal(acting, features)
+        found.append((features, *torch.autograd.grad(features.square().sum(), list(encoder.parameters()))))
+        # to act and to learn from, and the last ones first for the gradient of the first convolution
+        assert written == ([IMAGES_AT_ONCE, 3] * 2 + [3, IMAGES_AT_ONCE] if x is images else [])
+    for of_bytes, of_floats in zip(*found, strict=True):
+        assert torch.equal(of_bytes, of_floats)
+
+
+def test_what_else_keeps_the_scaled_images_gets_a_copy() -> None:
+    """The next images overwrite them."""
+    shape = (3, 4, 4)
+    squares = Encoder([nn.Identity(), Squares(), nn.Flatten()], 48, num_image_layers=3)
+    squares.scale_with(InputScaling(shape, subtract_mean=0.0, scale=1.0, running=False))
+    images = torch.randint(0, 16, (2 * IMAGES_AT_ONCE, *shape), dtype=torch.uint8)
+    factor = squares[1].factor
+    (gradient,) = torch.autograd.grad(squares(images).sum(), [factor])
+    assert gradient.item() == images.double().square().sum().item()
+
+
+class Squares(nn.Module):
+    """A layer whose gradient needs its input in another shape than it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.flatten() * self.factor * x.flatten()).reshape(x.shape)
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (3, 7, 7)])
