@@ -25,7 +25,7 @@ from utils import cpu
 ACTING_ROWS = (1, 4, 16, 64, 256)
 ACTING_STEPS = 3  # observations in a slot of a rollout of 2
 ACTING_SECONDS = 0.02  # per number of rows
-SLOWEST_ACTING_SECONDS = 0.05  # of a forward pass; more rows are not tried
+SLOWEST_ACTING_SECONDS = 0.02  # of a forward pass; more rows are not tried
 SLOWEST_FIRST_SECONDS = 0.5  # of a call that is made a second time
 TRAINING_SECONDS = 0.2  # per number of threads, beside a step on one trajectory
 NEVER = 1 << 60
@@ -53,6 +53,7 @@ class NetworkProbe:
 
     Attributes:
         description: what memory the model needs.
+        columns: of the largest minibatch that there was time to train.
 
     Raises:
         UsageError: the model cannot be made as the flags ask.
@@ -63,7 +64,7 @@ class NetworkProbe:
         self.flat = new_model(config, spec, "cpu")
         assert isinstance(self.flat.module, ActorCritic)
         statistics = RunningStatistics(self.flat.module, config.learning.normalize_returns)
-        num_moments = statistics.to_array().size
+        num_moments, self.columns = statistics.to_array().size, 1
         self.description = ModelDescription(self.flat.table, self.flat.module.rnn_state_size, num_moments)
 
     def costs(self) -> tuple[Curve, Curve]:
@@ -80,11 +81,13 @@ class NetworkProbe:
 
     def threads_ratio(self, threads: int) -> float:
         """The seconds of training by that many threads, in those by one, with nothing beside them."""
-        seconds = []
-        for count in (1, threads):
+        train = self.update(self.columns)
+        train()
+        seconds: dict[int, list[float]] = {1: [], threads: []}
+        for count in (1, threads) * 2:
             cpu.limit_threads(count)
-            seconds.append(self.training_seconds())
-        return seconds[1] / seconds[0]
+            seconds[count].append(_timed(train))
+        return min(seconds[threads]) / min(seconds[1])
 
     def acting_seconds(self, rows: int) -> float:
         """Seconds in which a policy worker answers a request for that many rows."""
@@ -110,13 +113,17 @@ class NetworkProbe:
         learning = self.config.learning
         seconds = self.update_seconds(1, TRAINING_SECONDS / 10)
         affordable = int(TRAINING_SECONDS / 2 / max(seconds, 1e-6))
-        columns = max(1, min(affordable, learning.batch_size // learning.rollout))
-        if columns > 1:
-            seconds = self.update_seconds(columns, TRAINING_SECONDS)
-        return seconds / columns / learning.rollout * learning.ppo_epochs
+        self.columns = max(1, min(affordable, learning.batch_size // learning.rollout))
+        if self.columns > 1:
+            seconds = self.update_seconds(self.columns, TRAINING_SECONDS)
+        return seconds / self.columns / learning.rollout * learning.ppo_epochs
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
         """Seconds from a slot of that many trajectories to the weights that it trained."""
+        return _seconds(self.update(columns), budget_seconds)
+
+    def update(self, columns: int) -> Callable[[], None]:
+        """What a learner does from a slot of that many trajectories to the weights that it trained."""
         learning = self.config.learning
         size = columns * learning.rollout
         microbatch = learning.microbatch_size if learning.microbatch_size < size else 0
@@ -136,7 +143,7 @@ class NetworkProbe:
                 for _ in worker.work():
                     pass
 
-        return _seconds(train, budget_seconds)
+        return train
 
     def _world(self, config: Config, rows: int) -> tuple[Blueprint, Arena, Trajectories]:
         """The memory of a run with a single slot; every step in it was taken, and every choice is allowed."""
@@ -158,9 +165,13 @@ def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
     """
     seconds: list[float] = []
     while len(seconds) < 2 or sum(seconds) < budget_seconds:
-        begin = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(_timed(function))
         if seconds[0] > SLOWEST_FIRST_SECONDS:
             return seconds[0]
     return statistics.median(seconds[1:])
+
+
+def _timed(function: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin

@@ -107,7 +107,7 @@ def test_acting_and_training_are_timed(flags: dict[str, object], threads: int) -
 
 
 class Timed(NetworkProbe):
-    """A network whose forward passes take 10 ms per row, and whose training takes `sample` seconds per sample."""
+    """A network whose forward passes take 4 ms per row, and whose training takes `sample` seconds per sample."""
 
     def __init__(self, sample: float, **flags: object) -> None:
         super().__init__(config_of("toy/Zero-v0", **flags), SPEC)
@@ -115,7 +115,7 @@ class Timed(NetworkProbe):
         self.trained: list[int] = []
 
     def acting_seconds(self, rows: int) -> float:
-        return 0.01 * rows
+        return 0.004 * rows
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
         self.trained.append(columns)
@@ -123,9 +123,9 @@ class Timed(NetworkProbe):
 
 
 def test_a_slow_forward_pass_is_not_tried_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Timed(0.001).costs()[0] == ((1, 0.01), (4, 0.04), (16, 0.16))
+    assert Timed(0.001).costs()[0] == ((1, 0.004), (4, 0.016), (16, 0.064))
     monkeypatch.setattr(probe, "LARGEST_BYTES", 4 * 3 * observation_bytes(SPEC))
-    assert Timed(0.001).costs()[0] == ((1, 0.01), (4, 0.04))
+    assert Timed(0.001).costs()[0] == ((1, 0.004), (4, 0.016))
 
 
 @pytest.mark.parametrize(("sample", "columns"), [(2.5e-4, [1, 16]), (5e-3, [1, 5]), (0.05, [1])])
