@@ -8,12 +8,12 @@ batch is trained after that. The arena tells, 1 ms apart.
 """
 
 import argparse
-import json
 import logging
 import os
 import shutil
 import signal
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -22,14 +22,18 @@ from typing import Any
 
 from algorithms.appo.appo import APPO
 from algorithms.appo.config import parse_train
+from algorithms.cli import run_command
 from algorithms.runtime.progress import Progress
 from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.supervisor import Supervisor
+from benchmarks import measuring, promises
+from benchmarks.promises import Figure
 from utils.logging import configure
 
 ROLES = ("actor_0", "policy_worker_0.0", "learner_0")
 SETTLE_SECONDS = 0.5
 LIMIT_SECONDS = 20.0
+MOST_SECONDS = {"actor": (0.3, 1.0), "policy_worker": (1.0, 1.5), "learner": (3.0, 3.0)}  # median and p99
 
 
 class Killer(threading.Thread):
@@ -78,15 +82,15 @@ class MeasuredAPPO(APPO):
     trials = 0
     killer: Killer | None = None
 
-    def _processes(self, *arguments: Any) -> Any:
-        workers = super()._processes(*arguments)
+    def _workers(self, *arguments: Any) -> Any:
+        workers = super()._workers(*arguments)
         assert hasattr(workers, "supervisor")
         self.killer = Killer(workers.supervisor, workers.stalls.progress, self.trials)
         self.killer.start()
         return workers
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--json", type=Path, default=None)
@@ -105,20 +109,28 @@ def main() -> None:
             except Exception as error:
                 print(error)
         assert run.killer is not None
-        report(run.killer.seconds, given.json)
+        results = {" ".join(["cartpole", *words]): result(run.killer.seconds)}
+        measuring.save(given.json, "recovery", results)
+        return promises.show(results)
     finally:
         shutil.rmtree(folder)
 
 
-def report(seconds: dict[str, list[float]], path: Path | None) -> None:
-    """Print a line per role, and write all figures."""
+def result(seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """Two figures per role: the median, and the longest of 99 % of all times."""
+    figures = []
     for role, times in seconds.items():
         ordered = sorted(times)
         p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-        print(f"{role:18} {len(times)} kills: p50 {statistics.median(times):.3f} s, p99 {p99:.3f} s")
-    if path:
-        path.write_text(json.dumps(seconds))
+        kind = role.rpartition("_")[0]
+        most = MOST_SECONDS[kind]
+        what = f"recovery of the {kind.replace('_', ' ')}, {len(times)} kills"
+        figures += [
+            Figure(f"{what}: median", statistics.median(times), most[0], "s"),
+            Figure(f"{what}: p99", p99, most[1], "s"),
+        ]
+    return promises.result_of(figures, seconds=seconds)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

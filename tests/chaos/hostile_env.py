@@ -1,8 +1,9 @@
 """An environment that misbehaves on demand, torch-free: `--env=tests.chaos.hostile_env:Hostile --env_kwargs fault=...`.
 
-It does what `fault` names when it is called for the `at`-th time in `where` (init, reset, step or close), in processes
-whose name begins with `process` (`actor_1`, or nothing: all of them), and notes the moment in the file `stamp`; with
-`once`, not again when that file is there. A step takes `pause` seconds and gives `reward`; an episode has `length`.
+It does what `fault` names when it is called for the `at`-th time (-1: every time) in `where` (init, reset, step or
+close), in processes whose name begins with `process` (`actor_1`, or nothing: all of them), and notes the moment in the
+file `stamp`; with `once`, not again when that file is there. A step takes `pause` seconds and gives `reward`; an
+episode has `length`.
 """
 
 import ctypes
@@ -25,6 +26,8 @@ from gymnasium import spaces
 
 EPISODE_STEPS = 50
 NUM_CHILDREN = 2
+LEAK_BYTES, LEAK_FILES = 4 << 20, 10
+kept: list[object] = []
 
 
 class HostileError(Exception):
@@ -82,6 +85,14 @@ def _start_children() -> None:
         subprocess.Popen(["sleep", "1000"])
 
 
+def _leak_memory() -> None:
+    kept.append(b"x" * LEAK_BYTES)
+
+
+def _leak_files() -> None:
+    kept.extend(os.dup(0) for _ in range(LEAK_FILES))
+
+
 def _poison_queues() -> None:
     """Die as a process dies that is killed inside a faster-fifo queue: with its mutex locked."""
     libc, shared_kind = ctypes.CDLL(None), 128
@@ -115,6 +126,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     "take_signals": _take_signals,
     "start_children": _start_children,
     "poison_queues": _poison_queues,
+    "leak_memory": _leak_memory,
+    "leak_files": _leak_files,
 }
 """What happens instead of the call; those that return let it go on."""
 
@@ -169,6 +182,8 @@ class Hostile(gymnasium.Env[Any, Any]):
         self._steps = 0
         self._odd = ""  # what is odd about this call's answer
         self._call("init")
+        if self._odd == "other_space":
+            self.observation_space = spaces.Dict({"position": POSITION, "speed": POSITION})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -192,7 +207,7 @@ class Hostile(gymnasium.Env[Any, Any]):
         self._calls[place] += 1
         self._odd = ""
         again = self.once and Path(self.stamp).exists()
-        due = place == self.where and self._calls[place] == self.at
+        due = place == self.where and self.at in (-1, self._calls[place])
         if due and not again and _process_name().startswith(self.process):
             if self.stamp:
                 Path(self.stamp).write_text(repr(time.monotonic()))

@@ -2,14 +2,20 @@
 
 import json
 import re
+import resource
 from pathlib import Path
 
 import pytest
 
+from algorithms.replay import ReplayConfig, replay
+from algorithms.selftest.history import unaccounted
+from envs.incidents import Incident
 from tests.chaos.runs import HOSTILE, RAISED, Ended, TrainingRun, last_line
+from utils.metrics import read_metrics
 
 GONE_SECONDS = 25.0
 END_SECONDS = 90.0
+MOST_FILES = 256
 
 pytestmark = pytest.mark.slow
 
@@ -79,11 +85,68 @@ def test_its_actor_is_started_again(tmp_path: Path, words: tuple[str, ...], line
     assert (totals["actors_rebuilds"], totals["restarts"]) == (0, 1)
     if words[0].startswith("fault=hang"):
         assert f"in _{words[0].removeprefix('fault=')}" in (run.directory / "logs" / "actor_1.log").read_text()
+    incidents = list((run.directory / "incidents").glob("*.json"))
+    if words[0] == "fault=kill_itself":  # as the kernel does, of whose doings no environment is suspected
+        assert incidents == []
+        return
+    (incident,) = (Incident.read(path) for path in incidents)
+    at = 30 if words[-1] == "at=30" else None
+    assert (incident.ended_process, incident.place) == (True, "step" if at else "reset")
+    assert incident.message in said
+    assert len(incident.actions) == incident.num_steps == 10
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "line"),
+    [
+        ("segfault", 1, "reproduced: its process ended with SIGSEGV (in step "),
+        ("hang", 3, "reproduced: nothing has happened for 10 s (in step "),
+    ],
+)
+def test_what_takes_its_process_with_it_can_be_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, exit_code: int, line: str
+) -> None:
+    flags = ("--inference=local", "--auto_tune=False", "--restart_workers=False", "--step_timeout_seconds=1")
+    with TrainingRun(tmp_path, *flags, "--env_kwargs", f"fault={fault}", "at=60", "length=1000", env=HOSTILE) as run:
+        ended = run.wait(END_SECONDS)
+    assert ended.exit_code == exit_code, ended.stderr
+    path, *_ = sorted((run.directory / "incidents").iterdir())
+    assert f"what led to it is in {path}" in ended.stdout
+    assert replay(ReplayConfig(str(path), hang_seconds=10.0)) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{line}60)"
+
+
+@pytest.mark.parametrize(
+    ("fault", "flag", "line"),
+    [
+        ("leak_memory", "--actor_max_growth_mb=50", r"its memory has grown by \d+ MiB \(--actor_max_growth_mb=50\)"),
+        ("leak_files", "--actor_max_growth_mb=0", rf"it has \d+ open files of {MOST_FILES}"),
+    ],
+)
+def test_its_actor_is_replaced_in_good_order_before_it_takes_too_much(
+    tmp_path: Path, fault: str, flag: str, line: str
+) -> None:
+    # 4 MiB or 10 open files with every episode, of which both environments together play about 8 a second.
+    kwargs = ("process=actor_1", "where=reset", "at=-1", "pause=0.0025", f"fault={fault}")
+    flags = ("--inference=local", "--train_for_seconds=20", "--train_for_env_steps=10000000", flag)
+    with TrainingRun(tmp_path, *flags, "--env_kwargs", *kwargs, env=HOSTILE) as run:
+        resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, (MOST_FILES, MOST_FILES))
+        ended = run.wait(END_SECONDS)
+        run.seconds_until_gone(GONE_SECONDS)
+    assert ended.exit_code == 0, ended.stderr
+    totals = json.loads((run.directory / "status.json").read_text())["totals"]
+    said = ended.stderr.splitlines()
+    assert len(said) == totals["actors_replaced"] >= 2
+    assert all(re.fullmatch(rf"actor_1: {line}; starting it again \(restart \d\)", text) for text in said), said
+    assert (totals["restarts"], totals["actors_rebuilds"]) == (0, 0)
+    assert unaccounted({}, totals) == []
+    assert read_metrics(run.directory / "metrics.jsonl")[-1]["perf/actors_replaced"] == len(said)
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (("fault=other_space", "where=init", "at=1"), "its observations have another space than those of the first"),
         (("fault=shape",), "observation key position: expected shape (3,), got shape (4,)"),
         (("fault=dtype",), "observation key position: expected a value that fits float32"),
         (("fault=missing_key",), "observation key speed: expected a value, got none"),

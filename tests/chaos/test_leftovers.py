@@ -3,7 +3,9 @@
 No process is replaced here. Every environment has started children of its own, which must go too.
 """
 
+import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from utils.lock import RunLock
 
 GONE_SECONDS = 10.0  # the promise is 2
 SPAWNING = ROOT / "tests" / "chaos" / "spawning.py"
-AT_ONCE = 3
+AT_ONCE, GAME_KILLS = 3, 50
 CENTRAL = ("main", "actor_0", "policy_worker_0.0", "learner_0", "fork_server")
 SLOW = [
     ("central", "main", 50),
@@ -53,7 +55,8 @@ def start(folder: Path, placement: str) -> TrainingRun:
 @pytest.mark.parametrize(
     ("placement", "role", "trials"),
     [
-        *(("central", role, trials) for role, trials in (("main", 3), ("actor_0", 1), ("learner_0", 1))),
+        ("central", "main", 3),
+        *(pytest.param("central", role, 1, marks=pytest.mark.slow) for role in ("actor_0", "learner_0")),
         *(pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for case in SLOW),
     ],
 )
@@ -105,6 +108,7 @@ def assert_saved(run: TrainingRun, at_least: int) -> None:
     assert checkpoint_steps(run.directory)[0] >= at_least
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_run_that_is_killed_while_it_starts(tmp_path: Path) -> None:
     for role in ("tracker", "fork_server", "probe", "actor_1"):
         with TrainingRun(tmp_path, "--inference=local", env=HOSTILE) as run:
@@ -114,6 +118,7 @@ def test_nothing_is_left_of_a_run_that_is_killed_while_it_starts(tmp_path: Path)
             print(f"main killed when {role} had come: all gone after {seconds:.2f} s")
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     flags = ["--inference=local", "--save_every_sec=1"]
     with TrainingRun(tmp_path, *flags) as run:
@@ -126,6 +131,32 @@ def test_a_killed_run_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert f"resuming policy 0 at env step {saved} from" in ended.stdout
     assert checkpoint_steps(run.directory)[-1] >= saved + 2000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nothing_is_left_of_50_runs_that_are_killed_while_games_are_played(tmp_path: Path) -> None:
+    pytest.importorskip("vizdoom")
+    names, rng, worst = shared_memory.names(), random.Random(1), 0.0
+    flags = ("--inference=central", "--hidden_size=16", "--num_workers=1")
+    for first in range(0, GAME_KILLS, AT_ONCE):
+        folders = [tmp_path / str(number) for number in range(first, min(first + AT_ONCE, GAME_KILLS))]
+        for folder in folders:
+            folder.mkdir()
+        runs = [TrainingRun(folder, *flags, env="VizdoomBasic-v1") for folder in folders]
+        try:
+            for run in runs:
+                run.wait_for_env_steps()
+                time.sleep(rng.uniform(0.0, 0.5))  # at any moment
+                kill(run.process.pid)
+                worst = max(worst, run.seconds_until_gone(GONE_SECONDS))
+                assert run.wait().exit_code == -9
+                assert run.left_behind() == []
+        finally:
+            for run in runs:
+                run.__exit__()
+    shared_memory.assert_none_abandoned(names, GONE_SECONDS)
+    print(f"main killed {GAME_KILLS} times beside two games of VizDoom: all gone after at most {worst:.2f} s")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,23 @@ def test_a_fork_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyP
         os.close(descriptor)
 
 
+def test_a_fork_server_whose_socket_is_gone_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = subprocess.Popen(["sleep", "1000"])
+    monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", server.pid)
+    with pytest.raises(FileNotFoundError), launch.server_must_answer():
+        raise FileNotFoundError
+    assert server.wait(60.0) == -signal.SIGKILL
+
+
+def test_a_fork_server_that_dies_at_the_wrong_moment_is_started_as_ours_is() -> None:
+    """By multiprocessing itself, between our look at it and the start of a process."""
+    before = dict(os.environ)
+    with launch.server_must_answer():
+        assert os.environ[launch.MAIN_PID] == str(os.getpid())
+        assert os.environ["PYTHONPATH"].startswith(str(launch.ROOT))
+    assert dict(os.environ) == before
+
+
 def test_timers_of_others_go_on() -> None:
     before = signal.setitimer(signal.ITIMER_REAL, 1000.0)
     try:

@@ -7,7 +7,7 @@ import pytest
 
 from algorithms.runtime import supervisor
 from algorithms.runtime.messages import Address
-from algorithms.runtime.supervisor import Supervisor
+from algorithms.runtime.supervisor import _are_stuck, _other_end
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,9 @@ def test_a_queue_is_poisoned_when_nobody_runs_who_could_leave_it(
 ) -> None:
     monkeypatch.setattr(supervisor, "sleeps", lambda pid: pid in asleep)
     actor, learner = (_place(role, pid) for role, pid in (("actor", 1), ("learner", 2)))
-    for place, peer in ((actor, 0), (learner, 3)):
-        run: Any = SimpleNamespace(places={"actor_3": actor, "learner_0": learner})
-        assert Supervisor._is_stuck(run, place, peer, seconds) is stuck
-    alone: Any = SimpleNamespace(places={"actor_3": actor})  # the learner is dead
-    assert Supervisor._is_stuck(alone, actor, 0, seconds) is (seconds > 2 and (1 in asleep or seconds > 5))
+    assert _are_stuck((actor, learner), seconds) is _are_stuck((learner, actor), seconds) is stuck
+    assert _are_stuck((actor, None), seconds) is (seconds > 2 and (1 in asleep or seconds > 5))  # the learner is dead
+    assert (_other_end(actor, 0), _other_end(learner, 3)) == ("learner_0", "actor_3")
 
 
 def _place(role: Any, pid: int) -> Any:

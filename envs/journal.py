@@ -1,0 +1,248 @@
+"""What the environments of one group were asked to do: remembered while they play, where it outlives their process."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from envs.spec import ActionSpec, Array
+
+MOST_BYTES = 1 << 20  # of the actions of one group
+LEAST_STEPS, MOST_STEPS = 1024, 65_536
+HEAD_WORDS = 16  # 128 bytes, so that no two writers share a cache line
+NOBODY = -1
+PLACES = ("step", "reset", "first reset", "init", "close")
+
+Shape = tuple[tuple[int, ...], str]
+"""With the name of a dtype."""
+
+_KEPT, _STEPS, _INSIDE, _PLACE, _TOGETHER = range(5)  # words of a head
+_RECORD = struct.Struct("=q9Q")
+_RECORD_WORDS = 16
+_NO_STATE, _PCG64, _OTHER_STATE = range(3)
+_LOW = (1 << 64) - 1
+_UNKNOWN_STATE = {"bit_generator": "not kept: it is no PCG64"}
+
+
+class Story(NamedTuple):
+    """What an environment was asked to do before it failed.
+
+    Attributes:
+        place: what failed: "init", its "first reset", a later "reset", a "step" or "close".
+        seed: of its first reset.
+        random_state: of its random numbers before the reset its episode began with; None where that was the first one,
+            or where it has no such numbers.
+        actions: as stored, since that reset; of a step that failed, too. Of a vector those of all its environments.
+        num_steps: how many there were; more than there are actions, if they were too many to remember.
+        seeds: of all environments of a vector, which are stepped, and fail, together; [] for one by itself.
+    """
+
+    place: str
+    seed: int
+    random_state: dict[str, Any] | None
+    actions: list[Any]
+    num_steps: int
+    seeds: list[int]
+
+
+class _Beginning(NamedTuple):
+    seed: int
+    random_state: dict[str, Any] | None
+    step: int  # of the group
+    walked: list[list[float]]
+
+
+class JournalMemory(NamedTuple):
+    """Where a journal is kept; all zeros while there is none in it.
+
+    Attributes:
+        head: [16] int64: whether there is one, steps so far, in whose code the process is, what is done there (index
+            of `PLACES`), and whether the environments are stepped together.
+        begun: [E, 16] uint64: how the episode of each environment began.
+        actions: [K, E, V]: those of step n at n modulo K; V values for all agents of an environment.
+        walked: [E, W, V]: those before the first step of the group.
+    """
+
+    head: Array
+    begun: Array
+    actions: Array
+    walked: Array
+
+    @staticmethod
+    def shapes(num_envs: int, num_agents: int, action: ActionSpec, walk_steps: int) -> dict[str, Shape]:
+        """Shape and dtype of every attribute.
+
+        Args:
+            num_envs: environments of the group.
+            num_agents: of each.
+            action: of an agent.
+            walk_steps: most that an environment takes before the first step of the group.
+        """
+        values = num_agents * action.num_values
+        step_bytes = num_envs * values * np.dtype(action.dtype).itemsize
+        steps = max(LEAST_STEPS, min(MOST_STEPS, MOST_BYTES // step_bytes))
+        return {
+            "head": ((HEAD_WORDS,), "int64"),
+            "begun": ((num_envs, _RECORD_WORDS), "uint64"),
+            "actions": ((steps, num_envs, values), action.dtype),
+            "walked": ((num_envs, walk_steps, values), action.dtype),
+        }
+
+
+class Journal:
+    """Remembers the actions of one group, each environment's since its episode began.
+
+    A step costs one copy of its actions, and two words that say in whose code the process is. The oldest steps are
+    forgotten when there are too many.
+
+    Args:
+        num_envs: environments of the group.
+        memory: where all of it is kept as well that must outlive the process; without, nothing does.
+        together: they are one vector.
+
+    Attributes:
+        inside: [1], the environment in whose code the process is, or `NOBODY`.
+    """
+
+    def __init__(self, num_envs: int, memory: JournalMemory | None = None, *, together: bool = False) -> None:
+        self._begun = [_Beginning(0, None, 0, []) for _ in range(num_envs)]
+        self._coming = self._begun[0]
+        self._count = 0  # steps of the group
+        self._actions = memory.actions if memory else None
+        self._walked = memory.walked if memory else None
+        self._records = memory.begun.data.cast("B") if memory else None
+        self._head = memory.head.data if memory else np.zeros(HEAD_WORDS, np.int64).data
+        self._head[_STEPS] = 0
+        self._head[_TOGETHER] = int(together)
+        self.inside = self._head[_INSIDE : _INSIDE + 1]
+        self.leaves()
+        self.place = "step"
+        self._head[_KEPT] = 1
+
+    @property
+    def place(self) -> str:
+        """What is being done to an environment: see `Story`."""
+        return PLACES[self._head[_PLACE]]
+
+    @place.setter
+    def place(self, place: str) -> None:
+        self._head[_PLACE] = PLACES.index(place)
+
+    def enters(self, index: int, place: str) -> None:
+        """From now on the code of an environment runs."""
+        self.place = place
+        self.inside[0] = index
+
+    def leaves(self) -> None:
+        """It has come back."""
+        self.inside[0] = NOBODY
+
+    def add(self, action: Array) -> None:
+        """Remember the actions [E, V] of a step."""
+        if self._actions is None:
+            self._actions = np.empty((LEAST_STEPS, *action.shape), action.dtype)
+        self._actions[self._count % len(self._actions)] = action
+        self._count += 1
+        self._head[_STEPS] = self._count
+
+    def walk(self, index: int, action: Array) -> None:
+        """Remember an action [V] that only one environment takes, before the first step of the group."""
+        walked = self._begun[index].walked
+        if self._walked is not None and len(walked) < self._walked.shape[1]:
+            self._walked[index, len(walked)] = action
+        walked.append(action.tolist())
+        self._keep(index)
+
+    def begins(self, index: int, seed: int | None, random_state: dict[str, Any] | None) -> None:
+        """An environment is about to be reset."""
+        before = self._begun[index].seed
+        self._coming = _Beginning(before if seed is None else seed, random_state, self._count, [])
+        self.place = "reset" if seed is None else "first reset"
+        if seed is not None:
+            self.began(index, self.place)  # whatever was before counts no more
+
+    def began(self, index: int, place: str = "step") -> None:
+        """It has been reset."""
+        self._begun[index] = self._coming
+        self._keep(index)
+        self.place = place
+
+    def story(self, index: int) -> Story:
+        """What an environment was asked to do until now, when it failed."""
+        place = self.place
+        begun = _Beginning(0, None, self._count, []) if place == "init" else self._begun[index]
+        end = self._count - (place == "reset")  # in place of its last action it was reset
+        num_steps = len(begun.walked) + max(0, end - begun.step)
+        actions: list[Any] = begun.walked + [action[index].tolist() for action in self._taken(begun.step, end)]
+        return Story(place, begun.seed, begun.random_state, actions if len(actions) == num_steps else [], num_steps, [])
+
+    def story_of_all(self) -> Story:
+        """The same of a vector."""
+        begun = self._begun[0]
+        actions = [action.tolist() for action in self._taken(begun.step, self._count)]
+        num_steps = self._count - begun.step
+        seeds = [one.seed for one in self._begun]
+        return Story(self.place, begun.seed, None, actions if len(actions) == num_steps else [], num_steps, seeds)
+
+    @classmethod
+    def left_in(cls, memory: JournalMemory) -> Self:
+        """The journal of a process that has ended."""
+        journal = cls(len(memory.begun))
+        _, journal._count, journal.inside[0], place, together = memory.head[: _TOGETHER + 1].tolist()
+        journal._head[_PLACE], journal._head[_TOGETHER] = place, together
+        journal._actions = memory.actions
+        journal._begun = [_unpacked(memory, index) for index in range(len(memory.begun))]
+        return journal
+
+    def _taken(self, begin: int, end: int) -> list[Array]:
+        """The actions [E, V] of each of these steps of the group; none of them if not all are remembered."""
+        if self._actions is None or begin < self._count - len(self._actions):
+            return []
+        return [self._actions[step % len(self._actions)] for step in range(begin, end)]
+
+    def _keep(self, index: int) -> None:
+        if self._records is not None:
+            begun = self._begun[index]
+            place = index * _RECORD_WORDS * 8
+            _RECORD.pack_into(
+                self._records, place, begun.seed, begun.step, len(begun.walked), *_packed(begun.random_state)
+            )
+
+
+def unfinished(memory: JournalMemory) -> tuple[int, Story] | None:
+    """In which environment's code a process has ended, and its story; None where it was in none.
+
+    A vector, whose environments are stepped together, is -1.
+    """
+    if not memory.head[_KEPT]:
+        return None
+    journal = Journal.left_in(memory)
+    index = journal.inside[0]
+    if index == NOBODY:
+        return None
+    return (-1, journal.story_of_all()) if memory.head[_TOGETHER] else (index, journal.story(index))
+
+
+def _packed(state: dict[str, Any] | None) -> tuple[int, ...]:
+    """The state of random numbers in seven words; gymnasium gives an environment a PCG64, others are not kept."""
+    if state is None:
+        return _NO_STATE, 0, 0, 0, 0, 0, 0
+    if state.get("bit_generator") != "PCG64":
+        return _OTHER_STATE, 0, 0, 0, 0, 0, 0
+    at, step = state["state"]["state"], state["state"]["inc"]
+    return _PCG64, at >> 64, at & _LOW, step >> 64, step & _LOW, state["has_uint32"], state["uinteger"]
+
+
+def _unpacked(memory: JournalMemory, index: int) -> _Beginning:
+    seed, step, num_walked, kind, *words = _RECORD.unpack_from(memory.begun[index])
+    at, increment = (high << 64 | low for high, low in (words[:2], words[2:4]))
+    pcg64 = {
+        "bit_generator": "PCG64",
+        "state": {"state": at, "inc": increment},
+        "has_uint32": words[4],
+        "uinteger": words[5],
+    }
+    walked = memory.walked[index, :num_walked].tolist()
+    return _Beginning(seed, {_NO_STATE: None, _PCG64: pcg64}.get(kind, _UNKNOWN_STATE), step, walked)

@@ -1,0 +1,108 @@
+"""Grids and seeds: which runs they are, and that they are trained, also after an interruption."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from algorithms import cli
+from algorithms.launch import jobs_of, parse_launch
+from utils.command_line import own_command
+from utils.errors import UsageError
+
+SMALL = (
+    "--env=toy/Counter-v0",
+    "--inference=serial",
+    "--use_rnn=False",
+    "--encoder_mlp_layers=16",
+    "--rollout=8",
+    "--batch_size=64",
+    "--num_envs_per_worker=8",
+    "--no_tensorboard",
+)
+DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_all_combinations_seed_by_seed() -> None:
+    grid = ["--grid", "learning_rate=1e-4,1e-3", "encoder_mlp_layers=[[8,8],[16]]", "use_rnn=false"]
+    jobs = jobs_of(parse_launch(["--name=a", "--seeds=1,2", *grid, "--", "--env=CartPole-v1"]))
+    assert [job.name for job in jobs] == [
+        f"learning_rate-{rate}_encoder_mlp_layers-{layers}_use_rnn-False_seed-{seed}"
+        for seed in (1, 2)
+        for rate in ("1e-4", "1e-3")
+        for layers in ("8-8", "16")
+    ]
+    assert jobs[0].words == (
+        "train", "--env=CartPole-v1", "--learning_rate=1e-4", "--encoder_mlp_layers=8,8", "--use_rnn=False", "--seed=1",
+        f"--experiment={jobs[0].name}", "--experiments_root=a", "--train_dir=./train_dir",
+    )  # fmt: skip
+
+
+def test_a_dry_run_prints_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--name=a", "--grid", 'env_kwargs=[{"x": 1}]', "--dry_run", "--", "--env=CartPole-v1"]
+    assert cli.launch(words) == 0
+    assert "'--env_kwargs={\"x\": 1}'" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--", "--env=CartPole-v1"], "needs a --name"),
+        (["--name=../a"], "is no name for a folder"),
+        (["--name=a", "--grid", "gama=1"], "--grid: unknown flag gama; did you mean gamma"),
+        (["--name=a", "--grid", "gamma=2"], "--gamma must be at most 1"),
+        (["--name=a", "--grid", "seed=2"], "seed is decided by appo launch"),
+        (["--name=a", "--", "--experiment=b"], "experiment is decided by appo launch"),
+        (["--name=a", "--", "--lerning_rate=1"], "did you mean --learning_rate"),
+        (["--name=a", "--grid", "encoder_custom=a:b,a-b"], "have the same name"),
+    ],
+)
+def test_mistakes_start_nothing(tmp_path: Path, words: list[str], message: str) -> None:
+    env = ["--env=CartPole-v1"] if "--" in words else ["--", "--env=CartPole-v1"]
+    with pytest.raises(UsageError, match=message):
+        cli.launch([*words, *env])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_runs_are_trained_two_at_a_time_and_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--name=a", "--seeds=1,2", "--parallel=2", "--grid", "gamma=0.9,0.99"]
+    assert cli.launch([*words, "--", *SMALL, "--train_for_env_steps=500"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("started   ") == printed.count("ended     ") == 4
+    assert "gamma-0.9: last return " in printed
+    assert "over 2 runs" in printed
+    assert cli.launch([*words, "--", *SMALL, "--train_for_env_steps=1000"]) == 0
+    for status in Path("train_dir/a").glob("*/status.json"):
+        assert json.loads(status.read_text())["totals"]["env_steps"] >= 1000
+    assert cli.launch(["--name=a", "--", *SMALL, "--env_kwargs", "no_such_argument=1"]) == 1
+    assert "1 of 1 runs failed: seed-1" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_every_run_save(tmp_path: Path) -> None:
+    words = ["launch", "--name=a", "--seeds=1,2", "--parallel=2", "--", *SMALL]
+    process = subprocess.Popen(own_command(words), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    statuses = [tmp_path / f"train_dir/a/seed-{seed}/status.json" for seed in (1, 2)]
+    while time.monotonic() < deadline and not all(_trains(status) for status in statuses):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(DEADLINE_SECONDS) == 130
+    for status in statuses:
+        assert json.loads(status.read_text())["state"] == "interrupted"
+        assert list(status.parent.glob("checkpoint_p0/ckpt_*"))
+
+
+def _trains(status: Path) -> bool:
+    return status.exists() and json.loads(status.read_text())["state"] == "training"
