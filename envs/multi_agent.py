@@ -1,0 +1,271 @@
+"""Environments of several agents: a row for each agent, in the order of the agents, with the signals of our own loop.
+
+They are `gymnasium.Env`s that speak in lists, an entry per agent: `reset` returns observations and infos, `step` takes
+actions and returns observations, rewards, terminated, truncated and infos. Both spaces are those of one agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envs.conversion import episode_stats, one_line, reported_frames
+from envs.env_set import Begun, SingleEnv
+from envs.journal import NOBODY
+from envs.masks import flat_mask, random_action
+from envs.python_loop import PythonLoop
+from envs.spaces import num_agents_of
+from envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow
+from utils.errors import EnvironmentFailure, SpaceMismatch
+
+ACTIVE_KEY = "is_active"
+"""The key of an agent's info that is false while it takes no part."""
+
+Infos = Sequence[Mapping[str, Any]]
+Reports = dict[int, dict[str, float]]
+"""Statistics of episodes that ended in a step, by row."""
+
+
+def loop_over(env_fns: Sequence[Callable[[], SingleEnv]], **arguments: Any) -> PythonLoop:
+    """The loop that steps such environments, of one agent or of several; `arguments` are those of `PythonLoop`."""
+    made = [env_fns[0]()]  # only an environment says how many agents it has
+
+    def first() -> SingleEnv:
+        return made.pop() if made else env_fns[0]()
+
+    loop = MultiAgentLoop if num_agents_of(made[0]) else PythonLoop
+    return loop([first, *env_fns[1:]], **arguments)
+
+
+class Said(NamedTuple):
+    """What came of a step, an entry per agent."""
+
+    observations: Sequence[Any]
+    rewards: Sequence[float]
+    terminated: Sequence[Any]
+    truncated: Sequence[Any]
+    infos: Infos
+
+
+class Roster:
+    """Who of the agents of one environment plays.
+
+    Attributes:
+        playing: agents with an observation that they act on.
+        out: agents whose episode has ended, and who have not come back since.
+        team_return: rewards of all agents since the environment began its episode.
+    """
+
+    def __init__(self, num_agents: int) -> None:
+        self.playing, self.out, self.team_return = [False] * num_agents, [True] * num_agents, 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode of the environment has ended: all agents are out."""
+        return all(self.out)
+
+    def begin(self, infos: Infos) -> None:
+        """The environment has begun an episode."""
+        self.playing, self.out = [_is_active(info) for info in infos], [False] * len(infos)
+        self.team_return = 0.0
+
+    def note(self, agent: int, ended: bool, info: Mapping[str, Any]) -> None:
+        """What was said of an agent in a step; `ended`: it terminated or was truncated."""
+        active = _is_active(info)
+        self.playing[agent] = active and not ended
+        self.out[agent] = ended or (self.out[agent] and not active)
+
+
+class MultiAgentLoop(PythonLoop):
+    """Steps environments of several agents one after the other; the arguments are those of `PythonLoop`.
+
+    A step that an agent does not take is like one that only resets: invalid, and what it shows next begins an episode.
+    So an agent that left early, or has not come yet, trains nothing, and whoever comes back remembers nothing. Until
+    then its row shows zeros. An agent that leaves without an end is truncated, and so bootstrapped from what it saw
+    last. The environment is reset on the step after the one in which the last agent has ended.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], SingleEnv]], **arguments: Any) -> None:
+        super().__init__(env_fns, **arguments)
+        self._rosters = [Roster(self.spec.num_agents) for _ in range(len(self._envs))]
+
+    def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
+        """Step or reset every environment with action [R, A]; write what came out into `row`.
+
+        Raises:
+            EnvironmentFailure: as in `PythonLoop.step`.
+        """
+        self._prepare(action, row)
+        reports: Reports = {}
+        failed: dict[int, EnvironmentFailure] = {}
+        actions = self._actions.rows(action)
+        for index, step in enumerate(self._envs.step_functions):
+            self._inside[0] = index
+            rows = self._rows(index)
+            try:
+                if self._ended[index]:
+                    self._show(index, row.obs, self._envs.begin(index, None))
+                    row.first[rows], row.reward[rows], self._ended[index] = True, 0.0, False
+                else:
+                    self._write(index, self._said(step(list(actions[rows]))), row, reports)
+            except BaseException as error:
+                failed[index] = self._envs.forgive(index, error, self._num_steps)
+        for at, failure in self._finite(row.obs, row.reward).items():
+            if (index := at // self.spec.num_agents) not in failed:  # what is odd beside a failure was never written
+                failed[index] = self._envs.forgive(index, failure, self._num_steps)
+        for index in list(failed):
+            self._begin_anew(index, failed.pop(index), row, reports)  # an error left here would hold the environment
+        self._inside[0] = NOBODY
+        if self._masks:
+            self._masks.check(row.obs, np.array([not plays for one in self._rosters for plays in one.playing]))
+        return [EpisodeStats(at, report) for at, report in reports.items()]
+
+    def _begin_anew(self, index: int, failure: EnvironmentFailure, row: StepRow, reports: Reports) -> None:
+        """Make an environment again, as if this step only began an episode of all its agents."""
+        self._replace(index, failure, row.obs)
+        rows = self._rows(index)
+        row.first[rows], row.reward[rows] = True, 0.0
+        row.terminated[rows] = row.truncated[rows] = self._ended[index] = False
+        for at in range(rows.start, rows.stop):
+            reports.pop(at, None)
+
+    def _write(self, index: int, said: Said, row: StepRow, reports: Reports) -> None:
+        """Write a step of one environment."""
+        roster, rows = self._rosters[index], self._rows(index)
+        if all(roster.playing) and not (any(said.terminated) or any(said.truncated) or any(said.infos)):
+            row.reward[rows] = said.rewards  # most steps are like this, and cost half as much so
+            roster.team_return += sum(said.rewards)
+            for at, observation in enumerate(said.observations, rows.start):
+                self._observe(row.obs, at, observation, {}, True)
+            return
+        last_row = rows.start
+        for agent, at in enumerate(range(rows.start, rows.stop)):
+            if self._write_agent(roster, agent, said, row, at):
+                last_row = at
+                if stats := episode_stats(at, said.infos[agent]):
+                    reports[at] = stats.stats
+        if roster.over:
+            self._ended[index] = True
+            if self.spec.num_agents > 1:
+                reports.setdefault(last_row, {})[TEAM_RETURN] = roster.team_return
+
+    def _write_agent(self, roster: Roster, agent: int, said: Said, row: StepRow, at: int) -> bool:
+        """Write a step of one agent; whether its episode ended with it."""
+        info, observation = said.infos[agent], said.observations[agent]
+        terminated, acted = bool(said.terminated[agent]), roster.playing[agent]
+        roster.note(agent, terminated or bool(said.truncated[agent]), info)
+        plays = roster.playing[agent]
+        row.first[at], row.reward[at] = not acted, said.rewards[agent] if acted else 0.0
+        ends = acted and not plays
+        if acted:
+            roster.team_return += said.rewards[agent]
+            self._read_frames(info, row, at)
+        if ends:
+            row.terminated[at], row.truncated[at] = terminated, not terminated
+        lost = terminated and observation is None  # nobody asks what comes after
+        if plays or (ends and not lost):
+            self._observe(row.obs, at, observation, info, plays)
+        else:
+            self._blank(row.obs, at)
+        return ends
+
+    def _read_frames(self, info: Mapping[str, Any], row: StepRow, at: int) -> None:
+        if self._counts_frames or "num_frames" in info:
+            self._counts_frames = True
+            row.num_frames[at] = reported_frames(info, self.spec.frames_per_step)
+
+    def _show(self, index: int, obs: dict[str, Array], begun: Begun) -> None:
+        """Write the first observations of an episode."""
+        observations, infos = self._begun(begun)
+        self._rosters[index].begin(infos)
+        for agent, plays in enumerate(self._rosters[index].playing):
+            at = self._rows(index).start + agent
+            if plays:
+                self._observe(obs, at, observations[agent], infos[agent], True)
+                self._finite.require(obs, at)
+            else:
+                self._blank(obs, at)
+
+    def _observe(self, obs: dict[str, Array], at: int, observation: Any, info: Mapping[str, Any], plays: bool) -> None:
+        """Write what an agent sees, and where infos say it, what it may do."""
+        shape, types = self._observations.plain_shape, self._observations.plain_types
+        if type(observation) is np.ndarray and observation.dtype.char in types and observation.shape == shape:
+            obs[SINGLE_KEY][at] = observation
+        else:
+            self._observations.write_row(obs, at, observation)
+        if self.spec.mask_in_info and self._masks:
+            if plays:
+                self._masks.write_row(obs, at, info)
+            else:
+                obs[MASK_KEY][at] = 1
+
+    def _blank(self, obs: dict[str, Array], at: int) -> None:
+        """Write the row of an agent that takes no part: nothing to see, and any choice will do."""
+        for key, array in obs.items():
+            array[at] = key == MASK_KEY
+
+    def _walk(self, index: int, begun: Begun) -> Begun:
+        """Take random steps from first observations; no action is taken that a mask forbids."""
+        observations, infos = self._begun(begun)
+        roster = Roster(self.spec.num_agents)
+        roster.begin(infos)
+        for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
+            sources = infos if self.spec.mask_in_info else observations
+            drawn = [self._draw(source, plays) for source, plays in zip(sources, roster.playing, strict=True)]
+            actions = np.concatenate(drawn)
+            if self._envs.journal is not None:
+                self._envs.journal.walk(index, actions.reshape(-1))
+            said = self._said(self._envs.step_functions[index](list(self._actions.rows(actions))))
+            observations, infos = said.observations, said.infos
+            for agent, info in enumerate(infos):
+                roster.note(agent, bool(said.terminated[agent] or said.truncated[agent]), info)
+            if roster.over:
+                observations, infos = self._begun(self._envs.begin(index, None))
+                roster.begin(infos)
+        # Who has ended during the walk must not seem to begin here.
+        return observations, [{**i, ACTIVE_KEY: plays} for i, plays in zip(infos, roster.playing, strict=True)]
+
+    def _draw(self, source: Any, plays: bool) -> Array:
+        mask = flat_mask(source[MASK_KEY]) if self.spec.action_mask and plays else None
+        return random_action(self.spec.action, mask, self._random)
+
+    def _begun(self, begun: Any) -> tuple[Sequence[Any], Infos]:
+        """First observations and infos, an entry per agent."""
+        observations, infos = begun
+        return self._entries("observations", observations), self._entries("infos", infos)
+
+    def _said(self, result: Any) -> Said:
+        """What a step returned, an entry per agent.
+
+        Raises:
+            SpaceMismatch: it is not what environments of several agents return.
+        """
+        if not isinstance(result, tuple) or len(result) != len(Said._fields):
+            raise SpaceMismatch(f"{self.name}: step must return observations, rewards, terminated, truncated and infos")
+        observations, rewards, terminated, truncated, infos = map(self._entries, Said._fields, result)
+        try:
+            numbers = [float(reward) for reward in rewards]
+        except (TypeError, ValueError) as error:
+            raise SpaceMismatch(f"{self.name}: a reward must be a number: {one_line(error)}") from error
+        return Said(observations, numbers, terminated, truncated, infos)
+
+    def _entries(self, what: str, entries: Any) -> Any:
+        """As many entries as there are agents; an info or a flag may be said once for all, as wrappers do."""
+        count = self.spec.num_agents
+        if type(entries) is list and len(entries) == count:
+            return entries
+        if isinstance(entries, bool | np.bool_) or (what == "infos" and isinstance(entries, Mapping)):
+            return [entries] * count
+        if isinstance(entries, list | tuple | np.ndarray) and len(entries) == count:
+            return entries
+        got = f"{len(entries)}" if isinstance(entries, list | tuple | np.ndarray) else type(entries).__name__
+        raise SpaceMismatch(f"{self.name}: {what}: expected a list of {count}, one per agent, got {got}")
+
+    def _rows(self, index: int) -> slice:
+        return slice(index * self.spec.num_agents, (index + 1) * self.spec.num_agents)
+
+
+def _is_active(info: Mapping[str, Any]) -> bool:
+    return bool(info.get(ACTIVE_KEY, True))
