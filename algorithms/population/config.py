@@ -1,0 +1,139 @@
+"""The flags of several policies that are trained together, and their checks. Needs neither torch nor numpy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from utils.command_line import words_of
+from utils.config import Flag, flag
+from utils.errors import UsageError
+from utils.values import from_plain, nearest, shown
+
+SHARED = ("rollout", "recurrence", "num_batches_per_iteration", "max_skipped_updates", "normalize_returns")
+"""Learning flags that are the same for all policies: they decide memory, models or the run."""
+
+BATCH_GROWTH = 1.5
+"""How much larger than at the start a batch may become by mutations."""
+
+
+@dataclass(frozen=True)
+class PopulationConfig:
+    """Several policies, and population-based training."""
+
+    per_policy: dict[str, object] = flag(
+        {},
+        "learning flags in which policies differ, a value for each policy: learning_rate=1e-6,1e-4 gamma=0.99,0.999;"
+        " with --with_pbt what they start with",
+    )
+    policy_mapping: str = flag(
+        "",
+        "function of yours, package.module:function, that says which policy plays an episode: given the agent's number"
+        " in its env, the env's number in the run and a numpy generator, it returns the policy; empty = drawn evenly",
+    )
+    policies_to_train: tuple[int, ...] = flag((), "policies that learn, the others only play; empty = all", minimum=0)
+    frozen_policies: tuple[int, ...] = flag((), "policies that only play and never learn; empty = none", minimum=0)
+    with_pbt: bool = flag(False, "population-based training: bad policies copy good ones, hyperparameters mutate")
+    pbt_mix_policies_in_one_env: bool = flag(True, "let different policies play in one multi-agent env")
+    pbt_period_env_steps: int = flag(5_000_000, "env steps of a policy between two of its mutations", minimum=1)
+    pbt_start_mutation: int = flag(20_000_000, "env steps before the first mutation", minimum=0)
+    pbt_replace_fraction: float = flag(
+        0.3, "share of policies that are worst, or best, enough to be replaced, or copied", minimum=0, maximum=1
+    )
+    pbt_mutation_rate: float = flag(0.15, "probability that a mutation changes a value", minimum=0, maximum=1)
+    pbt_replace_reward_gap: float = flag(
+        0.1,
+        "smallest gap of the objective at which weights are replaced, relative to the larger of both without sign",
+        minimum=0,
+    )
+    pbt_replace_reward_gap_absolute: float = flag(
+        1e-6, "smallest absolute gap of the objective at which weights are replaced", minimum=0
+    )
+    pbt_optimize_batch_size: bool = flag(False, "mutate batch_size too")
+    pbt_target_objective: str = flag(
+        "true_reward", "episode statistic by which policies are ranked: reward, len, or one that the env reports"
+    )
+    pbt_min_episodes: int = flag(
+        10,
+        "episodes that every policy must have played, since it was replaced, before policies are compared",
+        minimum=1,
+    )
+    self_play: bool = flag(False, "in an env of several agents, play against past versions of the policy too")
+    self_play_period_env_steps: int = flag(
+        500_000, "env steps after which the policy joins the pool of past versions", minimum=1
+    )
+    self_play_pool_size: int = flag(8, "past versions that are kept, the newest ones", minimum=1, maximum=256)
+    self_play_past_share: float = flag(
+        0.5, "share of games against past versions; in the others the policy plays all agents", minimum=0, maximum=1
+    )
+    self_play_opponents: str = flag(
+        "uniform",
+        "which past version plays: all alike, or hard ones more often, by (1 - win rate)^2",
+        choices=("uniform", "hard"),
+    )
+
+
+def frozen(config: PopulationConfig, num_policies: int) -> frozenset[int]:
+    """The policies that never learn."""
+    idle = set(range(num_policies)) - set(config.policies_to_train) if config.policies_to_train else set()
+    return frozenset(idle | set(config.frozen_policies))
+
+
+def check_population(config: PopulationConfig, num_policies: int) -> None:
+    """Refuse what a population of that size cannot do (UsageError)."""
+    for name in ("policies_to_train", "frozen_policies"):
+        unknown = [policy for policy in getattr(config, name) if policy >= num_policies]
+        if unknown:
+            raise UsageError(f"--{name}={words_of(getattr(config, name))}: there are --num_policies={num_policies}")
+    learning = num_policies - len(frozen(config, num_policies))
+    if not learning:
+        raise UsageError("--policies_to_train and --frozen_policies leave no policy that learns")
+    if config.with_pbt and learning < 2:
+        raise UsageError(f"--with_pbt needs at least 2 policies that learn, got {learning}: raise --num_policies")
+    if config.policy_mapping and num_policies < 2:
+        raise UsageError("--policy_mapping chooses among policies: raise --num_policies")
+    if config.self_play and num_policies > 1:
+        raise UsageError(f"--self_play trains one policy, got --num_policies={num_policies}")
+
+
+def places_for_past(config: PopulationConfig, env: str, num_agents: int) -> int:
+    """Policies beside the one that learns: those of the pool, and one for what leaves it.
+
+    Raises:
+        UsageError: there is nobody to play against in that environment.
+    """
+    if not config.self_play:
+        return 0
+    if num_agents < 2:
+        raise UsageError(f"--self_play needs an environment of several agents; {shown(env)} has one")
+    return config.self_play_pool_size + 1
+
+
+def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_policies: int) -> list[dict[str, Any]]:
+    """What `--per_policy` says, converted, by policy.
+
+    Args:
+        config: the flags of populations.
+        flags: of learning.
+        num_policies: members of the population.
+
+    Raises:
+        UsageError: no such flag, not a value for each policy, or a value that is not the flag's.
+    """
+    found: list[dict[str, Any]] = [{} for _ in range(num_policies)]
+    own = [name for name in flags if name not in SHARED]
+    for name, text in config.per_policy.items():
+        if name not in own:
+            reason = "is the same for all policies" if name in flags else f"is no learning flag{nearest(name, own)}"
+            raise UsageError(f"--per_policy {shown(name)}: {shown(name)} {reason}")
+        words = text if isinstance(text, list) else [word.strip() for word in str(text).split(",")]
+        if len(words) != num_policies:
+            raise UsageError(f"--per_policy {name} has {len(words)} values for --num_policies={num_policies}")
+        for values, word in zip(found, words, strict=True):
+            values[name] = from_plain(flags[name], word)
+    return found
+
+
+def largest_batch_size(config: PopulationConfig, sizes: Sequence[int], rollout: int) -> int:
+    """The largest batch that policies which start with these sizes may ever have, a multiple of `rollout`."""
+    growth = BATCH_GROWTH if config.with_pbt and config.pbt_optimize_batch_size else 1.0
+    return int(growth * max(sizes)) // rollout * rollout

@@ -1,0 +1,259 @@
+"""What main does about a population: it decides when a policy is due, writes the decision down, and orders it done."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from algorithms.appo.config import Config
+from algorithms.population.breeding import Breeding, Decision
+from algorithms.population.config import PopulationConfig
+from algorithms.population.lineage import Event, Lineage, numbers_of, plain_values
+from algorithms.population.rules import ranked
+from algorithms.runtime.messages import (
+    Address,
+    Adopt,
+    Message,
+    SetHyperparameters,
+    ShapeRewards,
+    TraitsSet,
+    WorkerRestarted,
+)
+from algorithms.runtime.monitor import Monitor, PolicyProgress
+from algorithms.runtime.traits import Traits
+from utils.failpoints import failpoint
+from utils.windows import RunningStatistic
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Order:
+    """A decision that has not been carried out yet.
+
+    Attributes:
+        sent: to the learner; before that it is being written down.
+    """
+
+    policy: int
+    decision: Decision
+    sent: bool = False
+
+    @property
+    def message(self) -> Message:
+        """For the learner of the policy."""
+        kind, source, traits = self.decision
+        return Adopt(self.policy, traits, source) if kind == "copy" else SetHyperparameters(self.policy, traits)
+
+
+class Controller:
+    """Population-based training in main. It waits for nothing: it hears reports and says what is to be sent.
+
+    One order is under way at a time, so that nobody copies one that is being replaced. The clock of a policy counts
+    its own env steps; with everything else that must survive a crash it lies in the policy's traits, see `Traits`.
+
+    Args:
+        breeding: the rules.
+        monitor: knows how the policies play; told what they learn with.
+        lineage: of the run.
+        traits: of every policy at this start.
+        learning: the policies that learn.
+        actors: how many there are.
+    """
+
+    def __init__(
+        self,
+        breeding: Breeding,
+        monitor: Monitor,
+        lineage: Lineage,
+        traits: Sequence[Traits],
+        learning: Sequence[int],
+        actors: int,
+    ) -> None:
+        self.breeding, self.monitor, self.lineage = breeding, monitor, lineage
+        self.traits, self.learning, self.actors = list(traits), list(learning), range(actors)
+        self._order: _Order | None = None
+        self._outbox: list[Message] = []
+        self._warned = False
+        for policy in self.learning:
+            if not any(event.policy == policy for event in lineage.events):
+                self._record("start", policy, policy, self._default(), self.traits[policy], {})
+        for policy in range(len(self.traits)):
+            self._show(policy)
+
+    @property
+    def config(self) -> PopulationConfig:
+        """The flags of populations."""
+        return self.breeding.config
+
+    def handle(self, message: Message) -> None:
+        """Take in a report."""
+        match message:
+            case TraitsSet():
+                self._done(message)
+            case WorkerRestarted(process):
+                self._again(process)
+
+    def tick(self) -> Iterator[Message]:
+        """What is to be sent now."""
+        if self._order is None and self.config.with_pbt:
+            self._order = self._next_order()
+        if self._order is not None and not self._order.sent and self.lineage.written:
+            failpoint("pbt.recorded")
+            yield self._order.message
+            self._order.sent = True
+            failpoint("pbt.ordered")
+        messages, self._outbox = self._outbox, []
+        yield from messages
+
+    def close(self) -> None:
+        """Wait until all that was decided is on disk."""
+        self.lineage.close()
+
+    def objectives(self) -> dict[int, float] | None:
+        """The mean of the target objective of every policy that learns; None until all have played enough."""
+        found: dict[int, float] = {}
+        for policy in self.learning:
+            progress = self.monitor.policies[policy]
+            statistic = objective_of(progress, self.config.pbt_target_objective)
+            if statistic is None and progress.episodes:
+                self._warn(progress)
+            if statistic is None or statistic.count < min(self.config.pbt_min_episodes, progress.stats_avg):
+                return None
+            found[policy] = statistic.mean
+        return found
+
+    def _warn(self, progress: PolicyProgress) -> None:
+        if not self._warned:
+            known = ", ".join(name.removeprefix("stats/") for name in progress.statistics())
+            name = self.config.pbt_target_objective
+            log.warning("no episode has reported %s (--pbt_target_objective) so far, only %s", name, known)
+            self._warned = True
+
+    def _next_order(self) -> _Order | None:
+        """A decision about the policy whose clock is most overdue, if all policies can be compared."""
+        due = [(overdue, policy) for policy in self.learning if (overdue := self._overdue(policy)) > 0]
+        objectives = self.objectives() if due else None
+        if objectives is None or not all(self._env_steps(policy) for policy in self.learning):
+            return None
+        _, policy = max(due)
+        decision = self.breeding.decide(policy, self._env_steps(policy), objectives, self.traits)
+        failpoint("pbt.decided")
+        self._record(decision.kind, policy, decision.source, self.traits[policy], decision.traits, objectives)
+        self._show_places(objectives)
+        return _Order(policy, decision)
+
+    def _overdue(self, policy: int) -> int:
+        """Env steps since a decision about a policy was due."""
+        env_steps = self._env_steps(policy)
+        if env_steps < self.config.pbt_start_mutation:
+            return -1
+        return env_steps - self.traits[policy].decided_env_steps - self.config.pbt_period_env_steps
+
+    def _env_steps(self, policy: int) -> int:
+        return self.monitor.policies[policy].totals["env_steps"]
+
+    def _done(self, message: TraitsSet) -> None:
+        """A learner has other traits: note it, once."""
+        failpoint("pbt.told")
+        policy, traits = message.policy, message.traits
+        if traits.changes <= self.traits[policy].changes:
+            return
+        before, self.traits[policy] = self.traits[policy], traits
+        if traits.adoptions != before.adoptions:
+            self.monitor.policies[policy].start_afresh(traits.adoptions)
+        self.monitor.policies[policy].version = message.version
+        self.lineage.applied(policy, traits.changes, message.taken_env_steps)
+        self._show(policy)
+        if traits.reward_shaping != before.reward_shaping:
+            self._tell_actors(self.actors, policy)
+        if self._order is not None and self._order.policy == policy:
+            self._order = None
+
+    def _again(self, process: str) -> None:
+        """What a process that has died may have heard or not: say it to the one that takes its place."""
+        for policy, traits in enumerate(self.traits):
+            if process == str(Address("learner", policy)):
+                order = self._order if self._order is not None and self._order.policy == policy else None
+                if order is not None and order.sent:
+                    self._outbox.append(order.message)
+                elif traits.changes:
+                    self._outbox.append(SetHyperparameters(policy, traits))
+            for actor in self.actors:
+                if process == str(Address("actor", actor)):
+                    self._tell_actors([actor], policy)
+
+    def _tell_actors(self, actors: Sequence[int], policy: int) -> None:
+        if shaping := self.traits[policy].reward_shaping:
+            self._outbox += [ShapeRewards(actor, policy, shaping) for actor in actors]
+
+    def _record(
+        self, kind: str, policy: int, source: int, before: Traits, after: Traits, objectives: Mapping[int, float]
+    ) -> None:
+        scores = {str(p): one if math.isfinite(one) else None for p, one in objectives.items()}
+        event = Event(
+            kind=kind,
+            policy=policy,
+            source=source,
+            change=after.changes,
+            env_steps=self._env_steps(policy),
+            source_env_steps=self._env_steps(source),
+            elapsed_seconds=round(self.monitor.elapsed_seconds(time.monotonic()), 3),
+            scores=scores,
+            before=plain_values(before),
+            after=plain_values(after),
+            state="applied" if kind == "start" else "ordered",
+        )
+        self.lineage.add(event)
+        if kind in ("copy", "mutation"):
+            log.info("policy %d at %d env steps: %s", policy, event.env_steps, _words(event))
+
+    def _default(self) -> Traits:
+        tuned = {name: one.default for name, one in self.breeding.tuned.items()}
+        return Traits(tuned, self.breeding.shaping)
+
+    def _show(self, policy: int) -> None:
+        """Let the reports say what a policy learns with, and how it came to that."""
+        traits = self.traits[policy]
+        own = [event for event in self.lineage.events if event.policy == policy and event.state == "applied"]
+        shown = {f"pbt/{name}": value for name, value in numbers_of(plain_values(traits)).items()}
+        if self.config.with_pbt:
+            copies = [event.source for event in own if event.kind == "copy"]
+            shown |= {"pbt/copies": len(copies), "pbt/mutations": sum(event.kind == "mutation" for event in own)}
+            shown |= {"pbt/copied_from": copies[-1]} if copies else {}
+        self.monitor.policies[policy].metrics |= shown
+
+    def _show_places(self, objectives: Mapping[int, float]) -> None:
+        for place, policy in enumerate(ranked(objectives), start=1):
+            shown = {"pbt/rank": place, "pbt/objective": objectives[policy]}
+            self.monitor.policies[policy].metrics |= shown
+
+
+def objective_of(progress: PolicyProgress, name: str) -> RunningStatistic | None:
+    """The statistic by which policies are ranked; the return stands for a true reward that no environment reports."""
+    statistics = progress.statistics()
+    found = statistics.get(name) or statistics.get(f"stats/{name}")
+    return statistics["reward"] if found is None and name == "true_reward" else found
+
+
+def _words(event: Event) -> str:
+    """A decision in one line."""
+    changes = [
+        f"{name} {event.before.get(name)} -> {value}"
+        for name, value in event.after.items()
+        if value != event.before.get(name)
+    ]
+    copied = f"copies policy {event.source}" if event.kind == "copy" else "mutates"
+    return ", ".join([copied, *changes])
+
+
+def controller_of(
+    config: Config, breeding: Breeding, monitor: Monitor, traits: Sequence[Traits], actors: int
+) -> Controller | None:
+    """The controller of a run whose policies differ, or may come to; None for others."""
+    if not (config.population.with_pbt or config.population.per_policy):
+        return None
+    learning = [policy for policy in range(len(traits)) if policy not in config.frozen]
+    lineage = Lineage(config.run.run_directory, traits)
+    return Controller(breeding, monitor, lineage, traits, learning, actors)

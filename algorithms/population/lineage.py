@@ -1,0 +1,173 @@
+"""`lineage.json` of a run: everything that was decided about its policies, written before it is done."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from algorithms.runtime.traits import Traits
+from utils.errors import UsageError
+from utils.files import read_mapping, write_json_atomic
+from utils.values import is_number
+
+log = logging.getLogger(__name__)
+
+LINEAGE_FILE = "lineage.json"
+State = Literal["ordered", "applied", "taken back"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A decision about one policy.
+
+    Attributes:
+        kind: copy, mutation, start (its first values), or none: it stayed as it was.
+        policy: about which was decided.
+        source: whose weights and hyperparameters it got; itself, unless it copied.
+        change: number of the decision about this policy.
+        env_steps, source_env_steps: of both, then; once it is applied, those behind the weights that were copied.
+        elapsed_seconds: of the run.
+        scores: objective of every policy that learns; None: not finite.
+        before, after: hyperparameters, and coefficients of rewards as `reward_shaping`.
+        state: ordered; applied, when the learner has said so; taken back, when a crash has undone it.
+    """
+
+    kind: str
+    policy: int
+    source: int
+    change: int
+    env_steps: int
+    source_env_steps: int
+    elapsed_seconds: float
+    scores: Mapping[str, float | None]
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    state: State = "ordered"
+
+
+class Lineage:
+    """All decisions of a run, of all its starts.
+
+    The file is replaced as a whole, by a thread, so that a slow disk stalls nothing.
+
+    Args:
+        directory: of the run.
+        traits: of every policy at this start: what they do not know of was taken back by a crash.
+
+    Attributes:
+        events: in their order.
+    """
+
+    def __init__(self, directory: Path, traits: Sequence[Traits]) -> None:
+        self._path = directory / LINEAGE_FILE
+        self._num_policies = len(traits)
+        self.events = [_settled(event, traits) for event in _earlier_events(directory)]
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="lineage")
+        self._pending: Future[None] | None = None
+
+    def add(self, event: Event) -> None:
+        """Write it down; `written` says when that is done."""
+        self.events.append(event)
+        self._write()
+
+    def applied(self, policy: int, change: int, taken_env_steps: int | None) -> None:
+        """A learner has done what was ordered, if it was a copy with the source's state of so many env steps."""
+        for i, event in enumerate(self.events):
+            if (event.policy, event.change, event.state) == (policy, change, "ordered"):
+                taken = event.source_env_steps if taken_env_steps is None else taken_env_steps
+                self.events[i] = replace(event, state="applied", source_env_steps=taken)
+                self._write()
+
+    @property
+    def written(self) -> bool:
+        """Whether the file has all events, or could not be written."""
+        if self._pending is not None and self._pending.done():
+            self._pending.result()  # whatever is no error of the disk is a bug, and must not pass unnoticed in a thread
+            self._pending = None
+        return self._pending is None
+
+    def close(self) -> None:
+        """Wait until the file has all events."""
+        self._writer.shutdown(wait=True)
+
+    def _write(self) -> None:
+        content = {"num_policies": self._num_policies, "events": [asdict(event) for event in self.events]}
+        self._pending = self._writer.submit(_write, self._path, content)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """A disk that takes nothing costs the file, which the next event writes as a whole, and not the training."""
+    try:
+        write_json_atomic(path, content, indent=None)
+    except OSError as error:
+        log.warning("cannot write %s: %s", path, error.strerror)
+
+
+def _settled(event: Event, traits: Sequence[Traits]) -> Event:
+    """The event with what has become of it, as the checkpoints say."""
+    if event.state == "taken back" or event.policy >= len(traits):
+        return event
+    done = event.change <= traits[event.policy].changes
+    return replace(event, state="applied" if done else "taken back")
+
+
+def _earlier_events(directory: Path) -> list[Event]:
+    """Those of earlier starts. A file that is damaged is set aside: the run does not depend on it."""
+    try:
+        return read_events(directory)
+    except UsageError as error:
+        log.warning("%s; it is %s.damaged now, and another one is begun", error, LINEAGE_FILE)
+        (directory / LINEAGE_FILE).replace(directory / f"{LINEAGE_FILE}.damaged")
+        return []
+
+
+def read_events(directory: Path) -> list[Event]:
+    """The events of a run; none where it has no lineage.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    path = directory / LINEAGE_FILE
+    if not path.exists():
+        return []
+    found = read_mapping(path, own=True).get("events")
+    try:
+        if not isinstance(found, list):
+            raise TypeError("it holds no events")
+        events = [Event(**one) for one in found]
+        for event in events:
+            _check(event)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+    return events
+
+
+def _check(event: Event) -> None:
+    """Refuse an event that was not written here (TypeError)."""
+    counts = (event.policy, event.source, event.change, event.env_steps, event.source_env_steps)
+    mappings = (event.scores, event.before, event.after)
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        raise TypeError("a number is missing")
+    if not all(isinstance(mapping, dict) for mapping in mappings) or event.state not in get_args(State):
+        raise TypeError("an event is not what it must be")
+
+
+def plain_values(traits: Traits) -> dict[str, Any]:
+    """Hyperparameters and coefficients of rewards, as events hold them."""
+    shaping = {"reward_shaping": dict(traits.reward_shaping)} if traits.reward_shaping else {}
+    return json.loads(json.dumps({**traits.hyperparameters, **shaping}))  # type: ignore[no-any-return]
+
+
+def numbers_of(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of nested values, by their names joined with a slash."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        inner = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
+        if isinstance(inner, Mapping):
+            found |= numbers_of({str(key): one for key, one in inner.items()}, f"{prefix}{name}/")
+        elif is_number(inner):
+            found[f"{prefix}{name}"] = inner
+    return found

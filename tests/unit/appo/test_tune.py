@@ -1,0 +1,100 @@
+"""Other hyperparameters in a running learner: whoever makes the steps, they are those of a learner made with them."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from algorithms.appo.captured_update import WARM_UPS, CapturedUpdate
+from algorithms.appo.learner import Learner
+from algorithms.appo.numpy_update import NumpyUpdate, numpy_update
+from algorithms.appo.tune import Tune
+from tests.unit.appo.batches import ROLLOUT, batch_of, learn, learner_of
+from tests.unit.runtime.devices import RecordingDevice
+
+OTHERS = {
+    "learning_rate": 3e-3,
+    "max_grad_norm": 0.1,
+    "ppo_clip_ratio": 0.02,
+    "ppo_clip_value": 0.05,
+    "exploration_loss_coeff": 0.2,
+    "value_loss_coeff": 2.0,
+    "gamma": 0.8,
+}
+STEPS_BEFORE = 5
+Quick = Callable[[Learner], object]
+WAYS: dict[str, Quick] = {
+    "torch": lambda learner: None,
+    "numpy": numpy_update,
+    "captured": lambda learner: CapturedUpdate(learner.update, RecordingDevice()),
+}
+
+
+def trained(learner: Learner, seeds: range) -> Learner:
+    for seed in seeds:
+        assert learn(learner, batch_of(learner_of(model={"use_rnn": False}).model, seed=seed)) == 1
+    return learner
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [*OTHERS, "all"])
+def test_they_take_effect_however_steps_are_made(way: str, name: str) -> None:
+    values = OTHERS if name == "all" else {name: OTHERS[name]}
+    tuned, made_with = learner_of(model={"use_rnn": False}), learner_of(model={"use_rnn": False}, **values)
+    tune = Tune(tuned, partial(WAYS[way], tuned))  # type: ignore[arg-type]
+    assert (tuned.quick_update is None) == (way == "torch")
+    trained(tuned, range(STEPS_BEFORE))
+    left_alone = learner_of(model={"use_rnn": False})
+    for other in (made_with, left_alone):
+        other.quick_update = WAYS[way](other)  # type: ignore[assignment]
+        other.restore(tuned.state())
+    assert tune(values) == 6
+    for learner in (tuned, made_with, left_alone):
+        trained(learner, range(STEPS_BEFORE, STEPS_BEFORE + WARM_UPS + 2))
+    assert torch.equal(tuned.flat.flat, made_with.flat.flat)
+    assert not torch.equal(tuned.flat.flat, left_alone.flat.flat)
+
+
+def test_steps_are_captured_anew() -> None:
+    learner, devices = learner_of(), []
+
+    def quick_update() -> CapturedUpdate:
+        devices.append(RecordingDevice())
+        return CapturedUpdate(learner.update, devices[-1])
+
+    tune = Tune(learner, quick_update)
+    for seed in range(WARM_UPS + 2):
+        learn(learner, batch_of(learner.model, seed=seed))
+    tune({"value_loss_coeff": 5.0})
+    for seed in range(WARM_UPS + 2):
+        learn(learner, batch_of(learner.model, seed=seed))
+    assert [(len(device.captured), device.replays) for device in devices] == [(1, 2), (1, 2)]
+
+
+def test_a_twin_in_numpy_comes_and_goes_with_the_options_it_knows() -> None:
+    learner = learner_of(model={"use_rnn": False})
+    tune = Tune(learner, partial(numpy_update, learner))
+    assert isinstance(learner.quick_update, NumpyUpdate)
+    tune({"kl_loss_coeff": 0.1})
+    assert learner.quick_update is None
+    tune({"kl_loss_coeff": 0.0})
+    assert isinstance(learner.quick_update, NumpyUpdate)
+
+
+def test_an_adapted_rate_stays_unless_another_one_is_set() -> None:
+    learner = learner_of(lr_schedule="kl_adaptive_minibatch", lr_schedule_kl_threshold=1e-9)
+    tune = Tune(learner, lambda: None)
+    learn(learner, batch_of(learner.model))
+    adapted = float(learner.optimizer.learning_rate)
+    assert adapted < 1e-2
+    tune({"gamma": 0.9})
+    assert float(learner.optimizer.learning_rate) == adapted
+    tune({"learning_rate": 0.25})
+    assert float(learner.optimizer.learning_rate) == 0.25
+
+
+def test_the_size_of_batches_and_minibatches() -> None:
+    learner = learner_of(num_batches_per_iteration=2)
+    assert Tune(learner, lambda: None)({"batch_size": 2 * ROLLOUT}) == 4
+    assert learn(learner, batch_of(learner.model)) == 3  # six columns by two
