@@ -1,0 +1,224 @@
+"""Main's part of self-play: when a version of the policy joins the pool, who is drawn how often, who has won."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from algorithms.appo.config import Config
+from algorithms.population.past import PastVersions
+from algorithms.population.ratings import Record, probabilities, rating_of
+from algorithms.runtime.arena import Arena
+from algorithms.runtime.checkpointing import Table
+from algorithms.runtime.games import LEARNER
+from algorithms.runtime.messages import (
+    Address,
+    Casts,
+    GamesDone,
+    Message,
+    PlacesLeft,
+    VersionDue,
+    WorkerRestarted,
+)
+from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.state_block import StateBlock
+from algorithms.runtime.topology import Topology
+from algorithms.runtime.weights import WeightRing
+
+log = logging.getLogger(__name__)
+
+RECAST_SECONDS = 1.0
+"""Between changes of the probabilities by new results."""
+
+
+@dataclass
+class Opponent:
+    """A version in the pool.
+
+    Attributes:
+        place: policy number under which it plays.
+        env_steps: that it had learned from.
+        rating: of the learner then.
+        scores: of the learner in the last games against it: 1, 0.5 or 0.
+    """
+
+    place: int
+    env_steps: int
+    rating: float
+    scores: deque[float] = field(default_factory=deque)
+
+    @property
+    def record(self) -> Record:
+        """For the rating."""
+        return Record(self.rating, len(self.scores), sum(self.scores))
+
+
+class Pool(NamedTuple):
+    """Where versions are.
+
+    Attributes:
+        block: state of the learner, from which versions are taken.
+        rings: weights that play in each place.
+        past: on disk.
+    """
+
+    block: StateBlock
+    rings: Mapping[int, WeightRing]
+    past: PastVersions
+
+
+class SelfPlay:
+    """The pool of past versions. It waits for nothing: it hears reports and says what is to be sent.
+
+    There is one place more than versions in the pool. A version that leaves the pool is drawn no more, and its place is
+    free when no group plays there any more; until then nothing joins. So every game is played to its end by who began
+    it.
+
+    Args:
+        config: all flags.
+        topology: of the run.
+        pool: where versions are.
+        monitor: told the figures.
+        resumed: env steps from which the learner goes on; None: it begins.
+    """
+
+    def __init__(
+        self, config: Config, topology: Topology, pool: Pool, monitor: Monitor, resumed: int | None = None
+    ) -> None:
+        self.config, self.topology, self.pool, self.monitor = config.population, topology, pool, monitor
+        self.window = config.logging.stats_avg
+        self.opponents: list[Opponent] = []
+        self._leaving: dict[int, int] = {}  # place -> number of the casts that have left it out
+        self._answers = dict.fromkeys(range(topology.num_groups), 0)
+        self._number = self._games = self._past_steps = 0
+        self._outbox: list[Message] = []
+        self._changed, self._cast_at = False, 0.0
+        for version in pool.past.load(-1 if resumed is None else resumed, self.config.self_play_pool_size):
+            self._join(version.env_steps, version.rating, version.weights)
+        self._due = not self.opponents  # the first version is the policy as it begins
+        if self.opponents:
+            self._cast(range(topology.num_actors))
+
+    def handle(self, message: Message) -> None:
+        """Take in a report."""
+        match message:
+            case VersionDue():
+                self._due = True
+            case GamesDone():
+                self._score(message)
+            case PlacesLeft(group, number):
+                self._answers[group] = max(number, self._answers[group])
+                heard = min(self._answers.values())
+                self._leaving = {place: since for place, since in self._leaving.items() if since > heard}
+            case WorkerRestarted(process):
+                self._again(process)
+
+    def tick(self) -> Iterator[Message]:
+        """What is to be sent now."""
+        if self._due and self.pool.block.writes and self._free_places():
+            self._take()
+        if self._changed and time.monotonic() - self._cast_at >= RECAST_SECONDS:
+            self._cast(range(self.topology.num_actors))
+        messages, self._outbox = self._outbox, []
+        yield from messages
+
+    def close(self) -> None:
+        """Wait until the pool is on disk."""
+        self.pool.past.close()
+
+    @property
+    def rating(self) -> float:
+        """Of the learner."""
+        return rating_of([one.record for one in self.opponents])
+
+    def _free_places(self) -> list[int]:
+        taken = {one.place for one in self.opponents} | self._leaving.keys()
+        return [place for place in self.pool.rings if place not in taken]
+
+    def _take(self) -> None:
+        """Let the learner's latest state join the pool, and the oldest version leave it."""
+        state = self.pool.block.read()
+        assert state is not None
+        self._due, env_steps, rating = False, int(state.meta["env_steps"]), self.rating
+        if self.opponents and env_steps <= self.opponents[-1].env_steps:
+            return
+        self.pool.past.add(state, rating)
+        self._join(env_steps, rating, state.vectors[0])
+        if len(self.opponents) > self.config.self_play_pool_size:
+            oldest = self.opponents.pop(0)
+            self._leaving[oldest.place] = self._number + 1
+            self.pool.past.remove(oldest.env_steps)
+        self._cast(range(self.topology.num_actors))
+        self._show()
+        log.info("policy at %d env steps joins the %d past versions", env_steps, len(self.opponents) - 1)
+
+    def _join(self, env_steps: int, rating: float, weights: Any) -> None:
+        place = self._free_places()[0]
+        ring = self.pool.rings[place]
+        ring.publish(weights, ring.published + 1)
+        self.opponents.append(Opponent(place, env_steps, rating, deque(maxlen=self.window)))
+
+    def _cast(self, actors: Sequence[int]) -> None:
+        """Tell actors who is in the pool, and how often to draw each."""
+        self._number += 1
+        self._changed, self._cast_at = False, time.monotonic()
+        self._say(actors)
+
+    def _say(self, actors: Sequence[int]) -> None:
+        places, versions = ([getattr(one, name) for one in self.opponents] for name in ("place", "env_steps"))
+        chances = probabilities([one.record for one in self.opponents], self.config.self_play_opponents)
+        self._outbox += [Casts(actor, self._number, tuple(places), tuple(versions), tuple(chances)) for actor in actors]
+
+    def _again(self, process: str) -> None:
+        """Tell an actor that takes the place of a dead one; until it answers, nothing is known of its groups."""
+        for actor in range(self.topology.num_actors):
+            if process == str(Address("actor", actor)) and self._number:
+                self._answers |= dict.fromkeys(self.topology.groups_of(actor), 0)
+                self._say([actor])
+
+    def _score(self, done: GamesDone) -> None:
+        self._past_steps += done.past_steps
+        by_version = {one.env_steps: one for one in self.opponents}
+        for version, difference in zip(done.version.tolist(), done.difference.tolist(), strict=True):
+            self._games += 1
+            if version in by_version:
+                by_version[version].scores.append(0.5 + 0.5 * (difference > 0) - 0.5 * (difference < 0))
+        self._changed = self.config.self_play_opponents == "hard" and bool(self.opponents)
+        self._show()
+
+    def _show(self) -> None:
+        """Let the reports say how it goes."""
+        records = [one.record for one in self.opponents]
+        rates = [one.score / one.games for one in records if one.games]
+        shown = {"rating": self.rating, "pool": len(records), "games": self._games, "past_steps": self._past_steps}
+        if rates:
+            shown |= {"win_rate": sum(rates) / len(rates), "win_rate_min": min(rates)}
+        self.monitor.policies[LEARNER].metrics |= {f"selfplay/{name}": float(value) for name, value in shown.items()}
+
+
+def self_play_of(
+    config: Config,
+    topology: Topology,
+    arena: Arena,
+    table: Table,
+    monitor: Monitor,
+    resumed: Mapping[str, Any],
+) -> SelfPlay | None:
+    """The pool of a run with `--self_play`; None for others.
+
+    Args:
+        config: all flags.
+        topology: of the run.
+        arena: its memory.
+        table: name and shape of every weight.
+        monitor: told the figures.
+        resumed: plain state of the learner's checkpoint; {}: there is none.
+    """
+    if not topology.num_past:
+        return None
+    rings = {place: WeightRing(arena, place) for place in range(topology.num_policies, topology.num_acting)}
+    past = PastVersions(config.run.run_directory / f"checkpoint_p{LEARNER}", table)
+    env_steps = int(resumed["env_steps"]) if resumed else None
+    return SelfPlay(config, topology, Pool(StateBlock(arena, LEARNER), rings, past), monitor, env_steps)
