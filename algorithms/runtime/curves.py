@@ -1,0 +1,119 @@
+"""Learning curves as a run keeps them: the mean return of its last episodes over env steps and hours."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from utils.metrics import read_metrics, without_lost
+from utils.values import is_number
+
+METRICS_FILE = "metrics.jsonl"
+RETURN = "reward/mean"
+LONGEST_TRACE = 4096  # points; of a longer one every second is forgotten
+
+Axis = Literal["env_steps", "hours"]
+
+
+class Point(NamedTuple):
+    """What one report said."""
+
+    env_steps: float
+    hours: float
+    value: float
+
+    def at(self, axis: Axis) -> float:
+        """Where it is on this axis."""
+        return self.env_steps if axis == "env_steps" else self.hours
+
+
+def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
+    """The curve of a run, without what a crash took back; of several policies that which ends best.
+
+    Raises:
+        UsageError: its metrics cannot be read.
+    """
+    curves: dict[object, list[Point]] = {}
+    for record in without_lost(read_metrics(directory / METRICS_FILE)):
+        value, env_steps, seconds = (record.get(name) for name in (tag, "env_steps", "elapsed_seconds"))
+        if is_number(value) and is_number(env_steps) and is_number(seconds):
+            curves.setdefault(record["policy"], []).append(Point(env_steps, seconds / 3600, value))
+    return max(curves.values(), key=lambda curve: curve[-1].value, default=[])
+
+
+def value_at(curve: Sequence[Point], axis: Axis, x: float) -> float | None:
+    """The value at a place of the axis, on a line between its neighbours; None where the curve has not been."""
+    after = bisect_right(curve, x, key=lambda point: point.at(axis))
+    if after == 0 or (after == len(curve) and curve[-1].at(axis) < x):
+        return None
+    left = curve[after - 1]
+    if after == len(curve) or left.at(axis) == x:
+        return left.value
+    right = curve[after]
+    share = (x - left.at(axis)) / (right.at(axis) - left.at(axis))
+    return left.value + share * (right.value - left.value)
+
+
+class Trace:
+    """A figure over time, however long, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._values: list[float] = []
+
+    def add(self, seconds: float, value: float) -> None:
+        """Add a value; what was known of this time and later is forgotten, as a resumed run does it again."""
+        at = len(self._seconds)
+        while at and self._seconds[at - 1] >= seconds:
+            at -= 1
+        self._seconds[at:], self._values[at:] = [seconds], [value]
+        if len(self._seconds) > LONGEST_TRACE:
+            del self._seconds[::2], self._values[::2]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def last(self) -> float:
+        """The newest value; -inf if there is none."""
+        return self._values[-1] if self._values else -math.inf
+
+    def resampled(self, count: int) -> list[float]:
+        """So many means over equal parts of the time; a part without a value repeats the one before it."""
+        if not self._values or count < 1:
+            return []
+        start = self._seconds[0]
+        width = (self._seconds[-1] - start) / count or 1.0
+        sums, counts = [0.0] * count, [0] * count
+        for seconds, value in zip(self._seconds, self._values, strict=True):
+            part = min(count - 1, int((seconds - start) / width))
+            sums[part] += value
+            counts[part] += 1
+        means = [self._values[0]]
+        for total, number in zip(sums, counts, strict=True):
+            means.append(total / number if number else means[-1])
+        return means[1:]
+
+
+class ReturnTraces:
+    """The mean return of every policy over time.
+
+    Args:
+        records: of metrics.jsonl, with which it begins.
+    """
+
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._traces: dict[object, Trace] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take in a record of metrics.jsonl, or what claims to be one."""
+        policy, seconds, value = (record.get(name) for name in ("policy", "elapsed_seconds", RETURN))
+        if is_number(policy) and is_number(seconds) and is_number(value):
+            self._traces.setdefault(policy, Trace()).add(seconds, value)
+
+    def best(self) -> Trace:
+        """That of the policy which is best now."""
+        return max(self._traces.values(), key=lambda trace: trace.last, default=Trace())

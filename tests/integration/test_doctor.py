@@ -1,0 +1,43 @@
+"""`appo doctor` as a person calls it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.runs import DEADLINE_SECONDS, ROOT
+
+MAIN = "import sys; from algorithms.cli import main; sys.exit(main())"
+
+
+def run(cwd: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", MAIN, "doctor", *argv]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+    )
+
+
+@pytest.mark.slow
+def test_an_environment_is_examined_and_flags_are_recommended_that_exist(tmp_path: Path) -> None:
+    done = run(tmp_path, "--env=CartPole-v1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    names = [check["name"] for check in found["checks"]]
+    assert names[-6:] == ["env", "seeding", "episodes", "step time", "leaks", "recommended"]
+    assert {check["state"] for check in found["checks"] if check["name"] in ("seeding", "episodes", "leaks")} == {"ok"}
+    assert found["recommended"]["num_workers"] >= 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_environment_that_cannot_be_made_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def Broken():\n    raise ValueError('out of cheese')\n")
+    done = run(tmp_path, "--env=mine:Broken")
+    assert (done.returncode, done.stderr) == (1, "")
+    last, verdict = done.stdout.splitlines()[-2:]
+    assert last.startswith("bad   env ")
+    assert "out of cheese" in last
+    assert verdict == "training will not work before what is bad has changed"
