@@ -1,7 +1,39 @@
-"""The algorithms: what to learn, which processes exist, and the maths they share."""
+"""The algorithms: what to learn, which processes exist, and the maths they share.
 
+`from algorithms import load_policy, train` is for programs: docs/python_api.md. What stands behind these names is
+imported with the first use of one, so that the command line and actors pay nothing for it.
+"""
+
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from algorithms.policy import Policy as Policy
+    from algorithms.policy import load_policy as load_policy
+    from algorithms.runtime.callbacks import Callbacks as Callbacks
+    from algorithms.training import Report as Report
+    from algorithms.training import Result as Result
+    from algorithms.training import Training as Training
+    from algorithms.training import train as train
+
+PUBLIC = {
+    "Callbacks": "algorithms.runtime.callbacks",
+    "Policy": "algorithms.policy",
+    "load_policy": "algorithms.policy",
+    "Report": "algorithms.training",
+    "Result": "algorithms.training",
+    "Training": "algorithms.training",
+    "train": "algorithms.training",
+}
+"""What programs use, and where it is."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(PUBLIC[name]), name)
 
 
 def _check_siblings() -> None:

@@ -1,0 +1,59 @@
+"""Who looks at a run while it is trained: an evaluation of its checkpoints, a tracker, TensorBoard's table of runs."""
+
+import json
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from algorithms.appo.config import FLAGS_BY_PART, Config
+from algorithms.runtime.companion import Companion
+from algorithms.runtime.config import RunConfig
+from algorithms.runtime.janitor import Janitor
+from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.tracking import Tracker, is_installed, wandb_settings
+from utils.errors import UsageError
+
+HYPERPARAMETERS = ("seed", *FLAGS_BY_PART["env"], *FLAGS_BY_PART["learning"], *FLAGS_BY_PART["model"])
+"""Flags that TensorBoard's table of runs has."""
+
+
+def check_companions(config: Config) -> None:
+    """Refuse a tracker that is not installed (UsageError)."""
+    if config.logging.with_wandb and not is_installed():
+        raise UsageError('--with_wandb needs the package wandb: pip install "appo[wandb]"')
+
+
+def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
+    """Tell TensorBoard the flags of a run, and start the tracker if one is wanted."""
+    flags = config.to_flat() | {"seed": seed}
+    for writer in monitor.writers:
+        writer.describe({name: flags[name] for name in HYPERPARAMETERS})
+    if config.logging.with_wandb:
+        monitor.tracker = Tracker(wandb_settings(flags), _log_path(config, "wandb"), janitor)
+
+
+def evaluation_of(config: Config, janitor: Janitor) -> AbstractContextManager[object]:
+    """Who plays the newest checkpoints while this is entered."""
+    flags = config.logging
+    if not flags.eval_every_sec:
+        return nullcontext()
+    words = (
+        "evaluate",
+        str(config.run.run_directory.absolute()),
+        f"--every_sec={flags.eval_every_sec}",
+        f"--episodes={flags.eval_episodes}",
+        f"--seed={flags.eval_seed}",
+        f"--env_kwargs={json.dumps(flags.eval_env_kwargs)}",
+    )
+    return Companion(words, _log_path(config, "evaluator"), janitor)
+
+
+def saved_in_time(config: Config) -> RunConfig:
+    """The flags of saving; whoever evaluates needs a checkpoint each time."""
+    run, seconds = config.run, config.logging.eval_every_sec
+    return replace(run, save_every_sec=min(run.save_every_sec, math.ceil(seconds))) if seconds else run
+
+
+def _log_path(config: Config, name: str) -> Path:
+    return (config.run.run_directory / "logs" / f"{name}.log").absolute()

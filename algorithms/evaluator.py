@@ -1,0 +1,226 @@
+"""`appo evaluate`: plays checkpoints of a run, beside training or after it, and keeps the one that plays best."""
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from algorithms.appo.config import Config
+from algorithms.appo.runs import find_run_folder
+from algorithms.evaluation import EVALUATED_METRIC, FOLDERS, Run, find_run, load_player, make_envs, play
+from algorithms.evaluation_config import EvaluationConfig
+from algorithms.evaluator_config import EvaluatorConfig
+from algorithms.runtime.plain_state import read_plain
+from algorithms.runtime.status import read_status
+from envs.spec import GroupEnv
+from utils import checkpoint, cpu
+from utils.command_line import say
+from utils.errors import CheckpointError, EnvironmentFailure
+from utils.hashed_files import Content
+from utils.metrics import EventWriter, MetricsLog
+
+MODES = {"sampled": False, "most_probable": True}
+"""How actions are chosen -> whether the most probable one is taken."""
+
+CONFIDENCE_PERCENT = 95
+RESAMPLES = 2000
+LONGEST_SLEEP_SECONDS = 1.0
+LIVING_STATES = ("starting", "training")
+
+
+class Evaluation(NamedTuple):
+    """How a policy has played, in one mode.
+
+    Attributes:
+        low, high: confidence interval of the mean return.
+    """
+
+    policy: int
+    env_steps: int
+    mode: str
+    episodes: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    seconds: float
+
+    def line(self) -> str:
+        """One line."""
+        return (
+            f"policy {self.policy} at {self.env_steps} env steps, {self.mode.replace('_', ' ')} actions: return "
+            f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] over {self.episodes} episodes"
+        )
+
+
+def evaluate(config: EvaluatorConfig) -> int:
+    """Evaluate the newest checkpoint of every policy of a run, and go on with newer ones if asked to; the exit code.
+
+    Raises:
+        UsageError: there is no such run, or its environment cannot be made.
+        CheckpointError: there is nothing to evaluate, or nothing that can be used.
+        EnvironmentFailure: the environment raised.
+    """
+    directory = find_run_folder(config.run, Path(config.train_dir))
+    cpu.limit_threads(1)
+    if config.every_sec:
+        _give_way()
+    with Evaluator(directory, config) as evaluator:
+        if config.every_sec:
+            evaluator.follow()
+        elif not evaluator.look():
+            raise CheckpointError(f"run {directory.name} has no checkpoint yet")
+    return 0
+
+
+class Evaluator:
+    """Plays the newest checkpoints of a run, every policy in the same episodes.
+
+    Args:
+        directory: of the run.
+        config: how.
+    """
+
+    def __init__(self, directory: Path, config: EvaluatorConfig) -> None:
+        self.directory, self.config = directory, config
+        self.results = directory / "eval"
+        self._seen: dict[int, str] = {}
+        self._envs: GroupEnv | None = None
+        self._writers: dict[int, EventWriter] = {}
+
+    def __enter__(self) -> Self:
+        self.results.mkdir(exist_ok=True)
+        self._log = MetricsLog(self.results / "results.jsonl")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._close_envs()
+        self._log.close()
+        for writer in self._writers.values():
+            writer.close()
+
+    def follow(self) -> None:
+        """Look again and again, until the run has ended and its last checkpoint is evaluated."""
+        while True:
+            due = time.monotonic() + self.config.every_sec
+            living = read_status(self.directory).get("state") in LIVING_STATES
+            try:
+                self.look()
+            except (CheckpointError, EnvironmentFailure) as error:  # the next checkpoint may do better
+                sys.stderr.write(f"warning: {error}\n")
+                self._close_envs()
+            if not living:  # its last checkpoint was there before it said so
+                return
+            while (left := due - time.monotonic()) > 0:
+                time.sleep(min(left, LONGEST_SLEEP_SECONDS))
+
+    def look(self) -> list[Evaluation]:
+        """Evaluate what is new since the last look.
+
+        Raises:
+            UsageError, CheckpointError, EnvironmentFailure: as `evaluate`.
+        """
+        parents = {path.name[12:]: path for path in self.directory.glob("checkpoint_p*")}
+        policies = sorted(int(number) for number in parents if number.isdecimal())
+        return [one for policy in policies for one in self._look_at(policy, parents[str(policy)])]
+
+    def _look_at(self, policy: int, parent: Path) -> list[Evaluation]:
+        newest = max((path.name for path in parent.glob("ckpt_*")), default=None)
+        if newest is None or newest == self._seen.get(policy):
+            return []
+        self._seen[policy] = newest
+        run = find_run(self._flags(policy, deterministic=False))
+        found = [self._evaluated(run, policy, mode) for mode in MODES]
+        for one in found:
+            say(one.line())
+            self._log.append(one._asdict())
+        self._show(policy, found)
+        (chosen,) = (one for one in found if one.mode == self.config.best_by)
+        self._keep_if_best(parent / FOLDERS["best_evaluated"], run, chosen)
+        return found
+
+    def _flags(self, policy: int, *, deterministic: bool) -> EvaluationConfig:
+        return EvaluationConfig(
+            train_dir=str(self.directory.parent),
+            experiment=self.directory.name,
+            policy_index=policy,
+            max_num_episodes=self.config.episodes,
+            max_num_frames=self.config.max_num_frames,
+            deterministic=deterministic,
+            no_render=True,
+        )
+
+    def _evaluated(self, run: Run, policy: int, mode: str) -> Evaluation:
+        flags, begin = self._flags(policy, deterministic=MODES[mode]), time.monotonic()
+        envs = self._envs = self._envs or make_envs(_overruled(run.config, self.config), flags)
+        player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
+        returns = [episode.episode_return for episode in play(envs, player, flags, self.config.seed)]
+        mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (float("nan"),) * 2
+        seconds = time.monotonic() - begin
+        return Evaluation(policy, env_steps, mode, len(returns), mean, std, *interval(returns), seconds)
+
+    def _show(self, policy: int, found: list[Evaluation]) -> None:
+        """TensorBoard's curves."""
+        if policy not in self._writers:
+            self._writers[policy] = EventWriter(self.results / ".summary" / f"p{policy}")
+        tags = {f"eval/{one.mode}_{name}": getattr(one, name) for one in found for name in ("mean", "low", "high")}
+        self._writers[policy].add(found[0].env_steps, tags)
+
+    def _keep_if_best(self, folder: Path, run: Run, one: Evaluation) -> None:
+        """Keep a checkpoint instead of the best before, if its mean is higher; says whether the intervals are apart."""
+        before = best_kept(folder)
+        if not one.episodes or (before and one.mean <= before["value"]):
+            return
+        mark = {"metric": EVALUATED_METRIC, "value": one.mean, "low": one.low, "high": one.high}
+        state = read_plain(run.files["state.json"]) | {"best": mark}
+        files: dict[str, Content] = {**run.files, "state.json": json.dumps(state, indent=1).encode()}
+        path = checkpoint.save(folder, run.checkpoint.name, files)
+        for other in folder.glob("ckpt_*"):
+            if other != path:
+                checkpoint.remove(other)
+        sure = "" if before is None or one.low > before["high"] else "; the intervals overlap, so that may be chance"
+        say(f"the best so far: {path}{sure}")
+
+    def _close_envs(self) -> None:
+        if self._envs is not None:
+            self._envs.close()
+        self._envs = None
+
+
+def interval(returns: list[float]) -> tuple[float, float]:
+    """Confidence interval of the mean, by resampling; the same for the same returns.
+
+    Source: Efron 1979, "Bootstrap methods: another look at the jackknife"; percentiles.
+    """
+    if not returns:
+        return float("nan"), float("nan")
+    picks = np.random.default_rng(0).integers(len(returns), size=(RESAMPLES, len(returns)))
+    tail = (100 - CONFIDENCE_PERCENT) / 2
+    low, high = np.percentile(np.asarray(returns)[picks].mean(axis=1), (tail, 100 - tail))
+    return float(low), float(high)
+
+
+def best_kept(folder: Path) -> dict[str, float] | None:
+    """What the best evaluated checkpoint says of itself: value, low and high; None without one that can be read."""
+    for path in sorted(folder.glob("ckpt_*"), reverse=True):
+        with contextlib.suppress(CheckpointError, KeyError):
+            kept = read_plain(checkpoint.read(path, "state.json"))["best"]
+            return {name: float(kept[name]) for name in ("value", "low", "high")}
+    return None
+
+
+def _overruled(saved: Config, config: EvaluatorConfig) -> Config:
+    return replace(saved, env=replace(saved.env, env_kwargs={**saved.env.env_kwargs, **config.env_kwargs}))
+
+
+def _give_way() -> None:
+    """Run only when nothing else wants the core."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

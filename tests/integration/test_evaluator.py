@@ -1,0 +1,107 @@
+"""Evaluating checkpoints: the same episodes each time, intervals, the best one, and beside training."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from algorithms import cli, evaluator
+from algorithms.evaluator import Evaluation, Evaluator, best_kept, interval
+from algorithms.evaluator_config import EvaluatorConfig
+from tests.integration.enjoying import copied, enjoyed
+from tests.integration.runs import train
+from utils import checkpoint
+from utils.errors import CheckpointError, UsageError
+
+
+def results(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "eval" / "results.jsonl").read_text().splitlines()]
+
+
+def test_the_newest_checkpoint_plays_the_same_episodes_each_time(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(runs, "counter", tmp_path, "/600", "/500")
+    words = ["--experiment=counter", "--deterministic", "--seed=7", "--max_num_episodes=6"]
+    played = enjoyed(capfd, tmp_path, *words)
+    for _ in range(2):
+        assert cli.evaluate([str(run), "--episodes=6", "--seed=7"]) == 0
+    assert capfd.readouterr().out.count("policy 0 at 600 env steps, ") == 4
+    (sampled, probable), again = results(run)[:2], results(run)[2:]
+    without_time = [{**one, "seconds": 0} for one in (sampled, probable)]
+    assert without_time == [{**one, "seconds": 0} for one in again]
+    assert [one["mode"] for one in (sampled, probable)] == ["sampled", "most_probable"]
+    assert (probable["env_steps"], probable["policy"], probable["episodes"]) == (600, 0, 6)
+    assert (probable["mean"], probable["std"]) == (pytest.approx(played["mean"]), pytest.approx(played["std"]))
+    assert probable["low"] <= probable["mean"] <= probable["high"]
+    best = enjoyed(capfd, tmp_path, *words, "--load_checkpoint_kind=best_evaluated")
+    assert best["checkpoint"].endswith("checkpoint_p0/best_evaluated/ckpt_000000000600")
+    assert best["mean"] == played["mean"]
+
+
+def test_only_a_better_one_takes_the_place_of_the_best(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(runs, "counter", tmp_path, "/100")
+    means = {100: (1.0, 0.5, 1.5), 200: (0.9, 0.8, 1.0), 300: (1.2, 1.0, 1.4), 400: (2.0, 1.5, 2.5)}
+
+    def evaluated(self: Evaluator, run: Any, policy: int, mode: str) -> Evaluation:
+        steps = int(run.checkpoint.name[5:])
+        mean, low, high = means[steps]
+        factor = 1.0 if mode == "most_probable" else -1.0  # by which the best is not chosen
+        return Evaluation(policy, steps, mode, 5, factor * mean, 0.1, low, high, 0.0)
+
+    monkeypatch.setattr(Evaluator, "_evaluated", evaluated)
+    parent = run / "checkpoint_p0"
+    files: dict[str, checkpoint.Content] = {**checkpoint.contents(parent / "ckpt_000000000100")}
+    kept = []
+    with Evaluator(run, EvaluatorConfig(best_by="most_probable")) as one:
+        for steps in means:
+            checkpoint.save(parent, checkpoint.checkpoint_name(steps), files)
+            assert len(one.look()) == 2
+            assert one.look() == []  # nothing new
+            (name,) = (path.name for path in (parent / "best_evaluated").iterdir())
+            kept.append((int(name[5:]), "may be chance" in capsys.readouterr().out))
+    assert kept == [(100, False), (100, False), (300, True), (400, False)]
+    assert best_kept(parent / "best_evaluated") == {"value": 2.0, "low": 1.5, "high": 2.5}
+
+
+def test_intervals() -> None:
+    assert interval([3.0, 3.0, 3.0]) == (3.0, 3.0)
+    returns = np.random.default_rng(1).normal(10.0, 2.0, 400).tolist()
+    low, high = interval(returns)
+    assert (low, high) == pytest.approx((np.mean(returns) - 0.196, np.mean(returns) + 0.196), abs=0.03)
+    assert interval(returns) == (low, high)
+    assert np.isnan(interval([])).all()
+
+
+def test_nothing_to_evaluate(runs: Path, tmp_path: Path) -> None:
+    run = copied(runs, "counter", tmp_path)
+    with pytest.raises(CheckpointError, match="run counter has no checkpoint yet"):
+        cli.evaluate([str(run)])
+    with pytest.raises(UsageError, match="there is no run nothing"):
+        cli.evaluate(["nothing"])
+    with pytest.raises(UsageError, match="appo evaluate needs a run"):
+        cli.evaluate([])
+
+
+def test_following_ends_after_the_last_checkpoint(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = copied(runs, "counter", tmp_path, "/600")
+    (run / "status.json").write_text('{"state": "finished"}')
+    monkeypatch.setattr(evaluator, "_give_way", lambda: None)  # this process is the suite's
+    assert cli.evaluate([str(run), "--every_sec=0.001", "--episodes=2"]) == 0
+    assert len(results(run)) == 2
+
+
+@pytest.mark.slow
+def test_beside_training(tmp_path: Path) -> None:
+    small = {"env": "toy/Counter-v0", "use_rnn": False, "encoder_mlp_layers": "16", "train_for_seconds": 12}
+    workers = {"inference": "local", "num_workers": 1, "eval_every_sec": 1, "eval_episodes": 3}
+    run = train(tmp_path / "run", **small, **workers)
+    assert len(results(run.directory)) >= 2
+    assert list(run.directory.glob("checkpoint_p0/best_evaluated/ckpt_*"))
+    broken = train(tmp_path / "broken", **small, **workers, eval_env_kwargs='{"no_such_argument": 1}')
+    assert broken.status["state"] == "finished"
+    assert "appo evaluate ended before its time with exit code 2" in broken.stderr

@@ -1,0 +1,145 @@
+"""Policies as ONNX files: the same outputs as the network, the same actions as `load_policy` and enjoy."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from algorithms import cli, load_policy
+from algorithms.appo.build import new_model
+from algorithms.appo.config import Config
+from algorithms.evaluation import Player, Run
+from algorithms.evaluation_config import EvaluationConfig
+from algorithms.policy import Policy
+from envs.spaces import spec_of
+from utils.errors import UsageError
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+from algorithms import export as exporting  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+OBSERVATIONS = 1000
+
+
+def session_of(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    ["memory", pytest.param("cartpole", marks=pytest.mark.slow), pytest.param("windowed", marks=pytest.mark.slow)],
+)
+def test_it_gives_the_actions_of_the_policy_on_a_thousand_observations(
+    runs: Path,
+    tmp_path: Path,
+    experiment: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "policy.onnx"
+    assert cli.export([str(runs / experiment), "-o", str(path)]) == 0
+    assert "checked on 1000 random observations" in capsys.readouterr().out
+    session, policy = session_of(path), load_policy(runs / experiment)
+    names = [each.name for each in session.get_inputs()]
+    random = np.random.default_rng(0)
+    state = np.zeros((1, policy.model.rnn_state_size), np.float32)
+    for step in range(OBSERVATIONS):
+        observation = random.normal(size=policy.spec.observations["obs"].shape).astype(np.float32)
+        first = step == 0 or random.random() < 0.05
+        if first:
+            policy.reset()
+        inputs = {"obs": observation[None], "first": np.array([first]), "rnn_state": state}
+        action, _, _, *after = session.run(None, {name: inputs[name] for name in names})
+        expected = policy.act(observation, deterministic=True)
+        assert np.allclose(action[0], expected, atol=1e-5)
+        state = after[0] if after else state
+    if experiment == "cartpole":
+        monkeypatch.chdir(tmp_path)
+        (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL)
+        exec(block, {})
+    assert json.loads(session.get_modelmeta().custom_metadata_map["appo"])["env_steps"] == policy.env_steps
+
+
+BOX = spaces.Box(-1.0, 2.0, (3,), np.float32)
+MASKED = spaces.Dict({"obs": BOX, "place": spaces.Discrete(4), "action_mask": spaces.Box(0, 1, (5,), np.int8)})
+IMAGE = spaces.Dict({"obs": spaces.Box(0, 255, (40, 40, 3), np.uint8), "speed": BOX})
+MIXED = spaces.Tuple((spaces.Discrete(3, start=7), spaces.Box(-0.1, 0.1, (2,)), spaces.MultiBinary(3)))
+CASES = {
+    "masked": (MASKED, spaces.Discrete(5, start=2), {"use_rnn": False, "normalize_input": False}),
+    "lstm": (BOX, MIXED, {"rnn_type": "lstm", "rnn_num_layers": 2, "actor_critic_share_weights": False}),
+    "image": (IMAGE, spaces.MultiDiscrete([2, 4]), {"normalize_images": True}),
+    "impala": (IMAGE, spaces.Discrete(2), {"encoder_type": "resnet", "use_spectral_norm": True}),
+}
+
+
+def untrained(seen: tuple[spaces.Space[Any], spaces.Space[Any]], flags: dict[str, Any]) -> Policy:
+    """A policy with random weights and statistics."""
+    torch.manual_seed(0)
+    config = Config.from_flat({"env": "none", "hidden_size": 16, "encoder_mlp_layers": [16], **flags})
+    spec = spec_of(*seen)
+    flat = new_model(config, spec, "cpu")
+    with torch.no_grad():
+        flat.flat.add_(torch.rand(flat.flat.shape) * 0.2)
+    flat.module.eval()
+    return Policy(Run(Path("none"), config, Path("none"), {}), Player(flat, spec, EvaluationConfig(), 0), seen, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_kind_of_model_and_space(tmp_path: Path, case: str) -> None:
+    observation_space, action_space, flags = CASES[case]
+    policy = untrained((observation_space, action_space), flags)
+    path = tmp_path / "policy.onnx"
+    assert exporting.export_policy(policy, path).worst < exporting.TOLERANCE
+    assert [entry.name for entry in tmp_path.iterdir()] == ["policy.onnx"]
+    session = session_of(path)
+    observation_space.seed(0)
+    for _ in range(20):
+        observation = observation_space.sample()
+        policy.reset()
+        obs = policy._writer.empty(1)
+        policy._writer.write_row(obs, 0, observation)
+        inputs = obs | {"first": np.ones(1, np.bool_), "rnn_state": np.zeros((1, policy.model.rnn_state_size), "f")}
+        names = [each.name for each in session.get_inputs()]
+        action = session.run(["action"], {name: inputs[name] for name in names})[0][0]
+        expected = spaces.flatten(action_space, policy.act(observation, deterministic=True))
+        if case == "lstm":  # flatten makes one-hot vectors of choices
+            expected = np.concatenate([[7 + int(expected[:3].argmax())], expected[3:]])
+        elif case != "impala" and isinstance(action_space, spaces.Discrete):
+            expected = np.array([2 + int(expected.argmax())])
+        elif isinstance(action_space, spaces.MultiDiscrete):
+            expected = np.array([expected[:2].argmax(), expected[2:].argmax()])
+        else:
+            expected = np.array([expected.argmax()])
+        assert np.allclose(action, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_file_that_computes_something_else_is_not_kept(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = exporting._computed
+
+    def other(*arguments: Any) -> dict[str, Any]:
+        outputs = computed(*arguments)
+        return outputs | {"value": outputs["value"] + 0.1}
+
+    monkeypatch.setattr(exporting, "_computed", other)
+    with pytest.raises(exporting.ExportError, match="differs from the policy by"):
+        exporting.export_policy(load_policy(runs / "cartpole"), tmp_path / "policy.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_packages_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "PACKAGES", ("onnxx", "onnxruntime", "ortt"))
+    with pytest.raises(UsageError, match=r'needs onnxx and ortt: pip install "appo\[onnx\]"'):
+        cli.export(["x"])
+    with pytest.raises(UsageError, match="appo export needs a run"):
+        cli.export([])

@@ -1,0 +1,184 @@
+"""Bundles for the Hugging Face Hub, with a module that takes the place of its library."""
+
+import importlib.machinery
+import json
+import shutil
+import socket
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from algorithms import cli, load_policy
+from algorithms.hub import ALLOWED, make_bundle, names_in
+from algorithms.sharing_config import HubConfig, parse_hub
+from tests.integration.enjoying import copied, enjoyed
+from utils.errors import CheckpointError, ResourceError, UsageError
+
+
+class FakeHub:
+    """One repository in a folder, and all that was asked of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.asked = folder, []
+        self.fails = False
+
+    def create_repo(self, *, repo_id: str, exist_ok: bool, private: bool) -> None:
+        if self.fails:
+            raise ConnectionError("no network")
+        self.asked.append(("create", repo_id, private))
+
+    def upload_folder(self, *, repo_id: str, folder_path: str, allow_patterns: list[str], commit_message: str) -> None:
+        for name in allow_patterns:
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(Path(folder_path, name), self.folder / name)
+
+    def list_repo_files(self, repo_id: str) -> list[str]:
+        return names_in(self.folder)
+
+    def hf_hub_download(self, repo_id: str, filename: str, *, local_dir: str) -> str:
+        self.asked.append(("download", filename))
+        target = Path(local_dir, filename)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.folder / filename, target)
+        return str(target)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    fake = FakeHub(tmp_path / "remote")
+    fake.folder.mkdir()
+    module: Any = ModuleType("huggingface_hub")
+    module.__spec__ = importlib.machinery.ModuleSpec("huggingface_hub", None)
+    module.HfApi, module.hf_hub_download = lambda: fake, fake.hf_hub_download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    return fake
+
+
+def test_what_is_uploaded_comes_back_and_plays(
+    runs: Path, tmp_path: Path, fake: FakeHub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    video = tmp_path / "x.gif"
+    video.write_bytes(b"GIF89a")
+    assert cli.hub([str(runs / "cartpole"), "--repo=me/cart", f"--video={video}", "--private"]) == 0
+    assert fake.asked == [("create", "me/cart", True)]
+    names = names_in(fake.folder)
+    assert {Path(name).name for name in names} == {
+        "README.md", "config.json", "replay.gif", "MANIFEST.json", "model.safetensors", "optimizer.safetensors",
+        "state.json",
+    }  # fmt: skip
+    assert "train_dir" not in json.loads((fake.folder / "config.json").read_text())
+
+    for stranger in ("evil.pkl", "setup.py", "checkpoint_p0/ckpt_000000000001/model.pt", ".gitattributes"):
+        (fake.folder / stranger).parent.mkdir(parents=True, exist_ok=True)
+        (fake.folder / stranger).write_bytes(b"\x80\x04.")
+    fake.asked.clear()
+    capfd.readouterr()
+    assert cli.hub(["--download=me/cart", f"--train_dir={tmp_path}"]) == 0
+    assert [name for _, name in fake.asked] == names
+    printed = capfd.readouterr().out
+    assert "left out  evil.pkl\n" in printed
+    assert printed.endswith("cart: a policy of CartPole-v1\n")
+    assert sorted(path.name for path in (tmp_path / "cart").iterdir()) == [
+        "README.md", "checkpoint_p0", "config.json", "replay.gif",
+    ]  # fmt: skip
+    here, there = load_policy(runs / "cartpole").get_weights(), load_policy(tmp_path / "cart").get_weights()
+    assert all((here[name] == there[name]).all() for name in here)
+    assert enjoyed(capfd, tmp_path, "--experiment=cart", "--max_num_episodes=1")["num_episodes"] == 1
+    with pytest.raises(UsageError, match="already: give another --experiment"):
+        cli.hub(["--download=me/cart", f"--train_dir={tmp_path}"])
+
+
+def test_a_dry_run_needs_no_library_and_touches_nothing(
+    runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert cli.hub([str(runs / "memory"), "--repo=me/memory", "--dry_run"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[-1].rpartition("/")[2] for line in lines[:-1]] == [
+        "README.md", "MANIFEST.json", "model.safetensors", "optimizer.safetensors", "state.json", "config.json",
+    ]  # fmt: skip
+    assert lines[-1] == "dry run: nothing is uploaded to me/memory"
+
+
+def test_the_card_can_be_read_and_names_nothing_private(runs: Path, tmp_path: Path) -> None:
+    make_bundle(HubConfig(run=str(runs / "windowed"), repo="me/windowed"), tmp_path / "bundle")
+    text = (tmp_path / "bundle" / "README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    metadata = yaml.safe_load(front)
+    assert metadata["library_name"] == "appo"
+    (result,) = metadata["model-index"][0]["results"]
+    assert result["dataset"]["name"] == "tests.integration.enjoying:Windowed"
+    assert result["metrics"][0]["type"] == "mean_reward"
+    assert 'policy = load_policy("windowed")' in body
+    assert "Its own code is not part of this repository: `tests.integration.enjoying:Windowed`" in body
+    assert "--train_for_env_steps=600" in body
+    for private in (str(runs), str(tmp_path), socket.gethostname()):
+        texts = [path for path in (tmp_path / "bundle").rglob("*") if path.suffix in (".md", ".json")]
+        assert len(texts) == 4
+        assert [path for path in texts if private in path.read_text()] == []
+
+
+def test_a_flag_that_names_a_folder_is_refused(runs: Path, tmp_path: Path) -> None:
+    flags = {"env_kwargs": {"file": "/home/somebody/levels.json"}}
+    run = copied(runs, "counter", tmp_path, "/600", config=flags)
+    with pytest.raises(UsageError, match=r"would give away .*/home/somebody/levels\.json: change that flag"):
+        make_bundle(HubConfig(run=str(run)), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_repository_that_lies_becomes_no_run(runs: Path, tmp_path: Path, fake: FakeHub) -> None:
+    make_bundle(HubConfig(run=str(runs / "counter")), tmp_path / "bundle")
+    shutil.copytree(tmp_path / "bundle", fake.folder, dirs_exist_ok=True)
+    (model,) = fake.folder.rglob("model.safetensors")
+    model.write_bytes(b"\x80\x04cos\nsystem\n.")
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints can be used"):
+        cli.hub(["--download=me/liar", f"--train_dir={tmp_path}"])
+    (fake.folder / "config.json").write_text('{"no_such_flag": 1}')
+    with pytest.raises(UsageError, match="unknown flag no_such_flag"):
+        cli.hub(["--download=me/liar", f"--train_dir={tmp_path}"])
+    (fake.folder / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"holds no config\.json: it is no policy"):
+        cli.hub(["--download=me/liar", f"--train_dir={tmp_path}"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "remote"]
+
+
+def test_a_hub_that_cannot_be_reached(runs: Path, fake: FakeHub) -> None:
+    fake.fails = True
+    with pytest.raises(ResourceError, match="the Hub: ConnectionError: no network"):
+        cli.hub([str(runs / "counter"), "--repo=me/x"])
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("README.md", True),
+        ("checkpoint_p0/ckpt_000000000600/state.json", True),
+        ("checkpoint_p0/ckpt_000000000600/../../state.json", False),
+        ("../README.md", False),
+        ("model.safetensors", False),
+        ("checkpoint_p0/ckpt_000000000600/model.pt", False),
+        ("replay.mp4.sh", False),
+        ("README.md\n", False),
+    ],
+)
+def test_names_that_travel(name: str, allowed: bool) -> None:
+    assert bool(ALLOWED.fullmatch(name)) == allowed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "needs either a run to upload or --download"),
+        (["a", "--download=b/c"], "needs either a run to upload or --download"),
+        (["a"], "needs --repo=USER/NAME, --output=FOLDER or --dry_run"),
+        (["a", "--repo=../c"], r"--repo=\.\./c is no name of a repository"),
+        (["a", "--dry_run", "--video=x.exe"], r"the name must end in \.mp4 or \.gif"),
+    ],
+)
+def test_wrong_words(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_hub(words)

@@ -1,0 +1,149 @@
+"""A policy in a loop of one's own: the actions of enjoy, its memory, its weights."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import algorithms
+from algorithms import Policy, load_policy
+from algorithms.evaluation import Player, find_run, load_player
+from algorithms.policy import look_at
+from envs import make
+from tests.integration.enjoying import evaluation
+from utils.errors import CheckpointError, SpaceMismatch, UsageError
+
+STEPS = 1000
+
+
+def enjoying_player(runs: Path, experiment: str, policy: Policy, **flags: Any) -> Player:
+    """What enjoy plays with."""
+    config = evaluation(runs, experiment, **flags)
+    return load_player(find_run(config), policy.spec, config, seed=5)[0]
+
+
+@pytest.mark.parametrize("experiment", ["cartpole", "memory", "windowed"])
+def test_it_acts_as_enjoy_does(runs: Path, experiment: str) -> None:
+    """1,000 observations in a row, of episodes that begin now and then; the same random numbers."""
+    policy = load_policy(runs / experiment, seed=5)
+    player = enjoying_player(runs, experiment, policy)
+    random = np.random.default_rng(1)
+    shape = policy.spec.observations["obs"].shape
+    for step in range(STEPS):
+        observation = random.normal(size=shape).astype(np.float32)
+        first, deterministic = step == 0 or random.random() < 0.05, step % 2 == 0
+        if first:
+            policy.reset()
+        expected = player.act({"obs": observation[None]}, np.array([first]), deterministic=deterministic)[0]
+        action = policy.act(observation, deterministic=deterministic)
+        assert np.array_equal(np.ravel(action), np.clip(expected, -1, 1) if experiment == "windowed" else expected)
+    assert np.array_equal(policy._player.rnn_state, player.rnn_state)
+
+
+def test_a_batch_is_its_rows(runs: Path) -> None:
+    observations = np.random.default_rng(0).normal(size=(6, 4, 3)).astype(np.float32)
+    first = np.zeros((6, 4), np.bool_)
+    first[3, 1] = True
+    batch, alone = load_policy(runs / "memory"), load_policy(runs / "memory")
+    together = [
+        batch.act_batch(o, first=f, deterministic=True).tolist() for o, f in zip(observations, first, strict=True)
+    ]
+    for row in range(4):
+        alone.reset()
+        for step in range(6):
+            if first[step, row]:
+                alone.reset()
+            assert alone.act(observations[step, row], deterministic=True) == together[step][row]
+
+
+def test_rows_must_stay_the_same_until_reset(runs: Path) -> None:
+    policy = load_policy(runs / "memory")
+    policy.act_batch(np.zeros((3, 3), np.float32))
+    with pytest.raises(UsageError, match="2 rows after 3: call reset"):
+        policy.act_batch(np.zeros((2, 3), np.float32))
+    policy.reset()
+    assert policy.act_batch(np.zeros((2, 3), np.float32)).shape == (2,)
+    with pytest.raises(SpaceMismatch, match=r"expected shape \(3,\), got shape \(4,\)"):
+        policy.act(np.zeros(4, np.float32))
+
+
+def test_three_lines_play_a_game(runs: Path) -> None:
+    policy = load_policy("cartpole", train_dir=runs, seed=1)
+    env = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=1)
+    steps, over = 0, False
+    while not over:
+        observation, _, terminated, truncated, _ = env.step(policy.act(observation, deterministic=True))
+        steps, over = steps + 1, terminated or truncated
+    assert steps > 100  # random actions reach 22
+    assert policy.env_steps >= 30_000
+    made = policy.make_env()
+    assert made.observation_space == policy.observation_space == env.observation_space
+    made.close()
+
+
+def test_weights_travel(runs: Path) -> None:
+    policy, other = load_policy(runs / "counter"), load_policy(runs / "counter")
+    weights = policy.get_weights()
+    name = "policy_head.linear.bias"
+    weights[name][:] = [100.0] + [-100.0] * (len(weights[name]) - 1)
+    assert policy.get_weights()[name].max() < 10  # copies
+    other.set_weights(weights)
+    assert {int(other.act(np.zeros(policy.spec.observations["obs"].shape, np.float32))) for _ in range(20)} == {0}
+    with pytest.raises(
+        UsageError, match=r"no weights policy_head\.linear\.bia; did you mean policy_head\.linear\.bias"
+    ):
+        other.set_weights(weights | {"policy_head.linear.bia": 0})
+    with pytest.raises(UsageError, match=rf"weights {name} must have shape .*, got \(1,\)"):
+        other.set_weights(weights | {name: np.zeros(1)})
+    del weights[name]
+    with pytest.raises(UsageError, match=f"weights {name} must have shape .*, got none"):
+        other.set_weights(weights)
+
+
+def test_the_callers_random_numbers_and_threads_stay(runs: Path) -> None:
+    torch.manual_seed(3)
+    expected, threads = torch.rand(1), torch.get_num_threads()
+    torch.manual_seed(3)
+    load_policy(runs / "counter").act(
+        np.zeros(look_at(find_run(evaluation(runs, "counter")).config.env)[1].observations["obs"].shape, np.float32)
+    )
+    assert torch.rand(1) == expected
+    assert torch.get_num_threads() == threads
+
+
+def test_with_spaces_no_environment_is_made(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("made an environment")
+
+    monkeypatch.setattr("algorithms.policy.make_single", refuse)
+    monkeypatch.setattr(make, "make_single", refuse)
+    seen = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
+    assert load_policy(runs / "windowed", spaces=seen).act(np.zeros(2, np.float32)).shape == (1,)
+    with pytest.raises(UsageError, match="belongs to another model"):
+        load_policy(runs / "windowed", spaces=(seen[0], spaces.Discrete(3)))
+
+
+def test_masks_are_obeyed(runs: Path) -> None:
+    policy = load_policy(runs / "memory", seed=0)
+    choices = policy.action_space.n
+    for allowed in range(choices):
+        mask = np.eye(choices, dtype=np.int8)[allowed]
+        assert {policy.act(np.zeros(3, np.float32), action_mask=mask) for _ in range(5)} == {allowed}
+    with pytest.raises(UsageError, match="action_mask must have"):
+        policy.act(np.zeros(3, np.float32), action_mask=np.ones(choices + 1))
+
+
+def test_what_is_not_there(runs: Path) -> None:
+    with pytest.raises(UsageError, match="there is no run nothing, neither as a path nor in"):
+        load_policy("nothing", train_dir=runs)
+    with pytest.raises(CheckpointError, match="has no milestone"):
+        load_policy(runs / "counter", which="milestone")
+    with pytest.raises(UsageError, match="has 1 policies, counted from 0"):
+        load_policy(runs / "counter", policy=1)
+    with pytest.raises(AttributeError, match="no attribute 'load_polici'"):
+        _ = algorithms.load_polici

@@ -1,0 +1,196 @@
+"""Training from a program: reports, saving, stopping, and what the caller's process keeps."""
+
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms import Report, Result, Training, load_policy, train
+from utils import checkpoint
+from utils.errors import UsageError
+from utils.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+SMALL: dict[str, Any] = {
+    "env": "toy/Counter-v0",
+    "inference": "serial",
+    "use_rnn": False,
+    "encoder_mlp_layers": (16,),
+    "rollout": 8,
+    "batch_size": 64,
+    "num_envs_per_worker": 8,
+    "num_workers": 1,
+    "tensorboard": False,
+    "seed": 1,
+}
+
+
+def state() -> list[Any]:
+    """What a run must give back."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)]
+    random = torch.get_rng_state().tolist()
+    return [*handlers, dict(os.environ), torch.get_num_threads(), resource.getrlimit(resource.RLIMIT_NOFILE), random]
+
+
+def test_a_run_is_iterated_saved_and_goes_on(tmp_path: Path) -> None:
+    before = state()
+    flags = SMALL | {"train_dir": tmp_path, "experiment": "a", "train_for_env_steps": 3000}
+    reports: list[Report] = []
+    with Training(flags, report_seconds=0.0) as run:
+        for report in run:
+            reports.append(report)
+            if len(reports) == 5:
+                run.save()
+                found = checkpoint.newest(run.directory / "checkpoint_p0")
+                assert found is not None
+                assert found.step >= report.env_steps
+    assert [r.env_steps for r in reports] == sorted(r.env_steps for r in reports)
+    result = run.result
+    assert result == Result(result.reason, 0, tmp_path / "a", reports[-1])
+    assert result.reason.startswith("every policy has learned from ")
+    last = read_metrics(tmp_path / "a" / "metrics.jsonl")[-1]
+    assert result.report.env_steps == last["env_steps"] >= 3000
+    assert result.report.figures[0]["reward/mean"] == result.report.episode_return == last["reward/mean"]
+    assert state() == before
+
+    again = train(flags)
+    assert (again.exit_code, again.report.env_steps) == (0, last["env_steps"])
+    assert again.reason.startswith("finished before: ")
+    more = train(flags, train_for_env_steps=4000)
+    assert more.report.env_steps >= 4000
+    assert load_policy(tmp_path / "a").env_steps == more.report.env_steps
+
+
+def test_stopping_saves(tmp_path: Path) -> None:
+    with Training(SMALL, train_dir=str(tmp_path), experiment="a", report_seconds=0.0) as run:
+        with pytest.raises(UsageError, match="has not ended"):
+            _ = run.result
+        for report in run:
+            if report.env_steps >= 500:
+                weights = run.weights()
+                run.stop()
+    assert (run.result.reason, run.result.exit_code) == ("stopped by the program", 130)
+    policy = load_policy(run.directory)
+    assert policy.env_steps == run.result.report.env_steps >= 500
+    assert {name: value.shape for name, value in policy.get_weights().items()} == {
+        name: value.shape for name, value in weights.items()
+    }
+    policy.set_weights(weights)
+
+
+def test_leaving_the_block_stops_and_saves_also_with_an_error(tmp_path: Path) -> None:
+    run = Training(SMALL, train_dir=tmp_path, experiment="a", report_seconds=0.0)
+
+    def fail() -> None:
+        with run:
+            for report in run:
+                if report.env_steps:
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert run.result.exit_code == 130
+    assert load_policy(tmp_path / "a").env_steps == run.result.report.env_steps > 0
+    with Training(SMALL, train_dir=tmp_path, experiment="b") as never:
+        pass
+    assert never.result.reason == "ended before it began"
+    with pytest.raises(UsageError, match="only a run that is being iterated over"):
+        Training(SMALL).save()
+
+
+def test_ctrl_c_saves_and_is_passed_on(tmp_path: Path) -> None:
+    def run() -> None:
+        with Training(SMALL, train_dir=tmp_path, experiment="a", report_seconds=0.0) as training:
+            for report in training:
+                if report.env_steps:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+    before = state()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert load_policy(tmp_path / "a").env_steps > 0
+    assert state() == before
+
+
+@pytest.mark.parametrize("inference", ["serial", pytest.param("local", marks=pytest.mark.slow)])
+def test_it_runs_in_any_thread(tmp_path: Path, inference: str) -> None:
+    results: list[Result] = []
+    flags = SMALL | {"train_dir": tmp_path, "train_for_env_steps": 1000, "inference": inference}
+    before = state()[:4]
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: results.append(train(flags)))
+        thread.start()
+        thread.join(100)
+    assert [result.directory.name for result in results] == ["Counter-v0_1", "Counter-v0_2"]
+    assert all(result.report.env_steps >= 1000 for result in results)
+    assert state()[:4] == before
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "message"),
+    [
+        (
+            {"env": "CartPole-v1", "lerning_rate": 1},
+            {},
+            "config: unknown flag lerning_rate; did you mean learning_rate",
+        ),
+        ({}, {"env": "CartPole-v1", "gamma": "high"}, "flags: --gamma must be a finite number, got high"),
+        ({"model": {"gamma": 0.9}}, {}, "config: gamma is a flag of learning, not of model"),
+        ({"gamma": 0.9, "learning": {"gamma": 0.9}}, {}, "config: gamma is there twice"),
+        ({"learning": {3: 4}}, {}, "config: 3 is no name of a flag"),
+        ({}, {}, "--env is required"),
+    ],
+)
+def test_wrong_flags_are_one_line(config: dict[str, Any], flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Training(config, **flags)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_flags_by_part_and_a_whole_config(tmp_path: Path) -> None:
+    nested = Training({"env": {"env": "CartPole-v1"}, "learning": {"gamma": 0.9}}, train_dir=tmp_path, gamma=0.8)
+    assert (nested.config.learning.gamma, nested.config.env.env) == (0.8, "CartPole-v1")
+    assert Training(nested.config).config == nested.config
+    assert np.isclose(Training(nested.config, gamma=0.7).config.learning.gamma, 0.7)
+
+
+SCRIPT = """
+from algorithms import train
+train(env="toy/Counter-v0", inference="local", num_workers=1, train_for_env_steps=100, train_dir="runs")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    assert 'put what it does under `if __name__ == "__main__":`' in done.stderr
+
+
+@pytest.mark.slow
+def test_every_block_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python_api.md").read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(block, names)
+    assert names["result"].exit_code == 0
+    assert names["run"].result.reason == "stopped by the program"
