@@ -1,0 +1,275 @@
+"""Classes of the user's that are told what a run does: in actors of episodes, in main of reports."""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.runtime.arena import Array
+from algorithms.runtime.messages import LearnerReport
+from envs.spec import EpisodeStats
+from utils.errors import UsageError
+from utils.functions import find_function
+from utils.values import nearest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Episode:
+    """An episode of one agent.
+
+    Attributes:
+        env: number of its environment in the run.
+        agent: number of the agent in its environment.
+        policy: that plays it.
+        episode_return: sum of the rewards so far, as the environment gave them.
+        length: env steps so far.
+        terminated, truncated: how it has ended.
+        stats: what the environment reported at its end.
+    """
+
+    env: int
+    agent: int
+    policy: int
+    episode_return: float = 0.0
+    length: int = 0
+    terminated: bool = False
+    truncated: bool = False
+    stats: Mapping[str, float] = field(default_factory=dict)
+
+
+class Step(NamedTuple):
+    """One step of all rows of a group. The arrays are views for the time of the call, which cannot be written to.
+
+    Attributes:
+        first_env: number of the group's first environment in the run.
+        num_agents: rows of each environment, side by side.
+        observations: [R, *] by key, those that were acted upon.
+        actions: [R, A] as sampled: not clipped to bounds.
+        rewards: [R] as the environment gave them.
+        num_frames: [R] env steps behind it.
+        terminated, truncated, valid: [R]; where `valid` is False nothing was taken: an environment was reset.
+        policies: [R] who acted.
+    """
+
+    first_env: int
+    num_agents: int
+    observations: Mapping[str, Array]
+    actions: Array
+    rewards: Array
+    num_frames: Array
+    terminated: Array
+    truncated: Array
+    valid: Array
+    policies: Array
+
+
+class Trajectory(NamedTuple):
+    """What a group hands over to learners: T steps of R rows. Views for the time of the call, as those of `Step`.
+
+    Attributes:
+        first_env, num_agents: as of a step.
+        observations: [T+1, R, *] by key.
+        first: [T+1, R] where an episode starts.
+        actions: [T, R, A].
+        rewards: [T, R] scaled and clipped, as they are learned from.
+        terminated, truncated, valid: [T, R].
+        policies: [T+1, R].
+        values: [T, R] that were expected when acting.
+        log_probabilities: [T, R] of the actions.
+    """
+
+    first_env: int
+    num_agents: int
+    observations: Mapping[str, Array]
+    first: Array
+    actions: Array
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    valid: Array
+    policies: Array
+    values: Array
+    log_probabilities: Array
+
+
+class Callbacks:
+    """Derive from it and override what you want to be told; what is not overridden costs nothing.
+
+    Every actor has an object of its own, which is made anew when the actor is, and so has main.
+
+    Args:
+        config: all flags by name.
+        worker: number of the actor; None in main.
+    """
+
+    def __init__(self, config: Mapping[str, Any], worker: int | None = None) -> None:
+        self.config, self.worker = config, worker
+
+    def on_episode_start(self, episode: Episode) -> None:
+        """In actors: an episode has begun, and its first step is taken."""
+
+    def on_episode_step(self, step: Step) -> None:
+        """In actors: a group has taken a step. This is the hot path: arithmetic of whole arrays, or nothing."""
+
+    def on_episode_end(self, episode: Episode) -> Mapping[str, float] | None:
+        """In actors: an episode has ended. Numbers that are returned are averaged as `stats/<name>`."""
+
+    def on_trajectory_end(self, trajectory: Trajectory) -> None:
+        """In actors: a trajectory is full, and handed over next."""
+
+    def on_report(self, report: LearnerReport) -> None:
+        """In main: a learner has reported what it has done since its last report."""
+
+    def before_logging(self, policy: int, figures: dict[str, float]) -> None:
+        """In main: these figures are about to be written. Add yours under new tags; what is there stays as it is."""
+
+    def on_end(self) -> None:
+        """In both: the run, or the actor's life, ends in an orderly way."""
+
+
+EVENTS = tuple(name for name in vars(Callbacks) if not name.startswith("_"))
+
+
+class Hooks:
+    """The callbacks of one process. One that raises is off from then on, with a warning; nobody else notices.
+
+    Args:
+        members: of them.
+
+    Attributes:
+        off: how many have raised.
+    """
+
+    def __init__(self, members: Iterable[Callbacks]) -> None:
+        self.off = 0
+        self._listeners: dict[str, list[Callbacks]] = {event: [] for event in EVENTS}
+        for member in members:
+            for event, listeners in self._listeners.items():
+                if getattr(type(member), event) is not getattr(Callbacks, event):
+                    listeners.append(member)
+
+    @classmethod
+    def make(
+        cls, names: Sequence[str], config: Mapping[str, Any], worker: int | None, more: Iterable[Callbacks] = ()
+    ) -> "Hooks":
+        """Those of these names, and more that are there already; one that cannot be made is off."""
+        made, failed = [], 0
+        for name in names:
+            try:
+                made.append(find_callbacks(name)(config, worker))
+            except (Exception, SystemExit):  # the user's code may raise anything
+                failed += 1
+                log.warning("--callbacks=%s cannot be made and is off", name, exc_info=True)
+        hooks = cls([*made, *more])
+        hooks.off = failed
+        return hooks
+
+    def hears(self, *events: str) -> bool:
+        """Whether any of these is of interest to anyone."""
+        return any(self._listeners[event] for event in events)
+
+    def tell(self, event: str, *arguments: object) -> list[Any]:
+        """What each of them returns."""
+        answers = []
+        for listener in tuple(self._listeners[event]):
+            try:
+                answers.append(getattr(listener, event)(*arguments))
+            except (Exception, SystemExit) as error:  # the user's code may raise anything
+                self._turn_off(listener, event, error)
+        return answers
+
+    def _turn_off(self, listener: Callbacks, event: str, error: BaseException) -> None:
+        self.off += 1
+        for listeners in self._listeners.values():
+            if listener in listeners:
+                listeners.remove(listener)
+        name = f"{type(listener).__module__}:{type(listener).__qualname__}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        log.warning("callback %s is off: %s raised %s", name, event, reason, exc_info=error)
+
+
+def find_callbacks(name: str) -> type[Callbacks]:
+    """The class that `--callbacks=package.module:Class` names.
+
+    Raises:
+        UsageError: there is none, it is not derived from `Callbacks`, or a method of it is none of theirs.
+    """
+    found = find_function("callbacks", name)
+    if not isinstance(found, type) or not issubclass(found, Callbacks):
+        raise UsageError(f"--callbacks={name} is no class derived from algorithms.Callbacks")
+    for method in dir(found):
+        if method.startswith(("on_", "before_")) and method not in EVENTS:
+            raise UsageError(f"--callbacks={name}: nobody calls its method {method}{nearest(method, EVENTS)}")
+    return found
+
+
+class EpisodeWatch:
+    """Tells hooks of the steps and episodes of some rows.
+
+    Args:
+        hooks: are told.
+        num_rows: R.
+    """
+
+    def __init__(self, hooks: Hooks, num_rows: int) -> None:
+        self.hooks = hooks
+        self._episodes: dict[int, Episode] = {}
+        self._playing = np.zeros(num_rows, np.bool_)
+        self._return, self._length = np.zeros(num_rows, np.float64), np.zeros(num_rows, np.int64)
+
+    def see(self, step: Step, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
+        """A step was taken, and the environment reported this of episodes that ended; what hooks say of them."""
+        answers: list[EpisodeStats] = []
+        watches_episodes = self.hooks.hears("on_episode_start", "on_episode_end")
+        if watches_episodes:
+            self._note(step)
+        if self.hooks.hears("on_episode_step"):
+            self.hooks.tell("on_episode_step", Step(*(read_only(part) for part in step)))
+        if watches_episodes:
+            for row in np.flatnonzero((step.terminated | step.truncated) & step.valid).tolist():
+                answers += self._end(row, step, stats)
+        return answers
+
+    def _note(self, step: Step) -> None:
+        """Begin episodes with the first step in a row, and forget those that a failure of the environment has ended."""
+        begins = step.valid & ~self._playing
+        self._return[begins] = self._length[begins] = 0
+        for row in np.flatnonzero(begins).tolist():
+            env, agent = divmod(row, step.num_agents)
+            self._episodes[row] = Episode(step.first_env + env, agent, int(step.policies[row]))
+            self.hooks.tell("on_episode_start", self._episodes[row])
+        self._playing[:] = step.valid & ~(step.terminated | step.truncated)
+        self._return += np.where(step.valid, step.rewards, 0)
+        self._length += np.where(step.valid, step.num_frames, 0)
+
+    def _end(self, row: int, step: Step, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
+        episode = self._episodes.pop(row)
+        episode.episode_return, episode.length = float(self._return[row]), int(self._length[row])
+        episode.terminated, episode.truncated = bool(step.terminated[row]), bool(step.truncated[row])
+        episode.stats = {name: value for one in stats if one.row == row for name, value in one.stats.items()}
+        answers = (finite(answer) for answer in self.hooks.tell("on_episode_end", episode))
+        return [EpisodeStats(row, answer) for answer in answers if answer]
+
+
+def finite(answer: object) -> dict[str, float]:
+    """What of a user's answer are numbers by name."""
+    if not isinstance(answer, Mapping):
+        return {}
+    numbers = {str(n): float(v) for n, v in answer.items() if isinstance(v, (int, float, np.integer, np.floating))}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
+def read_only(part: Any) -> Any:
+    """A view of an array, or of a mapping of them, that cannot be written to; anything else as it is."""
+    if isinstance(part, Mapping):
+        return {key: read_only(value) for key, value in part.items()}
+    if not isinstance(part, np.ndarray):
+        return part
+    view = part.view()
+    view.flags.writeable = False
+    return view

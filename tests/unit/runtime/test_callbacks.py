@@ -1,0 +1,244 @@
+"""Callbacks: what they are told, that they cannot stop a run, and that none of it exists without them."""
+
+import gc
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from algorithms.runtime import callbacks as module
+from algorithms.runtime.actor_worker import ActorWorker
+from algorithms.runtime.callbacks import Callbacks, Episode, EpisodeWatch, Hooks, Step, Trajectory, find_callbacks
+from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.messages import Address, LearnerReport, Stop, WorkerReport
+from algorithms.runtime.monitor import Limits
+from algorithms.runtime.telling import TellingMonitor, ToldEpisodes
+from envs.spec import EpisodeStats
+from tests.integration.runs import SerialRun
+from tests.unit.runtime.groups import Played, episodes
+from utils.errors import UsageError
+from utils.metrics import read_metrics
+
+HERE = __name__
+
+
+class Note(Callbacks):
+    """Keeps all it is told."""
+
+    def __init__(self, config: Mapping[str, Any], worker: int | None = None) -> None:
+        super().__init__(config, worker)
+        self.told: list[Any] = []
+
+    def on_episode_start(self, episode: Episode) -> None:
+        self.told.append(("start", episode.env, episode.agent, episode.length))
+
+    def on_episode_step(self, step: Step) -> None:
+        observations = {key: array.copy() for key, array in step.observations.items()}
+        self.told.append(step._replace(observations=observations, valid=step.valid.copy(), rewards=step.rewards.copy()))
+
+    def on_episode_end(self, episode: Episode) -> dict[str, float]:
+        self.told.append(episode)
+        return {"mine": 2.0 * episode.length, "not finite": np.nan}
+
+    def on_trajectory_end(self, trajectory: Trajectory) -> None:
+        self.told.append(trajectory)
+
+    def on_report(self, report: LearnerReport) -> None:
+        self.told.append(report)
+
+    def before_logging(self, policy: int, figures: dict[str, float]) -> None:
+        figures |= {"mine/policy": policy, "env_steps": -1, "mine/nothing": np.inf}
+
+    def on_end(self) -> None:
+        self.told.append("end")
+
+    def of(self, kind: type) -> list[Any]:
+        return [one for one in self.told if isinstance(one, kind)]
+
+
+class Failing(Callbacks):
+    """Raises what is no ordinary error, too."""
+
+    calls: ClassVar[list[str]] = []
+
+    def on_episode_step(self, step: Step) -> None:
+        self.calls.append("step")
+        sys.exit("two\nlines")
+
+    def on_end(self) -> None:
+        self.calls.append("end")
+
+
+class Writing(Callbacks):
+    def on_episode_step(self, step: Step) -> None:
+        step.rewards[:] = 0
+
+
+class Misspelt(Callbacks):
+    def on_episode_stop(self, episode: Episode) -> None: ...
+
+
+class Unmakable(Callbacks):
+    def __init__(self, config: Mapping[str, Any], worker: int | None = None) -> None:
+        raise OSError("no disk")
+
+
+def told(hooks: Hooks, **flags: Any) -> Played:
+    played = Played(rollout=8, slots=3, **flags)
+    played.group.episodes = ToldEpisodes(played.group, hooks)
+    return played.begin()
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_actors_tell_of_every_step_episode_and_trajectory(same_step: bool) -> None:
+    note = Note({})
+    played = told(Hooks([note]), same_step=same_step, reward_scale=10.0)
+    t, starts, playing = played.trajectories, 0, np.zeros(3, np.bool_)
+    for _ in range(2):
+        played.trajectory()
+    said = episodes([*played.said, *played.group.episodes.flush(now=True)])
+    steps, ended, full = note.of(Step), note.of(Episode), note.of(Trajectory)
+    assert len(steps) == 16
+    for i, step in enumerate(steps):
+        slot, at = divmod(i, 8)
+        assert (step.valid == t.valid[slot, at]).all()
+        assert (step.observations["obs"] == t.obs["obs"][slot, at]).all()
+        np.testing.assert_allclose(step.rewards * 10, t.reward[slot, at])
+        starts += np.count_nonzero(step.valid & ~playing)
+        playing = step.valid & ~(step.terminated | step.truncated)
+    assert [(0, e.episode_return, e.length) for e in ended] == said
+    assert {e.stats["length"] for e in ended} == {e.length for e in ended}
+    assert all(e.terminated != e.truncated for e in ended)
+    assert sum(one[0] == "start" for one in note.told if type(one) is tuple) == starts > 3
+    assert [tr.rewards.shape for tr in full] == [(8, 3)] * 2
+    assert (full[0].rewards == t.reward[0]).all()
+    assert not full[0].rewards.flags.writeable
+    assert not steps[0].actions.flags.writeable
+
+
+def test_what_is_returned_at_the_end_of_an_episode_is_a_statistic() -> None:
+    played = told(Hooks([Note({})]))
+    played.trajectory()
+    played.trajectory()
+    stats = [s for done in played.group.episodes.flush(now=True) for _, s in done.stats]
+    mine = [s for s in stats if "mine" in s]
+    assert mine
+    assert all(s.keys() == {"mine"} for s in mine)
+
+
+def step_of(valid: list[bool], terminated: list[bool], reward: float = 1.0) -> Step:
+    rows = len(valid)
+    flags = [np.array(valid), np.array(terminated), np.zeros(rows, np.bool_)]
+    return Step(
+        first_env=4,
+        num_agents=2,
+        observations={"obs": np.zeros((rows, 1))},
+        actions=np.zeros((rows, 1)),
+        rewards=np.full(rows, reward, np.float32),
+        num_frames=np.full(rows, 4),
+        terminated=flags[1],
+        truncated=flags[2],
+        valid=flags[0],
+        policies=np.zeros(rows, np.int32),
+    )
+
+
+def test_an_episode_that_a_failure_cuts_short_has_no_end_and_an_absent_agent_no_beginning() -> None:
+    note = Note({})
+    watch = EpisodeWatch(Hooks([note]), 2)
+    nobody, both = [False, False], [True, True]
+    assert watch.see(step_of([True, False], nobody), ()) == []
+    assert watch.see(step_of(nobody, nobody, reward=50.0), ()) == []  # the environment was made again
+    assert watch.see(step_of(both, nobody), ()) == []
+    answers = watch.see(step_of(both, [True, False]), [EpisodeStats(0, {"x": 1.0})])
+    assert answers == [EpisodeStats(0, {"mine": 16.0})]
+    assert note.of(Episode) == [Episode(4, 0, 0, 2.0, 8, True, False, {"x": 1.0})]
+    assert [one for one in note.told if type(one) is tuple] == [("start", 4, 0, 0)] * 2 + [("start", 4, 1, 0)]
+
+
+def test_whoever_raises_is_off_and_nobody_else_notices(caplog: pytest.LogCaptureFixture) -> None:
+    note = Note({})
+    Failing.calls.clear()
+    hooks = Hooks([Failing({}), note, Writing({})])
+    played = told(hooks)
+    with caplog.at_level(logging.WARNING):
+        played.steps(3)
+        actor = ActorWorker(Address("actor", 0), [played.group], hooks=hooks)
+        (report,) = (m for m in actor.handle(Stop()) if isinstance(m, WorkerReport))
+    assert Failing.calls == ["step"]
+    assert (len(note.of(Step)), note.told[-1]) == (3, "end")
+    assert hooks.off == report.totals["callbacks_off"] == 2
+    first, second = caplog.messages
+    assert first == f"callback {HERE}:Failing is off: on_episode_step raised SystemExit: two lines"
+    assert second.startswith(f"callback {HERE}:Writing is off: on_episode_step raised ValueError: ")
+    assert all(record.exc_info for record in caplog.records)
+
+
+def test_what_cannot_be_made_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    hooks = Hooks.make([f"{HERE}:Unmakable", f"{HERE}:Note"], {}, 3)
+    assert (hooks.off, hooks.hears("on_end")) == (1, True)
+    assert caplog.messages == [f"--callbacks={HERE}:Unmakable cannot be made and is off"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (f"{HERE}:LoggingConfig", "is no class derived from algorithms.Callbacks"),
+        (f"{HERE}:step_of", "is no class derived from algorithms.Callbacks"),
+        (f"{HERE}:Misspelt", "nobody calls its method on_episode_stop; did you mean on_episode_step?"),
+        ("Note", "must read package.module:function"),
+    ],
+)
+def test_a_name_that_is_no_callback_is_one_line(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_callbacks(name)
+
+
+def test_main_tells_of_reports_and_takes_figures(tmp_path: Path) -> None:
+    note = Note({})
+    monitor = TellingMonitor(tmp_path, LoggingConfig(tensorboard=False), [{}], Limits(10**6))
+    monitor.listen(Hooks([note, Failing({})]))
+    report = LearnerReport(0, 1, {"env_steps": 8, "samples": 8, "discarded": 0, "updates": 1}, {"train/loss": 0.5})
+    monitor.handle(report)
+    monitor.handle(WorkerReport("actor_0", {"collected": 9, "callbacks_off": 1}))
+    assert monitor.line().endswith(" | 1 callbacks are off, see logs")
+    monitor.close()
+    assert note.told == [report, "end"]
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert (record["mine/policy"], record["env_steps"], record["perf/callbacks_off"]) == (0, 8, 1)
+    assert "mine/nothing" not in record
+
+
+def test_without_callbacks_nothing_of_them_exists_or_runs(tmp_path: Path) -> None:
+    run = SerialRun(
+        tmp_path / "run",
+        env="toy/Counter-v0",
+        use_rnn=False,
+        encoder_mlp_layers=16,
+        rollout=8,
+        batch_size=64,
+        train_for_env_steps=256,
+    )
+    files = {module.__file__, sys.modules[ToldEpisodes.__module__].__file__}
+    ran: list[str] = []
+
+    def look(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename in files:
+            ran.append(frame.f_code.co_name)
+
+    sys.setprofile(look)
+    try:
+        for _ in run.turns():
+            pass
+    finally:
+        sys.setprofile(None)
+    assert run.worker("learner").learner.updates >= 4
+    assert ran == []
+    actor = run.worker("actor")
+    assert actor.hooks is None
+    reachable = gc.get_referents(actor, *actor.groups.values())
+    assert not [one for one in reachable if isinstance(one, (Hooks, Callbacks, ToldEpisodes, EpisodeWatch))]

@@ -1,0 +1,203 @@
+"""What the documentation says is there: links, flags, figures, commands, messages."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from algorithms import cli
+from algorithms.appo.compare import parse_compare
+from algorithms.appo.config import FLAGS, Config, check, parse_train_flags
+from algorithms.appo.doctor import DoctorConfig
+from algorithms.appo.listing import parse_runs
+from algorithms.appo.origins import asked_format
+from algorithms.appo.plotting import parse_plot
+from algorithms.appo.top import parse_top
+from algorithms.evaluation_config import parse_enjoy
+from algorithms.evaluator_config import parse_evaluate
+from algorithms.launch import parse_launch
+from algorithms.match_config import parse_match
+from algorithms.population.picture import parse_lineage
+from algorithms.replay import parse_replay
+from algorithms.runtime.callbacks import EVENTS
+from algorithms.selftest.trial import parse_selftest
+from algorithms.sharing_config import parse_export, parse_hub
+from docs import reference
+from tests.markdown import PAGES, ROOT, anchors, blocks, commands, links, prose
+from utils import timing
+from utils.command_line import parse_command_line
+from utils.config import flags_of
+from utils.tags import PHASES, SECTIONS, meaning
+
+SOURCES = [path for top in ("algorithms", "envs", "utils") for path in sorted((ROOT / top).rglob("*.py"))]
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
+def train_flags(argv: Sequence[str]) -> object:
+    """As a start reads and checks them, without looking for a saved run."""
+    given = parse_train_flags(asked_format(argv)[1])
+    check(Config.from_flat({name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}))
+    return given
+
+
+PARSERS: Mapping[str, Callable[[Sequence[str]], object]] = {
+    "train": train_flags,
+    "enjoy": parse_enjoy,
+    "runs": parse_runs,
+    "top": parse_top,
+    "compare": parse_compare,
+    "plot": parse_plot,
+    "lineage": parse_lineage,
+    "evaluate": parse_evaluate,
+    "match": parse_match,
+    "export": parse_export,
+    "hub": parse_hub,
+    "launch": parse_launch,
+    "replay": parse_replay,
+    "doctor": lambda argv: parse_command_line(argv, {**FLAGS, **flags_of(DoctorConfig)}),
+    "selftest": parse_selftest,
+}
+
+
+def test_every_command_has_a_parser_here() -> None:
+    assert PARSERS.keys() == cli.COMMANDS.keys()
+
+
+@pytest.mark.parametrize("path", reference.pages(), ids=lambda path: path.name)
+def test_generated_pages_are_what_the_code_says(path: Path) -> None:
+    assert path.read_text() == reference.pages()[path], "run `python -m docs.reference`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        if re.match(r"https?://|mailto:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_the_index_has_every_page() -> None:
+    listed = {link.partition("#")[0] for link in links(ROOT / "docs/index.md")}
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
+def run_command(words: Sequence[str]) -> str | None:
+    """Read a command as its program would; says what kind it is, None for one that is none of these."""
+    program, *rest = words
+    if program in ("appo", ".venv/bin/appo"):
+        PARSERS[rest[0]](rest[1:])
+    elif program == "python" and rest[0] == "-m":
+        place = ROOT / rest[1].replace(".", "/")
+        assert rest[1] == "pytest" or place.with_suffix(".py").exists() or (place / "__main__.py").exists(), words
+    elif program == "python":
+        PARSERS[rest[0].removesuffix("_appo.py")](rest[1:])
+    elif program == "make":
+        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+    elif program == "pip":
+        extras = re.findall(r'"(\w+)": ', (ROOT / "setup.py").read_text())
+        assert {name for found in re.findall(r"appo\[([\w,]+)\]", " ".join(rest)) for name in found.split(",")} <= {
+            *extras
+        }
+    elif program not in ("git", "cd", "source"):
+        return program if (ROOT / program).is_file() else None
+    return program
+
+
+def test_every_command_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block whose first word is a program is one of commands: each is read by the program's own parser."""
+    monkeypatch.chdir(tmp_path)
+    kinds = []
+    for block in (one for one in BLOCKS if not one.language and is_shell(one.text)):
+        for words in commands(block):
+            kind = run_command(words)
+            assert kind is not None, f"{block.page}: {words}"
+            kinds.append(kind)
+    assert kinds.count("appo") > 30
+    assert kinds.count("python") > 5
+
+
+def is_shell(text: str) -> bool:
+    first = text.split(maxsplit=1)[0]
+    return first in ("appo", ".venv/bin/appo", "python", "make", "pip", "git", "cd", "source")
+
+
+def test_every_block_of_python_compiles_and_no_other_block_hides_code() -> None:
+    compiled = 0
+    for block in BLOCKS:
+        assert block.language in ("", "python"), f"{block.page}: {block.language}"
+        if block.language or re.match(r"(from|import|def|class) ", block.text):
+            compile(block.text, block.page, "exec")
+            runs = block.file or block.page == "python_api.md" or not block.language
+            assert runs or block.note.startswith("compiled only: "), f"{block.page}: nothing runs {block.text}"
+            compiled += 1
+        elif not is_shell(block.text):
+            assert not re.search(r"^(appo|python|make|pip) ", block.text, re.MULTILINE), f"{block.page}: {block.text}"
+    assert compiled > 10
+
+
+@cache
+def said() -> tuple[str, ...]:
+    """All constant text of the code; a NUL stands for what is filled in."""
+    return tuple(text for path in SOURCES for text in texts(path))
+
+
+def texts(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.sub(r"%[-.\d]*[sdg]", "\0", node.value)
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+
+
+def test_every_message_of_troubleshooting_is_one_of_ours() -> None:
+    rows = re.findall(r"^\| (.*?) \| ", prose(ROOT / "docs/troubleshooting.md"), re.MULTILINE)
+    messages = [message for row in rows if row.startswith("`") for message in re.findall(r"`([^`]+)`", row)]
+    messages += re.findall(r"^\| `([^`]+)`.*? \| ", prose(ROOT / "docs/tuning_speed.md"), re.MULTILINE)
+    assert len(messages) > 45
+    everything = "\n".join(said())
+    for message in messages:
+        for part in re.split(r"\.\.\.|\bN\b|\bfull\b|[,:;] ", message):
+            fragment = part.strip(" ,:;()%`")
+            assert fragment in everything, f"{message!r}: {fragment!r} is said nowhere"
+
+
+def test_every_figure_is_described() -> None:
+    literal = r"(?:train|perf|pbt|reward|len)/[a-z_]+(?:/[a-z_]+)?"
+    written = {tag for text in said() for tag in re.findall(rf"^{literal}$", text)}
+    metrics = ast.parse((ROOT / "algorithms/appo/learner.py").read_text())
+    (names,) = (n.value for n in metrics.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "METRICS")
+    written |= {f"train/{name}" for name in ast.literal_eval(names)}
+    assert len(written) > 35
+    assert {tag for tag in written if meaning(tag) is None} == set()
+    assert tuple(sorted(PHASES)) == tuple(sorted(timing.PHASES))
+    assert meaning("perf/actor/waiting_for_slots") == SECTIONS["Speed"]["perf/<role>/<phase>"]
+    assert meaning("perf/nobody/env") is meaning("custom/x") is None
+
+
+def test_flags_of_sample_factory_are_here_or_said_to_be_gone() -> None:
+    page = (ROOT / "docs/from_sample_factory.md").read_text()
+    parts = {title: text for title, _, text in (part.partition("\n") for part in page.split("\n## ")[1:])}
+    ours = {*FLAGS, *(name for config in reference.COMMANDS.values() for name in flags_of(config))}
+
+    def flags(text: str) -> set[str]:
+        return set(re.findall(r"`--(?:no_)?(\w+)", text))
+
+    assert flags(parts["Flags with the same name, meaning and default"]) - ours == set()
+    rows = [row.split(" | ") for row in parts["Flags with the same name and something that differs"].splitlines()[3:]]
+    assert set().union(*(flags(row[0]) for row in rows if len(row) == 3)) - ours == set()
+    rows = [row.split(" | ") for row in parts["Flags with another name"].splitlines()[3:]]
+    for there, here in (row for row in rows if len(row) == 2):
+        assert flags(here) <= ours, here
+        assert not re.search(r"`--\w+", there) or not flags(there) & set(FLAGS) - {"run"}, there
+    rows = [row.split(" | ") for row in parts["Flags that are gone"].splitlines()[3:]]
+    assert set().union(*(flags(row[0]) for row in rows if len(row) == 2)) & ours == set()
+
+
+def test_the_page_of_callbacks_has_every_method() -> None:
+    assert set(re.findall(r"^\| `(\w+)\(", (ROOT / "docs/callbacks.md").read_text(), re.MULTILINE)) == set(EVENTS)

@@ -1,0 +1,130 @@
+"""What every figure of a run means, by the name it has in metrics.jsonl and TensorBoard. docs/metrics.md is made of it.
+
+A part in angle brackets stands for several names.
+"""
+
+import re
+
+Section = dict[str, str]
+
+SECTIONS: dict[str, Section] = {
+    "Counters": {
+        "elapsed_seconds": "that the run has trained, all starts together",
+        "policy": "whose record it is",
+        "env_steps": "simulator frames that it has learned from; the x axis of TensorBoard",
+        "samples": "valid steps that entered an update, each counted once; `perf/samples` in TensorBoard",
+        "discarded": "steps that were too old to train on (`--max_policy_lag`); `perf/discarded` in TensorBoard",
+    },
+    "Episodes": {
+        "reward/<kind>": "return of the last `--stats_avg` episodes as the environment gives it: `mean`, `min`, `max`",
+        "len/<kind>": "their length in env steps",
+        "stats/<name>/<kind>": "what the environment reports in `info` (`true_reward`, `episode_extra_stats`,"
+        " `team_return` of several agents), or `on_episode_end` of a callback returns",
+    },
+    "Training": {
+        "train/loss": "policy loss, weighted value loss, exploration loss and weighted divergence together",
+        "train/policy_loss": "of PPO's clipped surrogate",
+        "train/value_loss": "in units of the critic, before its coefficient",
+        "train/entropy": "of the action distribution; falls as the policy makes up its mind. Where it is near 0 early,"
+        " raise `--exploration_loss_coeff`",
+        "train/kl_divergence": "from the policy that acted to the one that learns; where it stays large, take smaller"
+        " steps or fewer epochs",
+        "train/ratio_mean": "mean probability ratio between the two; should stay near 1",
+        "train/ratio_max": "the largest",
+        "train/fraction_clipped": "share of steps whose ratio is outside of the clip range; the same",
+        "train/advantage_std": "standard deviation of advantages before they are normalized, in units of return",
+        "train/value_mean": "mean predicted return",
+        "train/grad_norm": "L2 norm of the gradient before it is limited by `--max_grad_norm`",
+        "train/learning_rate": "in use now",
+        "train/skipped": "share of updates that were not finite and left out; should be 0",
+        "train/skipped_in_a_row": "such updates since the last good one, see `--max_skipped_updates`",
+        "train/rollbacks": "how often training went back to the last good state",
+        "train/policy_lag_mean": "updates between acting and learning, mean over samples",
+        "train/policy_lag_max": "the largest",
+        "train/reproduction_error": "with `--verify_reproduction`: largest relative difference between what acted and"
+        " what learns; must stay below 1e-5",
+        "train/reproduction_steps": "how many steps that compared",
+    },
+    "Speed": {
+        "perf/env_steps_per_second": "learned from, over ten seconds",
+        "perf/samples_per_second": "the same in samples",
+        "perf/limit_samples_per_second": "what the machine could do with this environment and network if no core were"
+        " ever idle",
+        "perf/limit_ratio": "how near the run is to that",
+        "perf/busy_cores": "CPU time per second",
+        "perf/<role>/<phase>": "share of the time of a role's processes; roles and phases below",
+        "perf/cpu_us/<phase>": "CPU time of one sample in microseconds, all processes together",
+    },
+    "Health": {
+        "perf/version": "number of the newest weights; never decreases",
+        "perf/episodes": "that the policy has ended",
+        "perf/restarts": "processes that were started again",
+        "perf/actors_replaced": "actors that grew too large and were replaced (`--actor_max_growth_mb`)",
+        "perf/env_rebuilds": "environments that failed and were made again (`--max_env_rebuilds`)",
+        "perf/callbacks_off": "callbacks that are off because they raised; only with `--callbacks`",
+    },
+    "Several policies": {
+        "pbt/<flag>": "what the policy learns with now",
+        "pbt/reward_shaping/<name>": "coefficients of its rewards",
+        "pbt/copies": "how often it copied another policy",
+        "pbt/copied_from": "whom last",
+        "pbt/mutations": "how often it mutated",
+        "pbt/objective": "at the last decision about any policy",
+        "pbt/rank": "the same; 1 is the best",
+    },
+    "Self-play": {
+        "selfplay/rating": "strength of the policy in Elo points: its first version has 0, 400 are odds of 10 to 1",
+        "selfplay/win_rate": "share of the last games that it has won against each past version (a draw is a half),"
+        " mean over the pool",
+        "selfplay/win_rate_min": "the same against the hardest",
+        "selfplay/pool": "past versions that may be drawn",
+        "selfplay/games": "games against past versions that have ended, in this start",
+        "selfplay/past_steps": "steps that past versions have taken in this start, from which nobody learns",
+    },
+    "Evaluation": {
+        "eval/<actions>_<kind>": "return in evaluations (`eval/` in the run's folder): actions `sampled` or"
+        " `most_probable`; `mean`, `low` and `high` end of its 95 % interval",
+    },
+}
+
+ROLES = ("main", "actor", "policy_worker", "learner")
+PHASES = {
+    "env": "steps of environments",
+    "reset": "resets, where our own loop steps them; else they are part of `env`",
+    "inference": "forward passes for acting",
+    "training": "optimizer steps",
+    "copying": "observations to the model and results back, batches out of slots, weights and states out of a learner",
+    "waiting": "for actions, requests, trajectories or messages",
+    "waiting_for_slots": "of actors, for a learner to give slots back",
+    "framework": "everything else",
+}
+
+_PLACEHOLDERS = {
+    "<kind>": "(mean|min|max|low|high)",
+    "<role>": f"({'|'.join(ROLES)})",
+    "<phase>": f"({'|'.join(PHASES)})",
+    "<actions>": "(sampled|most_probable)",
+    "<flag>": "[a-z_]+",
+    "<name>": ".+",
+}
+
+
+def meaning(name: str) -> str | None:
+    """What a figure means; None for one that is not known here, such as one of the user's own.
+
+    >>> meaning("perf/cpu_us/env")
+    'CPU time of one sample in microseconds, all processes together'
+    """
+    for section in SECTIONS.values():
+        if name in section:
+            return section[name]
+    for section in SECTIONS.values():
+        for pattern, text in section.items():
+            if re.fullmatch(_expression(pattern), name):
+                return text
+    return None
+
+
+def _expression(pattern: str) -> str:
+    parts = re.split(r"(<\w+>)", pattern)
+    return "".join(_PLACEHOLDERS.get(part, re.escape(part)) for part in parts)
