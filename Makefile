@@ -12,7 +12,7 @@ export OMP_NUM_THREADS = 1
 # Neither another active environment nor personal pip settings may decide where packages come to lie.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 
-.PHONY: help install train test test-all lint bench bench-all clean
+.PHONY: help install train test test-all lint bench bench-all bench-reliability clean
 
 help:
 	@echo "make train     set up, train CartPole-v1 to a mean return of 475, say what to type next"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed of the framework alone"
 	@echo "make bench-all every benchmark, peers included, then docs/performance.md (two hours)"
+	@echo "make bench-reliability  figures of docs/reliability.md (an hour)"
 	@echo "make clean     remove everything these commands made, except train_dir"
 
 install: $(STAMP)
@@ -33,7 +34,8 @@ train: install
 	@echo "  $(VENV)/bin/appo train --env=Acrobot-v1             train another environment"
 	@echo "  $(VENV)/bin/appo train --env=my_module:MyEnv        train your own, a gymnasium.Env in my_module.py"
 	@echo "  $(VENV)/bin/appo train --help                       all flags"
-	@echo "Curves are in train_dir/<run>/metrics.jsonl; tensorboard --logdir=train_dir draws them (pip install tensorboard)."
+	@echo "  $(VENV)/bin/appo plot <run> -o curve.png            its learning curve, which is also in train_dir/<run>/README.md"
+	@echo "All figures are in train_dir/<run>/metrics.jsonl; tensorboard --logdir=train_dir draws them (pip install tensorboard)."
 
 test: install
 	$(RUN) -m pytest -q -m "not slow" --durations=25 -n 2 --dist loadfile
@@ -54,6 +56,14 @@ bench-all: install
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
 	for name in framework growth env_alone network_alone end_to_end placements learning peers; do \
 		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$$name.json || exit; \
+	done
+	$(RUN) -m benchmarks.report
+
+# The same for what docs/reliability.md promises; a promise that is not kept is printed and goes into the file.
+bench-reliability: install
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
+	for name in recovery under_fire supervision cycles soak; do \
+		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$$name.json || true; \
 	done
 	$(RUN) -m benchmarks.report
 

@@ -9,9 +9,12 @@ VIZDOOM = ["vizdoom>=1.3", "opencv-python-headless>=4.12"]
 MUJOCO = ["mujoco>=3.3"]
 MINIGRID = ["minigrid>=3.0"]
 BOX2D = ["box2d>=2.3.10"]
-MULTIAGENT = ["pettingzoo>=1.25"]
-BENCH = ["matplotlib>=3.10"]
+MULTIAGENT = ["pettingzoo>=1.27"]
+PLOTS = ["matplotlib>=3.10"]
 VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6"]
+ONNX = ["onnx>=1.20", "onnxscript>=0.5", "onnxruntime>=1.23"]
+HUB = ["huggingface_hub>=1.0"]
+WANDB = ["wandb>=0.20"]
 DEV = [
     "pytest>=9",
     "pytest-timeout>=2.4",
@@ -21,6 +24,7 @@ DEV = [
     "mypy>=1.19",
     "build>=1.3",
     "types-psutil>=7",
+    "pyte>=0.8.2",
 ]
 
 setup(
@@ -43,6 +47,8 @@ setup(
         "threadpoolctl>=3.5",
         "psutil>=6",
         "safetensors>=0.5",
+        "rich>=14",
+        "pyyaml>=6",
     ],
     extras_require={
         "atari": ATARI,
@@ -52,9 +58,13 @@ setup(
         "box2d": BOX2D,
         "multiagent": MULTIAGENT,
         "video": VIDEO,
-        "bench": BENCH,
-        "dev": DEV,
-        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + VIDEO,
+        "plots": PLOTS,
+        "bench": PLOTS,
+        "onnx": ONNX,
+        "hub": HUB,
+        "wandb": WANDB,
+        "dev": DEV + ONNX,
+        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + VIDEO + PLOTS,
     },
     entry_points={"console_scripts": ["appo=algorithms.cli:main"]},
 )

@@ -30,11 +30,16 @@ def run_command(command: Callable[[], int]) -> int:
 def train(argv: Sequence[str]) -> int:
     """Train: the command line of `train_appo.py`, without the program's name."""
     from algorithms.appo.config import parse_train_flags, resolve
+    from algorithms.appo.origins import asked_format, printed
 
     _print_version_if_asked(argv)
+    wanted, argv = asked_format(argv)
     config, origins = resolve(parse_train_flags(argv))
-    for line in describe(config.to_flat(), origins):
-        say(line)
+    if wanted:
+        print_and_exit(printed(config.to_flat(), origins, wanted))
+    if config.logging.log_format != "json":
+        for line in describe(config.to_flat(), origins):
+            say(line)
     from algorithms.appo.appo import train as start
 
     return start(config)
@@ -59,6 +64,33 @@ def runs(argv: Sequence[str]) -> int:
     return list_runs(parse_runs(argv))
 
 
+def top(argv: Sequence[str]) -> int:
+    """Show the live panel of a run: the command line of `appo top`, without the program's name."""
+    from algorithms.appo.top import parse_top
+    from algorithms.appo.top import top as start
+
+    _print_version_if_asked(argv)
+    return start(parse_top(argv))
+
+
+def compare(argv: Sequence[str]) -> int:
+    """Say in what runs differ: the command line of `appo compare`, without the program's name."""
+    from algorithms.appo.compare import compare as start
+    from algorithms.appo.compare import parse_compare
+
+    _print_version_if_asked(argv)
+    return start(parse_compare(argv))
+
+
+def plot(argv: Sequence[str]) -> int:
+    """Draw learning curves: the command line of `appo plot`, without the program's name."""
+    from algorithms.appo.plotting import parse_plot
+    from algorithms.appo.plotting import plot as start
+
+    _print_version_if_asked(argv)
+    return start(parse_plot(argv))
+
+
 def replay(argv: Sequence[str]) -> int:
     """Repeat what led an environment to fail: the command line of `appo replay`, without the program's name."""
     from algorithms.replay import parse_replay
@@ -66,6 +98,76 @@ def replay(argv: Sequence[str]) -> int:
 
     _print_version_if_asked(argv)
     return start(parse_replay(argv))
+
+
+def lineage(argv: Sequence[str]) -> int:
+    """Draw who copied whom in a population: the command line of `appo lineage`, without the program's name."""
+    from algorithms.population.picture import lineage as start
+    from algorithms.population.picture import parse_lineage
+
+    _print_version_if_asked(argv)
+    return start(parse_lineage(argv))
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Look for what keeps training from working: the command line of `appo doctor`, without the program's name."""
+    from algorithms.appo.doctor import doctor as start
+
+    _print_version_if_asked(argv)
+    return start(argv)
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """Measure checkpoints: the command line of `appo evaluate`, without the program's name."""
+    from algorithms.evaluator_config import parse_evaluate
+
+    _print_version_if_asked(argv)
+    config = parse_evaluate(argv)
+    from algorithms.evaluator import evaluate as start
+
+    return start(config)
+
+
+def match(argv: Sequence[str]) -> int:
+    """Play two checkpoints against each other: the command line of `appo match`, without the program's name."""
+    from algorithms.match_config import parse_match
+
+    _print_version_if_asked(argv)
+    config = parse_match(argv)
+    from algorithms.match import match as start
+
+    return start(config)
+
+
+def export(argv: Sequence[str]) -> int:
+    """Write a policy to an ONNX file: the command line of `appo export`, without the program's name."""
+    from algorithms.sharing_config import parse_export
+
+    _print_version_if_asked(argv)
+    config = parse_export(argv)
+    from algorithms.export import export as start
+
+    return start(config)
+
+
+def hub(argv: Sequence[str]) -> int:
+    """Share a policy, or fetch one: the command line of `appo hub`, without the program's name."""
+    from algorithms.sharing_config import parse_hub
+
+    _print_version_if_asked(argv)
+    config = parse_hub(argv)
+    from algorithms.hub import hub as start
+
+    return start(config)
+
+
+def launch(argv: Sequence[str]) -> int:
+    """Train many runs: the command line of `appo launch`, without the program's name."""
+    from algorithms.launch import launch as start
+    from algorithms.launch import parse_launch
+
+    _print_version_if_asked(argv)
+    return start(parse_launch(argv))
 
 
 def selftest(argv: Sequence[str]) -> int:
@@ -81,7 +183,17 @@ COMMANDS: Mapping[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a policy, or go on with a saved run"),
     "enjoy": (enjoy, "watch, measure or film a trained policy"),
     "runs": (runs, "list runs with their state, progress and best return"),
+    "top": (top, "show the live panel of a run that is trained elsewhere, or has ended"),
+    "compare": (compare, "say in what runs differ, and how well they learned"),
+    "plot": (plot, "draw learning curves, with bands over seeds"),
+    "lineage": (lineage, "draw who copied whom in a run of several policies"),
+    "evaluate": (evaluate, "measure checkpoints, also while they are trained, and keep the best"),
+    "match": (match, "play two checkpoints against each other, with a confidence interval"),
+    "export": (export, "write a policy to an ONNX file that needs neither torch nor this program"),
+    "hub": (hub, "share a policy on the Hugging Face Hub, or fetch one"),
+    "launch": (launch, "train a grid of flags and seeds, some runs at a time"),
     "replay": (replay, "repeat what led an environment to fail"),
+    "doctor": (doctor, "look whether installation, machine and environment are fit for training"),
     "selftest": (selftest, "kill processes of a small run for a minute and check that nothing is lost"),
 }
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,10 +21,14 @@ from algorithms.appo.runs import newest_run, saved_flags
 from algorithms.evaluation_config import EvaluationConfig
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.ops.distributions import ActionDistribution
+from algorithms.population.past import FOLDER
 from algorithms.runtime.arena import Array
 from algorithms.runtime.best import load_best
+from algorithms.runtime.callbacks import Hooks, find_callbacks
 from algorithms.runtime.checkpointing import decode
 from algorithms.runtime.flat_module import FlatModule
+from algorithms.runtime.telling import ToldEnvs
+from algorithms.tally import Episode, Tally, agent_means, team_mean
 from algorithms.video import Recorder, VideoFile
 from envs.config import EnvConfig
 from envs.make import is_vector_only, make_group
@@ -36,14 +40,6 @@ from utils.errors import CheckpointError, UsageError
 from utils.values import shown
 
 Look = Callable[[bool], None]
-
-
-class Episode(NamedTuple):
-    """One played episode."""
-
-    episode_return: float  # undiscounted sum of the rewards as the environment gave them
-    length: int  # env steps
-    stats: dict[str, float]  # what the environment reported of it
 
 
 class Run(NamedTuple):
@@ -65,12 +61,17 @@ class Result(NamedTuple):
     video: VideoFile | None
 
 
-FOLDERS = {"latest": "", "best": "best", "milestone": "milestones"}
+FOLDERS = {"latest": "", "best": "best", "best_evaluated": "best_evaluated", "milestone": "milestones", "past": FOLDER}
 """Where checkpoints of a kind are, inside those of their policy."""
+
+EVALUATED_METRIC = "eval/mean"
+"""What the best by evaluation has most of."""
 
 MISSING = {
     "latest": "checkpoint of policy {} yet",
     "best": "best checkpoint of policy {} yet: one is kept after --save_best_after env steps of training",
+    "best_evaluated": "evaluated checkpoint of policy {} yet: --eval_every_sec or appo evaluate keeps one",
+    "past": "past version of policy {} yet: --self_play keeps some",
     "milestone": "milestone of policy {} yet: one is kept every --save_milestones_sec seconds of training",
 }
 
@@ -85,6 +86,8 @@ def enjoy(config: EvaluationConfig) -> int:
         ResourceError: the video cannot be written.
     """
     run = find_run(config)
+    for name in config.callbacks:
+        find_callbacks(name)
     cpu.limit_threads(1)  # a batch of one row gains nothing from more
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
@@ -99,6 +102,8 @@ def _enjoy(run: Run, config: EvaluationConfig, seed: int) -> Result:
         envs, video, look = _stage(run.config, config)
         if video is not None:
             stack.enter_context(video)  # finished after the environments are closed
+        if config.callbacks:
+            envs = ToldEnvs(envs, config.policy_index, Hooks.make(config.callbacks, run.config.to_flat(), 0))
         stack.callback(envs.close)
         player, env_steps = load_player(run, envs.spec, config, seed)
         result = Result(run, env_steps, seed, [], video)
@@ -145,6 +150,8 @@ def _load_checkpoint(directory: Path, config: EvaluationConfig, best_metric: str
     parent = directory / f"checkpoint_p{config.policy_index}" / FOLDERS[kind]
     if kind == "best":
         loaded = load_best(parent, best_metric, decode)
+    elif kind == "best_evaluated":
+        loaded = load_best(parent, EVALUATED_METRIC, decode)
     elif config.milestone is not None:
         loaded = _load_milestone(parent, config.milestone)
     else:
@@ -220,6 +227,14 @@ def load_player(run: Run, spec: EnvSpec, config: EvaluationConfig, seed: int) ->
     return Player(flat, spec, config, seed), int(state.meta["env_steps"])
 
 
+class Acts(Protocol):
+    """Whoever plays."""
+
+    def act(self, obs: dict[str, Array], first: Array) -> Array:
+        """Actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so."""
+        ...
+
+
 class Player:
     """Acts as a policy worker does, for the rows of one environment.
 
@@ -232,7 +247,7 @@ class Player:
 
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: EvaluationConfig, seed: int) -> None:
         assert isinstance(flat.module, ActorCritic)
-        self.model, self.spec, self.device = flat.module, spec, flat.flat.device
+        self.flat, self.model, self.spec, self.device = flat, flat.module, spec, flat.flat.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.rnn_state = torch.zeros(spec.num_agents, self.model.rnn_state_size, device=self.device)
         # [A] per action value: take the most probable one instead of a sample.
@@ -241,45 +256,45 @@ class Player:
         self.take_mode = torch.tensor(fixed, device=self.device)
 
     @torch.inference_mode()
-    def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so."""
+    def act(self, obs: dict[str, Array], first: Array, *, deterministic: bool = False) -> Array:
+        """Actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so.
+
+        With `deterministic` all are the most probable ones, whatever the flags say.
+        """
         tensors = {key: torch.from_numpy(value).to(self.device) for key, value in obs.items()}
         starts = torch.from_numpy(first).to(self.device)
         logits, _, self.rnn_state = self.model.act(tensors, starts, self.rnn_state)
-        mask = tensors[MASK_KEY].flatten(1) > 0 if self.spec.action_mask else None
+        mask = tensors[MASK_KEY].flatten(1) > 0 if MASK_KEY in tensors else None
         distribution = ActionDistribution(self.spec.action.parts, logits, mask)
-        action = torch.where(self.take_mode, distribution.mode(), distribution.sample(self.generator))
+        take_mode = self.take_mode | deterministic
+        action = torch.where(take_mode, distribution.mode(), distribution.sample(self.generator))
         return action.cpu().numpy()
 
 
 def play(
-    envs: GroupEnv, player: Player, config: EvaluationConfig, seed: int, look: Look | None = None
+    envs: GroupEnv, player: Acts, config: EvaluationConfig, seed: int, look: Look | None = None
 ) -> Iterator[Episode]:
     """Yield episodes as they end, up to the limits of the flags. The same seed gives the same episodes.
 
     `look` is called before every action and at the end of an episode, once each; it is told whether it is the end.
     """
     row = _first_row(envs, seed)
-    returns, lengths = np.zeros(envs.num_rows), np.zeros(envs.num_rows, np.int64)
+    tally = Tally(envs.spec.num_agents)
     num_episodes = frames = 0
-    ended = np.zeros(envs.num_rows, np.bool_)
+    ended = False
     clock = _Clock(config.fps if config.window else 0.0)
     while _goes_on(config, num_episodes, frames):
         if look is not None:
-            look(bool(ended.any()))
-        stats = {one.row: one.stats for one in envs.step(player.act(row.obs, row.first), row)}
-        valid = np.ones_like(ended) if envs.spec.same_step else ~row.first  # the reset step belongs to no episode
-        frames += int(row.num_frames[0]) * bool(valid.any())
-        returns += row.reward
-        lengths += valid * row.num_frames
-        ended = row.terminated | row.truncated
-        for index in ended.nonzero()[0].tolist():
-            yield Episode(float(returns[index]), int(lengths[index]), stats.get(index, {}))
-            returns[index] = lengths[index] = 0
+            look(ended)
+        stats = envs.step(player.act(row.obs, row.first), row)
+        valid = np.ones_like(row.first) if envs.spec.same_step else ~row.first  # the reset step belongs to no episode
+        frames += tally.add(row, valid, stats)
+        if ended := tally.over:
+            yield tally.episode()
             num_episodes += 1
         clock.wait()
     if look is not None:
-        look(bool(ended.any()))
+        look(ended)
 
 
 def _first_row(envs: GroupEnv, seed: int) -> StepRow:
@@ -323,6 +338,9 @@ def _summary(result: Result) -> str:
             f"{len(returns)} episodes: return {statistics.fmean(returns):.3f} +- {statistics.pstdev(returns):.3f} "
             f"(mean +- standard deviation), median {statistics.median(returns):.3f}"
         )
+    if agents := agent_means(result.episodes):
+        each = ", ".join("none" if mean is None else f"{mean:.3f}" for mean in agents)
+        text += f"\nreturn of each agent: {each}; of all together {team_mean(result.episodes):.3f}"
     if result.video is None:
         return text
     video = result.video
@@ -340,10 +358,14 @@ def _as_json(result: Result) -> str:
         "std": statistics.pstdev(returns) if returns else None,
         "median": statistics.median(returns) if returns else None,
     }
+    if agents := agent_means(result.episodes):
+        figures |= {"agent_means": agents, "team_mean": team_mean(result.episodes)}
     if (video := result.video) is not None:
         figures["video"] = {"path": str(video.path), "pictures": video.pictures, "fps": video.pictures_per_second}
-    listed = [
-        {"return": e.episode_return, "length": e.length, **({"stats": e.stats} if e.stats else {})}
-        for e in result.episodes
-    ]
-    return json.dumps(figures | {"episodes": listed})
+    return json.dumps(figures | {"episodes": [_plain(episode) for episode in result.episodes]})
+
+
+def _plain(episode: Episode) -> dict[str, object]:
+    plain: dict[str, object] = {"return": episode.episode_return, "length": episode.length}
+    more: dict[str, object] = {"stats": episode.stats, "agent_returns": list(episode.agent_returns)}
+    return plain | {name: value for name, value in more.items() if value}

@@ -14,6 +14,7 @@ from utils.values import shown
 USAGE = "enjoy_appo.py [--env=ID] [flags]      for example: enjoy_appo.py --env=CartPole-v1"
 VIDEO_SUFFIXES = (".mp4", ".gif")
 DEFAULT_EPISODES = 10
+CHECKPOINT_KINDS = ("latest", "best", "best_evaluated", "milestone", "past")
 
 
 def headless() -> bool:
@@ -32,8 +33,9 @@ class EvaluationConfig:
     policy_index: int = flag(0, "which policy of the run plays", minimum=0)
     load_checkpoint_kind: str = flag(
         "latest",
-        "which checkpoint plays: the newest, the best so far, or one that was kept as a milestone",
-        choices=("latest", "best", "milestone"),
+        "which checkpoint plays: the newest, the best so far by training or by evaluation, one that was kept as a"
+        " milestone, or the newest past version of --self_play",
+        choices=CHECKPOINT_KINDS,
     )
     milestone: int | None = flag(
         None, "env steps of the milestone, the nearest at or below is taken; none = the newest", minimum=0
@@ -68,6 +70,10 @@ class EvaluationConfig:
         "where the network runs; gpu is accepted as cuda",
         choices=("auto", "cpu", "cuda"),
         synonyms={"gpu": "cuda"},
+    )
+    callbacks: tuple[str, ...] = flag(
+        (),
+        "classes of yours, package.module:Class, told of episodes and their steps as in training; empty = none",
     )
     json: bool = flag(False, "print one JSON object with the results instead of text; opens no window")
 

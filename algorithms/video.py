@@ -20,7 +20,7 @@ from envs.config import EnvConfig
 from envs.conversion import reraise
 from envs.env_set import SingleEnv
 from envs.make import is_vector_only, make_single
-from envs.python_loop import PythonLoop
+from envs.multi_agent import loop_over
 from envs.spaces import frames_per_step
 from envs.spec import Array
 from envs.wrappers import RepeatAction
@@ -168,7 +168,7 @@ class Recorder:
         self.name = config.env
         self.video = VideoFile(path)
         self._env = make_drawn(config)
-        self.group = PythonLoop([lambda: self._env], name=config.env)
+        self.group = loop_over([lambda: self._env], name=config.env)
         self.video.pictures_per_second = steps_per_second or natural_steps_per_second(self._env)
         self._last: Array | None = None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.cli import run_command
-from benchmarks import end_to_end, measuring, placements, runs
+from benchmarks import end_to_end, measuring, placements, promises, runs
 from benchmarks.figure import draw
 from benchmarks.measuring import ROOT
 from benchmarks.network_alone import inference_microseconds, training_microseconds
@@ -77,6 +77,7 @@ METHOD = """\
     python -m benchmarks.learning                 # per sample, in both precisions and beside Sample Factory
     python -m benchmarks.growth                   # with envs, actors and slots
     python -m benchmarks.placements
+    python -m benchmarks.recovery                 # and under_fire, supervision, soak, cycles: docs/reliability.md
     python -m benchmarks.peers                    # installs the peers under ~/.cache/appo-benchmarks first
     python -m benchmarks.report                   # writes this file; the picture needs `pip install appo[bench]`
 
@@ -237,6 +238,11 @@ def _learning(results: Results) -> str:
     return _table(("env steps to 475 on CartPole", *(f"seed {seed}" for seed in seeds)), rows)
 
 
+def _promises(results: Results) -> str:
+    rows = [figure.cells() for result in results.values() for figure in promises.figures_of(result)]
+    return _table(("", "measured", "promised: at most"), rows)
+
+
 SECTIONS = {
     "peers": ("Side by side with peers", _peers),
     "end_to_end": ("End to end, and the limit", _end_to_end),
@@ -246,6 +252,11 @@ SECTIONS = {
     "framework": ("The framework alone", _framework),
     "learning": ("Learning, the same hyperparameters", _learning),
     "growth": ("How costs grow", _growth),
+    "recovery": ("Reliability: until training goes on after a kill", _promises),
+    "under_fire": ("Reliability: learning under fire", _promises),
+    "supervision": ("Reliability: what supervision costs", _promises),
+    "soak": ("Reliability: a long run", _promises),
+    "cycles": ("Reliability: killed and started again", _promises),
 }
 """In this order: heading, and the function that makes the table of a benchmark's results."""
 

@@ -6,8 +6,8 @@ import logging
 import time
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +15,10 @@ import gymnasium
 import numpy as np
 
 from envs.conversion import failure_of, one_line, reraise
-from envs.incidents import IncidentFolder, Journal, random_state
-from envs.spaces import frames_per_step, spec_of
+from envs.incidents import IncidentFolder, random_state
+from envs.journal import Journal, JournalMemory
+from envs.reward_shaping import default_reward_shaping, set_reward_shaping
+from envs.spaces import frames_per_step, num_agents_of, require_spec, spec_of
 from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import EnvironmentFailure, SpaceMismatch
 from utils.timing import RESET, clock
@@ -24,8 +26,8 @@ from utils.timing import RESET, clock
 log = logging.getLogger(__name__)
 
 SingleEnv = gymnasium.Env[Any, Any]
-Begun = tuple[Any, dict[str, Any]]
-"""The first observation of an episode and its info."""
+Begun = tuple[Any, Any]
+"""The first observation of an episode and its info; of several agents, lists of them."""
 
 PERIOD_STEPS = 1000
 IN_A_ROW = 3
@@ -64,10 +66,12 @@ class OnFailure:
     Attributes:
         max_rebuilds: how often it is made again, see `FailureRule`; 0: its failure is raised.
         incidents: where is written what led to it; None: nowhere.
+        memory: where what it was asked to do is kept, so that it outlives the process; None: nowhere.
     """
 
     max_rebuilds: int = 0
     incidents: IncidentFolder | None = None
+    memory: JournalMemory | None = None
 
 
 RAISE = OnFailure()
@@ -97,16 +101,18 @@ class EnvSet:
         self.step_functions: list[Callable[[Any], tuple[Any, ...]]] = []
         self._env_fns, self._rule = list(env_fns), FailureRule(on_failure.max_rebuilds)
         self._incidents = on_failure.incidents
-        self.journal = Journal(len(env_fns)) if on_failure.incidents else None
+        self.journal = Journal(len(env_fns), on_failure.memory) if on_failure.incidents else None
         self._envs: list[SingleEnv] = []
         self._lives = [0] * len(env_fns)
         self._seeds = [0] * len(env_fns)  # the last ones of resets that had one
+        self._shaping: list[dict[int, Mapping[str, Any]]] = [{} for _ in env_fns]  # of each, by agent
         self._silent_until, self._unsaid = 0.0, 0
         try:
             for index in range(len(env_fns)):
                 self._envs.append(gymnasium.Env())
                 self.step_functions.append(self._envs[index].step)
                 self._make(index)
+            self._leave()
         except BaseException as error:
             self.close()
             reraise(name, error)
@@ -117,18 +123,34 @@ class EnvSet:
     def __getitem__(self, index: int) -> SingleEnv:
         return self._envs[index]
 
-    def spec(self) -> EnvSpec:
-        """What the environments show and accept; one is reset where its info could hold a mask."""
+    def spec(self, known: EnvSpec | None = None) -> EnvSpec:
+        """What the environments show and accept; one is reset where its info could hold a mask, unless that is known.
+
+        Raises:
+            SpaceMismatch: something else is known of them.
+        """
         assert self.spaces is not None
-        frames = frames_per_step(self._envs[0])
-        spec = spec_of(*self.spaces, frames_per_step=frames)
+        if known is not None:
+            require_spec(self.name, known, *self.spaces)
+            return known
+        frames, agents = frames_per_step(self._envs[0]), num_agents_of(self._envs[0])
+        shaping = default_reward_shaping(self._envs[0], self.name)
+        spec = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames)
+        spec = replace(spec, reward_shaping=shaping)
         if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
             return spec
         try:
             _, info = self.begin(0, None)
         except BaseException as error:
             reraise(self.name, error)
-        return spec_of(*self.spaces, frames_per_step=frames, mask_in_info=MASK_KEY in info)
+        in_info = any(MASK_KEY in one for one in (info if isinstance(info, list | tuple) else [info]))
+        masked = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames, mask_in_info=in_info)
+        return replace(masked, reward_shaping=shaping)
+
+    def shape_rewards(self, index: int, agent: int, shaping: Mapping[str, Any]) -> None:
+        """Reward an agent of an environment by these coefficients, also when it is made again."""
+        self._shaping[index][agent] = shaping
+        set_reward_shaping(self._envs[index], self.name, agent, shaping)
 
     def begin(self, index: int, seed: int | None) -> Begun:
         """Begin an episode; None keeps the environment's own random numbers going."""
@@ -148,8 +170,6 @@ class EnvSet:
             raise error
         given_up = failure.lasting or not self._rule.forgives(index, step)
         if self.journal is not None and self._incidents is not None:
-            if type(self._envs[index]) is gymnasium.Env:  # what `_close` leaves: another one could not be made
-                self.journal.place = "init"
             if given_up or self._incidents.is_due():
                 self._incidents.write(index, failure, self.journal.story(index))
             self.journal.place = "step"
@@ -171,6 +191,15 @@ class EnvSet:
         """Close every environment; one that fails to close is reported as a warning."""
         for index in range(len(self._envs)):
             self._close(index)
+        self._leave()
+
+    def _enter(self, index: int, place: str) -> None:
+        if self.journal is not None:
+            self.journal.enters(index, place)
+
+    def _leave(self) -> None:
+        if self.journal is not None:
+            self.journal.leaves()
 
     def _begin(self, index: int, seed: int | None) -> Begun:
         env = self._envs[index]
@@ -189,8 +218,11 @@ class EnvSet:
         return result
 
     def _make(self, index: int) -> None:
+        self._enter(index, "init")
         env = self._envs[index] = self._env_fns[index]()
         self.step_functions[index] = env.step
+        for agent, shaping in self._shaping[index].items():
+            set_reward_shaping(env, self.name, agent, shaping)
         spaces = (env.observation_space, env.action_space)
         self.spaces = self.spaces or spaces
         if spaces != self.spaces:
@@ -199,6 +231,7 @@ class EnvSet:
     def _close(self, index: int) -> None:
         """Close an environment and put one in its place that can be closed again."""
         env, self._envs[index] = self._envs[index], gymnasium.Env()
+        self._enter(index, "close")
         try:
             env.close()
         except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up

@@ -6,7 +6,7 @@ from math import isfinite
 
 import numpy as np
 
-from envs.spec import Array, EnvSpec
+from envs.spec import Array, EnvSpec, row_name
 from utils.errors import NotFinite
 
 
@@ -19,7 +19,7 @@ class FiniteCheck:
     """
 
     def __init__(self, name: str, spec: EnvSpec) -> None:
-        self.name = name
+        self.name, self._num_agents = name, spec.num_agents
         self._keys = [key for key, o in spec.observations.items() if o.dtype == "float32"]
 
     def __call__(self, obs: dict[str, Array], reward: Array) -> dict[int, NotFinite]:
@@ -44,6 +44,7 @@ class FiniteCheck:
         for what, array in [("reward", reward), *((f"observation key {key}", obs[key]) for key in self._keys)]:
             for row, *place in np.argwhere(~np.isfinite(array)).tolist():
                 value, at = array[(row, *place)], f" at {place}" if place else ""
-                said = f"{self.name}: env {first_row + row}: {what} is not finite: {value}{at}"
+                who = row_name(first_row + row, self._num_agents)
+                said = f"{self.name}: {who}: {what} is not finite: {value}{at}"
                 failures.setdefault(first_row + row, NotFinite(said))
         return failures

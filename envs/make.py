@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -10,7 +9,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
@@ -20,16 +19,20 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import VectorEnv
+from gymnasium.wrappers import TimeLimit
 
+from envs import zoo
 from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, OnFailure, SingleEnv
-from envs.python_loop import PythonLoop
+from envs.multi_agent import loop_over
+from envs.spaces import num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
 from envs.wrappers import RepeatAction, make_registered, stack_frames
 from utils.errors import UsageError
+from utils.values import nearest
 
 Factory = Callable[..., Any]
 
@@ -100,8 +103,8 @@ def make_group(
     """Make the environments of one group: our own loop, or the environment's native vector.
 
     `seed` only decides the random walks of `decorrelate_steps` (in [0, decorrelate_steps) per env, Python loop only);
-    the environments are seeded by `reset`. A render mode is for the Python loop only, and so is `on_failure`. A `spec`
-    that is known already saves the reset that looks for masks.
+    the environments are seeded by `reset`. A render mode is for the Python loop only; a vector that fails is never made
+    again. A `spec` that is known already saves the reset that looks for masks.
 
     Raises:
         UsageError: the environment cannot be found, made or used as asked.
@@ -110,8 +113,9 @@ def make_group(
     target = _resolve(config.env)
     _check_resolution(config)
     if _is_native(config, target):
-        return GymVector(lambda: _make_vector(config, target, num_envs), name=config.env, spec=spec)
-    return PythonLoop(
+        make = functools.partial(_make_vector, config, target, num_envs)
+        return GymVector(make, name=config.env, spec=spec, on_failure=on_failure)
+    return loop_over(
         [lambda: make_single(config, render_mode)] * num_envs,
         name=config.env,
         seed=seed,
@@ -158,14 +162,30 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
     if isinstance(target, Registration):
         env: Any = make_registered(target, **arguments, **taken)
     else:
+        env = zoo.as_gymnasium(target(**arguments, **taken), config.env)
         if config.horizon is not None and "max_episode_steps" not in taken:
-            raise UsageError(f"{config.env} takes no argument max_episode_steps (--horizon={config.horizon})")
-        env = target(**arguments, **taken)
+            if not num_agents_of(env):
+                raise UsageError(f"{config.env} takes no argument max_episode_steps (--horizon={config.horizon})")
+            env = TimeLimit(env, config.horizon)
+    if num_agents_of(env):
+        _check_repeats(config, taken)
+        return env
     if repeats:
         env = RepeatAction(env, repeats)
     if config.env_framestack is not None and not taken.keys() & set(CONSTRUCTOR_FLAGS["env_framestack"]):
         env = stack_frames(env, config.env_framestack)
     return env
+
+
+def _check_repeats(config: EnvConfig, taken: dict[str, int]) -> None:
+    """Refuse what the wrappers of one agent do: of several, each ends at a step of its own and sees its own frames."""
+    for flag in ("env_frameskip", "env_framestack"):
+        names = CONSTRUCTOR_FLAGS[flag]
+        if getattr(config, flag) is not None and not taken.keys() & set(names):
+            raise UsageError(
+                f"--{flag}={getattr(config, flag)}: {config.env} has several agents and would have to do that itself, "
+                f"but takes no argument {' or '.join(names)}"
+            )
 
 
 def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: int) -> AnyVectorEnv:
@@ -284,6 +304,8 @@ def _resolve(name: str) -> Registration | Factory:
     module = _import_user_module(name, module_name) if colon else None
     if module is not None and env_id not in gymnasium.registry and hasattr(module, env_id):
         return _factory(name, getattr(module, env_id))
+    if env_id not in gymnasium.registry and (maker := zoo.find(env_id, registered=module is not None)):
+        return maker
     _require_package(env_id, env_id)
     try:
         with warnings.catch_warnings():
@@ -298,20 +320,14 @@ def _resolve(name: str) -> Registration | Factory:
 
 def _unknown(name: str, env_id: str, module: ModuleType | None) -> UsageError:
     if module is None:
-        return UsageError(f"there is no environment {name}{_nearest(env_id, gymnasium.registry)}")
+        return UsageError(f"there is no environment {name}{nearest(env_id, gymnasium.registry, 3)}")
     candidates = [*(key for key in vars(module) if not key.startswith("_")), *gymnasium.registry]
     text = f"module {module.__name__} neither registers nor contains {env_id or 'an empty name'}"
-    return UsageError(text + _nearest(env_id, candidates))
-
-
-def _nearest(name: str, candidates: Iterable[str]) -> str:
-    by_lower = {candidate.lower(): candidate for candidate in candidates}
-    close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    return UsageError(text + nearest(env_id, candidates, 3))
 
 
 def _factory(name: str, attribute: object) -> Factory:
-    """A class of environments, or a function of a module that knows gymnasium.
+    """A class of environments, or a function of a module that knows gymnasium or PettingZoo.
 
     A run that came from elsewhere can name any function, `os:system` too, and --env_kwargs would be its arguments.
     """
@@ -321,18 +337,23 @@ def _factory(name: str, attribute: object) -> Factory:
     while isinstance(made_by, functools.partial):
         made_by = made_by.func
     if inspect.isclass(made_by):
-        if not issubclass(made_by, gymnasium.Env | VectorEnv):
-            raise UsageError(f"{name} is no class of environments: it must be derived from gymnasium.Env or VectorEnv")
-    elif not _knows_gymnasium(sys.modules.get(str(getattr(made_by, "__module__", "")))):
+        if not issubclass(made_by, _env_classes()):
+            bases = "gymnasium.Env or VectorEnv, or pettingzoo.ParallelEnv or AECEnv"
+            raise UsageError(f"{name} is no class of environments: it must be derived from {bases}")
+    elif not _knows_environments(sys.modules.get(str(getattr(made_by, "__module__", "")))):
         raise UsageError(f"{name} makes no environment: its module must import gymnasium, or a class of environments")
     return attribute
 
 
-def _knows_gymnasium(module: ModuleType | None) -> bool:
+def _knows_environments(module: ModuleType | None) -> bool:
     values = vars(module).values() if module else ()
     classes = (value for value in values if inspect.isclass(value))
-    modules = (value.__name__ for value in values if isinstance(value, ModuleType))
-    return "gymnasium" in modules or any(issubclass(value, gymnasium.Env | VectorEnv) for value in classes)
+    modules = {value.__name__ for value in values if isinstance(value, ModuleType)}
+    return not modules.isdisjoint(("gymnasium", "pettingzoo")) or any(issubclass(c, _env_classes()) for c in classes)
+
+
+def _env_classes() -> tuple[type, ...]:
+    return (gymnasium.Env, VectorEnv, *zoo.classes())
 
 
 def _import_user_module(name: str, module_name: str) -> ModuleType:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.spaces import Space, children, choices_of, flat_action_spaces
-from envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec
+from envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec, row_name
 from utils.errors import SpaceMismatch
 
 CHOICES = spaces.Discrete | spaces.MultiDiscrete
@@ -91,6 +91,7 @@ class ActionMasks:
 
     def __init__(self, name: str, spec: EnvSpec):
         self.name, self.size, self.in_info = name, spec.action_mask, spec.mask_in_info
+        self._num_agents = spec.num_agents
         sizes = [part.size for part in spec.action.parts if part.kind == "categorical"]
         self._begins = np.cumsum([0, *sizes[:-1]])
 
@@ -131,7 +132,7 @@ class ActionMasks:
             return
         going_on = np.flatnonzero(stuck & ~ended)
         if len(going_on):
-            self._fail("at least one allowed choice", f"all zero in env {going_on[0]}")
+            self._fail("at least one allowed choice", f"all zero in {row_name(int(going_on[0]), self._num_agents)}")
         masks[stuck] = 1
 
     def _fail(self, expected: str, got: str) -> NoReturn:

@@ -77,6 +77,23 @@ MINIGRID: Preset = {
     "exploration_loss_coeff": 0.01,
 }
 
+# 7x7 cells with counts of walls, allies and opponents, seen by each of 8 agents that play as one policy. A step of the
+# game takes 100 times longer than learning from it, so that many passes over little data pay.
+PURSUIT: Preset = {
+    "encoder_type": "mlp",
+    "encoder_mlp_layers": (128, 128),
+    "use_rnn": False,
+    "rollout": 32,
+    "batch_size": 512,
+    "num_batches_per_iteration": 2,
+    "ppo_epochs": 5,
+    "ppo_clip_ratio": 0.2,
+    "vtrace_lambda": 0.95,
+    "learning_rate": 7e-4,
+    "max_grad_norm": 0.5,
+    "exploration_loss_coeff": 0.01,
+}
+
 # The settings with which Sample Factory 2 trains MuJoCo, published with its results.
 MUJOCO: Preset = MLP | {
     "adaptive_stddev": False,
@@ -132,7 +149,12 @@ BOX2D: dict[str, Preset] = {
 }
 
 ATARI_IDS = r"ALE/|\w+(NoFrameskip|Deterministic)-v\d"
-FAMILIES: dict[str, Preset] = {ATARI_IDS: ATARI, r"Vizdoom": VIZDOOM, r"MiniGrid-|BabyAI-": MINIGRID}
+FAMILIES: dict[str, Preset] = {
+    ATARI_IDS: ATARI,
+    r"Vizdoom": VIZDOOM,
+    r"MiniGrid-|BabyAI-": MINIGRID,
+    r"(pettingzoo[./])?sisl[./]pursuit[-_]v\d": PURSUIT,
+}
 NAMES: dict[str, Preset] = CLASSIC | BOX2D | dict.fromkeys(MUJOCO_NAMES, MUJOCO)
 
 # On two cores the Nature network has hardly begun with Pong after ten minutes; this one is a third of the work, and as

@@ -10,12 +10,14 @@ import numpy as np
 from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reported_frames
 from envs.env_set import RAISE, Begun, EnvSet, OnFailure, SingleEnv
 from envs.finite import FiniteCheck
+from envs.journal import NOBODY
 from envs.masks import ActionMasks, flat_mask, random_action
+from envs.reward_shaping import ShapedRows
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure, SpaceMismatch
 
 
-class PythonLoop:
+class PythonLoop(ShapedRows):
     """Steps `num_rows` single environments one after the other.
 
     An environment whose episode ended is reset on the following step, in place of being stepped (NEXT_STEP): the
@@ -45,10 +47,9 @@ class PythonLoop:
         spec: EnvSpec | None = None,
         on_failure: OnFailure = RAISE,
     ):
-        self.name = name
-        self.current_env = 0
-        self._envs = EnvSet(env_fns, name, on_failure)
-        self.spec = spec or self._envs.spec()
+        self.name, self._envs = name, EnvSet(env_fns, name, on_failure)
+        self._inside = self._envs.journal.inside if self._envs.journal else [NOBODY]
+        self.spec = self._envs.spec(spec)
         self.num_rows = len(self._envs) * self.spec.num_agents
         self._actions = ActionConverter(self._envs[0].action_space)
         self._observations = ObservationWriter(name, self._envs[0].observation_space)
@@ -56,9 +57,8 @@ class PythonLoop:
         self._finite = FiniteCheck(name, self.spec)
         self._counts_frames = False  # once an info says how many frames a step took, all of them are written
         self._ended = [False] * self.num_rows
-        self._num_steps = 0
+        self._num_steps, self._decorrelate_steps = 0, decorrelate_steps
         self._random = np.random.default_rng(seed)
-        self._decorrelate_steps = decorrelate_steps
 
     @property
     def rebuilds(self) -> int:
@@ -79,13 +79,14 @@ class PythonLoop:
         self._ended = [False] * self.num_rows
         failed: dict[int, EnvironmentFailure] = {}
         for index, seed in enumerate(seeds):
-            self.current_env = index
+            self._inside[0] = index
             try:
                 self._show(index, obs, self._walk(index, self._envs.begin(index, None if seed is None else int(seed))))
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, error, self._num_steps)
         for index, failure in failed.items():
             self._replace(index, failure, obs)
+        self._inside[0] = NOBODY
         if self._masks:
             self._masks.check(obs, np.zeros(self.num_rows, np.bool_))
 
@@ -98,13 +99,13 @@ class PythonLoop:
         """
         ended, write, obs, reward = self._ended, self._observations.write_row, row.obs, row.reward
         reads_all, shape, types = self.spec.mask_in_info, self._observations.plain_shape, self._observations.plain_types
-        plain = obs.get(SINGLE_KEY)
+        plain, inside = obs.get(SINGLE_KEY), self._inside
         self._prepare(action, row)
         episodes: list[EpisodeStats] | None = None
         failed: dict[int, EnvironmentFailure] = {}
         actions = self._actions.rows(action)
         for index, step in enumerate(self._envs.step_functions):
-            self.current_env = index
+            inside[0] = index
             try:
                 if ended[index]:
                     row.first[index], reward[index], ended[index] = True, 0.0, False
@@ -124,11 +125,12 @@ class PythonLoop:
                 if info or reads_all:
                     self._read(info, row, index)
             except BaseException as error:
-                failed[index] = self._envs.forgive(index, self._explained(error), self._num_steps)
+                failed[index] = self._envs.forgive(index, _explained(self.name, error), self._num_steps)
         odd = self._finite(obs, reward)
         if failed or odd:
             self._replace_failed(failed, odd, row)
             episodes = [one for one in episodes or () if not row.first[one.row]]
+        inside[0] = NOBODY
         if self._masks:
             self._masks.check(obs, np.array(ended))
         return episodes or ()
@@ -154,7 +156,7 @@ class PythonLoop:
         Raises:
             EnvironmentFailure: it is given up.
         """
-        self.current_env, left = index, failure
+        self._inside[0], left = index, failure
         while True:
             try:
                 self._show(index, obs, self._envs.begin_anew(index, left))
@@ -171,23 +173,11 @@ class PythonLoop:
             self._masks.write_row(obs, index, info)
         self._finite.require(obs, index)
 
-    def _explained(self, error: BaseException) -> BaseException:
-        """One line on what a step must be, if the error comes from taking one apart and not from inside the env."""
-        own_line = error.__traceback__ is not None and error.__traceback__.tb_next is None
-        if not (own_line and isinstance(error, TypeError | ValueError)):
-            return error
-        mismatch = SpaceMismatch(
-            f"{self.name}: step must return (observation, reward, terminated, truncated, info) with a number as "
-            f"reward, as gymnasium's environments do: {one_line(error)}"
-        )
-        mismatch.__cause__ = error
-        return mismatch
-
     def _prepare(self, action: Array, row: StepRow) -> None:
         """Remember what is to be done, and write what is true of most steps."""
         self._num_steps += 1
         if self._envs.journal is not None:
-            self._envs.journal.add(action)
+            self._envs.journal.add(action.reshape(len(self._envs), -1))
         for flag in (row.first, row.terminated, row.truncated):
             flag.fill(False)
         if self._counts_frames:
@@ -215,3 +205,16 @@ class PythonLoop:
             if terminated or truncated:
                 observation, info = self._envs.begin(index, None)
         return observation, info
+
+
+def _explained(name: str, error: BaseException) -> BaseException:
+    """One line on what a step must be, if the error comes from taking one apart and not from inside the env."""
+    own_line = error.__traceback__ is not None and error.__traceback__.tb_next is None
+    if not (own_line and isinstance(error, TypeError | ValueError)):
+        return error
+    mismatch = SpaceMismatch(
+        f"{name}: step must return (observation, reward, terminated, truncated, info) with a number as "
+        f"reward, as gymnasium's environments do: {one_line(error)}"
+    )
+    mismatch.__cause__ = error
+    return mismatch

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, ActionSpec, EnvSpec, ObservationSpec
-from utils.errors import UsageError
+from utils.errors import SpaceMismatch, UsageError
 
 Space = spaces.Space[Any]
 
@@ -43,6 +43,20 @@ def spec_of(
     )
 
 
+def require_spec(name: str, spec: EnvSpec, observation_space: Space, action_space: Space) -> None:
+    """Check that an environment is like the first one, after which memory and models were made.
+
+    Raises:
+        SpaceMismatch: it is not.
+    """
+    found = spec_of(observation_space, action_space, mask_in_info=spec.mask_in_info)
+    for what, own, first in (
+        ("observations", found.observations, spec.observations), ("actions", found.action, spec.action)
+    ):  # fmt: skip
+        if own != first:
+            raise SpaceMismatch(f"{name}: its {what} have another space than those of the first one that was made")
+
+
 def observation_specs(space: Space) -> dict[str, ObservationSpec]:
     """How the observations of a space are stored, by key.
 
@@ -67,6 +81,24 @@ def frames_per_step(env: object) -> int:
         env = getattr(env, "__dict__", {}).get("env")
     skip = getattr(registered, "kwargs", {}).get("frameskip")
     return skip if isinstance(skip, int) else 1  # a pair is a random skip: its mean would be a guess
+
+
+def num_agents_of(env: Any) -> int:
+    """Agents of an environment that speaks in lists, an entry per agent; 0 for one that does not.
+
+    It says so by its `num_agents` above 1, or by `is_multiagent`, which decides where it is said.
+
+    Raises:
+        UsageError: it has several agents and does not say how many.
+    """
+    unwrapped = getattr(env, "unwrapped", env)
+    said, count = getattr(unwrapped, "is_multiagent", None), getattr(unwrapped, "num_agents", None)
+    known = int(count) if isinstance(count, int | np.integer) and not isinstance(count, bool) else 0
+    if not (known > 1 if said is None else said):
+        return 0
+    if known < 1:
+        raise UsageError(f"{type(unwrapped).__name__}.num_agents must be the number of its agents, got {count!r}")
+    return known
 
 
 def flat_observation_spaces(space: Space) -> list[tuple[str, Space]]:
@@ -126,7 +158,7 @@ def _observation_spec(key: str, space: Space) -> ObservationSpec:
         case spaces.Discrete() | spaces.MultiDiscrete():  # one-hot: the size of a choice carries no order
             return ObservationSpec((sum(size for size, _ in choices_of(space)),), "uint8", high=1)
         case _:
-            raise UsageError(f"unsupported observation space {_described(space)} (key {key}): {_refusal(space)}")
+            raise UsageError(f"unsupported observation space {described(space)} (key {key}): {_refusal(space)}")
 
 
 def _action_spec(space: Space) -> ActionSpec:
@@ -153,11 +185,11 @@ def _action_parts(space: Space) -> list[ActionPart]:
             return [ActionPart("gaussian", prod(space.shape))]
         case spaces.Box():
             raise UsageError(
-                f"unsupported action space {_described(space)}: a Box of {space.dtype} is neither continuous nor "
+                f"unsupported action space {described(space)}: a Box of {space.dtype} is neither continuous nor "
                 "a choice; MultiDiscrete is supported"
             )
         case _:
-            raise UsageError(f"unsupported action space {_described(space)}: {_refusal(space)}")
+            raise UsageError(f"unsupported action space {described(space)}: {_refusal(space)}")
 
 
 _REASONS: Mapping[type[Space], str] = {
@@ -175,7 +207,7 @@ def _refusal(space: Space) -> str:
     return "only Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple of them work"
 
 
-def _described(space: Space) -> str:
+def described(space: Space) -> str:
     """The space in one line: a Text prints its whole alphabet, a large Box its bounds."""
     text = " ".join(str(space).split())
     return text if len(text) <= 80 else type(space).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ SINGLE_KEY = "obs"
 
 MASK_KEY = "action_mask"
 """The key of a Dict observation, or else of `info`, that says which categorical choices are allowed now."""
+
+TEAM_RETURN = "team_return"
+"""The statistic of an environment of several agents, when all have ended: the returns of all of them together."""
 
 
 class ActionPart(NamedTuple):
@@ -94,11 +97,12 @@ class EnvSpec:
     Attributes:
         observations: By key; a space that is no Dict or Tuple has the single key "obs", nested keys are joined by ".".
         action: What one agent chooses per step.
-        num_agents: Rows per env.
+        num_agents: Rows per env, the agents of one env side by side.
         frames_per_step: Frame skip: simulator frames behind one step, unless the env says so of every step.
         same_step: The observation after a done is already the next episode's first one (`final_value` is needed).
         action_mask: M, the number of choices the key "action_mask" covers; 0 when there is no such key.
         mask_in_info: The mask comes in `info` and not in the observation; it is stored as an observation either way.
+        reward_shaping: Coefficients of the rewards that can be set, see `reward_shaping.py`; {}: there are none.
     """
 
     observations: dict[str, ObservationSpec]
@@ -108,6 +112,7 @@ class EnvSpec:
     same_step: bool = False
     action_mask: int = 0
     mask_in_info: bool = False
+    reward_shaping: dict[str, Any] = field(default_factory=dict)
 
 
 class EpisodeStats(NamedTuple):
@@ -123,7 +128,7 @@ class StepRow:
 
     Attributes:
         obs: [R, *] per key, of step t+1.
-        first: [R] bool of step t+1: this observation starts an episode.
+        first: [R] bool of step t+1: this observation starts an episode, or the agent took no part in step t.
         reward: [R] float32 of step t, raw as the environment gave it.
         terminated, truncated: [R] bool of step t, never both.
         num_frames: [R] int32 of step t: simulator frames behind it; holds `frames_per_step` unless the env says more.
@@ -144,13 +149,11 @@ class StepRow:
 class GroupEnv(Protocol):
     """The environments of one group: the unit an actor steps.
 
-    `current_env` is the env being reset or stepped, for "which env hangs" messages (-1: the whole vector). `rebuilds`
-    counts the envs that failed and were made again.
+    `rebuilds` counts the envs that failed and were made again.
     """
 
     spec: EnvSpec
     num_rows: int
-    current_env: int
 
     @property
     def rebuilds(self) -> int:
@@ -172,3 +175,13 @@ def is_channels_first(shape: tuple[int, ...]) -> bool:
     The smaller of the first and the last dimension holds the channels; on a tie the first does.
     """
     return shape[0] <= shape[2]
+
+
+def row_name(row: int, num_agents: int) -> str:
+    """What a row is called in messages.
+
+    >>> row_name(5, 1), row_name(5, 3)
+    ('env 5', 'env 1, agent 2')
+    """
+    env, agent = divmod(row, num_agents)
+    return f"env {env}, agent {agent}" if num_agents > 1 else f"env {env}"

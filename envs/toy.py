@@ -19,6 +19,9 @@ TOYS = {
     "toy/Counter-v0": ("toy:Counter", "toy:CounterVector"),
     "toy/Spaces-v0": ("toy_spaces:Spaces", "toy_spaces:spaces_vector"),
     "toy/Zero-v0": ("toy:Zero", "toy:ZeroVector"),
+    "toy/Pair-v0": ("toy_agents:Pair", None),
+    "toy/Shifts-v0": ("toy_agents:Shifts", None),
+    "toy/RockPaperScissors-v0": ("toy_agents:RockPaperScissors", None),
 }
 
 

@@ -10,9 +10,11 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reraise, row_of_batched
+from envs.env_set import RAISE, OnFailure
 from envs.finite import FiniteCheck
 from envs.masks import ActionMasks, random_action
-from envs.spaces import frames_per_step, spec_of
+from envs.recorder import VectorRecorder
+from envs.spaces import frames_per_step, require_spec, spec_of
 from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure, UsageError
 
@@ -32,20 +34,29 @@ class GymVector:
         make_vector: Makes the vector environment.
         name: The environment's name in messages.
         spec: What is known of the environment already; without it, it is reset to see whether its infos hold masks.
+        on_failure: Where is written what led to a failure, which is raised all the same.
     """
 
-    def __init__(self, make_vector: Callable[[], AnyVectorEnv], *, name: str, spec: EnvSpec | None = None):
+    def __init__(
+        self,
+        make_vector: Callable[[], AnyVectorEnv],
+        *,
+        name: str,
+        spec: EnvSpec | None = None,
+        on_failure: OnFailure = RAISE,
+    ):
         self.name = name
-        self.current_env = -1  # rows of a vector are stepped together
-        self.rebuilds = 0  # and fail together
+        self.rebuilds = 0  # rows of a vector are stepped together, and fail together
         self._closed = False
-        try:
+        self._recorder = VectorRecorder(name, on_failure)
+        with self._recorder.making():
             self._env = make_vector()
             self._mode = autoreset_mode(self._env, name)
-        except BaseException as error:
-            reraise(name, error)
+        if spec is not None:
+            require_spec(name, spec, self._env.single_observation_space, self._env.single_action_space)
         self.spec = spec or self._discover()
         self.num_rows = int(self._env.num_envs)
+        self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
         self._actions = ActionConverter(self._env.single_action_space)
         self._observations = ObservationWriter(name, self._env.single_observation_space)
         self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
@@ -66,15 +77,13 @@ class GymVector:
         if len(seeds) != self.num_rows:
             raise ValueError(f"expected {self.num_rows} seeds, got {len(seeds)}")
         takes_list = isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        try:
+        with self._recorder.resetting(seeds):
             seed: Any = [int(seed) for seed in seeds] if takes_list else int(seeds[0])
             observation, infos = self._env.reset(seed=seed)
             self._observations.write_batch(obs, observation)
             self._ended = np.zeros(self.num_rows, np.bool_)
             self._write_masks(obs, infos, infos)
             self._require_finite(obs, np.zeros(self.num_rows, np.float32))
-        except BaseException as error:
-            reraise(self.name, error)
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
         """Step all rows with action [R, A]; write what came out into `row`.
@@ -83,7 +92,7 @@ class GymVector:
             EnvironmentFailure: the environment raised, an observation does not fit its space, or a final observation
                 is missing.
         """
-        try:
+        with self._recorder.stepping(action):
             observation, reward, terminated, truncated, infos = self._env.step(self._actions.batch(action))
             self._write_outcome(row, reward, terminated, truncated)
             self._write_frames(row, infos)
@@ -97,8 +106,6 @@ class GymVector:
             if row.has_final is not None and row.has_final.any():
                 self._require_finite(row.final_obs, row.reward, row.has_final)
             return self._episodes(infos) if self._ended.any() and infos else ()
-        except BaseException as error:
-            reraise(self.name, error)
 
     def _require_finite(self, obs: dict[str, Array], reward: Array, rows: BoolArray | None = None) -> None:
         """Raise the first `NotFinite` among observations [R, *] and rewards [R], or only among `rows` [R] of them."""
@@ -111,6 +118,7 @@ class GymVector:
         if self._closed:
             return
         self._closed = True
+        self._recorder.closes()
         try:
             self._env.close()
         except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from utils.config import Flag
@@ -51,9 +52,27 @@ def parse_command_line(argv: Sequence[str], flags: Mapping[str, Flag]) -> dict[s
     return given
 
 
+def leading_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into the words before its first flag, and the rest."""
+    first = next((place for place, word in enumerate(argv) if word.startswith("-")), len(argv))
+    return list(argv[:first]), list(argv[first:])
+
+
 def format_help(usage: str, groups: Groups, preset: Mapping[str, object]) -> str:
     """Return the help text: every flag with what it means and its default, that of the preset where there is one."""
     return _parser(usage, groups, preset).format_help()
+
+
+def own_command(words: Sequence[str]) -> list[str]:
+    """What starts `appo` with these words in a process of its own, wherever it is installed."""
+    # The working directory may hold modules with the names of ours.
+    program = "import sys; sys.path.append(sys.argv.pop(1)); from algorithms.cli import main; sys.exit(main())"
+    return [sys.executable, "-P", "-c", program, str(Path(__file__).resolve().parents[1]), *words]
+
+
+def named_first_word(argv: Sequence[str], name: str) -> list[str]:
+    """`WORD ...` as `--name=WORD ...`: a first word that is no flag needs no name."""
+    return [f"--{name}={argv[0]}", *argv[1:]] if argv and not argv[0].startswith("-") else list(argv)
 
 
 def wants_help(argv: Iterable[str]) -> bool:

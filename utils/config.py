@@ -1,10 +1,13 @@
 """A flag is a dataclass field: its type, default, limits, choices and help are declared once, in one place."""
 
 import dataclasses
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast
+
+from utils.errors import UsageError
 
 T = TypeVar("T")
 
@@ -28,7 +31,8 @@ class Flag:
     """One command line flag, as its dataclass field declares it.
 
     `minimum` and `maximum` are inclusive and hold for every element of a tuple. `synonyms` maps an accepted spelling to
-    the choice it stands for. `fixed_on_resume` marks what a saved run cannot change.
+    the choice it stands for. `fixed_on_resume` marks what a saved run cannot change. A mutation stays within
+    `mutation_range`, inclusive.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Flag:
     minimum: float | None = None
     maximum: float | None = None
     mutation: Mutation | None = None
+    mutation_range: tuple[float, float] | None = None
     fixed_on_resume: bool = False
     aliases: tuple[str, ...] = ()
 
@@ -53,6 +58,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     minimum: float | None = None,
     maximum: float | None = None,
     mutation: Mutation | None = None,
+    mutation_range: tuple[float, float] | None = None,
     fixed_on_resume: bool = False,
     aliases: Sequence[str] = (),
     synonyms: Mapping[str, str] | None = None,
@@ -65,6 +71,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
         "minimum": minimum,
         "maximum": maximum,
         "mutation": mutation,
+        "mutation_range": mutation_range,
         "fixed_on_resume": fixed_on_resume,
         "aliases": tuple(aliases),
     }
@@ -82,6 +89,32 @@ def flags_of(cls: type) -> dict[str, Flag]:
     """
     annotations = typing.get_type_hints(cls)
     return {field.name: _flag_of(field, annotations[field.name]) for field in dataclasses.fields(cls)}
+
+
+def flattened(values: Mapping[str, object], parts: Mapping[str, Mapping[str, Flag]], source: str) -> dict[str, object]:
+    """Values by flag, where those of a part may stand together under its name; paths become text.
+
+    Args:
+        values: flag -> value, and part -> mapping of its flags.
+        parts: the flags of every part.
+        source: of the values, for messages.
+
+    Raises:
+        UsageError: a flag is there twice, or in a part that is not its own.
+    """
+    flat: dict[str, object] = {}
+    for title, value in values.items():
+        inside = value if title in parts and isinstance(value, Mapping) else None
+        for name, element in ({title: value} if inside is None else inside).items():
+            if not isinstance(name, str):
+                raise UsageError(f"{source}: {name} is no name of a flag")
+            if name in flat:
+                raise UsageError(f"{source}: {name} is there twice")
+            home = next((part for part, flags in parts.items() if name in flags), title)
+            if inside is not None and home != title:
+                raise UsageError(f"{source}: {name} is a flag of {home}, not of {title}")
+            flat[name] = os.fspath(element) if isinstance(element, os.PathLike) else element
+    return flat
 
 
 def _flag_of(field: "dataclasses.Field[Any]", annotation: object) -> Flag:

@@ -152,23 +152,40 @@ class Descendants:
     def cpu_seconds(self) -> float:
         """Of those that live and those that were waited for; never decreases."""
         if self._calls % self.SCAN_CALLS == 0:
-            self._known = self._scan()
+            self._known = descendants(self._pid, self._proc)
         self._calls += 1
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         living = sum(parse_process(_read(self._proc / str(pid) / "stat") or "")[1] for pid in self._known)
         self._most = max(self._most, ended.ru_utime + ended.ru_stime + living)
         return self._most
 
-    def _scan(self) -> list[int]:
-        children: dict[int, list[int]] = {}
-        for entry in os.listdir(self._proc):
-            if entry.isdigit():
-                parent, _ = parse_process(_read(self._proc / entry / "stat") or "")
-                children.setdefault(parent, []).append(int(entry))
-        found = list(children.get(self._pid, ()))
-        for pid in found:  # which grows meanwhile
-            found += children.get(pid, ())
-        return found
+
+def descendants(pid: int, proc: Path = _PROC) -> list[int]:
+    """The processes that this one, or one of those, has started and that live; all of the machine are looked at."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir(proc):
+        if entry.isdigit():
+            parent, _ = parse_process(_read(proc / entry / "stat") or "")
+            children.setdefault(parent, []).append(int(entry))
+    found = list(children.get(pid, ()))
+    for child in found:  # which grows meanwhile
+        found += children.get(child, ())
+    return found
+
+
+def family_memory_bytes(proc: Path = _PROC) -> int | None:
+    """Memory of this process and its descendants, what they share counted once; None where the kernel does not say."""
+    pids = [os.getpid(), *descendants(os.getpid(), proc)]
+    sizes = [parse_pss(_read(proc / str(pid) / "smaps_rollup") or "") for pid in pids]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
+
+
+def parse_pss(smaps_rollup: str) -> int | None:
+    """The proportional set size in bytes that the text of a `/proc/<pid>/smaps_rollup` says; None if it does not."""
+    line = next((line for line in smaps_rollup.splitlines() if line.startswith("Pss:")), "")
+    words = line.split()
+    return int(words[1]) * 1024 if len(words) > 1 and words[1].isdigit() else None
 
 
 def parse_process(stat: str) -> tuple[int, float]:
@@ -296,6 +313,6 @@ def _free(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="replace")  # processes may be named anything
     except OSError:
         return None

@@ -100,7 +100,7 @@ def read_mapping(path: Path, *, own: bool = False) -> dict[str, object]:
         own: it is one that a run has written, see `open_own`; otherwise the user has named it.
 
     Raises:
-        UsageError: the file is missing, unreadable, damaged or no mapping of names, or PyYAML is not installed.
+        UsageError: the file is missing, unreadable, damaged or no mapping of names.
     """
     readers: dict[str, Callable[[str], object]] = {".toml": tomllib.loads, ".yaml": _load_yaml, ".yml": _load_yaml}
     reader = readers.get(path.suffix.lower(), _load_json)
@@ -121,10 +121,7 @@ def _load_json(text: str) -> object:
 
 
 def _load_yaml(text: str) -> object:
-    try:
-        yaml = importlib.import_module("yaml")
-    except ImportError:
-        raise UsageError("reading YAML needs PyYAML (pip install pyyaml); JSON and TOML work without it") from None
+    yaml = importlib.import_module("yaml")
     try:
         value: object = yaml.safe_load(text)
     except yaml.YAMLError as error:

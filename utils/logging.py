@@ -1,14 +1,18 @@
 """Where log lines go: plain lines on the terminal for main, a file for each worker."""
 
 import faulthandler
+import json
 import logging
 import os
 import signal
 import sys
+import time
+from collections import deque
 from pathlib import Path
 from typing import IO
 
 _TAIL_BLOCK_BYTES = 1 << 16
+_RECENT_WARNINGS = 5
 
 
 class _DropWhenFull(logging.Handler):
@@ -31,7 +35,38 @@ class _LineFile(_DropWhenFull, logging.FileHandler):
     pass
 
 
-def configure(role: str, path: Path | None, level: int | str = logging.INFO) -> None:
+class _Recent(logging.Handler):
+    """Keeps the last warnings of this process, each with the time of day, in one line."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: deque[str] = deque(maxlen=_RECENT_WARNINGS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        self.lines.append(f"{clock} {' '.join(record.getMessage().split())}")
+
+
+_recent = _Recent()
+
+
+class JsonLines(logging.Formatter):
+    """A JSON object per record: its `report`, a mapping handed over as `extra`, or else its message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        report = getattr(record, "report", None)
+        head: dict[str, object] = {"event": "log" if report is None else "report", "time": record.created}
+        said = {"level": record.levelname.lower(), "message": record.getMessage()} if report is None else report
+        return json.dumps(head | said)
+
+
+def recent_warnings() -> tuple[str, ...]:
+    """The last warnings and errors that this process has logged, oldest first."""
+    return tuple(_recent.lines)
+
+
+def configure(role: str, path: Path | None, level: int | str = logging.INFO, *, as_json: bool = False) -> None:
     """Set up the root logger and the stack dump of this process; called once, at entry, in every process.
 
     SIGUSR1 then writes the Python stacks of all threads to the log (main: stderr), and so does a crash (SIGSEGV and
@@ -41,6 +76,7 @@ def configure(role: str, path: Path | None, level: int | str = logging.INFO) -> 
         role: name of the worker, in every line of its file.
         path: log file, appended to; None: messages below WARNING go to stdout, others to stderr, as plain lines.
         level: messages below it are dropped.
+        as_json: without a file, write a JSON object per message, all of them to stdout.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):
@@ -48,10 +84,7 @@ def configure(role: str, path: Path | None, level: int | str = logging.INFO) -> 
         handler.close()
     root.setLevel(level)
     if path is None:
-        out, err = _LineStream(sys.stdout), _LineStream(sys.stderr)
-        out.addFilter(lambda record: record.levelno < logging.WARNING)
-        err.setLevel(logging.WARNING)
-        handlers: list[logging.Handler] = [out, err]
+        handlers: list[logging.Handler] = [*_on_terminal(as_json), _recent]
         dump: IO[str] = sys.stderr
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +95,17 @@ def configure(role: str, path: Path | None, level: int | str = logging.INFO) -> 
     for handler in handlers:
         root.addHandler(handler)
     _dump_stacks_to(dump)
+
+
+def _on_terminal(as_json: bool) -> list[logging.Handler]:
+    out = _LineStream(sys.stdout)
+    if as_json:
+        out.setFormatter(JsonLines())
+        return [out]
+    err = _LineStream(sys.stderr)
+    out.addFilter(lambda record: record.levelno < logging.WARNING)
+    err.setLevel(logging.WARNING)
+    return [out, err]
 
 
 def tail(path: Path, lines: int) -> list[str]:

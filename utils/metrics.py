@@ -1,4 +1,4 @@
-"""Figures of a run: the log that is the truth, the TensorBoard files beside it, and windows to compute figures with.
+"""Figures of a run: the log that is the truth, and the TensorBoard files beside it.
 
 Nothing here may stop training: a full disk costs figures, which are counted, and writing goes on when there is space.
 """
@@ -17,12 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from utils.errors import UsageError
 from utils.failpoints import failpoint
 from utils.files import open_own
+from utils.hyperparameters import Messages, table_of_runs
 from utils.values import is_number
 
 _RETRY_SECONDS = 1.0  # first pause after a failed write; doubles up to the longest
@@ -115,6 +113,7 @@ class _Event(NamedTuple):
     wall_time: float
     step: int
     values: dict[str, float]
+    flags: Mapping[str, object] | None = None  # of the run
 
 
 class EventWriter:
@@ -134,7 +133,7 @@ class EventWriter:
         """
         self._records = _tensorboardx()
         self._directory = directory.absolute()
-        self._purge_step = purge_step
+        self._purge_step, self._first_step = purge_step, purge_step or 0
         self._queue: deque[_Event] = deque(maxlen=capacity)
         self._changed = threading.Condition()
         self._closing = False
@@ -160,7 +159,13 @@ class EventWriter:
             step: position on TensorBoard's axis (env steps).
             values: number by tag.
         """
-        event = _Event(time.time(), int(step), {tag: float(value) for tag, value in values.items()})
+        self._queue_up(_Event(time.time(), int(step), {tag: float(value) for tag, value in values.items()}))
+
+    def describe(self, flags: Mapping[str, object]) -> None:
+        """Queue the flags of a run for TensorBoard's table of runs; returns at once."""
+        self._queue_up(_Event(time.time(), self._first_step, {}, flags))
+
+    def _queue_up(self, event: _Event) -> None:
         with self._changed:
             if self._closing or len(self._queue) == self._queue.maxlen:
                 self._dropped += 1
@@ -233,89 +238,10 @@ class EventWriter:
 
     def _encode(self, event: _Event) -> Any:
         values = [self._records.Summary.Value(tag=tag, simple_value=value) for tag, value in event.values.items()]
+        if event.flags is not None:
+            values = table_of_runs(self._records.messages, event.flags)
         summary = self._records.Summary(value=values)
         return self._records.Event(wall_time=event.wall_time, step=event.step, summary=summary).SerializeToString()
-
-
-class Window:
-    """Rate of a count over the last seconds, from (monotonic time, count) pairs."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._points: deque[tuple[float, float]] = deque()
-
-    def add(self, now: float, count: float) -> None:
-        """Record the count so far at that time; times must not decrease."""
-        self._points.append((now, count))
-        while len(self._points) > 2 and self._points[1][0] <= now - self.seconds:
-            self._points.popleft()  # the oldest one kept is the last at or before the window's start
-
-    def rate(self) -> float:
-        """Counts per second; nan until two pairs at different times are known."""
-        if len(self._points) < 2:
-            return math.nan
-        (start, first), (end, last) = self._points[0], self._points[-1]
-        return (last - first) / (end - start) if end > start else math.nan
-
-
-class RateMeter:
-    """The rate of one count over several windows at once."""
-
-    def __init__(self, windows_seconds: Sequence[float] = (10.0, 60.0, 300.0)) -> None:
-        self._windows = [Window(seconds) for seconds in windows_seconds]
-
-    def add(self, now: float, count: float) -> None:
-        """Record the count so far at that monotonic time."""
-        for window in self._windows:
-            window.add(now, count)
-
-    def rates(self) -> dict[float, float]:
-        """Counts per second by window length in seconds; nan where there is no rate yet."""
-        return {window.seconds: window.rate() for window in self._windows}
-
-
-class RunningStatistic:
-    """Mean, smallest and largest of the last values."""
-
-    def __init__(self, length: int) -> None:
-        if length < 1:
-            raise ValueError(f"length must be at least 1, got {length}")
-        self._values = np.full(length, np.nan)
-        self.total = 0  # values ever appended
-
-    def append(self, values: ArrayLike) -> None:
-        """Add one value, or several in order."""
-        array = np.asarray(values, dtype=np.float64).reshape(-1)
-        length = len(self._values)
-        kept = array[-length:]
-        places = (self.total + len(array) - len(kept) + np.arange(len(kept))) % length
-        self._values[places] = kept
-        self.total += len(array)
-
-    @property
-    def count(self) -> int:
-        """Values in the window."""
-        return min(self.total, len(self._values))
-
-    def values(self) -> list[float]:
-        """The window, oldest first."""
-        start = self.total % len(self._values) if self.total > len(self._values) else 0
-        return np.roll(self._values[: self.count], -start).tolist()  # type: ignore[no-any-return]
-
-    @property
-    def mean(self) -> float:
-        """Mean of the window; nan when it is empty."""
-        return float(self._values[: self.count].mean()) if self.total else math.nan
-
-    @property
-    def min(self) -> float:
-        """Smallest value of the window; nan when it is empty."""
-        return float(self._values[: self.count].min()) if self.total else math.nan
-
-    @property
-    def max(self) -> float:
-        """Largest value of the window; nan when it is empty."""
-        return float(self._values[: self.count].max()) if self.total else math.nan
 
 
 def short_number(number: float) -> str:
@@ -326,11 +252,19 @@ def short_number(number: float) -> str:
     return f"{number:.0f}"
 
 
+def duration(seconds: float) -> str:
+    """40 s, 12 min, 3.4 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
 class _Records(NamedTuple):
     RecordWriter: Any
     Event: Any
     SessionLog: Any
     Summary: Any
+    messages: Messages
 
 
 def _tensorboardx() -> _Records:
@@ -346,13 +280,14 @@ def _tensorboardx() -> _Records:
     try:
         if present is None:
             sys.modules["tensorboardX"] = importlib.util.module_from_spec(spec)
+        from tensorboardX.proto import api_pb2, plugin_hparams_pb2, summary_pb2
         from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.record_writer import RecordWriter
     finally:
         if present is None:
             del sys.modules["tensorboardX"]
-    return _Records(RecordWriter, Event, SessionLog, Summary)
+    messages = Messages(api_pb2, plugin_hparams_pb2, summary_pb2)
+    return _Records(RecordWriter, Event, SessionLog, summary_pb2.Summary, messages)
 
 
 def _abandon(file: Any) -> None:

@@ -97,11 +97,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?` with the nearest known word, or nothing if none is near."""
+def nearest(word: str, known: Iterable[str], most: int = 1) -> str:
+    """Return `; did you mean X or Y?` with the nearest known words, or nothing if none is near."""
     spellings = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word[:80].lower(), spellings, n=1, cutoff=0.6)
-    return f"; did you mean {spellings[found[0]]}?" if found else ""
+    found = difflib.get_close_matches(word[:80].lower(), spellings, n=most, cutoff=0.6)
+    return f"; did you mean {' or '.join(spellings[name] for name in found)}?" if found else ""
 
 
 def is_plain(value: object) -> bool:

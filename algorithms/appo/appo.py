@@ -2,43 +2,49 @@
 
 import logging
 import secrets
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from algorithms.appo.blueprint import Blueprint
+from algorithms.appo.companions import check_companions, evaluation_of, let_others_know, saved_in_time
 from algorithms.appo.config import Config
 from algorithms.appo.legs import Legs
 from algorithms.appo.placement import Sampling, choose_placement, plan_workers, topology_of
 from algorithms.appo.probing import Found, find_out
 from algorithms.appo.resources import check_descriptors, free_bytes, memory_plan, reserve
+from algorithms.appo.run_page import leave_page
 from algorithms.appo.starting import (
-    begin_from,
-    changes,
+    fill,
     finished_before,
-    journal,
     measured_before,
     old_run_out_of_the_way,
     refuse_links,
     seed_of_resumed,
 )
 from algorithms.appo.tuning import choose, is_open, report
+from algorithms.appo.watching import Watching
+from algorithms.population.breeding import Breeding, traits_of_start
+from algorithms.population.controller import controller_of
+from algorithms.population.self_play import self_play_of
 from algorithms.runtime import launch
 from algorithms.runtime.arena import Arena
+from algorithms.runtime.callbacks import Callbacks, find_callbacks
 from algorithms.runtime.channels import Links
-from algorithms.runtime.checkpointing import Checkpointing, resume
+from algorithms.runtime.checkpointing import Checkpointing
+from algorithms.runtime.config import SamplingConfig
+from algorithms.runtime.flight_recorder import FlightRecorder
 from algorithms.runtime.heartbeat import Heartbeat
 from algorithms.runtime.janitor import Janitor
 from algorithms.runtime.messages import Address
-from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.node import Node
 from algorithms.runtime.performance import Machine
 from algorithms.runtime.process import ProcessPlan
 from algorithms.runtime.progress import Progress
 from algorithms.runtime.restarts import Limits
-from algorithms.runtime.runner import Budget, InProcess, Processes, Runner, Workers
+from algorithms.runtime.runner import Budget, InProcess, Processes, Runner, Turns, Workers, ended
 from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.stalls import PATIENCE_SECONDS, StallWatch
 from algorithms.runtime.state_block import StateBlock
@@ -51,6 +57,7 @@ from envs.make import check_name
 from utils import cpu, descriptors
 from utils.devices import choose_device
 from utils.errors import Interrupted, StopNow, UsageError
+from utils.functions import find_function
 from utils.lock import RunLock
 from utils.logging import configure
 
@@ -65,14 +72,30 @@ def train(config: Config, algorithm: "type[APPO] | None" = None) -> int:
     Raises:
         AppoError: what went wrong, with its exit code.
     """
-    configure("main", None)
+    configure("main", None, as_json=config.logging.log_format == "json")
+    with held(config), SignalWatch() as signals:
+        return _train(config, (algorithm or APPO)(config, signals))
+
+
+@contextmanager
+def held(config: Config) -> Iterator[None]:
+    """While entered, the folder of the run is there and nobody else's; what the flags name has been found.
+
+    Raises:
+        AppoError: something is not there, or another process trains in the folder.
+    """
     check_name(config.env)
     CustomSummaries(config.logging.custom_summaries)
+    for name in config.logging.callbacks:
+        find_callbacks(name)
+    if config.population.policy_mapping:
+        find_function("policy_mapping", config.population.policy_mapping)
+    check_companions(config)
     directory = config.run.run_directory
     with old_run_out_of_the_way(directory, config.run.restart_behavior):
         _make_directory(directory)
-        with RunLock(directory / ".lock"), SignalWatch() as signals:
-            return _train(config, (algorithm or APPO)(config, signals))
+        with RunLock(directory / ".lock"):
+            yield
 
 
 def _train(config: Config, run: "APPO") -> int:
@@ -82,12 +105,14 @@ def _train(config: Config, run: "APPO") -> int:
     try:
         reason = run.run()
     except Interrupted as interruption:
+        leave_page(config, with_curve=False)
         without = "" if config.run.restart_behavior == "resume" else ", without --restart_behavior"
         log.info("%s; go on with the same command and --experiment=%s%s", interruption, config.run.experiment, without)
         return interruption.exit_code
     except StopNow:
         log.info("ended without saving")
         return Interrupted.exit_code
+    leave_page(config, with_curve=True)
     log.info("finished: %s; results are in %s", reason, run.directory)
     return 0
 
@@ -101,9 +126,12 @@ class APPO:
 
     Attributes:
         blueprint: what workers are built from; a variant of the algorithm has its own.
+        runner: of the workers, as soon as there are some.
+        callbacks: objects that are told of reports in this process, besides those that flags name.
     """
 
     blueprint: type[Blueprint] = Blueprint
+    callbacks: Sequence[Callbacks] = ()
 
     def __init__(self, config: Config, signals: SignalWatch) -> None:
         self.config, self.signals = config, signals
@@ -116,22 +144,27 @@ class APPO:
         self.sampling = plan_workers(config, self.cores, self.placement)
         self.status = Status(self.directory)
         self.janitor = Janitor()
+        self.runner: Runner | None = None
 
     def run(self) -> str:
         """Why the run ended."""
+        return ended(self.turns())
+
+    def turns(self) -> Turns:
+        """The same in steps, for who does something else in between."""
         self.status.write("starting")
         descriptors.raise_limit()
         try:
             with self.janitor:
-                reason = self._run()
+                reason = yield from self._turns()
         except BaseException as error:
-            state = "interrupted" if isinstance(error, Interrupted | StopNow) else "failed"
+            state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"
             self.status.write(state, str(error))
             raise
         self.status.write("finished", reason)
         return reason
 
-    def _run(self) -> str:
+    def _turns(self) -> Turns:
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
         found = self._find_out()
         self.signals.check()
@@ -146,18 +179,31 @@ class APPO:
         blueprint = blueprint_of(topology)
         arena = reserve(blueprint.fields(), self.config.sampling.memory_limit_mb)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
-        resumed = self._resume(blocks, found, seed)
+        measured = {"machine": self.machine, "costs": found.costs.plain()} if found.costs else None
+        resumed = fill(blocks, self.config, model, seed, measured)
+        breeding = Breeding.of(self.config, spec.reward_shaping, seed)
+        traits = traits_of_start(self.config, breeding, resumed)
+        blueprint = replace(blueprint, traits=tuple(traits))
         legs = Legs.of(blueprint, arena, blocks[0], lambda of_leg: self._workers(of_leg, arena))
         if any(resumed) and not legs:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
 
-        machine = Machine(self.cores, gpu=self.device == "cuda")
-        monitor = Monitor(self.directory, topology.num_policies, self.config.logging, resumed, budget.limits(), machine)
+        watching = Watching(self.config, self.callbacks)
+        monitor = watching.monitor(resumed, budget, Machine(self.cores, gpu=self.device == "cuda"))
+        let_others_know(monitor, self.config, seed, self.janitor)
         self.status.monitor, self.status.budget = monitor, budget.plain()
-        checkpointing = Checkpointing(self.directory, self.config.run, blocks, model.table, monitor)
+        checkpointing = Checkpointing(self.directory, saved_in_time(self.config), blocks, model.table, monitor)
         workers = legs.begin() if legs else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
-        return Runner(workers, monitor, checkpointing, budget, self.signals, self.status, legs).run()
+        self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, legs)
+        self.runner.population = self_play_of(
+            self.config, topology, arena, model.table, monitor, resumed[0]
+        ) or controller_of(self.config, breeding, monitor, traits, topology.num_actors)
+        try:
+            with evaluation_of(self.config, self.janitor):
+                return (yield from self.runner.turns())
+        finally:
+            watching.compare(monitor)
 
     def _start_fork_server(self) -> bool:
         """Start it unless it runs; whether it is still loading."""
@@ -165,29 +211,12 @@ class APPO:
         with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
         return launch.start_fork_server(self.janitor, with_torch=with_torch)
 
-    def _resume(self, blocks: list[StateBlock], found: Found, seed: int) -> list[dict[str, Any]]:
-        """Fill the blocks with what this start begins with, and write its flags down, as it can begin.
-
-        An adaptive learning rate is part of the state; one that the flags change takes its place.
-
-        Returns:
-            The plain state of each policy's checkpoint; {} where there is none.
-        """
-        changed = changes(self.config)
-        rate_changed = any(change.startswith("learning_rate ") for change in changed)
-        plain = {"learning_rate": self.config.learning.learning_rate} if rate_changed else {}
-        resumed = resume(self.directory, blocks, found.probe.model.table, plain)
-        begin_from(self.config, blocks, found.probe.model)
-        measured = {"machine": self.machine, "costs": found.costs.plain()} if found.costs else None
-        journal(self.config, seed, changed, [int(state.get("env_steps", 0)) for state in resumed], measured)
-        return resumed
-
     def _find_out(self) -> Found:
         """What environment and model are like; and what they cost, unless an earlier start has measured that."""
         if self.placement == "serial":
             from algorithms.appo.probe import probe
 
-            self._prepare_serial(self.config.sampling.learner_main_loop_num_cores or 1)
+            _prepare_serial(self.config.sampling.learner_main_loop_num_cores or 1)
             return Found(probe(self.config), None, 0.0)
         # What is spawned need not wait for a server that is still loading torch.
         first: launch.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
@@ -210,9 +239,9 @@ class APPO:
 
     def _sampling(self, found: Found, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
         """The sampling flags: the best by what was measured, by rules where nothing was."""
-        if not self.tunes or found.costs is None:
-            return plan_workers(self.config, self.cores, self.placement)
         num_agents = found.probe.spec.num_agents
+        if not self.tunes or found.costs is None:
+            return plan_workers(self.config, self.cores, self.placement, num_agents)
 
         def memory(sampling: Sampling) -> int:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
@@ -220,23 +249,18 @@ class APPO:
         free = free_bytes(self.config.sampling.memory_limit_mb)
         plan = choose(found.costs, self.config, num_agents, self.cores, memory, free)
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
-        log.info("auto-tuned %s: %s", when, report(found.costs, plan))
+        log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
         return plan.sampling
 
     def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """All workers in this process."""
-        self._prepare_serial(self.sampling.learner_threads)
+        _prepare_serial(self.sampling.learner_threads)
         plan = self._plan(blueprint, arena, None, "main", 0)
 
         def build(outbox: launch.Outbox) -> Node:
             return Node(blueprint(plan, Heartbeat(arena, 0)), blueprint.topology.address_of, outbox)
 
         return InProcess(build)
-
-    def _prepare_serial(self, threads: int) -> None:
-        """What worker processes do at their entry."""
-        cpu.allocator_settings()
-        cpu.limit_threads(threads)
 
     def _workers(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """Every worker in the process that the topology gives it."""
@@ -258,7 +282,8 @@ class APPO:
                 supervisor.start(launch.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
 
         limits = Limits.of_flags(sampling, in_legs=blueprint.in_legs)
-        supervisor = Supervisor(links, self.janitor, limits, start, progress.of)
+        recorder = FlightRecorder(topology, arena, self.config.run.incidents, asdict(self.config.env))
+        supervisor = Supervisor(links, self.janitor, limits, start, progress.of, recorder)
         patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
         stalls = StallWatch(progress, progress.collected if sampling.sampler_only else progress.trained, patience)
         return Processes(supervisor, topology, stalls, start, self.signals)
@@ -277,7 +302,7 @@ class APPO:
             arena=arena,
             log_path=self._log_path(name),
             niceness=s.default_niceness + EXTRA_NICENESS[role],
-            cores=self._cores_of(workers[0], blueprint.topology),
+            cores=_cores_of(workers[0], blueprint.topology, s, self.cores),
             threads=self.sampling.learner_threads if role == "learner" else 1 if single else self.cores,
             visible_gpus=gpus,
         )
@@ -285,12 +310,19 @@ class APPO:
     def _log_path(self, name: str) -> Path:
         return (self.directory / "logs" / f"{name}.log").absolute()
 
-    def _cores_of(self, worker: Address, topology: Topology) -> frozenset[int]:
-        """Actors are pinned where there are whole cores to pin them to; learners and policy workers never."""
-        allowed = cpu.allowed_cores()
-        if worker.role != "actor" or not self.config.sampling.set_workers_cpu_affinity or self.cores < len(allowed):
-            return frozenset()
-        return cpu.affinity_plan(topology.num_actors, allowed)[worker.index]
+
+def _prepare_serial(threads: int) -> None:
+    """What worker processes do at their entry."""
+    cpu.allocator_settings()
+    cpu.limit_threads(threads)
+
+
+def _cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cores: int) -> frozenset[int]:
+    """Actors are pinned where there are whole cores to pin them to; learners and policy workers never."""
+    allowed = cpu.allowed_cores()
+    if worker.role != "actor" or not sampling.set_workers_cpu_affinity or cores < len(allowed):
+        return frozenset()
+    return cpu.affinity_plan(topology.num_actors, allowed)[worker.index]
 
 
 def _make_directory(directory: Path) -> None:
@@ -302,8 +334,10 @@ def _make_directory(directory: Path) -> None:
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:
+    num_agents = topology.rows * sampling.num_splits // sampling.num_envs_per_worker
+    agents = f" of {num_agents} agents" * (num_agents > 1)
     return (
         f"{directory}: {sampling.placement} inference on {device}, {sampling.num_workers} actors x "
-        f"{sampling.num_envs_per_worker} envs in {sampling.num_splits} groups, {topology.slots_per_group} slots each, "
-        f"{memory_plan(arena.fields)}"
+        f"{sampling.num_envs_per_worker} envs{agents} in {sampling.num_splits} groups, "
+        f"{topology.slots_per_group} slots each, {memory_plan(arena.fields)}"
     )

@@ -1,23 +1,28 @@
 """What a run is made of, known before any worker exists; torch-free, so that actors and main can read it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from algorithms.appo.config import Config
+from algorithms.appo.config import Config, LearningConfig
+from algorithms.appo.resources import free_bytes
+from algorithms.runtime import flight_recorder
 from algorithms.runtime.actor_worker import ActorWorker
 from algorithms.runtime.arena import Arena, Field
 from algorithms.runtime.channels import Mailboxes
 from algorithms.runtime.env_group import EnvGroup, GroupPlan
 from algorithms.runtime.heartbeat import Activity, Heartbeat
+from algorithms.runtime.leaks import LeakWatch
 from algorithms.runtime.messages import Address
 from algorithms.runtime.node import Worker
 from algorithms.runtime.process import ProcessPlan
 from algorithms.runtime.runner import Budget
 from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.topology import Topology
+from algorithms.runtime.traits import Traits
 from algorithms.runtime.trajectories import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.weights import WeightRing
 from envs.env_set import OnFailure
@@ -25,7 +30,12 @@ from envs.incidents import IncidentFolder
 from envs.make import make_group
 from envs.spec import EnvSpec
 
-# Every random generator of a run derives from --seed through one of these branches.
+if TYPE_CHECKING:
+    from algorithms.runtime.callbacks import Hooks
+
+LEAST_GROWTH_BYTES = 256 << 20  # that is no leak, however little memory there is
+
+# Every random generator of a run derives from --seed through one of these branches, or that of population/breeding.py.
 SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3, "start": 4, "leg": 5, "actions": 6}
 
 
@@ -75,6 +85,7 @@ class Blueprint:
         device: of the networks, "cpu" or "cuda".
         seed: of the run; of this start, if it resumes; of this leg, see `legs.py`.
         pause_env_steps: where this leg ends; None: with the run.
+        traits: with which each policy begins or goes on; (): they do not differ.
     """
 
     config: Config
@@ -85,6 +96,7 @@ class Blueprint:
     device: str
     seed: int
     pause_env_steps: int | None = None
+    traits: tuple[Traits, ...] = ()
 
     @property
     def in_legs(self) -> bool:
@@ -100,6 +112,14 @@ class Blueprint:
         """Where a worker's network lives: what acts inside an actor stays on the CPU, a context per actor would not."""
         return "cpu" if role == "policy_worker" and self.topology.placement == "local" else self.device
 
+    def traits_of(self, policy: int) -> Traits:
+        """What sets a policy apart at the start."""
+        return self.traits[policy] if self.traits else Traits()
+
+    def learning_of(self, policy: int) -> LearningConfig:
+        """The learning flags that a policy begins with."""
+        return replace(self.config.learning, **self.traits_of(policy).hyperparameters)
+
     def seeds(self, branch: str, *index: int) -> np.random.SeedSequence:
         """The random seeds of one worker; generations differ, restarts do not repeat a past."""
         return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
@@ -110,8 +130,10 @@ class Blueprint:
         sizes = sizes_of(t, self.spec, self.model.rnn_state_size, c.learning.segment_steps)
         fields = Trajectories.declare(sizes, self.spec) + FinalObservations.declare(sizes, self.spec)
         fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]
-        for policy in range(t.num_policies):
+        fields += flight_recorder.declare(t, self.spec)
+        for policy in range(t.num_acting):
             fields += WeightRing.declare(policy, self.model.num_weights)
+        for policy in range(t.num_policies):
             fields += StateBlock.declare(policy, self.model.num_weights, self.model.num_moments)
         return fields
 
@@ -138,7 +160,7 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
     finals = FinalObservations.attach(plan.arena, blueprint.spec)
     sampling = blueprint.config.sampling
     groups = []
-    on_failure = _on_failure(blueprint.config, str(address))
+    on_failure, hooks = _on_failure(blueprint.config, str(address)), _hooks(blueprint.config, address.index)
     for index in blueprint.topology.groups_of(address.index):
         heartbeat.beat(Activity.RESETTING)
         group_plan = _group_plan(blueprint, index, plan.generation)
@@ -149,16 +171,40 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
             seed=(int(seeds.generate_state(1)[0]), index),
             decorrelate_steps=blueprint.config.learning.rollout,
             spec=blueprint.spec,
-            on_failure=on_failure,
+            on_failure=replace(on_failure, memory=flight_recorder.memory_of(plan.arena, index)),
         )
         groups.append(EnvGroup(group_plan, envs, trajectories, finals, seeds))
+        if hooks is not None:
+            from algorithms.runtime.telling import ToldEpisodes
+
+            groups[-1].episodes = ToldEpisodes(groups[-1], hooks)
         groups[-1].reset()
     pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
-    return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds)
+    return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds, _leak_watch(blueprint), hooks)
+
+
+def _hooks(config: Config, actor: int) -> "Hooks | None":
+    """Who is told what an actor does; nothing is imported where nobody is."""
+    if not config.logging.callbacks:
+        return None
+    from algorithms.runtime.callbacks import Hooks
+
+    return Hooks.make(config.logging.callbacks, config.to_flat(), actor)
+
+
+def _leak_watch(blueprint: Blueprint) -> LeakWatch | None:
+    """Where an actor can be replaced: it may grow by as much as the flag says, or as there is for each of them."""
+    sampling, topology = blueprint.config.sampling, blueprint.topology
+    if topology.placement == "serial" or blueprint.in_legs or not sampling.restart_workers:
+        return None
+    if sampling.actor_max_growth_mb:
+        return LeakWatch(sampling.actor_max_growth_mb << 20, f"--actor_max_growth_mb={sampling.actor_max_growth_mb}")
+    share = max(LEAST_GROWTH_BYTES, free_bytes(0) // topology.num_actors)
+    return LeakWatch(share, "its share of what was free when it started")
 
 
 def _on_failure(config: Config, worker: str) -> OnFailure:
-    incidents = IncidentFolder(config.run.run_directory.absolute() / "incidents", worker, asdict(config.env))
+    incidents = IncidentFolder(config.run.incidents, worker, asdict(config.env))
     return OnFailure(config.env.max_env_rebuilds if config.sampling.restart_workers else 0, incidents)
 
 
@@ -169,8 +215,12 @@ def _group_plan(blueprint: Blueprint, index: int, generation: int) -> GroupPlan:
         slots=t.slots_of(index),
         # Slots of different groups end at different times from the start on, so learners get them evenly.
         start=0 if generation else index * t.rollout // t.num_groups,
-        num_policies=t.num_policies,
+        num_policies=t.num_acting,
+        num_past=t.num_past,
+        past_share=c.population.self_play_past_share,
         per_row_policy=c.population.pbt_mix_policies_in_one_env,
+        policy_mapping=c.population.policy_mapping,
+        reward_shaping=tuple(blueprint.traits_of(policy).reward_shaping for policy in range(t.num_policies)),
         reward_scale=c.env.reward_scale,
         reward_clip=c.env.reward_clip,
         keep=c.sampling.sampler_only,

@@ -8,8 +8,9 @@ from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.captured_update import CapturedUpdate
 from algorithms.appo.config import Config
 from algorithms.appo.learner import Learner
-from algorithms.appo.numpy_update import numpy_update
+from algorithms.appo.numpy_update import NumpyUpdate, numpy_update
 from algorithms.appo.reproduction import VerifyingLearner
+from algorithms.appo.tune import Tune
 from algorithms.models.actor_critic import TowerActorCritic
 from algorithms.models.build import build_model
 from algorithms.runtime.arena import Arena
@@ -20,6 +21,7 @@ from algorithms.runtime.device_batches import DeviceBatches
 from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
 from algorithms.runtime.lockstep import LockstepBatches, LockstepPolicyWorker
+from algorithms.runtime.member_worker import Member, MemberWorker
 from algorithms.runtime.messages import Address
 from algorithms.runtime.node import Worker
 from algorithms.runtime.ownership import LearnerLedger
@@ -80,7 +82,7 @@ def _policy_worker(
         spec=b.spec,
         num_groups=t.num_groups,
         recurrence=b.config.learning.segment_steps,
-        num_policies=t.num_policies,
+        num_policies=t.num_acting,
         device=device.name,
         seed=_torch_seed(b.seeds("policy_worker", address.index, address.member, *life)),
         replaces=generation > 0,
@@ -128,35 +130,41 @@ def _learner(
         assert isinstance(flat.module, TowerActorCritic)
         flat.module.compute_in_bf16()
     kind = VerifyingLearner if c.logging.verify_reproduction else kind
-    learner = kind(flat, b.spec, c.learning, _torch_seed(b.seeds("learner", policy)))
+    learner = kind(flat, b.spec, b.learning_of(policy), _torch_seed(b.seeds("learner", policy)))
     plan = TrainingPlan(
-        env_steps=b.budget.env_steps,
+        env_steps=0 if policy in c.frozen else b.budget.env_steps,
         samples=b.budget.samples,
         max_policy_lag=c.sampling.max_policy_lag,
         device=device.name,
         max_skipped_updates=c.learning.max_skipped_updates,
-        incidents=c.run.run_directory.absolute() / "incidents",
+        incidents=c.run.incidents,
         alone=b.topology.num_policies == 1,
         pause_env_steps=b.pause_env_steps,
+        version_env_steps=c.population.self_play_period_env_steps if b.topology.num_past else 0,
     )
+
+    def quick_update() -> CapturedUpdate | NumpyUpdate | None:
+        if b.buffered:
+            return CapturedUpdate(learner.update, device)
+        return numpy_update(learner) if kind is Learner else None  # another class may compute something else
+
+    member = Member(b.traits_of(policy), Tune(learner, quick_update))
     batches = _batches(b, arena, policy, device)
-    if b.buffered:
-        learner.quick_update = CapturedUpdate(learner.update, device)
-    elif kind is Learner:  # one of another class may compute something else
-        learner.quick_update = numpy_update(learner)
     ring, block = WeightRing(arena, policy), StateBlock(arena, policy)
     ledger = LearnerLedger(Trajectories.attach(arena, b.spec), policy)
-    return LearnerWorker(address, plan, learner, batches, ring, block, ledger)
+    if plan.alone:
+        return LearnerWorker(address, plan, learner, batches, ring, block, ledger)
+    return MemberWorker(address, plan, learner, batches, ring, block, ledger, member=member)
 
 
 def _batches(blueprint: Blueprint, arena: Arena, policy: int, device: Device) -> BatchSource:
     """Where a learner's batches come from."""
     b, c = blueprint, blueprint.config
     trajectories, lag = Trajectories.attach(arena, b.spec), c.sampling.max_policy_lag
-    columns = c.learning.macro_batch_columns
+    columns = b.learning_of(policy).macro_batch_columns
     if c.sampling.lockstep:
         return LockstepBatches(trajectories, policy, columns, lag)
-    hold, num_policies = c.sampling.num_minibatches_to_accumulate == 0, b.topology.num_policies
+    hold, num_policies = c.sampling.num_minibatches_to_accumulate == 0, b.topology.num_acting
     if b.buffered:
         return DeviceBatches(trajectories, policy, columns, lag, hold, num_policies, device)
     return ColumnBatches(trajectories, policy, columns, lag, hold, num_policies)

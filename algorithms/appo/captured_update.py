@@ -22,7 +22,8 @@ class CapturedUpdate:
     last of them is strict, so that a model that waits for the device is found out before a capture fails half-way.
     Where there is no capture, one warning says so and all steps run as they are.
 
-    Numbers that are not tensors, such as coefficients of the loss, are those of the time of the capture.
+    Numbers that are not tensors, such as coefficients of the loss, are those of the time of the capture: where they
+    change another one takes its place, see `Tune`.
 
     Args:
         update: trains on a minibatch [T, B] and returns its value targets [T, B]; works in place on tensors that stay.

@@ -1,17 +1,24 @@
 """Everything the command line of APPO can say: the learner's flags, the composition of all parts, and its checks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from algorithms.appo.runs import check_folders, check_place, find_source, new_name, saved_flags
 from algorithms.models.config import ModelConfig
+from algorithms.population.config import (
+    PopulationConfig,
+    check_population,
+    frozen,
+    largest_batch_size,
+    values_per_policy,
+)
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
 from envs.presets import preset
 from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help, words_of
-from utils.config import Flag, flag, flags_of
+from utils.config import Flag, flag, flags_of, flattened
 from utils.devices import choose_device
 from utils.errors import UsageError
 from utils.files import read_mapping
@@ -41,7 +48,7 @@ class LearningConfig:
         "samples per forward and backward pass, a multiple of rollout: saves memory, same result; 0 = batch_size",
         minimum=0,
     )
-    learning_rate: float = flag(1e-4, "step size of Adam", minimum=0, mutation="scale")
+    learning_rate: float = flag(1e-4, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
     lr_schedule: str = flag(
         "constant",
         "change of the learning rate: linear falls to 0 at train_for_env_steps, kl_adaptive_* keeps the KL divergence"
@@ -54,7 +61,13 @@ class LearningConfig:
     adam_eps: float = flag(1e-6, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0)
     adam_beta1: float = flag(0.9, "decay of Adam's mean of gradients", minimum=0, maximum=0.999999)
     adam_beta2: float = flag(0.999, "decay of Adam's mean of squared gradients", minimum=0, maximum=0.99999999)
-    max_grad_norm: float = flag(4.0, "limit of the L2 norm of the whole gradient; 0 = off", minimum=0, mutation="scale")
+    max_grad_norm: float = flag(
+        4.0,
+        "limit of the L2 norm of the whole gradient; 0 = off",
+        minimum=0,
+        mutation="scale",
+        mutation_range=(1e-2, 1e3),
+    )
     max_skipped_updates: int = flag(
         50,
         "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
@@ -73,21 +86,30 @@ class LearningConfig:
         True, "let the critic predict returns in units of their running standard deviation", fixed_on_resume=True
     )
     ppo_clip_ratio: float = flag(
-        0.1, "e of the clip of the probability ratio to [1/(1+e), 1+e]", minimum=0, mutation="scale"
+        0.1,
+        "e of the clip of the probability ratio to [1/(1+e), 1+e]",
+        minimum=0,
+        mutation="scale",
+        mutation_range=(1e-2, 1.0),
     )
     ppo_clip_value: float = flag(
         1.0,
         "largest change of the value from its behaviour estimate, in units of the critic; 0 = off",
         minimum=0,
         mutation="scale",
+        mutation_range=(1e-2, 1e3),
     )
     exploration_loss: str = flag(
         "entropy",
         "bonus for exploring: entropy, or symmetric_kl to the uniform distribution (discrete actions only)",
         choices=("entropy", "symmetric_kl"),
     )
-    exploration_loss_coeff: float = flag(0.003, "weight of the exploration loss", minimum=0, mutation="scale")
-    value_loss_coeff: float = flag(0.5, "weight of the value loss", minimum=0, mutation="scale")
+    exploration_loss_coeff: float = flag(
+        0.003, "weight of the exploration loss", minimum=0, mutation="scale", mutation_range=(1e-7, 1.0)
+    )
+    value_loss_coeff: float = flag(
+        0.5, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
+    )
     kl_loss_coeff: float = flag(0.0, "weight of the KL divergence to the behaviour policy; 0 = off", minimum=0)
 
     @property
@@ -99,28 +121,6 @@ class LearningConfig:
     def macro_batch_columns(self) -> int:
         """Trajectories collected before training on them."""
         return self.num_batches_per_iteration * self.batch_size // self.rollout
-
-
-@dataclass(frozen=True)
-class PopulationConfig:
-    """Population-based training."""
-
-    with_pbt: bool = flag(False, "population-based training; not part of this version")
-    pbt_mix_policies_in_one_env: bool = flag(True, "let different policies play in one multi-agent env")
-    pbt_period_env_steps: int = flag(5_000_000, "env steps of a policy between two of its mutations", minimum=1)
-    pbt_start_mutation: int = flag(20_000_000, "env steps before the first mutation", minimum=0)
-    pbt_replace_fraction: float = flag(
-        0.3, "share of policies that are worst, or best, enough to be replaced, or copied", minimum=0, maximum=1
-    )
-    pbt_mutation_rate: float = flag(0.15, "probability that a mutation changes a value", minimum=0, maximum=1)
-    pbt_replace_reward_gap: float = flag(
-        0.1, "smallest relative gap of the objective at which weights are replaced", minimum=0
-    )
-    pbt_replace_reward_gap_absolute: float = flag(
-        1e-6, "smallest absolute gap of the objective at which weights are replaced", minimum=0
-    )
-    pbt_optimize_batch_size: bool = flag(False, "mutate batch_size too")
-    pbt_target_objective: str = flag("true_reward", "episode statistic by which policies are ranked")
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,28 @@ class Config:
         Raises:
             UsageError: an unknown flag, or a value that is not the flag's. Flags are not checked against each other.
         """
-        typed = _typed(values, "configuration")
+        found = typed(values, "configuration")
         parts = {
-            part: PARTS[part](**{name: typed[name] for name in flags if name in typed})
+            part: PARTS[part](**{name: found[name] for name in flags if name in found})
             for part, flags in FLAGS_BY_PART.items()
         }
         return cls(**parts)
+
+    @property
+    def per_policy(self) -> list[dict[str, Any]]:
+        """The learning flags that `--per_policy` gives each policy, checked, as its keyword arguments."""
+        return values_per_policy(self.population, FLAGS_BY_PART["learning"], self.sampling.num_policies)
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """The policies that never learn."""
+        return frozen(self.population, self.sampling.num_policies)
+
+    @property
+    def largest_batch_size(self) -> int:
+        """Of any policy, at any time."""
+        sizes = [values.get("batch_size", self.learning.batch_size) for values in self.per_policy]
+        return largest_batch_size(self.population, sizes, self.learning.rollout)
 
     @property
     def repeatable(self) -> bool:
@@ -237,10 +253,12 @@ def check(config: Config) -> None:
         raise UsageError(f"--save_best_metric={shown(config.run.save_best_metric)} is not {shape}")
     if not config.model.encoder_mlp_layers:
         raise UsageError("--encoder_mlp_layers needs at least one layer")
-    if config.population.with_pbt:
-        raise UsageError("population-based training is not part of this version: leave out --with_pbt")
-    if config.logging.verify_reproduction and config.learning.learning_rate != 0:
-        rate = words_of(config.learning.learning_rate)
+    check_population(config.population, config.sampling.num_policies)
+    for values in config.per_policy:
+        _check_learning(replace(config.learning, **values))
+    rates = [values.get("learning_rate", config.learning.learning_rate) for values in config.per_policy]
+    if config.logging.verify_reproduction and any(rates):
+        rate = words_of(max(rates))
         raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {rate}")
 
 
@@ -282,6 +300,8 @@ def _check_repeatable(config: Config) -> None:
         )
     if sampling.inference not in ("auto", "serial") and not sampling.lockstep:
         raise UsageError(f"{flag} with --inference={sampling.inference} needs --lockstep, or --inference=serial")
+    if config.population.self_play:
+        raise UsageError(f"{flag} does not go with --self_play: when past versions join is a matter of timing")
     if sampling.num_policies > 1:
         raise UsageError(f"{flag} is for one policy, got --num_policies={sampling.num_policies}")
     if sampling.decorrelate_experience_max_seconds:
@@ -303,7 +323,8 @@ def _check_source(run: RunConfig) -> None:
 
 
 def _config_file(path: str) -> dict[str, object]:
-    values = _typed(read_mapping(Path(path)), f"--config={shown(path)}")
+    source = f"--config={shown(path)}"
+    values = typed(flattened(read_mapping(Path(path)), FLAGS_BY_PART, source), source)
     if "config" in values:
         raise UsageError(f"--config={shown(path)}: a config file cannot name another one")
     return values
@@ -313,7 +334,7 @@ def _saved_run(run: RunConfig, asked: Mapping[str, object]) -> dict[str, object]
     """Return the flags of the run that is to be resumed, nothing for a new one; refuse changes it cannot take."""
     if not run.experiment:
         return {}
-    stored = _typed(saved_flags(run.run_directory), f"saved configuration of run {run.experiment}")
+    stored = typed(saved_flags(run.run_directory), f"saved configuration of run {run.experiment}")
     saved = {name: value for name, value in stored.items() if name not in LOCATION}
     fixed = {name: value for name, value in asked.items() if FLAGS[name].fixed_on_resume}
     before = {name: FLAGS[name].default for name in fixed} | saved  # an older version may not have had the flag
@@ -322,18 +343,18 @@ def _saved_run(run: RunConfig, asked: Mapping[str, object]) -> dict[str, object]
     return saved
 
 
-def _typed(values: Mapping[str, object], source: str) -> dict[str, object]:
-    """Convert plain values by their flags; errors name the source."""
-    typed: dict[str, object] = {}
+def typed(values: Mapping[str, object], source: str) -> dict[str, object]:
+    """Convert plain values by their flags; errors name the source (UsageError)."""
+    found: dict[str, object] = {}
     for word, value in values.items():
         name = ALIASES.get(word, word)
         if name not in FLAGS:
             raise UsageError(f"{source}: unknown flag {shown(word)}{nearest(word, FLAGS)}")
         try:
-            typed[name] = from_plain(FLAGS[name], value)
+            found[name] = from_plain(FLAGS[name], value)
         except UsageError as error:
             raise UsageError(f"{source}: {error}") from None
-    return typed
+    return found
 
 
 def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[str, object], dict[str, str]]:

@@ -62,7 +62,8 @@ class Learner:
 
     Attributes:
         version, updates: published weight sets, counted from 1, and optimizer steps so far.
-        quick_update: does what `update` does, in less time; None: there is no such thing.
+        quick_update: does what `update` does, in less time; None: there is no such thing. Like everything else it
+            follows `config`, until that is replaced, see `Tune`.
     """
 
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: LearningConfig, seed: int) -> None:

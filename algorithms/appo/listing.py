@@ -103,7 +103,7 @@ def summary(directory: Path) -> RunSummary | None:
     config, status = _mapping(directory / CONFIG_FILE), _mapping(directory / STATUS_FILE)
     damaged = config is None or status is None
     config, status = config or {}, status or {}
-    last = _last_records(directory / METRICS_FILE)
+    last = last_records(directory / METRICS_FILE)
     env_steps = _env_steps(status, last)
     state = "damaged" if damaged else _state(_text(status.get("state")), directory)
     last_return = max(_last_returns(status, last), default=None)
@@ -175,7 +175,7 @@ def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) 
     return []
 
 
-def _last_records(metrics: Path) -> list[dict[str, Any]]:
+def last_records(metrics: Path) -> list[dict[str, Any]]:
     """The last record of every policy, found without reading the whole file."""
     last: dict[object, dict[str, Any]] = {}
     with contextlib.suppress(OSError), open_own(metrics) as file:
@@ -255,8 +255,8 @@ def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
         steps = "-" if run.env_steps is None else f"{run.env_steps:,}"
         returns = ("-" if value is None else f"{value:.2f}" for value in (run.best_return, run.last_return))
         env = shown(run.env) if run.env else "-"
-        left = "-" if run.seconds_left is None else _age(run.seconds_left)
-        ago = f"{_age(now - run.active)} ago"
+        left = "-" if run.seconds_left is None else age(run.seconds_left)
+        ago = f"{age(now - run.active)} ago"
         rows.append((shown(run.name), env, shown(run.state), steps, share, left, *returns, ago))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     words, numbers = range(3), range(3, len(widths))
@@ -266,7 +266,7 @@ def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
     ]
 
 
-def _age(seconds: float) -> str:
+def age(seconds: float) -> str:
     """How long ago, in the largest unit that fits."""
     for size, unit in UNITS:
         if seconds >= size:

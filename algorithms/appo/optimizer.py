@@ -28,6 +28,12 @@ class FlatAdam:
         self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=weights.device)
         self._steps, self._kl, self.skipped_in_a_row = (torch.zeros_like(self.learning_rate) for _ in range(3))
 
+    def configure(self, config: LearningConfig) -> None:
+        """Follow other flags from now on; a rate that a schedule has set stays unless theirs is another one."""
+        if config.learning_rate != self.config.learning_rate:
+            self.learning_rate.fill_(config.learning_rate)
+        self.config = config
+
     def follow(self, progress: float) -> None:
         """Set the rate of the linear schedule, when this share of the training budget is used up, in [0, 1]."""
         if self.config.lr_schedule == "linear":

@@ -7,6 +7,7 @@ batches come.
 from dataclasses import dataclass
 
 from algorithms.appo.config import Config
+from algorithms.population.config import places_for_past
 from algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
 from utils.errors import UsageError
 
@@ -32,17 +33,17 @@ class Sampling:
     learner_threads: int = 1
 
 
-def plan_workers(config: Config, cores: int, placement: Placement) -> Sampling:
+def plan_workers(config: Config, cores: int, placement: Placement, num_agents: int = 1) -> Sampling:
     """Fill in the counts for a placement.
 
-    Without flags the environments of all actors together make one macro batch of trajectories, within limits.
+    Without flags the agents of all environments together make one macro batch of trajectories, within limits.
     """
     s, learning = config.sampling, config.learning
     num_workers = s.num_workers or (1 if placement == "serial" else cores)
     threads = s.learner_main_loop_num_cores or 1
     splits = s.worker_num_splits or (2 if placement == "central" else 1)
     columns = learning.macro_batch_columns
-    envs = s.num_envs_per_worker or _clamp(columns // num_workers, 1, MAX_ENVS_PER_WORKER)
+    envs = s.num_envs_per_worker or _clamp(columns // (num_workers * num_agents), 1, MAX_ENVS_PER_WORKER)
     if not s.num_envs_per_worker:
         envs = max(1, envs // splits) * splits
     if not s.worker_num_splits and envs % splits:
@@ -72,24 +73,25 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
     """How many of everything there is, with as many slots as batches need.
 
     Raises:
-        UsageError: all slots together can never fill a batch.
+        UsageError: all slots together can never fill a batch, or the environment has too few agents.
     """
     s, learning = config.sampling, config.learning
     rows = sampling.num_envs_per_worker // sampling.num_splits * num_agents
     groups = sampling.num_workers * sampling.num_splits
     accumulate = s.num_minibatches_to_accumulate
     waiting = 1 if accumulate < 0 else -(-accumulate // learning.num_batches_per_iteration)
+    columns = learning.num_batches_per_iteration * config.largest_batch_size // learning.rollout
     slots = slots_per_group(
         minimum=s.min_traj_buffers_per_worker,
         waiting_batches=waiting,
-        batch_columns=learning.macro_batch_columns * s.num_policies,
+        batch_columns=columns * s.num_policies,
         rows=rows,
         groups=groups,
     )
     if s.lockstep:
         slots = 1  # batches are filled by as many rounds as they need
     else:
-        check_slots(slots=slots, rows=rows, groups=groups, batch_columns=learning.macro_batch_columns)
+        check_slots(slots=slots, rows=rows, groups=groups, batch_columns=columns)
     return Topology(
         placement=sampling.placement,
         num_actors=sampling.num_workers,
@@ -100,6 +102,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         rows=rows,
         rollout=learning.rollout,
         colocated=s.gpu_colocate,
+        num_past=places_for_past(config.population, config.env.env, num_agents),
     )
 
 

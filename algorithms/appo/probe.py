@@ -12,6 +12,7 @@ from algorithms.appo.rehearsal import LARGEST_BYTES, observation_bytes
 from algorithms.appo.statistics import RunningStatistics
 from algorithms.appo.tuning import Curve, rising
 from algorithms.models.actor_critic import ActorCritic
+from algorithms.population.config import PopulationConfig
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
@@ -131,7 +132,8 @@ class NetworkProbe:
             learning, batch_size=size, microbatch_size=microbatch, num_batches_per_iteration=1, ppo_epochs=1
         )
         sampling = replace(self.config.sampling, max_policy_lag=NEVER)
-        config = replace(self.config, learning=one_step, sampling=sampling, logging=LoggingConfig())
+        alone, quiet = PopulationConfig(), LoggingConfig()
+        config = replace(self.config, learning=one_step, sampling=sampling, population=alone, logging=quiet)
         blueprint, arena, trajectories = self._world(config, columns)
         worker = make_learner(blueprint, arena, Address("learner", 0), flat=self.flat)
 

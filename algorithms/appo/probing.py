@@ -22,6 +22,7 @@ from algorithms.runtime.process import failure_of, isolate
 from algorithms.runtime.supervisor import WorkerError
 from envs.spec import EnvSpec
 from utils import cpu
+from utils.memory import held_bytes
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +52,10 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
     """
     timeout_seconds = config.sampling.reset_timeout_seconds
     with ask_environment(try_environment, (config, cores > 0)) as environment:
-        spec = _checked(environment.answer(timeout_seconds))
+        spec = checked(environment.answer(timeout_seconds))
         assert isinstance(spec, EnvSpec)
         with ask_network(try_model, (config, spec, cores > 0)) as network:
-            model = _checked(network.answer(timeout_seconds))
+            model = checked(network.answer(timeout_seconds))
             assert isinstance(model, ModelDescription)
             found, begin = Probe(spec, model), time.monotonic()
             if not cores:
@@ -90,7 +91,8 @@ def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
     return replace(costs, learn=(*costs.learn, (threads, seconds * ratio)))
 
 
-def _checked(answer: object) -> object:
+def checked(answer: object) -> object:
+    """What an inquiry has told, if it is no failure; `WorkerError` if it is."""
     if isinstance(answer, WorkerFailed):
         raise WorkerError(answer.summary, answer.exit_code, answer.traceback)
     return answer
@@ -100,11 +102,11 @@ def try_environment(pipe: Connection, log_path: Path, config: Config, measure: b
     """Send its `EnvSpec`, and then what `stepping_costs` finds; a `WorkerFailed` in place of either."""
     _enter("probe", log_path)
     try:
-        from algorithms.appo.rehearsal import Making, memory_bytes, stepping_costs
+        from algorithms.appo.rehearsal import Making, stepping_costs
         from envs.env_set import OnFailure
         from envs.make import make_group
 
-        begin, bytes_before = time.perf_counter(), memory_bytes()
+        begin, bytes_before = time.perf_counter(), held_bytes()
         envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
         making = Making(time.perf_counter() - begin, bytes_before)
         pipe.send(envs.spec)
@@ -132,6 +134,23 @@ def try_model(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, m
                 pipe.send(network.threads_ratio(pipe.recv()))
     except BaseException as error:
         _fail(pipe, error)
+
+
+def try_examining(pipe: Connection, log_path: Path, config: Config) -> None:
+    """Send an `Exam` of the environment, or a `WorkerFailed`."""
+    _enter("probe", log_path)
+    try:
+        from algorithms.appo.examining import examine
+
+        pipe.send(examine(config.env))
+    except BaseException as error:
+        _fail(pipe, error)
+
+
+def try_nothing(pipe: Connection, log_path: Path) -> None:
+    """Say that the process has started."""
+    _enter("probe", log_path)
+    pipe.send(True)
 
 
 def _enter(name: str, log_path: Path) -> None:

@@ -1,10 +1,8 @@
 """What a step of the environment costs, found out by a real actor with one group that nobody learns from."""
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ from envs.env_set import OnFailure
 from envs.make import make_group
 from envs.masks import random_action
 from envs.spec import MASK_KEY, EnvSpec, GroupEnv
+from utils.memory import held_bytes
 
 STEPPING_SECONDS = 0.15  # per size of a group
 LARGER_GROUPS = (64, 16, 4)
@@ -120,15 +119,15 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making) -> tuple[Curv
     points = [(1, one.mean_seconds(STEPPING_SECONDS))]
     # The first environment brought its packages with it, which take long to load and are no part of the second one.
     once = min(making.seconds, time.perf_counter() - begin) + WARM_UP_STEPS * points[0][1]
-    env_bytes = max(0, memory_bytes() - making.bytes_before - IMPORTED_BYTES)
+    env_bytes = max(0, held_bytes() - making.bytes_before - IMPORTED_BYTES)
     slot_bytes = (ROLLOUT + 1) * observation_bytes(envs.spec) * envs.spec.num_agents
     quick = (n for n in LARGER_GROUPS if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES)
     num_envs = next(quick, 0)
     if num_envs:
-        before = memory_bytes()
+        before = held_bytes()
         group = make_group(config.env, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds))
         points.append((num_envs, Rehearsal(config, group).mean_seconds(STEPPING_SECONDS)))
-        env_bytes = max(0, memory_bytes() - before) // num_envs
+        env_bytes = max(0, held_bytes() - before) // num_envs
         group.close()
     return rising(points), env_bytes
 
@@ -136,19 +135,3 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making) -> tuple[Curv
 def observation_bytes(spec: EnvSpec) -> int:
     """Bytes of what one agent sees in one step."""
     return sum(math.prod(o.shape) * np.dtype(o.dtype).itemsize for o in spec.observations.values())
-
-
-def memory_bytes() -> int:
-    """Memory of this process and its children that nothing else holds: a game may be a process of its own."""
-    total = 0
-    for pid in ("self", *_children()):
-        with contextlib.suppress(OSError, ValueError):
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
-    return total
-
-
-def _children() -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        for thread in Path("/proc/self/task").iterdir():
-            yield from (thread / "children").read_text().split()

@@ -7,7 +7,7 @@ from typing import Any
 
 from utils.errors import UsageError
 from utils.files import read_mapping
-from utils.values import shown
+from utils.values import nearest, shown
 
 CONFIG_FILE = "config.json"
 MEASURED = "measured"
@@ -89,6 +89,18 @@ def _stored(directory: Path) -> dict[str, object]:
     return read_mapping(path, own=True) if os.path.lexists(path) else {}
 
 
+def find_run_folder(name: str, train_dir: Path) -> Path:
+    """Return the directory of a run that is named by its path, or by its name in the folder of all runs.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for path in (Path(name), train_dir / name):
+        if _is_run(path):
+            return path.resolve()
+    raise UsageError(f"there is no run {shown(name)}, neither as a path nor in {shown(str(train_dir))}")
+
+
 def find_source(text: str, group: Path) -> Path:
     """Return the directory of the checkpoints that `RUN[:policy][:best]` names; RUN lies in the group, or is a path.
 
@@ -111,9 +123,22 @@ def find_source(text: str, group: Path) -> Path:
     return parent
 
 
-def _is_run(path: Path) -> bool:
+def find_run(text: str, group: Path) -> Path:
+    """Return the directory of a run that is named by its folder in the group, or by a path.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for path in (group / text, Path(text)):
+        if text and any(_is_run(path, file) for file in (CONFIG_FILE, "status.json")):
+            return path
+    hint = nearest(text, folders(group)) if group.is_dir() else ""
+    raise UsageError(f"no run {shown(text)}, neither in {shown(str(group))} nor as a path{hint}")
+
+
+def _is_run(path: Path, file: str = CONFIG_FILE) -> bool:
     try:
-        return (path / CONFIG_FILE).is_file()
+        return (path / file).is_file()
     except OSError:  # a name longer than any
         return False
 

@@ -19,7 +19,7 @@ from algorithms.appo.runs import CONFIG_FILE, MEASURED, find_source, saved_flags
 from algorithms.appo.tuning import Costs
 from algorithms.runtime.best import DIRECTORY as BEST_DIRECTORY
 from algorithms.runtime.best import load_best
-from algorithms.runtime.checkpointing import decode
+from algorithms.runtime.checkpointing import decode, resume
 from algorithms.runtime.monitor import PolicyProgress
 from algorithms.runtime.plain_state import read_plain
 from algorithms.runtime.runner import Budget
@@ -110,7 +110,7 @@ def finished_before(config: Config) -> str | None:
             return None  # resuming says what is wrong
         if loaded is None:
             return None
-        policies.append(PolicyProgress(config.logging.stats_avg))
+        policies.append(PolicyProgress(config.logging.stats_avg, frozen=policy in config.frozen))
         policies[-1].restore(read_plain(loaded.files["state.json"]))
     if reason := budget.reached(policies):
         return reason
@@ -182,6 +182,29 @@ def seed_of_leg(seed: int, env_steps: int) -> int:
         return seed
     seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["leg"], env_steps))
     return int(seeds.generate_state(1, np.uint64)[0] >> 1)
+
+
+def fill(
+    blocks: list[StateBlock],
+    config: Config,
+    model: ModelDescription,
+    seed: int,
+    measured: Mapping[str, object] | None,
+) -> list[dict[str, Any]]:
+    """Put into the blocks what this start begins with, and write its flags down, as it can begin.
+
+    An adaptive learning rate is part of the state; one that the flags change takes its place.
+
+    Returns:
+        The plain state of the checkpoint of every policy; {} where there is none.
+    """
+    changed = changes(config)
+    rate_changed = any(change.startswith("learning_rate ") for change in changed)
+    plain = {"learning_rate": config.learning.learning_rate} if rate_changed else {}
+    resumed = resume(config.run.run_directory, blocks, model.table, plain)
+    begin_from(config, blocks, model)
+    journal(config, seed, changed, [int(state.get("env_steps", 0)) for state in resumed], measured)
+    return resumed
 
 
 def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription) -> None:

@@ -26,8 +26,8 @@ MARGIN = 0.04
 # Share of its time that an actor or a policy worker can be counted on for; episodes of a trained policy cost other than
 # those of a random one, and a plan that is short of actors loses more than one that has them to spare.
 RELIABLE = 0.8
-# Environments of a plan by the number that fills a macro batch with one trajectory each. Twice as many make larger
-# forward passes; fewer are for scarce memory.
+# Environments of a plan by the number whose agents fill a macro batch with one trajectory each. Twice as many make
+# larger forward passes; fewer are for scarce memory.
 SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
 
 Curve = tuple[tuple[int, float], ...]
@@ -148,13 +148,13 @@ def choose(
         memory: bytes of shared memory that a plan needs.
         free_bytes: that all processes may take.
     """
-    plans = list(dict.fromkeys(candidates(config, cores)))
+    plans = list(dict.fromkeys(candidates(config, cores, num_agents)))
     needs = {plan: memory(plan) + _private_bytes(plan, costs.env_bytes) for plan in plans}
     fitting = [plan for plan in plans if needs[plan] <= free_bytes] or [min(plans, key=needs.__getitem__)]
     rates = {plan: predict(costs, plan, config, num_agents, cores) for plan in fitting}
     best = max(rates.values())
     good = (plan for plan in fitting if rates[plan] >= (1 - MARGIN) * best)
-    chosen = min(good, key=lambda plan: _complexity(plan, config.learning.macro_batch_columns))
+    chosen = min(good, key=lambda plan: _complexity(plan, config.learning.macro_batch_columns / num_agents))
     return Plan(chosen, rates[chosen])
 
 
@@ -164,18 +164,20 @@ def is_open(sampling: SamplingConfig) -> bool:
     return sampling.auto_tune and sampling.inference != "serial" and not given
 
 
-def report(costs: Costs, plan: Plan) -> str:
+def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
     """What was measured and chosen, in one line: the cost of one environment, of acting and learning of one sample."""
     sampling = plan.sampling
-    rows = sampling.num_envs_per_worker // sampling.num_splits
-    env, act = at(costs.env, rows) / rows, at(costs.act, rows) / rows
+    envs = sampling.num_envs_per_worker // sampling.num_splits
+    env, act = at(costs.env, envs) / envs, at(costs.act, envs * num_agents) / envs / num_agents
     learn = at(costs.learn, sampling.learner_threads)
     groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
+    agents = f" of {num_agents} agents" * (num_agents > 1)
     threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)
     return (
         f"env {_microseconds(env)}, act {_microseconds(act)}, learn {_microseconds(learn)}/sample -> "
         f"{sampling.placement}, {sampling.num_workers} actor{'s' * (sampling.num_workers > 1)} x "
-        f"{sampling.num_envs_per_worker} envs{groups}{threads}, predicted {_count(plan.samples_per_second)} samples/s"
+        f"{sampling.num_envs_per_worker} envs{agents}{groups}{threads}, "
+        f"predicted {_count(plan.samples_per_second)} samples/s"
     )
 
 
@@ -191,10 +193,10 @@ def _count(number: float) -> str:
     return f"{number:.3g}"
 
 
-def candidates(config: Config, cores: int) -> Iterator[Sampling]:
+def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Sampling]:
     """Every plan worth a thought; flags that are given hold in all of them.
 
-    The environments of all actors together fill about one macro batch with one trajectory each: many more would make
+    The agents of all environments together fill about one macro batch with one trajectory each: many more would make
     what is trained on older, and first updates late.
     """
     s = config.sampling
@@ -209,8 +211,8 @@ def candidates(config: Config, cores: int) -> Iterator[Sampling]:
                 for threads in _counts(s.learner_main_loop_num_cores, thread_limit(cores)):
                     for share in SHARES:
                         given = replace(s, num_workers=num_workers, worker_num_splits=num_splits)
-                        plan = _part(replace(config, sampling=given), cores, placement, share)
-                        yield replace(plan, learner_threads=threads)
+                        plan = plan_workers(replace(config, sampling=given), cores, placement, num_agents)
+                        yield replace(_part(plan, given, share), learner_threads=threads)
 
 
 def thread_limit(cores: int) -> int:
@@ -229,13 +231,12 @@ def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -
     return limit if max(rates.values()) * (1 - MARGIN) > alone else 0
 
 
-def _part(config: Config, cores: int, placement: Placement, share: float) -> Sampling:
-    """The plan of the rules, with that share of its environments."""
-    plan = plan_workers(config, cores, placement)
-    if config.sampling.num_envs_per_worker:
+def _part(plan: Sampling, given: SamplingConfig, share: float) -> Sampling:
+    """A plan of the rules with that share of its environments, unless their number is given."""
+    if given.num_envs_per_worker:
         return plan
-    rows = min(MAX_ENVS_PER_WORKER, int(plan.num_envs_per_worker * share)) // plan.num_splits
-    return replace(plan, num_envs_per_worker=max(1, rows) * plan.num_splits)
+    envs = min(MAX_ENVS_PER_WORKER, int(plan.num_envs_per_worker * share)) // plan.num_splits
+    return replace(plan, num_envs_per_worker=max(1, envs) * plan.num_splits)
 
 
 def _counts(given: int, limit: int) -> list[int]:
@@ -251,7 +252,7 @@ def _private_bytes(plan: Sampling, env_bytes: int) -> int:
     return processes * PROCESS_BYTES + plan.num_workers * plan.num_envs_per_worker * env_bytes
 
 
-def _complexity(plan: Sampling, columns: int) -> tuple[float, ...]:
+def _complexity(plan: Sampling, columns: float) -> tuple[float, ...]:
     """Simpler plans first: as many environments as fill a batch, few processes, few groups, few threads."""
     away = abs(math.log(plan.num_workers * plan.num_envs_per_worker / columns))
     return plan.placement == "central", away, plan.num_workers, plan.num_splits, plan.learner_threads

@@ -3,9 +3,25 @@
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from algorithms.runtime.env_group import EnvGroup
-from algorithms.runtime.messages import ActionsReady, Address, Begin, Message, SlotReleased, Stop, WorkerReport
+from algorithms.runtime.leaks import LeakWatch
+from algorithms.runtime.messages import (
+    ActionsReady,
+    Address,
+    Begin,
+    Casts,
+    Message,
+    ShapeRewards,
+    SlotReleased,
+    Stop,
+    WorkerReport,
+    WorkerRetires,
+)
+
+if TYPE_CHECKING:
+    from algorithms.runtime.callbacks import Hooks
 
 REPORT_SECONDS = 1.0
 
@@ -17,14 +33,24 @@ class ActorWorker:
         address: of this worker.
         groups: the groups it steps.
         pause_seconds: how long it rests after its first trajectories, so that actors hand over at different times.
+        leaks: asked once a second whether another one should take its place; None: never.
+        hooks: callbacks that are told of the groups, if there are any.
     """
 
-    def __init__(self, address: Address, groups: Sequence[EnvGroup], pause_seconds: float = 0.0) -> None:
-        self.address, self.pause_seconds = address, pause_seconds
+    def __init__(
+        self,
+        address: Address,
+        groups: Sequence[EnvGroup],
+        pause_seconds: float = 0.0,
+        leaks: LeakWatch | None = None,
+        hooks: "Hooks | None" = None,
+    ) -> None:
+        self.address, self.pause_seconds, self.leaks, self.hooks = address, pause_seconds, leaks, hooks
         self.groups = {group.plan.index: group for group in groups}
         self.group_of_slot = {slot: group for group in groups for slot in group.plan.slots}
         self.ready: deque[EnvGroup] = deque()
         self._rested_at: float | None = None
+        self._retires_for: str | None = None
         self._reported = time.monotonic()
 
     def handle(self, message: Message) -> Iterator[Message]:
@@ -34,16 +60,18 @@ class ActorWorker:
                 self._note(message)
             case SlotReleased(_, slot):
                 yield from self.group_of_slot[slot].release(message)
+            case ShapeRewards(_, policy, shaping):
+                for group in self.groups.values():
+                    group.casting.shape(policy, shaping, group.envs)
+            case Casts():
+                for group in self.groups.values():
+                    group.casting.recast(message)
+                    yield from group.casting.answer(group.plan.index)
             case Begin():
                 for group in self.groups.values():
                     yield from group.begin()
             case Stop():
-                self.ready.clear()
-                for group in self.groups.values():
-                    yield from group.episodes.flush(now=True)
-                yield self.report()
-                for group in self.groups.values():
-                    group.envs.close()
+                yield from self._end()
 
     def pending(self) -> bool:
         """Whether a group can be stepped."""
@@ -56,6 +84,24 @@ class ActorWorker:
         if time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
             yield self.report()
+            if self.leaks is not None and self._retires_for is None:
+                self._retires_for = self.leaks.reason()
+                for group in self.groups.values():
+                    group.retiring = self._retires_for is not None
+        if self._retires_for and all(group.slot < 0 for group in self.groups.values()):
+            yield from self._end()
+            yield WorkerRetires(str(self.address), self._retires_for)
+
+    def _end(self) -> Iterator[Message]:
+        self.ready.clear()
+        for group in self.groups.values():
+            yield from group.episodes.flush(now=True)
+            yield from group.casting.report(now=True)
+        yield self.report()
+        for group in self.groups.values():
+            group.envs.close()
+        if self.hooks is not None:
+            self.hooks.tell("on_end")
 
     def _resting(self) -> bool:
         if self._rested_at is None and all(group.totals["trajectories"] for group in self.groups.values()):
@@ -77,4 +123,6 @@ class ActorWorker:
             group.note_counts()  # what has been reported is never taken back
         totals = {name: sum(g.totals[name] for g in groups) for name in next(iter(groups)).totals}
         totals["episodes"] = sum(g.episodes.count for g in groups)
+        if self.hooks is not None:
+            totals["callbacks_off"] = self.hooks.off
         return WorkerReport(str(self.address), totals)

@@ -123,12 +123,11 @@ class ColumnBatches:
         self.max_policy_lag, self.hold, self.num_policies = max_policy_lag, hold and num_policies == 1, num_policies
         self.queue: deque[TrajectoryReady] = deque()
         self.held: list[TrajectoryReady] = []
-        self.filled = 0
+        self.filled, self._next_columns = 0, columns
         self.staged_samples = self.queued_samples = 0
         self.discarded = self.released = self.trajectories_seen = 0
         self._sources = {f.name: getattr(trajectories, f.name) for f in fields(Batch) if f.name != "obs"}
-        self._staging = {name: self._staging_for(a) for name, a in self._sources.items()}
-        self._staging_obs = {key: self._staging_for(a) for key, a in trajectories.obs.items()}
+        self._allocate()
 
     def add(self, message: TrajectoryReady) -> None:
         """Queue a slot unless the message is of an earlier hand-over."""
@@ -137,8 +136,20 @@ class ColumnBatches:
             self.trajectories_seen += 1
             self.queued_samples += int(np.count_nonzero(self._mine(message.slot)[:, self._next_column(message) :]))
 
+    def resize(self, columns: int) -> None:
+        """Make batches of so many columns, from the next one on that is begun."""
+        self._next_columns = columns
+
+    def drop_staged(self) -> None:
+        """Discard the columns in the batch that is being filled."""
+        self.discarded += self.staged_samples
+        self.filled = self.staged_samples = 0
+
     def fill(self, version: int) -> Iterator[SlotReleased]:
         """Copy waiting columns into the batch until it is full; release the slots that are used up."""
+        if not self.filled and self._next_columns != self.num_columns:
+            self.num_columns = self._next_columns
+            self._allocate()
         num_rows = self.trajectories.valid.shape[2]
         while self.queue and self.filled < self.num_columns:
             message = self.queue[0]
@@ -230,6 +241,11 @@ class ColumnBatches:
     def _release(self, message: TrajectoryReady) -> SlotReleased:
         self.released += 1
         return SlotReleased(self.policy, message.slot, message.sequence)
+
+    def _allocate(self) -> None:
+        """Memory for the batch that is being filled."""
+        self._staging = {name: self._staging_for(a) for name, a in self._sources.items()}
+        self._staging_obs = {key: self._staging_for(a) for key, a in self.trajectories.obs.items()}
 
     def _staging_for(self, source: Array) -> Array:
         """[steps, columns, ...] for a field [S, steps, R, ...]."""

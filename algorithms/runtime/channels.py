@@ -105,7 +105,7 @@ class Mailboxes:
     @staticmethod
     def declare(topology: Topology) -> list[Field]:
         """The arena fields; a row is 128 bytes long so that no two writers share a cache line."""
-        shape = (topology.num_policies, topology.num_groups, 16)
+        shape = (topology.num_acting, topology.num_groups, 16)
         return [Field("mailbox.request", shape, "int64"), Field("mailbox.reply", shape, "int64")]
 
 
@@ -220,7 +220,7 @@ class Channels:
         self.home = {w: name for name, members in t.processes().items() for w in members}
         shape = boxes.request.shape[:2]
         self.serves, self.awaits = np.zeros(shape, bool), np.zeros(shape, bool)
-        for policy in range(t.num_policies):
+        for policy in range(t.num_acting):
             for group in range(t.num_groups):
                 self.serves[policy, group] = t.policy_worker_of(policy, group) in workers
                 self.awaits[policy, group] = t.address_of(ActionsReady(policy, group, 0, 0, 0)) in workers

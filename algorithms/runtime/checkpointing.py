@@ -5,6 +5,7 @@ Main writes them from the state blocks, in a thread of its own, so saving stalls
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,7 @@ from algorithms.runtime.messages import Message, SaveState, StateSaved, WorkerRe
 from algorithms.runtime.monitor import Monitor
 from algorithms.runtime.plain_state import OF_MAIN, read_plain
 from algorithms.runtime.state_block import LearnerState, StateBlock
+from algorithms.runtime.traits import Traits
 from utils import checkpoint
 from utils.errors import AppoError, CheckpointError, NumericsError, UsageError
 
@@ -60,6 +62,15 @@ class Checkpointing:
         self._due = now + config.save_every_sec
         self._milestone_due = now + config.save_milestones_sec if config.save_milestones_sec > 0 else float("inf")
         self._best_due = now + config.save_best_every_sec
+
+    def ask(self) -> None:
+        """Let the next `tick` ask for the states of all policies, whatever the time."""
+        self._due = -math.inf
+
+    @property
+    def busy(self) -> bool:
+        """Whether states that were asked for are not on disk yet."""
+        return any(self._owed) or any(not writing.done() for writing in self._pending.values())
 
     def handle(self, message: Message) -> None:
         """Write the state of a policy whose learner has put it into its block."""
@@ -134,7 +145,8 @@ class Checkpointing:
             log.info("saved %s", path)
         if "milestone" in order.kinds:
             checkpoint.save(parent / "milestones", name, encode(state, self.table))
-        if "best" in order.kinds and order.better is not None:
+        same_weights = (Traits.in_state(state.meta) or Traits()).adoptions == order.progress.get("adoptions", 0)
+        if "best" in order.kinds and order.better is not None and same_weights:
             best = self._best[policy]
             best.save(name, encode(best.mark(state, order.better), self.table), order.better)
         self._owed[policy] -= order.kinds
@@ -156,7 +168,7 @@ class _Order(NamedTuple):
 
 def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
     """The files of a checkpoint."""
-    weights, first, second = (_named(vector, table) for vector in state.vectors)
+    weights, first, second = (named(vector, table) for vector in state.vectors)
     moments = zip(MOMENTS, (first, second), strict=True)
     optimizer = {prefix + name: value for prefix, vector in moments for name, value in vector.items()}
     optimizer["statistics"] = state.moments
@@ -257,13 +269,14 @@ def _resume(
     return state.meta
 
 
-def _named(vector: Array, table: Table) -> dict[str, Array]:
-    named, start = {}, 0
+def named(vector: Array, table: Table) -> dict[str, Array]:
+    """The views of a flat vector [P] that a table describes."""
+    views, start = {}, 0
     for name, shape in table:
         size = int(np.prod(shape, dtype=np.int64))
-        named[name] = vector[start : start + size].reshape(shape)
+        views[name] = vector[start : start + size].reshape(shape)
         start += size
-    return named
+    return views
 
 
 def _flat(named: dict[str, Array], prefix: str, table: Table) -> Array:

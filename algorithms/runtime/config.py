@@ -30,7 +30,10 @@ class RunConfig:
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
     train_dir: str = flag("./train_dir", "folder of all runs")
     config: str = flag(
-        "", "JSON, TOML or YAML file of flags; the command line overrules it, it overrules all else; empty = none"
+        "",
+        "JSON, TOML or YAML file of flags, also in sections such as learning; the command line overrules it, it"
+        " overrules all else; empty = none; --print_config[=json] prints all flags and where they come from, as TOML"
+        " that can be such a file",
     )
     device: str = flag(
         "auto",
@@ -78,6 +81,11 @@ class RunConfig:
     def run_directory(self) -> Path:
         """The folder of the run: train_dir/experiments_root/experiment."""
         return Path(self.train_dir, self.experiments_root, self.experiment)
+
+    @property
+    def incidents(self) -> Path:
+        """Where is written what went wrong, whatever becomes of the working directory."""
+        return self.run_directory.absolute() / "incidents"
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,14 @@ class SamplingConfig:
         600, "the same for what learners and policy workers do at a time, such as training a batch", minimum=1
     )
     restart_workers: bool = flag(True, "start a process again that has died, failed or hung; off = that ends the run")
+    actor_max_growth_mb: int = flag(
+        0,
+        "MiB by which an actor with what its envs have started may grow before another one takes its place, between two"
+        " trajectories and without counting as a failure: some envs leak; 0 = its share of the memory that was free"
+        " when it started",
+        minimum=0,
+        maximum=2**40,
+    )
     default_niceness: int = flag(
         0, "niceness of the learner; policy workers get 2 more, actors 10 more", minimum=-20, maximum=19
     )
@@ -180,12 +196,41 @@ class LoggingConfig:
 
     stats_avg: int = flag(100, "episodes over which returns and lengths are averaged", minimum=1)
     experiment_summaries_interval: float = flag(20, "seconds between TensorBoard summaries", minimum=0.1)
-    report_interval_seconds: float = flag(5, "seconds between lines on the console", minimum=0.1)
+    report_interval_seconds: float = flag(5, "seconds between reports on the console", minimum=0.1)
+    log_format: str = flag(
+        "auto",
+        "how the console reports: panel = one that is drawn anew every second, plain = lines, json = a JSON object per"
+        " report and message, auto = panel on a terminal of 60 x 12 characters and more, plain elsewhere",
+        choices=("auto", "panel", "plain", "json"),
+    )
+    plot: bool = flag(True, "draw the learning curve into the run's folder at the end, where matplotlib is installed")
     tensorboard: bool = flag(True, "write TensorBoard summaries beside metrics.jsonl")
+    eval_every_sec: float = flag(
+        0.0,
+        "seconds between evaluations of the newest checkpoint by a process that takes only what others leave of the"
+        " cores; checkpoints are then at least as frequent; results in eval/; 0 = none",
+        minimum=0,
+    )
+    eval_episodes: int = flag(
+        20, "episodes of an evaluation with sampled actions, and as many with the most probable ones", minimum=2
+    )
+    eval_seed: int = flag(1_000_000, "seed of all evaluations", minimum=0, maximum=2**63 - 1)
+    eval_env_kwargs: dict[str, object] = flag({}, "arguments of the environment that differ in evaluations")
+    with_wandb: bool = flag(False, "send all figures to Weights & Biases too, from a process of their own")
+    wandb_project: str = flag("appo", "project at Weights & Biases")
+    wandb_user: str = flag("", "user or team at Weights & Biases; empty = the default one")
+    wandb_group: str = flag("", "group of runs at Weights & Biases; empty = experiments_root")
+    wandb_job_type: str = flag("train", "kind of run at Weights & Biases")
+    wandb_tags: tuple[str, ...] = flag((), "tags at Weights & Biases, separated by commas; empty = none")
     custom_summaries: str = flag(
         "",
         "function of yours, package.module:function, that adds figures to each record: given the policy and a dict of"
         " its figures, it returns a dict of tag (such as custom/x) and number; empty = none",
+    )
+    callbacks: tuple[str, ...] = flag(
+        (),
+        "classes of yours, package.module:Class, derived from algorithms.Callbacks: told of episodes, trajectories,"
+        " reports and figures (docs/callbacks.md), separated by commas; empty = none",
     )
     verify_reproduction: bool = flag(
         False,

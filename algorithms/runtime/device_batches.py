@@ -41,18 +41,10 @@ class DeviceBatches(ColumnBatches):
         num_policies: int,
         device: Device,
     ) -> None:
-        super().__init__(trajectories, policy, columns, max_policy_lag, hold, num_policies)
-        uploaded = {name: a for name, a in self._sources.items() if name not in COUNTED}
-        uploaded |= {f"obs.{key}": a for key, a in trajectories.obs.items()}
         self.device, self.stream = device, device.side_stream()
-        self._slots = {name: torch.from_numpy(a) for name, a in uploaded.items()}
-        self._buffers = [{name: self._buffer_for(a) for name, a in uploaded.items()} for _ in range(BUFFERS)]
-        self._current = 0
         self._uploads: deque[tuple[Event, TrajectoryReady]] = deque()
-        self._uploaded = REACHED
-        self._staging = {name: self._staging[name] for name in COUNTED}
-        self._staging_obs = {}
-        self.stream.follow()  # the buffers exist before anything is copied into them
+        self._uploaded, self._current = REACHED, 0
+        super().__init__(trajectories, policy, columns, max_policy_lag, hold, num_policies)
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
         """Upload what waits, and release what has arrived."""
@@ -109,6 +101,17 @@ class DeviceBatches(ColumnBatches):
     def _release_uploaded(self) -> Iterator[SlotReleased]:
         while self._uploads and self._uploads[0][0].query():
             yield self._release(self._uploads.popleft()[1])
+
+    def _allocate(self) -> None:
+        """Memory for batches: on the host for what is counted, on the device, twice, for the rest."""
+        uploaded = {name: a for name, a in self._sources.items() if name not in COUNTED}
+        uploaded |= {f"obs.{key}": a for key, a in self.trajectories.obs.items()}
+        self._slots = {name: torch.from_numpy(a) for name, a in uploaded.items()}
+        self._buffers = [{name: self._buffer_for(a) for name, a in uploaded.items()} for _ in range(BUFFERS)]
+        self._uploaded, self._current = REACHED, 0
+        self._staging = {name: self._staging_for(self._sources[name]) for name in COUNTED}
+        self._staging_obs = {}
+        self.stream.follow()  # the buffers exist before anything is copied into them
 
     def _buffer_for(self, source: Array) -> Tensor:
         """[steps, columns, ...] on the device for a field [S, steps, R, ...]."""

@@ -6,14 +6,24 @@ is all the back-pressure there is.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from algorithms.runtime.arena import Array
+from algorithms.runtime.casting import Casting
 from algorithms.runtime.episodes import Episodes
-from algorithms.runtime.messages import ActionRequest, EpisodesDone, SlotReleased, TrajectoryReady
+from algorithms.runtime.games import GameCasting
+from algorithms.runtime.messages import (
+    ActionRequest,
+    EpisodesDone,
+    GamesDone,
+    PlacesLeft,
+    SlotReleased,
+    TrajectoryReady,
+)
 from algorithms.runtime.ownership import handed_over, take_back
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from envs.spec import GroupEnv, StepRow
@@ -21,7 +31,7 @@ from utils.failpoints import failpoint
 from utils.timing import ENV, FRAMEWORK, clock
 
 COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released", "rebuilds")
-Outgoing = ActionRequest | TrajectoryReady | EpisodesDone
+Outgoing = ActionRequest | TrajectoryReady | EpisodesDone | GamesDone | PlacesLeft
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,11 @@ class GroupPlan:
         slots: the slots it owns.
         start: step at which its first trajectory starts, so that the groups' slots complete evenly.
         num_policies: policies to draw from.
+        num_past: how many of them, the last ones, are places of past versions, whose steps nobody learns from.
+        past_share: probability that a game is one against a past version.
         per_row_policy: whether the agents of one env may play under different policies.
+        policy_mapping: name of the user's function that chooses policies; empty: they are drawn evenly.
+        reward_shaping: coefficients of rewards for every policy, as far as they are not the environment's.
         reward_scale: factor on rewards for training.
         reward_clip: bound on their absolute value after scaling; 0: none.
         keep: never hand slots over (sampling speed only).
@@ -44,7 +58,11 @@ class GroupPlan:
     slots: Sequence[int]
     start: int
     num_policies: int = 1
+    num_past: int = 0
+    past_share: float = 0.0
     per_row_policy: bool = True
+    policy_mapping: str = ""
+    reward_shaping: tuple[Mapping[str, Any], ...] = ()
     reward_scale: float = 1.0
     reward_clip: float = 0.0
     keep: bool = False
@@ -58,6 +76,14 @@ class _Step:
     action: Array
     valid: Array
     out: StepRow
+
+
+def _casting(plan: GroupPlan, envs: GroupEnv, random: np.random.Generator) -> Casting:
+    num_agents = envs.spec.num_agents
+    if plan.num_past:
+        return GameCasting(plan.num_policies, num_agents, envs.num_rows // num_agents, plan.past_share, random)
+    mapping = plan.policy_mapping
+    return Casting(plan.num_policies, num_agents, per_row=plan.per_row_policy, mapping=mapping, random=random)
 
 
 class EnvGroup:
@@ -75,15 +101,15 @@ class EnvGroup:
         env_seeds, policy_seeds = seeds.spawn(2)
         # 31 bits: some environments keep seeds in a signed int
         self.seeds = [int(s) >> 1 for s in env_seeds.generate_state(envs.num_rows // envs.spec.num_agents)]
-        self.rng = np.random.default_rng(policy_seeds)
+        self.casting = _casting(plan, envs, np.random.default_rng(policy_seeds))
+        self.casting.shaping[: len(plan.reward_shaping)] = plan.reward_shaping
         self.rollout = trajectories.valid.shape[1]
         self.steps = {slot: self._steps(slot, finals) for slot in plan.slots}
         self.free = deque(take_back(trajectories, plan.slots))
         trajectories.num_frames[list(self.free)] = envs.spec.frames_per_step
         self.slot, self.step = -1, plan.start
-        self.previous = -1  # the slot filled last
+        self.previous, self.retiring = -1, False  # the slot filled last; whether it begins no trajectory any more
         self.waiting: set[int] = set()  # policies whose actions the present step still lacks
-        self.present: tuple[int, ...] = (0,)  # policies that act in this group now
         self.episodes = Episodes(envs.num_rows)
         self._counts = trajectories.group_counts[plan.index]  # 0, unless an actor has died in this place
         *counts, self.episodes.count = self._counts[: len(COUNTS) + 1].tolist()
@@ -126,11 +152,13 @@ class EnvGroup:
         num_valid = int(np.count_nonzero(now.valid))
         clock.collected += num_valid
         self.episodes.record(now.out, now.valid, self.trajectories.policy_id[slot, step], stats)
+        self.casting.record(now.out, now.valid, self.trajectories.policy_id[slot, step])
         if num_valid < now.valid.size:
             self.episodes.forget(~now.valid)
         self._shape(now.out.reward)
         if self.plan.num_policies > 1:
             self._carry_on_policies(slot, step)
+            yield from self.casting.answer(self.plan.index)
         self.step = step + 1
         if self.step < self.rollout or (now.out.has_final is not None and now.out.has_final.any()):
             yield from self._request()
@@ -175,7 +203,7 @@ class EnvGroup:
 
     def _begin_trajectory(self) -> Iterator[Outgoing]:
         """Go on in a free slot, or stay put until a learner releases one."""
-        if not self.free:
+        if self.retiring or not self.free:
             self.slot = -1
             clock.parked += 1
             return
@@ -194,7 +222,7 @@ class EnvGroup:
         yield from self._request()
 
     def _request(self) -> Iterator[Outgoing]:
-        self.waiting = set(self.present)
+        self.waiting = set(self.casting.present)
         if self.plan.num_policies > 1 and self.envs.spec.same_step and self.step:
             has_final = self.steps[self.slot][self.step - 1].out.has_final
             self.waiting.update(self.trajectories.policy_id[self.slot, self.step - 1][has_final].tolist())
@@ -214,6 +242,7 @@ class EnvGroup:
         self.totals["reset_rows"] += t.valid[slot].size - valid
         self.totals["trajectories"] += 1
         yield from self.episodes.flush()
+        yield from self.casting.report()
         if self.plan.keep:
             self.free.append(slot)
         else:
@@ -237,7 +266,8 @@ class EnvGroup:
     def _policies_of(self, slot: int) -> list[int]:
         if self.plan.num_policies == 1:
             return [0]
-        return [int(p) for p in np.unique(self.trajectories.policy_id[slot, : self.rollout])]
+        learning = self.plan.num_policies - self.plan.num_past
+        return [int(p) for p in np.unique(self.trajectories.policy_id[slot, : self.rollout]) if p < learning]
 
     def _shape(self, reward: Array) -> None:
         if self.plan.reward_scale != 1.0:
@@ -252,11 +282,4 @@ class EnvGroup:
             self._draw_policies(policy[step + 1], first)
 
     def _draw_policies(self, policy: Array, first: Array) -> None:
-        """Draw the policy of every row that starts an episode, [R] in place: an episode is played by one policy."""
-        if self.plan.num_policies > 1:
-            agents = self.envs.spec.num_agents
-            drawn = self.rng.integers(self.plan.num_policies, size=first.shape, dtype=np.int32)
-            if not self.plan.per_row_policy:
-                drawn = np.repeat(drawn[::agents], agents)
-            policy[first] = drawn[first]
-            self.present = tuple(int(p) for p in np.unique(policy))
+        self.casting.draw(policy, first, self.plan.index * len(self.seeds), self.envs)

@@ -7,6 +7,7 @@ import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from algorithms.runtime.janitor import Janitor, kill_group
 from algorithms.runtime.messages import Message
 from algorithms.runtime.process import cause_of_death, crash_report, stack_of
 from algorithms.runtime.signals import SignalWatch
-from utils.errors import EnvironmentFailure
+from utils.errors import EnvironmentFailure, UsageError
 
 Outbox = Callable[[Message], None]
 StartMethod = Literal["spawn", "forkserver"]
@@ -32,9 +33,10 @@ ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
 
 
 class _Server:
-    """What the one fork server of this process has loaded; it cannot be changed once it runs."""
+    """What the one fork server of this process has loaded, which cannot be changed once it runs, and who started it."""
 
     has_torch: bool | None = None
+    starter: threading.Thread | None = None
 
 
 @contextmanager
@@ -49,25 +51,43 @@ def signals_blocked() -> Iterator[None]:
 
 @contextmanager
 def server_must_answer() -> Iterator[None]:
-    """While entered, in the main thread: a fork server that has stopped is ended, or no start would ever return.
+    """While entered: a fork server that has stopped is ended, or no start would ever return.
+
+    Only in the main thread: Python allows no handler elsewhere.
+
+    So is one whose socket somebody has removed, a cleaner of temporary files for example. And one that has just died is
+    started again by multiprocessing itself, which must find what ours finds.
 
     Raises:
         TimeoutError: it took too long.
+        FileNotFoundError: the socket is not there.
     """
 
     def give_up(number: int, frame: FrameType | None) -> None:
-        pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
-        if pid:
-            os.kill(pid, signal.SIGKILL)
+        _kill_server()
         raise TimeoutError(f"the fork server did not answer within {ANSWER_SECONDS:g} s")
 
+    if threading.current_thread() is not threading.main_thread():
+        with _server_environment():
+            yield
+        return
     handler = signal.signal(signal.SIGALRM, give_up)
     timer = signal.setitimer(signal.ITIMER_REAL, ANSWER_SECONDS)
     try:
-        yield
+        with _server_environment():
+            yield
+    except FileNotFoundError:
+        _kill_server()
+        raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
+
+
+def _kill_server() -> None:
+    if pid := _server_pid():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def start_fork_server(janitor: Janitor, *, with_torch: bool) -> bool:
@@ -78,30 +98,63 @@ def start_fork_server(janitor: Janitor, *, with_torch: bool) -> bool:
 
     It must find our packages wherever it is started from, and must not find a stranger's `utils` in the working
     directory; so it is told where they are and that the working directory is no place for packages.
+
+    Raises:
+        UsageError: this process has another one, whose children would not die with a run.
     """
     modules = ["algorithms.appo.fork_server"] + ["algorithms.appo.build"] * with_torch
     multiprocessing.set_forkserver_preload(modules)
     is_new = _Server.has_torch is None
+    pid_before = _server_pid()
+    if is_new and pid_before is not None:
+        raise UsageError("this process has a fork server of its own already: train in a process without one")
     if is_new:
         _Server.has_torch = with_torch
+    with _server_environment():
+        with signals_blocked():  # by itself: starting the tracker unblocks SIGINT and SIGTERM again (CPython 3.11)
+            multiprocessing.resource_tracker.ensure_running()
+        directory = Path(multiprocessing.util.get_temp_dir())  # for the server's socket
+        directory.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
+        with signals_blocked():
+            multiprocessing.forkserver.ensure_running()
+        if _server_pid() != pid_before:
+            _Server.starter = threading.current_thread()
+        janitor.watch_directory(directory)
+    return is_new
+
+
+@contextmanager
+def _server_environment() -> Iterator[None]:
+    """While entered, a fork server that starts finds our packages and its parent; see `restore_environment`."""
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH", ORIGINAL_PATH, MAIN_PID)}
     os.environ[ORIGINAL_PATH] = before["PYTHONPATH"] or ""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ[MAIN_PID] = str(os.getpid())
     try:
-        with signals_blocked():  # by itself: starting the tracker unblocks SIGINT and SIGTERM again (CPython 3.11)
-            multiprocessing.resource_tracker.ensure_running()
-        with signals_blocked():
-            multiprocessing.forkserver.ensure_running()
-        janitor.watch_directory(Path(multiprocessing.util.get_temp_dir()))  # the server's socket lies there
+        yield
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-    return is_new
+
+
+def stop_fork_server_of_thread() -> None:
+    """End the fork server if this thread has started it and is not the main one.
+
+    The kernel would do so when the thread ends, but a moment after Python says that it has: the next run could still
+    find a server that is dying.
+    """
+    pid, thread = _server_pid(), threading.current_thread()
+    if pid is not None and _Server.starter is thread and thread is not threading.main_thread():
+        os.kill(pid, signal.SIGKILL)
+        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def _server_pid() -> int | None:
+    return getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
 
 
 def context(method: StartMethod) -> SpawnContext | ForkServerContext:

@@ -22,6 +22,7 @@ from algorithms.runtime.messages import (
     StateSaved,
     Stop,
     TrajectoryReady,
+    VersionDue,
 )
 from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.publisher import Publisher
@@ -75,6 +76,7 @@ class TrainingPlan:
         incidents: folder for what a run that cannot go on leaves behind.
         alone: no other policy is trained, so that the run ends with the budget.
         pause_env_steps: training stops here too, whatever is left of the budget; None: it does not.
+        version_env_steps: after so many, each time, a past version is due; 0: never.
     """
 
     env_steps: int
@@ -85,6 +87,12 @@ class TrainingPlan:
     incidents: Path
     alone: bool = True
     pause_env_steps: int | None = None
+    version_env_steps: int = 0
+
+    def passes_version(self, before: int, after: int) -> bool:
+        """Whether a past version is due between these env steps, which depends on nothing that a crash could lose."""
+        period = self.version_env_steps
+        return period > 0 and before // period != after // period
 
     def reached(self, env_steps: int, samples: int) -> bool:
         """Whether training stops."""
@@ -109,6 +117,22 @@ class _PolicyLag:
         total, samples, largest = self._total, self._samples, self._largest
         self._total = self._samples = self._largest = 0
         return {"train/policy_lag_mean": total / samples, "train/policy_lag_max": largest} if samples else {}
+
+
+def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """The totals of a learner that takes the place of one that died, and counts to which those of its batches add.
+
+    The steps in the batch that was being filled are discarded. Those trained on after the last save were learned from
+    in vain: they are counted as lost, and stay counted as samples, as no counter goes back.
+    """
+    lost = noted["lost"] + noted["samples"] - saved["samples"]
+    totals = {**saved, **{name: noted[name] for name in ("env_steps", "samples", "batches")}, "lost": lost}
+    before = {
+        "trajectories": noted["released"],  # what was not released will be received again
+        "released": noted["released"],
+        "discarded": noted["discarded"] + noted["staged"],
+    }
+    return totals, before
 
 
 class LearnerWorker:
@@ -153,7 +177,8 @@ class LearnerWorker:
         self._before = {"discarded": self.totals["discarded"]}  # counts to which those of `batches` are added
         replaces = any(ledger.noted().values())
         if replaces:
-            self._take_over(ledger.noted())
+            self.totals, self._before = _counts_of_successor(ledger.noted(), self.totals)
+            learner.updates = ledger.noted()["updates"]
         self.publisher.publish(learner.version)
         self.publisher.flush()
         self._reported = self._saved = time.monotonic()
@@ -207,6 +232,7 @@ class LearnerWorker:
             if not self.block.writes:
                 self._save()  # there is a state to go back to from the first update on
             progress = self.totals["env_steps"] / self.plan.env_steps  # before it, or the last would train at rate 0
+            before = self.totals["env_steps"]
             self._count(batch)
             self._note()
             failpoint("learner.batch")
@@ -218,6 +244,9 @@ class LearnerWorker:
                 clock.enter(TRAINING)
             clock.enter(FRAMEWORK)
             yield from self._released(self.batches.trained())
+            if self.plan.passes_version(before, self.totals["env_steps"]):
+                self._save(asked=False)
+                yield VersionDue(self.address.index)
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
             self._save(asked=False)
@@ -225,21 +254,6 @@ class LearnerWorker:
             yield (report := self._report())
             if batch is not None:
                 self._heed(int(report.metrics.get(f"train/{SKIPPED_IN_A_ROW}", 0)), batch)
-
-    def _take_over(self, noted: dict[str, int]) -> None:
-        """Go on with the counts of the learner that died in this place.
-
-        The steps in the batch that it was filling are discarded. Those it trained on after its last save were learned
-        from in vain: they are counted as lost, and stay counted as samples, as no counter goes back.
-        """
-        lost = noted["lost"] + noted["samples"] - self.totals["samples"]
-        self.totals |= {name: noted[name] for name in ("env_steps", "samples", "batches")} | {"lost": lost}
-        self.learner.updates = noted["updates"]
-        self._before = {
-            "trajectories": noted["released"],  # what was not released will be received again
-            "released": noted["released"],
-            "discarded": noted["discarded"] + noted["staged"],
-        }
 
     def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
         """Go back to the last good state after too many skipped updates; NumericsError when that has not helped."""
@@ -253,10 +267,14 @@ class LearnerWorker:
         state = self.block.read()
         assert state is not None  # since before the first batch
         log.warning("%s: back to the state of %d env steps", reason, state.meta["env_steps"])
+        self.totals["lost"] += self.totals["samples"] - int(state.meta["samples"])
+        self._go_on_from(state)
+
+    def _go_on_from(self, state: LearnerState) -> None:
+        """Replace the weights: what was acted with others is too old for them."""
         version, updates = self.learner.version, self.learner.updates
         self.learner.restore(state)
         self.learner.version, self.learner.updates = version + self.plan.max_policy_lag + 1, updates
-        self.totals["lost"] += self.totals["samples"] - int(state.meta["samples"])
         self.publisher.publish(self.learner.version)
         self._save()
         self._note()
@@ -288,9 +306,7 @@ class LearnerWorker:
     def _save(self, *, asked: bool = True) -> StateSaved:
         """Write the state if it is good; unasked not after a skipped update, of which its weights may be the cause."""
         before = clock.enter(COPYING)
-        state = self.learner.state()
-        self._refresh_totals()
-        state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})
+        state = self._state()
         if state.is_finite and (asked or not state.meta.get(SKIPPED_IN_A_ROW)):
             self.block.write(state)
         elif not (state.is_finite or self._refused):
@@ -299,6 +315,13 @@ class LearnerWorker:
         clock.enter(before)
         self._saved = time.monotonic()
         return StateSaved(self.address.index, self.totals["env_steps"])
+
+    def _state(self) -> LearnerState:
+        """What is saved."""
+        state = self.learner.state()
+        self._refresh_totals()
+        state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})
+        return state
 
     def _refresh_totals(self) -> None:
         counts = self.batches.counts()._asdict()

@@ -4,10 +4,13 @@ Requests and replies carry (group, slot, step, generation) and hand-overs a slot
 current, so answering or releasing twice is harmless.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
+
+from algorithms.runtime.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,27 @@ class SlotReleased(NamedTuple):
     sequence: int
 
 
+class ShapeRewards(NamedTuple):
+    """Whoever plays under `policy` is rewarded by these coefficients from now on."""
+
+    actor: int
+    policy: int
+    shaping: Mapping[str, Any]
+
+
+class Casts(NamedTuple):
+    """From now on past versions are drawn from these places (policy numbers), with these probabilities.
+
+    Every group answers with `PlacesLeft` when nobody plays in another place any more. Numbers rise.
+    """
+
+    actor: int
+    number: int
+    places: tuple[int, ...]
+    versions: tuple[int, ...]  # which version plays in each place, by the env steps it had learned from
+    probabilities: tuple[float, ...]
+
+
 class Begin(NamedTuple):
     """Every worker is up: start stepping."""
 
@@ -83,6 +107,24 @@ class SaveState(NamedTuple):
     """Write the state block now and say so with `StateSaved`."""
 
     policy: int
+
+
+class SetHyperparameters(NamedTuple):
+    """Learn with these traits from the next batch on, and say so with `TraitsSet`.
+
+    An order that is known already changes nothing.
+    """
+
+    policy: int
+    traits: Traits
+
+
+class Adopt(NamedTuple):
+    """Go on from the latest state of the policy `source`, with these traits, and say so with `TraitsSet`."""
+
+    policy: int
+    traits: Traits
+    source: int
 
 
 # ---- to main
@@ -113,6 +155,27 @@ class EpisodesDone(NamedTuple):
     stats: tuple[tuple[int, dict[str, float]], ...]  # (policy, extra statistics of the env) for episodes that have some
 
 
+class GamesDone(NamedTuple):
+    """Games against past versions that ended in one group since its last report."""
+
+    version: NDArray  # type: ignore[type-arg]  # [G] int64, as `Casts.versions`
+    difference: NDArray  # type: ignore[type-arg]  # [G] float64, mean return of the learner's agents minus the others'
+    past_steps: int  # valid steps that past versions have taken
+
+
+class PlacesLeft(NamedTuple):
+    """In this group nobody plays in a place that the `Casts` of that number, or an earlier one, have left out."""
+
+    group: int
+    number: int
+
+
+class VersionDue(NamedTuple):
+    """The state block of the policy holds a state that is to be kept as a past version."""
+
+    policy: int
+
+
 class LearnerReport(NamedTuple):
     """Totals and recent averages of one learner; the totals never decrease within a run."""
 
@@ -129,12 +192,32 @@ class StateSaved(NamedTuple):
     env_steps: int
 
 
+class WorkerRetires(NamedTuple):
+    """The worker has handed over all it had, and wants to be replaced."""
+
+    worker: str
+    reason: str
+
+
+class TraitsSet(NamedTuple):
+    """The learner of `policy` has these traits, and its state block holds them with its weights.
+
+    `taken_env_steps` are those behind the state that it took over with an `Adopt`.
+    """
+
+    policy: int
+    traits: Traits
+    version: int
+    taken_env_steps: int | None = None
+
+
 class WorkerRestarted(NamedTuple):
     """A process has been started again in the place of one that died; said by main to itself."""
 
     process: str
     generation: int
     cause: str
+    retired: bool = False  # it had asked for that
 
 
 class WorkerReport(NamedTuple):
@@ -167,16 +250,25 @@ Message = (
     ActionRequest
     | ActionsReady
     | SlotReleased
+    | ShapeRewards
+    | Casts
     | Begin
     | TrajectoryReady
     | SaveState
+    | SetHyperparameters
+    | Adopt
     | WorkerReady
     | WorkerFailed
     | EpisodesDone
+    | GamesDone
+    | PlacesLeft
+    | VersionDue
     | LearnerReport
     | StateSaved
+    | TraitsSet
     | WorkerReport
     | TimeReport
+    | WorkerRetires
     | WorkerRestarted
     | Stop
 )

@@ -1,15 +1,15 @@
 """What main knows of a run: counters and statistics per policy, and where they are written."""
 
-import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.console import Console, PlainLines
 from algorithms.runtime.messages import (
     EpisodesDone,
     LearnerReport,
@@ -20,19 +20,19 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.performance import Machine, Performance, ProcessTimes, performance
 from algorithms.runtime.summaries import CustomSummaries
+from algorithms.runtime.tracking import Tracker
+from algorithms.runtime.traits import Traits
 from utils import cpu
 from utils.metrics import (
     EventWriter,
     MetricsLog,
-    RateMeter,
-    RunningStatistic,
+    duration,
     last_values,
     read_metrics,
     short_number,
     without_lost,
 )
-
-log = logging.getLogger(__name__)
+from utils.windows import RateMeter, RunningStatistic
 
 FIRST_SUMMARY_SECONDS = 1.0
 LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate only says that no budget was set
@@ -47,10 +47,12 @@ class PolicyProgress:
         totals: of its learner, see `LearnerReport`.
         episode_return, length: of its last episodes.
         stats: the same for statistics reported by the environment.
+        frozen: it plays and never learns.
+        adoptions: how often its weights were replaced by those of another policy.
     """
 
-    def __init__(self, stats_avg: int) -> None:
-        self.stats_avg = stats_avg
+    def __init__(self, stats_avg: int, *, frozen: bool = False) -> None:
+        self.stats_avg, self.frozen, self.adoptions = stats_avg, frozen, 0
         self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "discarded": 0, "updates": 0}
         self.version = 0
         self.episodes = 0
@@ -70,6 +72,12 @@ class PolicyProgress:
                 for name, value in stats.items():
                     self.stats.setdefault(name, RunningStatistic(self.stats_avg)).append(value)
 
+    def start_afresh(self, adoptions: int) -> None:
+        """Its weights were replaced: what it has played says nothing of it any more."""
+        self.adoptions = adoptions
+        self.episode_return, self.length = RunningStatistic(self.stats_avg), RunningStatistic(self.stats_avg)
+        self.stats.clear()
+
     def statistics(self) -> dict[str, RunningStatistic]:
         """Everything that is averaged over episodes, by the first part of its tags."""
         extra = {f"stats/{name}": statistic for name, statistic in self.stats.items()}
@@ -78,7 +86,7 @@ class PolicyProgress:
     def snapshot(self) -> dict[str, Any]:
         """What a checkpoint keeps, so that the averages of a later start go on where they were."""
         windows = {name: statistic.values() for name, statistic in self.statistics().items()}
-        return {"episodes": self.episodes, "windows": windows}
+        return {"episodes": self.episodes, "adoptions": self.adoptions, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from the plain state of a checkpoint, with its `snapshot` as "progress"."""
@@ -86,7 +94,10 @@ class PolicyProgress:
         self.version = int(state.get("version", 0))
         kept = state.get("progress", {})
         self.episodes = int(kept.get("episodes", 0))
-        windows = dict(kept.get("windows", {}))
+        traits = Traits.in_state(state) or Traits()
+        self.adoptions = traits.adoptions
+        played_with_these = kept.get("adoptions", 0) == traits.adoptions
+        windows = dict(kept.get("windows", {})) if played_with_these else {"reward": (), "len": ()}
         self.episode_return.append(windows.pop("reward", ()))
         self.length.append(windows.pop("len", ()))
         for name, values in windows.items():
@@ -101,6 +112,19 @@ class PolicyProgress:
         rates = {"env_steps_per_second": self.env_step_rate, "samples_per_second": self.sample_rate}
         values |= {f"perf/{name}": meter.rates()[10.0] for name, meter in rates.items()}
         return {tag: value for tag, value in values.items() if math.isfinite(value)}
+
+    def line(self) -> str:
+        """Progress, speed, lag and return."""
+        rates = self.env_step_rate.rates()
+        speed = "/".join("-" if math.isnan(rate) else short_number(rate) for rate in rates.values())
+        parts = [f"env steps {short_number(self.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"]
+        if math.isfinite(samples := self.sample_rate.rates()[10.0]):
+            parts.append(f"{short_number(samples)} samples/s")
+        if (lag := self.metrics.get("train/policy_lag_mean")) is not None:
+            parts.append(f"lag {lag:.1f}")
+        if self.episode_return.count:
+            parts.append(f"return {self.episode_return.mean:.2f} over {self.episode_return.count} episodes")
+        return ", ".join(parts)
 
 
 class Limits(NamedTuple):
@@ -123,7 +147,7 @@ class Limits(NamedTuple):
         Env steps and samples are reached when the slowest policy has them.
         """
         trained = 0.0
-        for progress in policies:
+        for progress in (one for one in policies if not one.frozen):
             env_steps = _seconds_to(self.env_steps - progress.totals["env_steps"], progress.env_step_rate)
             samples = _seconds_to(self.samples - progress.totals["samples"], progress.sample_rate)
             trained = max(trained, min(env_steps, samples))
@@ -132,39 +156,50 @@ class Limits(NamedTuple):
             sampled = (self.collected - collected) / collected * elapsed_seconds
         return max(0.0, min(trained, sampled, self.seconds - elapsed_seconds))
 
+    def share(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> float:
+        """How much of the nearest of them is used up, from 0 to 1."""
+        parts = [max(p.totals["env_steps"] / self.env_steps, p.totals["samples"] / self.samples) for p in policies]
+        sampled = collected / self.collected if self.collected else 0.0
+        in_time = elapsed_seconds / self.seconds if self.seconds else 1.0
+        return min(1.0, max(min(parts), sampled, in_time))
+
 
 class Monitor:
-    """Listens to all reports; writes metrics.jsonl, TensorBoard summaries and the line on the console.
+    """Listens to all reports; writes metrics.jsonl and TensorBoard summaries, and lets the console show them.
 
     Args:
         directory: of the run.
-        num_policies: members of the population.
         config: the logging flags.
-        resumed: plain state of each policy's checkpoint, with which this start goes on; {} where there is none.
+        resumed: plain state of the checkpoint of every policy, with which this start goes on; {} where there is none.
         limits: of this start, for the estimate of the time left.
         machine: that it runs on; by default this one, without a GPU.
+        frozen: policies that never learn.
 
     Attributes:
+        console: what shows the run meanwhile: plain lines, unless it is given another one.
         started: monotonic time from which this start counts.
         elapsed_before: seconds of earlier starts, up to what was saved of them.
+        tracker: is handed every record too, if there is one.
     """
 
     def __init__(
         self,
         directory: Path,
-        num_policies: int,
         config: LoggingConfig,
         resumed: Sequence[Mapping[str, Any]],
         limits: Limits,
         machine: Machine | None = None,
+        frozen: Collection[int] = (),
     ) -> None:
         self.config, self.limits = config, limits
+        self.console: Console = PlainLines(config.report_interval_seconds)
         self.custom = CustomSummaries(config.custom_summaries)
-        self.policies = [PolicyProgress(config.stats_avg) for _ in range(num_policies)]
+        self.policies = [PolicyProgress(config.stats_avg, frozen=policy in frozen) for policy in range(len(resumed))]
         self.workers: dict[str, dict[str, int]] = {}
         self.machine = machine or Machine(cpu.available_cores())
         self.times: dict[str, ProcessTimes] = {}
-        self.restarts = 0  # of processes
+        self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
+        self.tracker: Tracker | None = None
         path = directory / "metrics.jsonl"
         first_start = not (path.exists() and path.stat().st_size)
         self.metrics_log = MetricsLog(path)
@@ -174,7 +209,7 @@ class Monitor:
         for policy, state in enumerate(resumed):
             self.policies[policy].restore(state)
             if not first_start:  # says from where it goes on, see `without_lost`
-                self.metrics_log.append(self._record(policy, self.started))
+                self.metrics_log.append(self.record(policy, self.started))
             if config.tensorboard:
                 # Earlier files may hold what a crash took back; it would be a second curve beside the new one.
                 purge_step = int(state["env_steps"]) if state else None if first_start else 0
@@ -184,7 +219,6 @@ class Monitor:
         self._played = self._ended = False  # an episode of this start has; this start has
         self._summary_interval = FIRST_SUMMARY_SECONDS
         self._next_summary = self.started + FIRST_SUMMARY_SECONDS
-        self._next_line = self.started + min(config.report_interval_seconds, FIRST_SUMMARY_SECONDS * 2)
 
     def elapsed_seconds(self, now: float) -> float:
         """How long all starts of the run have trained at this monotonic time."""
@@ -215,6 +249,8 @@ class Monitor:
                 self.workers[worker] = totals
             case TimeReport(process):
                 self.times.setdefault(process, ProcessTimes()).add(message)
+            case WorkerRestarted(retired=True):
+                self.replaced += 1
             case WorkerRestarted():
                 self.restarts += 1
 
@@ -224,20 +260,17 @@ class Monitor:
             self.write_summaries(now)
             self._summary_interval = min(2 * self._summary_interval, self.config.experiment_summaries_interval)
             self._next_summary = now + self._summary_interval
-        if now >= self._next_line:
-            log.info(self.line())
-            if found := self.performance():
-                for line in found.lines():
-                    log.info("%s", line)
-            self._next_line = now + self.config.report_interval_seconds
+        self.console.tick(now, self)
 
     def write_summaries(self, now: float) -> None:
         """A record of every policy for metrics.jsonl and TensorBoard."""
         found = self.performance()
         for policy in range(len(self.policies)):
-            record = self._record(policy, now) | (found.tags() if found else {})
+            record = self.record(policy, now) | (found.tags() if found else {})
             record |= self.custom(policy, record)
             self.metrics_log.append(record)
+            if self.tracker is not None:
+                self.tracker.add(policy, record)
             if self.writers:
                 self._show(policy, record)
 
@@ -255,35 +288,28 @@ class Monitor:
         earlier = [r for r in without_lost(read_metrics(path)) if r["policy"] == policy]
         self._show(policy, last_values(earlier))
 
-    def _record(self, policy: int, now: float) -> dict[str, float]:
+    def record(self, policy: int, now: float) -> dict[str, float]:
+        """The counters of a policy, then its figures by TensorBoard tag."""
         progress = self.policies[policy]
         counters = {name: progress.totals[name] for name in COUNTERS}
         head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
         return {**head, **self._replaced(), **progress.tags()}
 
+    def figures(self, policy: int) -> dict[str, float]:
+        """The counters and tags of a policy now, as a record of metrics.jsonl has them."""
+        return self.record(policy, time.monotonic())
+
     def line(self) -> str:
         """One line: progress, speed, lag, return and time left."""
-        parts = []
-        for policy, progress in enumerate(self.policies):
-            rates = progress.env_step_rate.rates()
-            speed = "/".join("-" if math.isnan(rate) else short_number(rate) for rate in rates.values())
-            name = f"policy {policy}: " if len(self.policies) > 1 else ""
-            part = f"{name}env steps {short_number(progress.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"
-            samples = progress.sample_rate.rates()[10.0]
-            part += f", {short_number(samples)} samples/s" if math.isfinite(samples) else ""
-            lag = progress.metrics.get("train/policy_lag_mean")
-            part += f", lag {lag:.1f}" if lag is not None else ""
-            if progress.episode_return.count:
-                part += f", return {progress.episode_return.mean:.2f} over {progress.episode_return.count} episodes"
-            parts.append(part)
-        now = time.monotonic()
+        now, several = time.monotonic(), len(self.policies) > 1
+        parts = [f"policy {i}: " * several + p.line() for i, p in enumerate(self.policies)]
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
             collected, per_second = self._collected(), self._collected() / (now - self.started)
             parts.append(f"collected {short_number(collected)} steps, {short_number(per_second)}/s")
         if rebuilds := self._of_actors("rebuilds"):
             parts.append(f"{rebuilds} env rebuilds, see logs")
         seconds = self.seconds_left(now)
-        left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{_duration(seconds)} left"
+        left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{duration(seconds)} left"
         return " | ".join(parts) + left
 
     def seconds_left(self, now: float) -> float | None:
@@ -298,8 +324,9 @@ class Monitor:
         return sum(totals.get(name, 0) for totals in self.workers.values())
 
     def _replaced(self) -> dict[str, float]:
-        """How often processes were started again, and environments made again."""
-        return {"perf/restarts": self.restarts, "perf/env_rebuilds": self._of_actors("rebuilds")}
+        """How often processes were started again, actors replaced that grew, and environments made again."""
+        rebuilds = self._of_actors("rebuilds")
+        return {"perf/restarts": self.restarts, "perf/actors_replaced": self.replaced, "perf/env_rebuilds": rebuilds}
 
     def performance(self) -> Performance | None:
         """How the run spends its time, and how near it is to the limit; None while nothing is known of it."""
@@ -307,7 +334,7 @@ class Monitor:
 
     def totals(self) -> dict[str, int]:
         """Counters of the whole run, summed over workers and policies."""
-        sums: dict[str, int] = {"restarts": self.restarts}
+        sums: dict[str, int] = {"restarts": self.restarts, "actors_replaced": self.replaced}
         for source in [*(p.totals for p in self.policies), *self.workers.values()]:
             for name, value in source.items():
                 key = f"actors_{name}" if source in self.workers.values() else name
@@ -321,21 +348,17 @@ class Monitor:
 
     def close(self) -> None:
         """Write the last summaries, if that is not done yet, and close the files."""
+        self.console.close()
         if not self._ended:
             self.write_last()
         self.metrics_log.close()
         for writer in self.writers:
             writer.close()
+        if self.tracker is not None:
+            self.tracker.close()
 
 
 def _seconds_to(left: float, meter: RateMeter) -> float:
     """How long so many more take at the speed of the last minute."""
     rate = meter.rates()[60.0]
     return 0.0 if left <= 0 else left / rate if rate > 0 else math.inf
-
-
-def _duration(seconds: float) -> str:
-    """40 s, 12 min, 3.4 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

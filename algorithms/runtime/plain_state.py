@@ -2,10 +2,12 @@
 
 import base64
 import json
+from dataclasses import fields
 from typing import Any
 
+from algorithms.runtime.traits import KEY, Traits
 from utils.errors import CheckpointError
-from utils.values import is_number
+from utils.values import is_number, is_plain
 
 COUNTERS = ("version", "updates", "env_steps", "samples", "discarded")
 NUMBERS = ("adam_steps", "learning_rate")
@@ -46,13 +48,29 @@ def _check_learner(plain: dict[str, Any]) -> None:
             raise _wrong(name)
     if not _is_base64(plain.get("generator", "")):
         raise _wrong("generator")
+    _check_traits(plain.get(KEY, {}))
     own = {name: value for name, value in plain.items() if name not in OF_MAIN}
     if len(json.dumps(own)) > MAX_BYTES:
         raise CheckpointError(f"state.json holds more than {MAX_BYTES} bytes of a learner's values")
 
 
+def _check_traits(traits: object) -> None:
+    """Names, kinds and sizes; whether the values are such that this run can learn with them is for others to say."""
+    if not isinstance(traits, dict) or not traits.keys() <= {one.name for one in fields(Traits)}:
+        raise _wrong(KEY)
+    mappings = [traits.get(name, {}) for name in ("hyperparameters", "reward_shaping")]
+    counts = [traits.get(name, 0) for name in ("changes", "adoptions", "decided_env_steps")]
+    try:
+        plain = all(isinstance(one, dict) and is_plain(one) for one in mappings)
+    except RecursionError:  # thousands of brackets
+        plain = False
+    if not plain or not all(map(_is_count, counts)):
+        raise _wrong(KEY)
+
+
 def _check_progress(progress: object) -> None:
-    if not isinstance(progress, dict) or not _is_count(progress.get("episodes", 0)):
+    counts = ("episodes", "adoptions")
+    if not isinstance(progress, dict) or not all(_is_count(progress.get(name, 0)) for name in counts):
         raise _wrong("progress")
     seconds, windows = progress.get("elapsed_seconds", 0), progress.get("windows", {})
     if not is_number(seconds) or seconds < 0 or not isinstance(windows, dict):

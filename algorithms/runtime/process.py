@@ -106,14 +106,21 @@ def failure_of(name: str, error: BaseException) -> WorkerFailed:
     return WorkerFailed(name, error.exit_code, str(error), trace, error.lasting)
 
 
+def ending_of(exit_code: int | None) -> str:
+    """How a process ended by itself: the name of a signal, or its exit code."""
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    return signal.Signals(-exit_code).name
+
+
 def cause_of_death(name: str, exit_code: int | None) -> str:
     """One line about a process that ended without a word."""
     if exit_code == LOST:
         return f"{name} was lost: the fork server that started it has ended"
     if exit_code is None or exit_code >= 0:
-        return f"{name} ended unexpectedly with exit code {exit_code}"
+        return f"{name} ended unexpectedly with {ending_of(exit_code)}"
     hint = " (out of memory?)" if -exit_code == signal.SIGKILL else ""
-    return f"{name} was killed by {signal.Signals(-exit_code).name}{hint}"
+    return f"{name} was killed by {ending_of(exit_code)}{hint}"
 
 
 def crash_report(log_path: Path) -> str:

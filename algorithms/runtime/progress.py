@@ -25,9 +25,10 @@ class Progress:
         self.topology, self.trajectories, self.mailboxes = topology, trajectories, Mailboxes(arena)
         self._saves = [arena[f"state.{policy}.latest"] for policy in range(topology.num_policies)]
         self._served: dict[str, list[tuple[int, int]]] = defaultdict(list)  # a worker more than groups serves none
-        for policy in range(topology.num_policies):
+        for policy in range(topology.num_acting):
             for group in range(topology.num_groups):
-                server = str(topology.policy_worker_of(policy, group))
+                # Past versions share a process, which has the name of the first.
+                server = str(topology.policy_worker_of(min(policy, topology.num_policies), group))
                 self._served[server].append((policy, group))
 
     def of(self, name: str) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from algorithms.runtime.config import SamplingConfig
 from algorithms.runtime.heartbeat import Activity, Pulse
+from envs.incidents import HANG
 from utils.errors import EnvironmentFailure
 
 BACKOFF_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -26,6 +27,8 @@ class Death:
         traceback: of the process, if it left one.
         collateral: it went down, or did not come up, with the fork server: that says nothing of the process.
         lasting: another life would only repeat it.
+        ending: how it ended by itself without being able to say so: the name of a signal, an exit code or `HANG`.
+        retired: it has asked for a successor, and ended in good order.
     """
 
     cause: str
@@ -34,6 +37,8 @@ class Death:
     traceback: str = ""
     collateral: bool = False
     lasting: bool = False
+    ending: str = ""
+    retired: bool = False
 
 
 @dataclass
@@ -61,6 +66,8 @@ class PlaceHistory:
         """
         if death.collateral:
             return SERVER_SECONDS
+        if death.retired:
+            return 0.0
         self.idle_deaths = 0 if worked else self.idle_deaths + 1
         self.faults = (0 if lived_seconds >= SETTLED_SECONDS else self.faults) + death.own_fault
         if death.lasting:
@@ -108,4 +115,4 @@ class Limits:
             Activity.WORKING: "a step of its environments takes longer than" if is_actor else "hangs in its work for",
         }.get(pulse.activity, "gives no sign of life for")
         exit_code = EnvironmentFailure.exit_code if is_actor else 1
-        return Death(f"{name}: {what} {seconds:.0f} s", own_fault=True, exit_code=exit_code)
+        return Death(f"{name}: {what} {seconds:.0f} s", own_fault=True, exit_code=exit_code, ending=HANG)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -22,10 +22,22 @@ from utils.timing import FRAMEWORK, clock
 
 log = logging.getLogger(__name__)
 
+Turns = Generator[None, None, str]
+"""A run in steps, one after each look at the workers; it returns why it ended. Closed early, it saves nothing more."""
+
 POLL_SECONDS = 0.1
 STOP_SECONDS = 4.0
 STOP_SHARES = {"actor": 0.4, "policy_worker": 0.5, "learner": 1.0}  # of the time, when each must have ended
 BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES = 2_000_000, 1_000_000
+
+
+def ended(turns: Turns) -> str:
+    """Take all turns of a run; why it ended."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            return str(end.value)
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,7 @@ class Budget:
 
     def reached(self, policies: Sequence[PolicyProgress]) -> str | None:
         """Why there is nothing left to learn for these policies, or None while there is."""
+        policies = [policy for policy in policies if not policy.frozen]
         if all(p.totals["env_steps"] >= self.env_steps or p.totals["samples"] >= self.samples for p in policies):
             return f"every policy has learned from {min(p.totals['env_steps'] for p in policies)} env steps"
         goal = self.episode_return
@@ -103,6 +116,22 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """End whatever is left."""
+        ...
+
+
+class Population(Protocol):
+    """What changes the policies of a run while they learn."""
+
+    def handle(self, message: Message) -> None:
+        """Take in a report."""
+        ...
+
+    def tick(self) -> Iterator[Message]:
+        """Messages to workers."""
+        ...
+
+    def close(self) -> None:
+        """Wait until all that it has decided is on disk."""
         ...
 
 
@@ -250,7 +279,12 @@ class Runner:
         signals: entered by the caller.
         status: written meanwhile.
         legs: of the run, if it is divided into some.
+
+    Attributes:
+        population: of the policies, if they are several.
     """
+
+    population: Population | None = None
 
     def __init__(
         self,
@@ -265,7 +299,7 @@ class Runner:
         self.workers, self.monitor, self.checkpointing = workers, monitor, checkpointing
         self.budget, self.signals, self.status, self.legs = budget, signals, status, legs
 
-    def run(self) -> str:
+    def turns(self) -> Turns:
         """Why the run ended. Whatever happens, no process is left, and what was learned is saved.
 
         Raises:
@@ -274,7 +308,7 @@ class Runner:
         """
         try:
             try:
-                reason = self._train()
+                reason = yield from self._train()
             except Exception:
                 self._save_what_can_be()
                 raise
@@ -283,6 +317,8 @@ class Runner:
         finally:
             self.workers.close()
             self.monitor.close()
+            if self.population:
+                self.population.close()
 
     def _save_what_can_be(self) -> None:
         """After a failure, which a failure to save must not hide."""
@@ -291,23 +327,32 @@ class Runner:
         except Exception as error:
             log.warning("what was learned last is not saved: %s: %s", type(error).__name__, error)
 
-    def _train(self) -> str:
+    def _train(self) -> Turns:
         self.workers.start()
         self.monitor.started = time.monotonic()
+        try:
+            return (yield from self._until_it_is_over())
+        finally:
+            self.monitor.console.close()  # what is said from here on stands below it
+
+    def _until_it_is_over(self) -> Turns:
         while True:
             self.signals.check()
             for message in self.workers.poll(POLL_SECONDS):
-                self.monitor.handle(message)
+                self._hear(message)
                 self.checkpointing.handle(message)
             now = time.monotonic()
             self.monitor.tick(now)
             self.status.tick(now)
             for request in self.checkpointing.tick(now):
                 self.workers.send(request)
+            for order in self.population.tick() if self.population else ():
+                self.workers.send(order)
             if reason := self.budget.spent(self.monitor, now):
                 return reason
             if self.legs and all(policy.totals["env_steps"] >= self.legs.end for policy in self.monitor.policies):
                 self._begin_next_leg(self.legs)
+            yield
 
     def _begin_next_leg(self, legs: Legs) -> None:
         """Save, and go on from there as a later start would."""
@@ -320,9 +365,14 @@ class Runner:
         self.workers = legs.next()
         self.workers.start()
 
+    def _hear(self, message: Message) -> None:
+        self.monitor.handle(message)
+        if self.population:
+            self.population.handle(message)
+
     def _stop(self) -> None:
         for message in self.workers.stop(time.monotonic() + STOP_SECONDS):
-            self.monitor.handle(message)
+            self._hear(message)
         self.workers.close()
 
     def _finish(self) -> None:

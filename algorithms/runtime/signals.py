@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -14,7 +15,8 @@ from utils.errors import Interrupted, StopNow, Terminated
 class SignalWatch:
     """While entered: notes the first SIGINT or SIGTERM, raises `StopNow` at the second SIGINT, outlives SIGHUP.
 
-    A third SIGINT ends the process on the spot; the kernel then ends its children.
+    A third SIGINT ends the process on the spot; the kernel then ends its children. In a thread that is not the main one
+    Python allows no handlers: signals then stay what they are to the caller.
 
     Attributes:
         request: what the run shall end with, once a signal has come.
@@ -31,7 +33,8 @@ class SignalWatch:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "SignalWatch":
-        self._previous = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
         return self
 
     def __exit__(

@@ -41,6 +41,7 @@ class StateBlock:
     """The state of one policy's learner. One writer; readers never wait for it."""
 
     def __init__(self, arena: Arena, policy: int) -> None:
+        self._arena = arena
         self._vectors = arena[f"state.{policy}.vectors"]
         self._moments = arena[f"state.{policy}.moments"]
         self._meta = arena[f"state.{policy}.meta"]
@@ -57,6 +58,10 @@ class StateBlock:
             Field(f"state.{policy}.sequence", (2,), "int64"),
             Field(f"state.{policy}.latest", (1,), "int64"),
         ]
+
+    def of_policy(self, policy: int) -> "StateBlock":
+        """That of another policy of the run."""
+        return StateBlock(self._arena, policy)
 
     @property
     def num_moments(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.runtime.monitor import Monitor
+from algorithms.runtime.overview import overview_of
 from utils.errors import UsageError
 from utils.files import read_mapping, write_json_atomic
 
@@ -62,13 +63,10 @@ def read_status(directory: Path) -> dict[str, Any]:
 
 def _counters(monitor: Monitor) -> dict[str, object]:
     now = time.monotonic()
-    performance = monitor.performance()
     means = [p.episode_return.mean for p in monitor.policies if p.episodes]
     return {
+        **overview_of(monitor, now).plain(),
         "seconds": now - monitor.started,  # of this start
-        "elapsed_seconds": monitor.elapsed_seconds(now),  # of all
-        "seconds_left": monitor.seconds_left(now),
         "totals": monitor.totals(),
-        "performance": performance.plain() if performance else {},
         "return_mean": [mean if math.isfinite(mean) else None for mean in means],
     }

@@ -2,13 +2,9 @@
 
 import logging
 import math
-import os
-import sys
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any
+from collections.abc import Mapping
 
-from utils.errors import UsageError
+from utils.functions import find_function
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +23,7 @@ class CustomSummaries:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._function = _find(name) if name else None
+        self._function = find_function("custom_summaries", name) if name else None
         self._warned = False
 
     def __call__(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
@@ -43,20 +39,3 @@ class CustomSummaries:
                 self._warned = True
             return {}
         return {tag: value for tag, value in found.items() if math.isfinite(value) and tag not in statistics}
-
-
-def _find(name: str) -> Callable[..., Any]:
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise UsageError(f"--custom_summaries={name} must read package.module:function")
-    here = os.getcwd()
-    if here not in sys.path:  # where `--env` looks for modules too; last, so that it shadows no installed package
-        sys.path.append(here)
-    try:
-        function: object = getattr(import_module(module_name), function_name)
-    except Exception as error:  # the user's module may raise anything
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UsageError(f"--custom_summaries={name} failed: {text}") from error
-    if not callable(function):
-        raise UsageError(f"--custom_summaries={name} is a {type(function).__name__}, not a function")
-    return function

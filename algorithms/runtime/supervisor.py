@@ -6,16 +6,25 @@ import multiprocessing
 import multiprocessing.connection
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
 from algorithms.runtime.channels import Links
+from algorithms.runtime.flight_recorder import FlightRecorder
 from algorithms.runtime.heartbeat import Heartbeat, Pulse
 from algorithms.runtime.janitor import Janitor, kill_group
-from algorithms.runtime.messages import Begin, Message, Stop, WorkerFailed, WorkerReady, WorkerRestarted
+from algorithms.runtime.messages import (
+    Begin,
+    Message,
+    Stop,
+    WorkerFailed,
+    WorkerReady,
+    WorkerRestarted,
+    WorkerRetires,
+)
 from algorithms.runtime.prctl import sleeps
 from algorithms.runtime.process import (
     LOST,
@@ -23,6 +32,7 @@ from algorithms.runtime.process import (
     ProcessPlan,
     cause_of_death,
     crash_report,
+    ending_of,
     run_process,
     stack_of,
 )
@@ -67,13 +77,17 @@ class Place:
             if isinstance(message, WorkerFailed):
                 cause = f"{name}: {message.summary}"
                 return Death(cause, True, message.exit_code, message.traceback, lasting=message.lasting)
+            if isinstance(message, WorkerRetires):
+                return Death(f"{name}: {message.reason}", own_fault=False, retired=True)
         if not ended:
             return None
         self.process.join(EXIT_CODE_SECONDS)
         code = self.process.exitcode
         from_outside = code in (None, LOST, -signal.SIGKILL)
         report = crash_report(self.plan.log_path)
-        return Death(cause_of_death(name, code), not from_outside, traceback=report, collateral=code == LOST)
+        ending = "" if from_outside else ending_of(code)
+        cause = cause_of_death(name, code)
+        return Death(cause, not from_outside, traceback=report, collateral=code == LOST, ending=ending)
 
     def end(self, janitor: Janitor) -> None:
         """End the process and all that its environments have started."""
@@ -98,11 +112,12 @@ class Supervisor:
         limits: when a process counts as hanging, and what follows.
         launch: starts the process of that name and generation through `start`.
         work_of: units of work done so far in the place of that name.
+        recorder: told of the end of every process, before anybody takes its place.
 
     Attributes:
         begun: whether all processes have been ready; what fails before ends the run.
         due: when places are taken again that are empty now, monotonic seconds.
-        deaths: so far; the latest one is `last_death`.
+        deaths: so far, of those who have not retired; the latest one is `last_death`.
     """
 
     def __init__(
@@ -112,15 +127,16 @@ class Supervisor:
         limits: Limits,
         launch: Callable[[str, int], None],
         work_of: Callable[[str], int],
+        recorder: FlightRecorder,
     ) -> None:
         self.links, self.janitor, self.limits = links, janitor, limits
-        self._launch, self._work_of = launch, work_of
+        self._launch, self._work_of, self._recorder = launch, work_of, recorder
         self.places: dict[str, Place] = {}
-        self.begun = False
+        self.begun, self.deaths = False, 0
         self.due: dict[str, float] = {}
-        self.deaths = 0
         self.last_death: Death | None = None
         self._generations: dict[str, int] = {}
+        self._gone: dict[str, Death] = {}  # how the last one in each place ended
         self._histories: dict[str, PlaceHistory] = {}
         self._resumed = self._polled = time.monotonic()
 
@@ -156,10 +172,8 @@ class Supervisor:
         self._note_pause(timeout_seconds)
         self.janitor.revive()
         for place in places:
-            heard: list[Message] = []
-            if place.pipe in ready or place.process.sentinel in ready:
-                heard = _received(place.pipe)
-                messages += [(place.plan.name, message) for message in heard]
+            heard = _received(place.pipe) if {place.pipe, place.process.sentinel} & ready else []
+            messages += [(place.plan.name, message) for message in heard]
             if any(isinstance(message, WorkerReady) for message in heard):
                 self._welcome(place)
             gone = self.places.get(place.plan.name) is not place  # with the other end of a queue
@@ -176,7 +190,7 @@ class Supervisor:
 
     def pulses(self) -> dict[str, Pulse]:
         """The heartbeats of all living processes; nobody did anything while the machine or the run was paused."""
-        return {name: self._pulse(place) for name, place in self.places.items()}
+        return {name: place.heartbeat.read().not_before(self._resumed) for name, place in self.places.items()}
 
     def stop(self, names: list[str], deadline: float) -> Iterator[tuple[str, Message]]:
         """Ask processes to stop; yields their last messages until all have ended or monotonic `deadline` has passed."""
@@ -215,21 +229,12 @@ class Supervisor:
         """How a process has ended or will have to; None while all is well."""
         if death := place.failure(heard, ended=ended):
             return death
-        pulse, now = self._pulse(place), time.monotonic()
-        if pulse.peer is not None and self._is_stuck(place, pulse.peer, now - pulse.entered):
+        pulse, now = place.heartbeat.read().not_before(self._resumed), time.monotonic()
+        other = None if pulse.peer is None else self.places.get(_other_end(place, pulse.peer))
+        if pulse.peer is not None and _are_stuck((place, other), now - pulse.entered):
             return self._renew_queue(place, pulse.peer)
         hang = self.limits.hang(place.plan.name, pulse, now, is_actor=place.plan.runs_environments)
-        return replace(hang, traceback=stack_of(place.process, place.plan.log_path)) if hang else None
-
-    def _is_stuck(self, place: Place, peer: int, seconds: float) -> bool:
-        """Whether a process has been in its queue to a peer for that long because somebody has died in there.
-
-        On a machine with too few cores whoever holds the mutex may be alive and kept from running, for a while.
-        """
-        if seconds <= QUEUE_SECONDS or seconds > QUEUE_PATIENCE_SECONDS:
-            return seconds > QUEUE_SECONDS
-        other = self.places.get(_other_end(place, peer))
-        return all(sleeps(end.process.pid or 0) for end in (place, other) if end)
+        return replace(hang, traceback=_stacks(place, self._recorder)) if hang else None
 
     def _renew_queue(self, place: Place, peer: int) -> Death:
         """Give both ends of a queue a new one, as somebody has died in the old one and holds its mutex for ever."""
@@ -252,8 +257,10 @@ class Supervisor:
         name, now = place.plan.name, time.monotonic()
         place.end(self.janitor)
         del self.places[name]
-        self.deaths += 1
-        self.last_death = death
+        self._recorder.tell(name, death)
+        self._gone[name] = death
+        self.deaths += not death.retired
+        self.last_death = self.last_death if death.retired else death
         worked = place.work_before is not None and self._work_of(name) > place.work_before
         self._plan_restart(name, death, worked=worked, lived_seconds=now - place.started)
 
@@ -280,8 +287,8 @@ class Supervisor:
                 self.deaths += 1
                 self._plan_restart(name, Death(cause, False, collateral=True), worked=False, lived_seconds=0.0)
                 continue
-            assert self.last_death is not None
-            yield name, WorkerRestarted(name, generation, self.last_death.cause)
+            death = self._gone[name]
+            yield name, WorkerRestarted(name, generation, death.cause, death.retired)
             # Whoever was about to wake another one has perhaps left a message and not rung.
             for bell in self.links.bells.values():
                 bell.ring()
@@ -297,8 +304,25 @@ class Supervisor:
             self._resumed = now
         self._polled = now
 
-    def _pulse(self, place: Place) -> Pulse:
-        return place.heartbeat.read().not_before(self._resumed)
+
+def _stacks(place: Place, recorder: FlightRecorder) -> str:
+    """The stacks of a process that hangs; what it was doing is noted before."""
+    recorder.look(place.plan.name)
+    return stack_of(place.process, place.plan.log_path)
+
+
+def _are_stuck(ends: Sequence[Place | None], seconds: float) -> bool:
+    """Whether a process has been in its queue to a peer for that long because somebody has died in there.
+
+    On a machine with too few cores whoever holds the mutex may be alive and kept from running, for a while.
+
+    Args:
+        ends: both processes; None: there is none now.
+        seconds: how long.
+    """
+    if seconds <= QUEUE_SECONDS or seconds > QUEUE_PATIENCE_SECONDS:
+        return seconds > QUEUE_SECONDS
+    return all(sleeps(end.process.pid or 0) for end in ends if end)
 
 
 def _other_end(place: Place, peer: int) -> str:

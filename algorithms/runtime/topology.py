@@ -9,8 +9,12 @@ from algorithms.runtime.messages import (
     ActionRequest,
     ActionsReady,
     Address,
+    Adopt,
+    Casts,
     Message,
     SaveState,
+    SetHyperparameters,
+    ShapeRewards,
     SlotReleased,
     TrajectoryReady,
 )
@@ -35,6 +39,7 @@ class Topology:
         rows: agents of one group.
         rollout: steps of a trajectory.
         colocated: whether policy workers live with their policy's learner (`central` only).
+        num_past: places for past versions, which act and have no learner.
     """
 
     placement: Placement
@@ -46,6 +51,12 @@ class Topology:
     rows: int
     rollout: int
     colocated: bool = False
+    num_past: int = 0
+
+    @property
+    def num_acting(self) -> int:
+        """Policies that act: those that learn, then the places of past versions."""
+        return self.num_policies + self.num_past
 
     @property
     def num_groups(self) -> int:
@@ -72,15 +83,16 @@ class Topology:
     def policy_worker_of(self, policy: int, group: int) -> Address:
         """The one policy worker that acts for this policy in this group, so recurrent state has one home."""
         if self.placement == "central":
-            return _address("policy_worker", policy, group % self.policy_workers_per_policy)
+            learns = policy < self.num_policies
+            return _address("policy_worker", policy, group % self.policy_workers_per_policy if learns else 0)
         return _address("policy_worker", policy, group // self.groups_per_actor)
 
     def processes(self) -> dict[str, tuple[Address, ...]]:
         """The workers of every process, in the order in which processes are started."""
-        policies = range(self.num_policies)
+        policies, acting = range(self.num_policies), range(self.num_acting)
         learners = [Address("learner", p) for p in policies]
         actors = [Address("actor", a) for a in range(self.num_actors)]
-        local = {a: [Address("policy_worker", p, a.index) for p in policies] for a in actors}
+        local = {a: [Address("policy_worker", p, a.index) for p in acting] for a in actors}
         if self.placement == "serial":
             return {"main": tuple(actors + [w for a in actors for w in local[a]] + learners)}
         places: dict[str, tuple[Address, ...]] = {str(learner): (learner,) for learner in learners}
@@ -88,10 +100,13 @@ class Topology:
             members = {
                 p: [Address("policy_worker", p, m) for m in range(self.policy_workers_per_policy)] for p in policies
             }
+            past = tuple(Address("policy_worker", p) for p in acting[self.num_policies :])
             if self.colocated:
                 places = {str(learner): (learner, *members[learner.index]) for learner in learners}
+                places[str(learners[0])] += past
             else:
                 places |= {str(member): (member,) for p in policies for member in members[p]}
+                places |= {str(past[0]): past} if past else {}  # one process for all of them
             return places | {str(actor): (actor,) for actor in actors}
         return places | {str(actor): (actor, *local[actor]) for actor in actors}
 
@@ -104,7 +119,9 @@ class Topology:
                 return _address("actor", group // self.groups_per_actor)
             case SlotReleased(_, slot):
                 return _address("actor", self.actor_of_slot(slot))
-            case TrajectoryReady(policy) | SaveState(policy):
+            case ShapeRewards(actor) | Casts(actor):
+                return _address("actor", actor)
+            case TrajectoryReady(policy) | SaveState(policy) | SetHyperparameters(policy) | Adopt(policy):
                 return _address("learner", policy)
             case _:
                 return MAIN

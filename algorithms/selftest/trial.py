@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +17,11 @@ from uuid import uuid4
 from algorithms.runtime.status import read_status
 from algorithms.selftest.history import LASTING, falling, lost_checkpoints, saved, tolerated, unaccounted
 from algorithms.selftest.storm import MARKER, POLL_SECONDS, Storm, StormError, kill, processes_of
-from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
+from utils.command_line import format_help, own_command, parse_command_line, print_and_exit, say, wants_help
 from utils.config import flag, flags_of
 from utils.metrics import read_metrics, without_lost
 
 USAGE = "appo selftest [flags]      for example: appo selftest --kills=100"
-ROOT = Path(__file__).resolve().parents[2]
-# The working directory may hold modules with the names of ours.
-PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from algorithms.cli import main; sys.exit(main())"
 FLAGS = (
     "--env=toy/Corridor-v0",
     "--inference=central",
@@ -85,7 +81,7 @@ class Run:
         words = ("train", *FLAGS, *limits, f"--train_dir={folder}", "--experiment=run")
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(  # noqa: S603 (our own program)
-                [sys.executable, "-P", "-c", PROGRAM, str(ROOT), *words],
+                own_command(words),
                 env=os.environ | {MARKER: self.marker},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

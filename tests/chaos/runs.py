@@ -34,6 +34,7 @@ SMALL = (
     "--report_interval_seconds=0.2",
     "--experiment_summaries_interval=0.2",
     "--seed=1",
+    "--no_plot",
 )
 """A run that starts fast and reports often."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -99,6 +100,25 @@ def test_a_fork_server_that_has_stopped_is_replaced(tmp_path: Path) -> None:
         run.seconds_until_gone(GONE_SECONDS)
     assert ended.exit_code == 130
     assert "the fork server did not answer within 15 s" in ended.stderr
+    check_history(run, slack=tolerated(1))
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_its_temporary_files_are_removed(tmp_path: Path) -> None:
+    """The fork server's socket is one of them: without it nobody could be started again."""
+    with TrainingRun(tmp_path, "--inference=central", SAVE_OFTEN) as run:
+        run.wait_for_env_steps()
+        assert len(run.left_behind()) == 1
+        for entry in run.temporary.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        kill(run.pid_of("actor_0"))
+        run.wait_until(lambda: {"actor_0", "actor_1", "learner_0"} <= set(run.roles().values()), "all processes")
+        run.wait_for_env_steps(run.env_steps() + 2000)
+        run.interrupt()
+        ended = run.wait()
+        run.seconds_until_gone(GONE_SECONDS)
+        assert run.left_behind() == []
+    assert ended.exit_code == 130
     check_history(run, slack=tolerated(1))
 
 

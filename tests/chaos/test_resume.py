@@ -112,7 +112,7 @@ def interrupted(folder: Path, number: int, promised: int, env: str = "CartPole-v
 @pytest.mark.parametrize(
     ("env", "how", "times"),
     [
-        ("CartPole-v1", "ctrl_c", 2),
+        pytest.param("CartPole-v1", "ctrl_c", 2, marks=pytest.mark.slow),
         ("CartPole-v1", "kill9", 2),
         *(
             pytest.param(env, how, 10, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
@@ -150,7 +150,8 @@ def test_interrupted_again_and_again(tmp_path: Path, env: str, how: str, times: 
 PLACES = ("open", "write", "fsync", "manifest", "dirsync", "rename", "parentsync", "prune")
 
 
-@pytest.mark.parametrize("place", [p if p == "rename" else pytest.param(p, marks=pytest.mark.slow) for p in PLACES])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
 def test_a_run_killed_while_it_saves_goes_on_from_what_it_has_saved(tmp_path: Path, place: str) -> None:
     # Of the third checkpoint; the first one may be from before anything was learned.
     passage = {"open": 11, "write": 12, "fsync": 11, "dirsync": 5}.get(place, 3)

@@ -32,7 +32,9 @@ def interrupted_run(folder: Path, number: int, *flags: str, env: str = "CartPole
     return ended.stderr
 
 
-@pytest.mark.parametrize("placement", ["local", "central", pytest.param("serial", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "placement", ["central", *(pytest.param(placement, marks=pytest.mark.slow) for placement in ("local", "serial"))]
+)
 def test_ctrl_c_saves(tmp_path: Path, placement: str) -> None:
     assert interrupted_run(tmp_path, signal.SIGINT, f"--inference={placement}") == STOPPING
 
@@ -43,6 +45,7 @@ def test_sigterm_saves_though_an_environment_takes_all_signals(tmp_path: Path, p
     assert interrupted_run(tmp_path, signal.SIGTERM, f"--inference={placement}", *kwargs, env=HOSTILE) == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_though_an_environment_hangs(tmp_path: Path) -> None:
     stamp = tmp_path / "stamp"
     kwargs = ["--env_kwargs", "fault=hang", "at=1000", "process=actor_1", f"stamp={stamp}"]

@@ -23,6 +23,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "counter": ["--env=toy/Counter-v0", "--use_rnn=False", *small],
         "same_step": ["--env=toy/Counter-v0", "--use_rnn=False", *small, *same_step],
         "windowed": ["--env=tests.integration.enjoying:Windowed", "--use_rnn=False", *small],
+        "shifts": ["--env=toy/Shifts-v0", "--use_rnn=False", *small],
         "memory": ["--env=toy/Memory-v0", "--hidden_size=16", *small],
         "cartpole": ["--env=CartPole-v1", "--train_for_env_steps=30000"],
     }

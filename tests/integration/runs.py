@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from algorithms.appo import appo
+from algorithms.appo import appo, watching
 from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.config import Config, parse_train
 from algorithms.runtime.arena import Arena
@@ -37,7 +37,7 @@ DEADLINE_SECONDS = 100
 
 def command_line(directory: Path, **flags: object) -> list[str]:
     """The words that train the run of that directory."""
-    given = {"seed": 1, "tensorboard": False} | flags
+    given = {"seed": 1, "tensorboard": False, "plot": False} | flags
     words = [f"--{name}={value}" for name, value in given.items()]
     return [f"--train_dir={directory.parent}", f"--experiment={directory.name}", *words]
 
@@ -167,7 +167,7 @@ def record(directory: Path, **flags: object) -> Recorded:
 
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, RunLock(directory / ".lock"), SignalWatch() as signals:
-        patch.setattr(appo, "Monitor", RecordingMonitor)
+        patch.setattr(watching, "Monitor", RecordingMonitor)
         reason = appo.APPO(config, signals).run()
     assert not multiprocessing.active_children()
     return Recorded(directory, reason, reports)

@@ -14,6 +14,7 @@ from algorithms.evaluation import Player, find_run, load_player, make_envs, play
 from algorithms.evaluation_config import EvaluationConfig
 from envs.make import make_group
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from envs.toy_agents import shift_of
 from tests.integration import enjoying
 from tests.integration.enjoying import enjoyed, evaluation
 from utils.errors import UsageError
@@ -52,6 +53,30 @@ def test_every_episode_is_reported_once_with_its_own_steps(
         assert episode["length"] in COUNTER_LENGTHS_ARE_IN
         assert episode["stats"]["length"] == episode["length"]
         assert episode["stats"]["true_reward"] == pytest.approx(episode["return"], abs=1e-4)
+
+
+def test_an_episode_of_several_agents_is_one_with_each_of_them(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = enjoyed(capfd, runs, "--experiment=shifts", "--max_num_episodes=6", "--seed=0")
+    assert len(result["episodes"]) == 6
+    for number, episode in enumerate(result["episodes"]):
+        shifts = [shift_of(agent, number) for agent in range(3)]
+        assert episode["length"] == max(shift.end for shift in shifts)
+        assert episode["stats"]["length"] == pytest.approx(np.mean([shift.end - shift.begin for shift in shifts]))
+        returns = episode["agent_returns"]
+        assert [int(r // 1) for r in returns] == [agent * (s.end - s.begin) for agent, s in enumerate(shifts)]
+        assert episode["return"] == pytest.approx(np.mean(returns))
+        assert episode["stats"]["team_return"] == pytest.approx(np.sum(returns))
+    assert result["mean"] == pytest.approx(np.mean([episode["return"] for episode in result["episodes"]]))
+    by_agent = np.mean([episode["agent_returns"] for episode in result["episodes"]], axis=0)
+    assert result["agent_means"] == pytest.approx(by_agent.tolist())
+    assert result["team_mean"] == pytest.approx(by_agent.sum())
+    assert (
+        cli.enjoy([f"--train_dir={runs}", "--experiment=shifts", "--max_num_episodes=6", "--no_render", "--seed=0"])
+        == 0
+    )
+    each = ", ".join(f"{mean:.3f}" for mean in by_agent)
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last == f"return of each agent: {each}; of all together {by_agent.sum():.3f}"
 
 
 def test_frames_are_limited_too(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,11 @@ def test_the_checkpoint_that_is_asked_for_plays(
         (("--load_checkpoint_kind=best",), 6, "run counter has no best checkpoint of policy 0 yet"),
         (("--load_checkpoint_kind=milestone",), 6, "run counter has no milestone of policy 0 yet"),
         (("--milestone=5",), 6, "run counter has no milestone of policy 0 yet"),
-        (("--load_checkpoint_kind=worst",), 2, "--load_checkpoint_kind=worst is not one of latest, best, milestone"),
+        (
+            ("--load_checkpoint_kind=worst",),
+            2,
+            "--load_checkpoint_kind=worst is not one of latest, best, best_evaluated, milestone",
+        ),
         (("--load_checkpoint_kind=best", "--milestone=5"), 2, "--milestone=5 needs --load_checkpoint_kind=milestone"),
         (("--milestone=-1",), 2, "--milestone must be at least 0"),
     ],

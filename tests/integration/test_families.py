@@ -42,7 +42,11 @@ ONE_OF_EACH = {
     "MiniGrid-MemoryS7-v0": "minigrid",
     "HalfCheetah-v5": "mujoco",
     "LunarLander-v3": "Box2D",
+    "classic/rps-v2": "pettingzoo",
 }
+
+
+QUICK = ("ale_py", "vizdoom", "pettingzoo")
 
 
 def run_through_all_processes(directory: Path, env: str) -> None:
@@ -57,7 +61,13 @@ def run_through_all_processes(directory: Path, env: str) -> None:
     shared_memory.assert_none_abandoned(before, seconds=10.0)
 
 
-@pytest.mark.parametrize(("env", "package"), ONE_OF_EACH.items())
+@pytest.mark.parametrize(
+    ("env", "package"),
+    [
+        pytest.param(env, package, marks=[] if package in QUICK else pytest.mark.slow)
+        for env, package in ONE_OF_EACH.items()
+    ],
+)
 def test_one_of_each_family(env: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     run_through_all_processes(tmp_path / "run", env)

@@ -44,10 +44,11 @@ ENVS: dict[str, dict[str, object]] = {
     "discrete": {"env": "CartPole-v1"},
     "box": {"env": "toy/Target-v0"},
     "same-step": {"env": "toy/Counter-v0", "env_kwargs": '{"autoreset_mode": "SameStep"}'},
+    "agents": {"env": "toy/Shifts-v0"},
 }
 QUICK = {
     "serial": [(model, env) for model in MODELS for env in ("discrete", "box")] + [("lstm", "same-step")],
-    "local": [("mlp", "box"), ("gru-apart", "discrete"), ("lstm", "same-step")],
+    "local": [("mlp", "box"), ("gru-apart", "discrete"), ("lstm", "same-step"), ("gru", "agents")],
     "central": [("gru", "discrete"), ("lstm", "box"), ("mlp", "same-step")],
 }
 CASES = [

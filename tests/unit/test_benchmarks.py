@@ -10,11 +10,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import end_to_end, growth, learning, measuring, network_alone, placements, process_tree, report, runs
+from benchmarks import (
+    end_to_end,
+    growth,
+    learning,
+    measuring,
+    network_alone,
+    placements,
+    population,
+    process_tree,
+    promises,
+    report,
+    runs,
+    soak,
+    under_fire,
+)
 from benchmarks.actor_process import random_actions
 from benchmarks.measuring import Point
 from benchmarks.peers import __main__ as peers
 from benchmarks.process_tree import Process
+from benchmarks.promises import Figure
 from benchmarks.runs import Observed, Progress
 from benchmarks.workloads import WORKLOADS
 from envs.spec import ActionPart, ActionSpec
@@ -139,6 +154,47 @@ class TestRuns:
         assert runs.reported_progress(log) == [Progress(1.5, 1024)]
 
 
+class TestPromises:
+    def test_a_result_is_what_its_figures_say(self, capsys: pytest.CaptureFixture[str]) -> None:
+        kept, broken = Figure("growth", 1.234, 10.0, "MiB/h"), Figure("cycles that failed", 1, 0)
+        results = {"cartpole": promises.result_of([kept, broken], minutes=30)}
+        assert promises.figures_of(results["cartpole"]) == [kept, broken]
+        assert promises.show({"cartpole": promises.result_of([kept])}) == 0
+        assert promises.show(results) == 1
+        assert capsys.readouterr().out.splitlines()[1:] == [
+            "ok    growth: 1.23 MiB/h (at most 10 MiB/h)",
+            "FAIL  cycles that failed: 1 (at most 0)",
+        ]
+
+    def test_slopes_of_a_long_run(self) -> None:
+        """An hour, a look a minute: growth counts after the warm-up, and of those who were there all the time."""
+        minutes = range(60)
+        grows = [soak.Look(60 * m, 100 + max(0, 20 - m) + m / 10, 10 + m // 50, 3) for m in minutes]
+        still = [soak.Look(60 * m, 50.0, 5, 2) for m in minutes]
+        found = soak.slopes({"actor 7": grows, "main 1": still, "other 9": still[:5]}, warm_up_seconds=1200)
+        assert set(found) == {"actor 7", "main 1"}
+        assert found["actor 7"]["pss_mib"] == pytest.approx(6.0)
+        assert found["actor 7"]["open_files"] > 0.5
+        assert found["main 1"] == {"pss_mib": 0, "open_files": 0, "threads": 0, "pss_mib_at_end": 50.0}
+        memory, files, threads = soak.figures(found, hours=2 / 3)
+        assert (memory.value, memory.kept) == (pytest.approx(6.0), True)
+        assert memory.what == "growth of memory in 40 min, actor 7"
+        assert (files.kept, threads.value) == (False, 0)
+
+    def test_fire_opens_when_training_has_begun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        roles = {1: "main", 2: "actor_0", 3: "janitor", 4: "starting"}
+        killed: list[int] = []
+        monkeypatch.setattr(under_fire, "roles_of", lambda marker, main: roles)
+        monkeypatch.setattr(under_fire, "kill", killed.append)
+        fire = under_fire.Fire("marker", 1, kill_seconds=2.0, seed=0)
+        fire.tick(0.0, trains=False)
+        fire.tick(100.0, trains=True)
+        assert killed == []
+        for now in (103.1, 103.2, 106.3):
+            fire.tick(now, trains=True)
+        assert (killed, fire.kills) == ([2, 2], 2)
+
+
 class TestProcessTree:
     def test_stat(self) -> None:
         text = "42 (a (b) c) S 7 " + " ".join("0" for _ in range(9)) + " 150 50 " + " ".join("0" for _ in range(30))
@@ -230,12 +286,24 @@ class TestReport:
         assert "| 128 slots | memory of all processes | 1234 MiB |" in text
         assert "learner per slot    700.0" in growth.table(results)
 
+    def test_promises(self) -> None:
+        figures = [Figure("growth, actor 7", 11.5, 10.0, "MiB/h"), Figure("threads added", 0.0, 0.5)]
+        results = {"cartpole": promises.result_of(figures, date="2026-11-21 10", commit="abc")}
+        text = report.render([{"benchmark": "soak", "machine": measuring.machine(), "results": results}])
+        assert "| growth, actor 7 | 11.5 MiB/h **not kept** | 10 MiB/h |" in text
+        assert "| threads added | 0 | 0.5 |" in text
+
     def test_learning(self) -> None:
         seeds = {"1": learning.Learned(80_000, 7.25, True)._asdict(), "2": learning.Learned(9, 300.0, False)._asdict()}
         results = {"fp32": {"seeds": seeds, "date": "2026-11-21 10", "commit": "abc"}}
         text = report.render([{"benchmark": "learning", "machine": measuring.machine(), "results": results}])
         assert "| **appo**, fp32 | 80,000 in 7.2 s | 9 (not reached) in 300.0 s |" in text
         assert "9 NOT REACHED (300.0)" in learning.table(results)
+
+    def test_populations(self) -> None:
+        trained = population.Trained([500.0, 20.0], copies=3, mutations=4, rates=[1e-3, 1e-6], seconds=80.0)
+        (line,) = population.table({"population": {"seeds": {"2": trained._asdict()}}}).splitlines()[1:]
+        assert line == "population    seed 2:  500.0   20.0  worst   20.0  3 copies, 4 mutations  80 s"
 
     def test_unknown_results_are_not_left_out(self) -> None:
         with pytest.raises(UsageError, match="no section for results of x"):

@@ -22,6 +22,7 @@ from algorithms.appo.config import (
     parse_train_flags,
     resolve,
 )
+from algorithms.appo.origins import asked_format, printed
 from algorithms.cli import describe
 from algorithms.evaluation_config import EvaluationConfig, parse_enjoy
 from envs import presets
@@ -126,6 +127,7 @@ def test_defaults_lie_within_their_own_limits() -> None:
         ("pbt_replace_reward_gap_absolute", 1e-6),
         ("pbt_optimize_batch_size", False),
         ("pbt_target_objective", "true_reward"),
+        ("pbt_min_episodes", 10),
         ("learning_rate", 1e-4),
         ("gamma", 0.99),
         ("stats_avg", 100),
@@ -290,7 +292,7 @@ LEGS = ("--deterministic_resume", "--save_every_env_steps=1000")
             [*LEGS, "--decorrelate_experience_max_seconds=2"],
             "--deterministic_resume allows no pauses by the clock: leave out --decorrelate_experience_max_seconds",
         ),
-        (["--with_pbt"], "population-based training is not part of this version: leave out --with_pbt"),
+        (["--with_pbt"], "--with_pbt needs at least 2 policies that learn, got 1: raise --num_policies"),
         (["--verify_reproduction"], "--verify_reproduction needs --learning_rate=0, got 0.001"),
         (["--encoder_mlp_layers="], "--encoder_mlp_layers needs at least one layer"),
         (["--train_dir="], "--train_dir must not be empty"),
@@ -415,10 +417,64 @@ def test_config_files_that_are_no_text() -> None:
         assert name in error_of("--env=CartPole-v1", f"--config={name}")
 
 
-def test_yaml_is_read_safely_or_says_what_it_needs() -> None:
+def test_yaml_is_read_safely() -> None:
     Path("f.yaml").write_text("gamma: !!python/object/apply:os.system ['false']\n")
-    message = error_of("--env=CartPole-v1", "--config=f.yaml")
-    assert "PyYAML" in message or "damaged" in message
+    assert "damaged" in error_of("--env=CartPole-v1", "--config=f.yaml")
+    Path("f.yaml").write_text("learning:\n  learning_rate: 3e-4\nuse_rnn: no\nseed: null\nencoder_mlp_layers: [8, 8]\n")
+    config = cartpole("--config=f.yaml")
+    assert (config.learning.learning_rate, config.model.use_rnn, config.run.seed) == (3e-4, False, None)
+    assert config.model.encoder_mlp_layers == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model": {"gamma": 0.9}}', "gamma is a flag of learning, not of model"),
+        ('{"gamma": 0.9, "learning": {"gamma": 0.8}}', "gamma is there twice"),
+        ('{"learning": {"gama": 0.9}}', "unknown flag gama; did you mean gamma?"),
+        ('{"learning": 3}', "unknown flag learning; did you mean learning_rate?"),
+    ],
+)
+def test_a_bad_section_is_one_line(text: str, message: str) -> None:
+    Path("f.json").write_text(text)
+    assert error_of("--env=CartPole-v1", "--config=f.json") == f"--config=f.json: {message}"
+
+
+def test_env_is_a_flag_and_a_section() -> None:
+    Path("f.json").write_text('{"env": {"env": "CartPole-v1", "env_kwargs": {"x": 1}}, "model": {"encoder": "a:B"}}')
+    config = parse_train(["--config=f.json"])
+    assert (config.env.env, config.env.env_kwargs, config.model.encoder_custom) == ("CartPole-v1", {"x": 1}, "a:B")
+
+
+def test_what_is_printed_is_a_config_file() -> None:
+    words = ["--env=CartPole-v1", "--gamma=0.9", "--env_kwargs", 'text=a "b" \\ é', 'deep={"x": [1, true]}']
+    config, origins = resolve(parse_train_flags(words))
+    text = printed(config.to_flat(), origins, "toml")
+    Path("f.toml").write_text(text)
+    again, origins_again = resolve(parse_train_flags(["--config=f.toml"]))
+    assert replace(again, run=config.run) == config
+    assert "gamma = 0.9  # command line" in text
+    assert "use_rnn = false  # env preset" in text
+    assert "adam_beta1 = 0.9  # default" in text
+    assert set(origins_again.values()) == {"config file", "command line", "default"}
+    assert [name for name, origin in origins_again.items() if origin == "default"] == ["experiment"]
+    values = json.loads(printed(config.to_flat(), origins, "json"))
+    assert values["gamma"] == {"value": 0.9, "origin": "command line"}
+    assert set(values) == set(FLAGS)
+
+
+def test_mappings_with_nothing_in_them_are_printed_too() -> None:
+    config, origins = resolve(parse_train_flags(["--env=CartPole-v1", "--env_kwargs", "x=null", "y={}"]))
+    Path("f.toml").write_text(printed(config.to_flat(), origins, "toml"))
+    assert parse_train(["--config=f.toml"]).env.env_kwargs == {"x": None, "y": {}}
+
+
+def test_asking_for_the_configuration() -> None:
+    assert asked_format(["--gamma=1"]) == ("", ["--gamma=1"])
+    assert asked_format(["--print_config", "--gamma=1"]) == ("toml", ["--gamma=1"])
+    assert asked_format(["--print_config=json"]) == ("json", [])
+    with pytest.raises(UsageError, match="--print_config=xml is not one of toml, json"):
+        asked_format(["--print_config=xml"])
 
 
 def test_changed_flags_of_a_saved_run_are_accepted_unless_they_change_what_was_learned() -> None:

@@ -235,3 +235,15 @@ print(applied, returned, faults(), os.environ["THP_MEM_ALLOC_ENABLE"])
     assert huge_pages == "1"
     if applied == "True":
         assert int(kept) * 10 < int(returned)
+
+
+def test_memory_that_processes_share_is_counted_once(tmp_path: Path) -> None:
+    for pid, parent, pss in ((os.getpid(), 1, 100), (7, os.getpid(), 20), (8, 7, 3), (9, 1, 5000)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a b) S {parent} " + "0 " * 20)
+        (tmp_path / str(pid) / "smaps_rollup").write_text(f"7f-7f ---p 0 00:00 0 [rollup]\nRss: 9 kB\nPss: {pss} kB\n")
+    assert cpu.family_memory_bytes(tmp_path) == 123 << 10
+    (tmp_path / "8" / "smaps_rollup").unlink()  # it has ended meanwhile
+    assert cpu.family_memory_bytes(tmp_path) == 120 << 10
+    assert cpu.parse_pss("Pss:") is None
+    assert cpu.family_memory_bytes(tmp_path / "7") is None

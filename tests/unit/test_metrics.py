@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from utils import failpoints
-from utils.metrics import EventWriter, MetricsLog, RateMeter, RunningStatistic, Window, read_metrics, without_lost
+from utils.metrics import EventWriter, MetricsLog, read_metrics, without_lost
+from utils.windows import RateMeter, RunningStatistic, Window
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,6 +140,27 @@ def test_events_are_what_tensorboard_reads(tmp_path):
     assert abs(first.wall_time - time.time()) < 100
     assert second.step == 11
     assert math.isnan(second.summary.value[0].simple_value)
+
+
+def test_flags_are_entered_into_tensorboards_table_of_runs(tmp_path: Path) -> None:
+    flags = {"gamma": 0.9, "use_rnn": False, "env": "a/b", "layers": [8, 8], "horizon": None}
+    writer = EventWriter(tmp_path)
+    writer.describe(flags)
+    writer.add(3, {"reward/mean": 1.0})
+    assert writer.close(timeout=30)
+    _, table, figure = events(tmp_path)
+    assert [value.tag for value in table.summary.value] == ["_hparams_/experiment", "_hparams_/session_start_info"]
+    assert figure.summary.value[0].tag == "reward/mean"
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    contents = [value.metadata.plugin_data for value in table.summary.value]
+    assert {content.plugin_name for content in contents} == {"hparams"}
+    columns, values = (HParamsPluginData.FromString(content.content) for content in contents)
+    assert [info.name for info in columns.experiment.hparam_infos] == list(flags)
+    assert next(info.name.tag for info in columns.experiment.metric_infos) == "reward/mean"
+    found = values.session_start_info.hparams
+    assert (found["gamma"].number_value, found["use_rnn"].bool_value, found["env"].string_value) == (0.9, False, "a/b")
+    assert (found["layers"].string_value, found["horizon"].string_value) == ("[8, 8]", "null")
 
 
 def test_without_resume_nothing_is_purged_and_nothing_to_write_makes_no_file(tmp_path):

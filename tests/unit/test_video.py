@@ -14,6 +14,7 @@ import pytest
 from algorithms.video import FASTEST_GIF, Recorder, VideoFile, make_drawn, natural_steps_per_second
 from envs.config import EnvConfig
 from envs.make import make_single
+from tests.unit.envs.rollouts import collect
 from tests.videos import durations_of, pictures_of, rate_of
 from utils.errors import EnvironmentFailure, ResourceError, UsageError
 
@@ -249,3 +250,12 @@ def test_the_speed_of_the_game_counts_skipped_frames(config: EnvConfig, steps_pe
     env = make_single(config)
     assert natural_steps_per_second(env) == steps_per_second
     env.close()
+
+
+def test_environments_of_several_agents_are_filmed(tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo")
+    recorder = Recorder(EnvConfig("tests.unit.envs.crowds:ParallelShifts"), tmp_path / "x.mp4", 10.0)
+    with recorder.video:
+        collect(recorder.group, 3, [0], lambda obs: [recorder.look(False), np.zeros((3, 1), np.int32)][1])
+    recorder.group.close()
+    assert [one.mean() for one in pictures_of(tmp_path / "x.mp4")] == pytest.approx([0, 40, 80], abs=3)

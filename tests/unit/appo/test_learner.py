@@ -171,6 +171,45 @@ def test_whatever_invalid_steps_hold_changes_no_bit(parts: tuple, flags: dict[st
     assert all(math.isfinite(value) for value in metrics.values())
 
 
+def absent(batch: Batch, column: int, begin: int, end: int, *, terminated: bool = True) -> None:
+    """An agent that takes no part in the steps from `begin` to `end`; what it did before ends with its last step."""
+    batch.valid[begin:end, column] = batch.terminated[begin:end, column] = batch.truncated[begin:end, column] = False
+    batch.first[begin + 1 : end + 1, column] = True
+    if begin:
+        batch.valid[begin - 1, column], batch.first[begin, column] = True, False
+        batch.terminated[begin - 1, column], batch.truncated[begin - 1, column] = terminated, not terminated
+    else:
+        batch.first[0, column] = True
+
+
+@pytest.mark.parametrize("core", ["none", "gru", "lstm2"])
+@pytest.mark.parametrize("with_vtrace", [True, False])
+def test_whatever_absent_agents_hold_changes_no_bit(core: str, with_vtrace: bool) -> None:
+    """Early deaths, late arrivals, who never comes, and who comes back: their rows are as if they were not."""
+    model = CORES[core] | {"normalize_input": True}
+    clean, dirty = (learner_of(model=model, **FROZEN, with_vtrace=with_vtrace) for _ in range(2))
+    batch = batch_of(clean.model)
+    absent(batch, 0, 3, ROLLOUT)
+    absent(batch, 1, 0, 5)
+    absent(batch, 2, 0, ROLLOUT)
+    absent(batch, 3, 3, 6, terminated=False)
+    garbage, read = clone(batch), torch.zeros_like(batch.first)
+    read[:-1] = batch.valid
+    read[1:] |= batch.valid & ~batch.terminated  # what a step leads to is bootstrapped from
+    generator = torch.Generator().manual_seed(0)
+    for array in garbage.obs.values():
+        array[~read] = 1000 * torch.randn(array[~read].shape, generator=generator)
+    garbage.rnn_state[~read[:ROLLOUT:4]] = 1000.0
+    for name in ("reward", "behavior_log_prob", "behavior_value", "behavior_logits"):
+        getattr(garbage, name)[~batch.valid] = math.nan
+    expected, expected_metrics = gradient_and_metrics(clean, batch)
+    found, metrics = gradient_and_metrics(dirty, garbage)
+    assert expected.abs().max() > 0
+    assert torch.equal(found, expected)
+    assert metrics == expected_metrics
+    assert clean.statistics.to_array().tobytes() == dirty.statistics.to_array().tobytes()
+
+
 @pytest.mark.parametrize("core", ["none", "gru", "lstm2"])
 def test_columns_without_a_valid_step_weigh_nothing(core: str) -> None:
     full, short = (learner_of(model=CORES[core], **FROZEN, normalize_returns=False) for _ in range(2))

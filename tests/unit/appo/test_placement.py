@@ -35,6 +35,11 @@ def test_counts_are_filled_in(
     assert plan_workers(config_of(**flags), cores, placement) == Sampling(placement, *expected)
 
 
+@pytest.mark.parametrize(("num_agents", "envs"), [(1, 8), (2, 4), (8, 1), (100, 1)])
+def test_the_agents_of_all_envs_fill_a_batch(num_agents: int, envs: int) -> None:
+    assert plan_workers(config_of(), 4, "local", num_agents) == Sampling("local", 4, envs, 1)
+
+
 def test_envs_that_cannot_be_split_are_refused() -> None:
     with pytest.raises(UsageError, match="--num_envs_per_worker=7 is not a multiple of --worker_num_splits=2"):
         plan_workers(config_of(num_envs_per_worker=7, worker_num_splits=2), 4, "central")

@@ -11,12 +11,13 @@ from algorithms.appo.blueprint import ModelDescription, Probe
 from algorithms.appo.config import Config
 from algorithms.appo.probe import NetworkProbe
 from algorithms.appo.probing import BUDGET_SECONDS, find_out
-from algorithms.appo.rehearsal import ROLLOUT, Making, Rehearsal, memory_bytes, observation_bytes, stepping_costs
+from algorithms.appo.rehearsal import ROLLOUT, Making, Rehearsal, observation_bytes, stepping_costs
 from algorithms.appo.tuning import Costs
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.supervisor import WorkerError
 from envs.make import make_group
 from tests.unit.runtime.worlds import SPEC
+from utils.memory import held_bytes
 
 MODEL = ModelDescription([("w", (2,))], 0, 0)
 
@@ -69,17 +70,17 @@ def test_a_larger_group_is_tried_where_that_is_quick(monkeypatch: pytest.MonkeyP
         ("LARGER_GROUP_SECONDS", 0.0, [1]),
     ):
         monkeypatch.setattr(rehearsal, limit, value)
-        curve, env_bytes = stepping_costs(config, make_group(config.env, 1), Making(0.0, memory_bytes()))
+        curve, env_bytes = stepping_costs(config, make_group(config.env, 1), Making(0.0, held_bytes()))
         assert [size for size, _ in curve] == sizes
         assert all(seconds > 0 for _, seconds in curve)
         assert 0 <= env_bytes < 1 << 20
 
 
 def test_the_memory_of_this_process_is_counted() -> None:
-    before = memory_bytes()
+    before = held_bytes()
     with mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
         block.write(bytes(1) * (16 << 20))
-        assert 15 << 20 < memory_bytes() - before < 50 << 20
+        assert 15 << 20 < held_bytes() - before < 50 << 20
 
 
 # ---- the network

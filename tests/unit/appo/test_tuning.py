@@ -150,6 +150,16 @@ def test_the_line_that_is_shown() -> None:
     assert "-> central, 1 actor x 32 envs in 2 groups, 4 learner threads, " in report(COSTS, central)
 
 
+def test_agents_share_an_environment() -> None:
+    """As many trajectories as without: an actor x 8 envs x 4 agents fill a batch, which now waits for the learner."""
+    plan = choose(COSTS, config_of(), 4, 2, lambda plan: 0, FREE)
+    assert plan.sampling == Sampling("local", 1, 8, 1)
+    assert plan.samples_per_second == pytest.approx(1 / (60 * US + HAND_OVER_SECONDS / (32 * 32)))
+    line = report(COSTS, plan, 4)
+    assert line.startswith("env 100 us, act 11.2 us, learn 60 us/sample -> local, 1 actor x 8 envs of 4 agents, predic")
+    assert all(plan.num_envs_per_worker <= 8 for plan in candidates(config_of(num_workers=1), 2, 8))
+
+
 def test_costs_survive_json() -> None:
     assert Costs.from_plain(json.loads(json.dumps(COSTS.plain()))) == COSTS
 

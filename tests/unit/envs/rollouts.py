@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.spec import EpisodeStats, GroupEnv, StepRow
+from envs.journal import JournalMemory
+from envs.spec import ActionSpec, EpisodeStats, GroupEnv, StepRow
 
 Policy = Callable[[dict[str, np.ndarray]], np.ndarray]
 
@@ -26,6 +27,12 @@ class Rollout:
     @property
     def done(self) -> np.ndarray:
         return self.terminated | self.truncated
+
+
+def journal_memory(num_envs: int, action: ActionSpec) -> JournalMemory:
+    """As the arena has it for single agents."""
+    shapes = JournalMemory.shapes(num_envs, 1, action, walk_steps=4)
+    return JournalMemory(**{name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()})
 
 
 def collect(group: GroupEnv, num_steps: int, seeds: list[int], policy: Policy) -> Rollout:

@@ -44,7 +44,7 @@ def test_a_step_that_fails_only_begins_an_episode_of_an_environment_made_again(e
     assert not rollout.truncated.any()
     for other in (0, 2):
         assert column(rollout, other) == column(lone, 0)
-    assert (loop.rebuilds, loop.current_env) == (1, 2)
+    assert loop.rebuilds == 1
     assert [mortal.calls["close"] for mortal in mortals.made] == [1, 0]
     loop.close()
     assert [mortal.calls["close"] for mortal in mortals.made] == [1, 1]

@@ -8,65 +8,14 @@ import pytest
 
 from envs import incidents
 from envs.env_set import OnFailure
-from envs.incidents import CHUNK_STEPS, Incident, IncidentFolder, Journal, random_state
+from envs.incidents import Incident, IncidentFolder, random_state
+from envs.journal import Journal
 from envs.python_loop import PythonLoop
 from tests.unit.envs.mortal import SPEC, Mortals
 from tests.unit.envs.rollouts import collect
 from utils.errors import EnvironmentFailure, UsageError
 
 STORY = Journal(1).story(0)
-
-
-def action(step: int, rows: int = 2) -> np.ndarray:
-    """[R, A]: row and step in one number."""
-    return np.array([[1000 * row + step] for row in range(rows)], np.int32)
-
-
-def taken(journal: Journal, index: int) -> list[int]:
-    return [number for (number,) in journal.story(index).actions]
-
-
-def test_a_journal_holds_each_environments_actions_since_its_episode_began() -> None:
-    journal, steps = Journal(2), 3 * CHUNK_STEPS + 7
-    for step in range(steps):
-        journal.add(action(step))
-        if step == 300:
-            journal.begins(1, None, {"words": 5})
-            journal.began(1)
-    assert taken(journal, 0) == list(range(steps))
-    assert taken(journal, 1) == list(range(1301, 1000 + steps))
-    assert journal.story(1)[:3] == ("step", 0, {"words": 5})
-    journal.begins(0, 9, None)
-    assert journal.story(0) == ("first reset", 9, None, [], 0)
-
-
-def test_a_reset_that_fails_is_told_with_the_episode_before() -> None:
-    journal = Journal(1)
-    journal.begins(0, 7, None)
-    journal.began(0)
-    journal.walk(0, np.array([2.5, 1.5], np.float32))
-    for step in range(3):
-        journal.add(action(step, 1))
-    journal.begins(0, None, {"words": 5})
-    assert journal.story(0) == ("reset", 7, None, [[2.5, 1.5], [0], [1]], 3)
-
-
-def test_a_journal_forgets_what_nobody_needs_and_the_oldest_of_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incidents, "MAX_STEPS", 3 * CHUNK_STEPS)
-    journal = Journal(2)
-    for step in range(4 * CHUNK_STEPS):
-        journal.add(action(step))
-        if step % 10 == 0:
-            journal.begins(1, None, None)
-            journal.began(1)
-    assert len(journal._chunks) == 3
-    assert journal.story(0)[3:] == ([], 4 * CHUNK_STEPS)
-    assert taken(journal, 1) == [1000 + 4 * CHUNK_STEPS - 3, 1000 + 4 * CHUNK_STEPS - 2, 1000 + 4 * CHUNK_STEPS - 1]
-    journal.begins(0, None, None)
-    journal.began(0)
-    journal.add(action(4 * CHUNK_STEPS))
-    assert len(journal._chunks) == 2  # the first two hold nothing that either needs
-    assert taken(journal, 0) == [4 * CHUNK_STEPS]
 
 
 def told(folder: Path, mortals: Mortals, *, most: int = 10, steps: int = 12, decorrelate: int = 0) -> list[Incident]:
@@ -97,7 +46,8 @@ def test_a_failure_is_written_with_all_that_led_to_it(tmp_path: Path, most: int)
     assert incident.traceback.endswith("ValueError: no\nluck\n")
     assert incident == Incident(
         flags={"env": "Mortal"}, index=1, error="ValueError", message="Mortal raised ValueError: no luck", place="step",
-        seed=6, random_state=None, actions=[[0], [1], [0], [1]], num_steps=4, traceback=incident.traceback,
+        seed=6, random_state=None, actions=[[0], [1], [0], [1]], num_steps=4, seeds=[], traceback=incident.traceback,
+        ended_process=False,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ class PairEnv:
 
     def __init__(self, num_envs: int, length: int) -> None:
         self.spec = EnvSpec({"obs": ObservationSpec((1,), "float32")}, ActionSpec((ActionPart("categorical", 2),)), 2)
-        self.num_rows, self.length, self.current_env, self.steps = 2 * num_envs, length, -1, 0
+        self.num_rows, self.length, self.steps = 2 * num_envs, length, 0
         self.rebuilds = 0
 
     def reset(self, seeds: Sequence[int], obs: dict[str, np.ndarray]) -> None:

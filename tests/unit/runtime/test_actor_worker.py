@@ -1,8 +1,10 @@
 import pytest
 
 from algorithms.runtime import actor_worker as module
+from algorithms.runtime import leaks
 from algorithms.runtime.actor_worker import ActorWorker
 from algorithms.runtime.env_group import EnvGroup
+from algorithms.runtime.leaks import LeakWatch
 from algorithms.runtime.messages import (
     ActionRequest,
     ActionsReady,
@@ -14,6 +16,7 @@ from algorithms.runtime.messages import (
     Stop,
     TrajectoryReady,
     WorkerReport,
+    WorkerRetires,
 )
 from tests.unit.runtime.groups import Played
 
@@ -147,6 +150,53 @@ def test_reports_come_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now += 1.5 * module.REPORT_SECONDS
     assert reports(1) == 1
     assert reports(2) == 0
+
+
+def test_who_has_grown_too_much_retires_between_two_trajectories(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 50.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    groups = [Played(slots=3).group, Played(slots=3).group]
+    groups[1].plan = groups[1].plan.__class__(index=1, slots=range(3), start=0)
+    worker = worker_of(*groups)
+    worker.leaks = LeakWatch(0, "--flag")
+    held = iter([100 << 20, 100 << 20, 107 << 20])
+    monkeypatch.setattr(leaks, "held_bytes", lambda: next(held))
+    told(worker, Begin())
+
+    def step(index: int) -> list[Message]:
+        group = groups[index]
+        told(worker, ActionsReady(0, index, group.slot, group.step, 0))
+        return list(worker.work())
+
+    for _ in range(3):
+        now += 1.5 * module.REPORT_SECONDS
+        step(0)
+    assert not any(isinstance(message, WorkerRetires) for message in step(1) + step(1))
+    (last,) = [message for message in step(0) if not isinstance(message, EpisodesDone)]  # and no request
+    assert last == TrajectoryReady(0, groups[0].previous, 1, 0)
+    assert groups[0].slot == -1
+    assert list(groups[0].release(SlotReleased(0, last.slot, 1))) == []
+    closed: list[int] = []
+    for index, group in enumerate(groups):
+        monkeypatch.setattr(group.envs, "close", lambda index=index: closed.append(index))
+    step(1)
+    ready, report, retires = [message for message in step(1) if not isinstance(message, EpisodesDone)]
+    assert ready == TrajectoryReady(0, groups[1].previous, 1, 0)
+    assert isinstance(report, WorkerReport)
+    assert report.totals["sent"] == 2
+    assert retires == WorkerRetires("actor_4", "its memory has grown by 7 MiB (--flag)")
+    assert closed == [0, 1]
+    assert not worker.pending()
+
+
+def test_who_has_opened_half_of_the_files_it_may_retires(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = LeakWatch(1 << 40, "")
+    monkeypatch.setattr(leaks.descriptors, "limit", lambda: 100)
+    for count, reason in ((50, None), (51, "it has 51 open files of 100")):
+        monkeypatch.setattr(leaks.descriptors, "num_open", lambda count=count: count)
+        assert watch.reason() == reason
+    monkeypatch.setattr(leaks.descriptors, "limit", lambda: None)
+    assert watch.reason() is None
 
 
 def test_totals_are_summed_over_groups() -> None:

@@ -3,6 +3,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from algorithms.runtime.arena import Arena
 from algorithms.runtime.checkpointing import Checkpointing, Table, decode, encode, resume
 from algorithms.runtime.config import LoggingConfig, RunConfig
 from algorithms.runtime.messages import SaveState, StateSaved
-from algorithms.runtime.monitor import Limits, Monitor
+from algorithms.runtime.monitor import Limits, Monitor, PolicyProgress
 from algorithms.runtime.state_block import LearnerState, StateBlock
+from algorithms.runtime.traits import Traits
 from utils import checkpoint, failpoints
 from utils.errors import CheckpointError, NumericsError, UsageError
 
@@ -55,7 +57,7 @@ class Saving:
         self.directory, self.blocks, self.now = directory, blocks_of(policies), 1000.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         logging_config = LoggingConfig(tensorboard=False, stats_avg=STATS_AVG)
-        self.monitor = Monitor(directory, policies, logging_config, [{}] * policies, Limits(10**6))
+        self.monitor = Monitor(directory, logging_config, [{}] * policies, Limits(10**6))
         config = RunConfig(**flags)  # type: ignore[arg-type]
         self.checkpointing = Checkpointing(directory, config, self.blocks, TABLE, self.monitor)
 
@@ -310,6 +312,25 @@ def test_a_full_disk_costs_one_checkpoint_and_is_said(
     saving.checkpointing.finish()
 
 
+def test_what_other_weights_have_played_is_no_merit_of_those_that_were_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner has gone on from another policy and saved that; main has not heard of it yet."""
+    saving = Saving(tmp_path, monkeypatch, save_best_after=0)
+    saving.played(1.0, 3.0, env_steps=100)
+    state = state_of(100)
+    saving.blocks[0].write(replace(state, meta={**state.meta, "traits": Traits(changes=1, adoptions=1).plain()}))
+    saving.checkpointing.finish()
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]  # and no best one
+    (resumed,) = resume(tmp_path, blocks_of(), TABLE)
+    progress = PolicyProgress(STATS_AVG)
+    progress.restore(resumed)
+    assert (progress.adoptions, progress.episode_return.count) == (1, 0)
+    resumed["progress"]["adoptions"] = 1
+    progress.restore(resumed)
+    assert progress.episode_return.values() == [1.0, 3.0]
+
+
 def test_what_main_knows_is_kept_with_the_state_and_not_given_to_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +341,8 @@ def test_what_main_knows_is_kept_with_the_state_and_not_given_to_the_learner(
     saving.checkpointing.finish()
     blocks = blocks_of()
     (state,) = resume(tmp_path, blocks, TABLE, {"learning_rate": 0.5})
-    assert state["progress"] == {"elapsed_seconds": 4.0, "episodes": 0, "windows": {"reward": [3.0, 5.0], "len": []}}
+    windows = {"reward": [3.0, 5.0], "len": []}
+    assert state["progress"] == {"elapsed_seconds": 4.0, "episodes": 0, "adoptions": 0, "windows": windows}
     found = blocks[0].read()
     assert found is not None
     assert found.meta == {"format": 1, **state_of(100).meta, "learning_rate": 0.5}

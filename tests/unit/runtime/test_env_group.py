@@ -1,13 +1,17 @@
+from collections import defaultdict
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from algorithms.runtime.env_group import EnvGroup
-from algorithms.runtime.messages import ActionRequest, SlotReleased, TrajectoryReady
+from algorithms.runtime.messages import ActionRequest, EpisodesDone, SlotReleased, TrajectoryReady
+from envs.config import EnvConfig
 from envs.env_set import OnFailure
+from envs.make import make_group
 from envs.python_loop import PythonLoop
 from envs.toy import counter_length, counter_step
+from envs.toy_agents import shift_of, shift_reward
 from tests.unit.envs.mortal import Mortals
 from tests.unit.runtime.groups import PairEnv, Played, episodes, ready, requests
 
@@ -252,6 +256,56 @@ def test_agents_of_one_env_may_play_under_different_policies_or_not(per_row: boo
     pairs = policy.reshape(-1, 2, 2)
     assert (pairs[..., 0] == pairs[..., 1]).all() != per_row
     assert (pairs[:, 0] != pairs[:, 1]).any()  # envs differ either way
+    assert set(np.unique(policy)) == {0, 1, 2}
+
+
+def shifts(num_envs: int, **plan: object) -> Played:
+    return Played(envs=make_group(EnvConfig("toy/Shifts-v0"), num_envs), slots=30, **plan)
+
+
+def test_agents_that_take_no_part_are_no_samples() -> None:
+    """Every step of an agent is one of its shifts; what is scored are those shifts, and the team when all are over."""
+    played = shifts(2).begin()
+    for _ in range(30):
+        played.trajectory()
+    played.hear(played.group.episodes.flush(now=True))
+    t = played.trajectories
+    valid, first, action = t.valid.reshape(120, 6), t.first[:, :4].reshape(120, 6), t.action.reshape(120, 6)
+    shown = t.obs["obs"][:, :4].reshape(120, 6, 5).astype(int)
+    ended, teams, returns = [], [], defaultdict(float)
+    for at, row in np.argwhere(valid).tolist():
+        _, episode, step, agent, _ = shown[at, row].tolist()
+        shift, game = shift_of(agent, episode), (row // 3, episode)
+        assert (agent, first[at, row]) == (row % 3, step == shift.begin)
+        assert shift.begin <= step < shift.end
+        for key in (game, (*game, agent)):
+            returns[key] += shift_reward(agent, step, action[at, row])
+        if step + 1 == shift.end:
+            ended.append((0, returns[(*game, agent)], shift.end - shift.begin))
+        if agent == max(range(3), key=lambda a: (shift_of(a, episode).end, a)) and step + 1 == shift.end:
+            teams.append(returns[game])
+    assert played.group.totals["collected"] == valid.sum() > 300
+    assert played.group.totals["reset_rows"] == (~valid).sum()
+    assert episodes(played.said) == [pytest.approx(one) for one in ended]
+    stats = [one for done in played.said if isinstance(done, EpisodesDone) for _, one in done.stats]
+    assert [one["true_reward"] for one in stats if "length" in one] == pytest.approx([r for _, r, _ in ended])
+    assert [one["team_return"] for one in stats if "team_return" in one] == pytest.approx(teams)
+
+
+@pytest.mark.parametrize("per_row", [True, False])
+def test_agents_that_come_late_play_under_the_policy_of_their_env(per_row: bool) -> None:
+    played = shifts(2, num_policies=3, per_row_policy=per_row).begin()
+    for _ in range(30):
+        played.trajectory()
+    t = played.trajectories
+    valid, first, policy = t.valid.reshape(120, 6), t.first[:, :4].reshape(120, 6), t.policy_id[:, :4].reshape(120, 6)
+    going_on = valid[1:] & ~first[1:]
+    assert (policy[1:] == policy[:-1])[going_on].all()  # an episode is played by one policy
+    by_env = policy.reshape(120, 2, 3)
+    together = all(
+        len(set(by_env[at, env][valid[at].reshape(2, 3)[env]].tolist())) <= 1 for at in range(120) for env in range(2)
+    )
+    assert together != per_row
     assert set(np.unique(policy)) == {0, 1, 2}
 
 

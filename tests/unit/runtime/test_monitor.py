@@ -25,7 +25,7 @@ class Watched:
 
     def monitor(self, num_policies: int = 1, *, limits: Limits = MILLION, **flags: object) -> Monitor:
         config = LoggingConfig(**{"tensorboard": False, **flags})  # type: ignore[arg-type]
-        return Monitor(self.directory, num_policies, config, [{}] * num_policies, limits)
+        return Monitor(self.directory, config, [{}] * num_policies, limits)
 
     def records(self) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
@@ -152,7 +152,7 @@ def test_line_of_a_run_that_only_samples(watched: Watched) -> None:
 
 
 def test_every_report_says_where_the_time_goes(watched: Watched, caplog) -> None:
-    monitor = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False), [{}, {}], Limits(1000), Machine(2))
+    monitor = Monitor(watched.directory, LoggingConfig(tensorboard=False), [{}, {}], Limits(1000), Machine(2))
     with caplog.at_level(logging.INFO):
         monitor.tick(watched.now + 10)
         assert len(caplog.records) == 1  # nothing is known yet
@@ -177,8 +177,9 @@ def test_totals_are_summed_over_workers_and_policies(watched: Watched) -> None:
         monitor.handle(WorkerReport("actor_1", {"collected": 4, "sent": 2}))
     for _ in range(2):
         monitor.handle(WorkerRestarted("actor_0", 1, "it was killed"))
+    monitor.handle(WorkerRestarted("actor_0", 2, "it has grown", retired=True))
     assert monitor.totals() == {
-        "restarts": 2,
+        "restarts": 2, "actors_replaced": 1,
         "env_steps": 3000, "samples": 750, "discarded": 10, "updates": 4, "actors_collected": 7, "actors_sent": 3
     }  # fmt: skip
     monitor.close()
@@ -195,7 +196,7 @@ def test_records_hold_the_counters_before_the_tags(watched: Watched) -> None:
     assert first == {
         "elapsed_seconds": 4.0, "policy": 0, "env_steps": 1000, "samples": 250, "discarded": 5,
         "perf/version": 3.0, "perf/episodes": 0.0, "train/loss": 0.5,
-        "perf/restarts": 0, "perf/env_rebuilds": 0,
+        "perf/restarts": 0, "perf/actors_replaced": 0, "perf/env_rebuilds": 0,
     }  # fmt: skip
     assert (second["policy"], second["env_steps"]) == (1, 0)
     assert [record["policy"] for record in last] == [0, 1]  # closing writes once more
@@ -254,7 +255,7 @@ def test_a_resumed_run_goes_on_with_its_counters_averages_and_time(watched: Watc
     states = [saved(first, 0, 500), saved(first, 1, 70)]
     first.close()
     watched.now += 1000.0  # between the starts nothing counts
-    second = Monitor(watched.directory, 2, LoggingConfig(tensorboard=False, stats_avg=3), states, Limits(1000))
+    second = Monitor(watched.directory, LoggingConfig(tensorboard=False, stats_avg=3), states, Limits(1000))
     assert [p.totals["env_steps"] for p in second.policies] == [500, 70]
     assert second.policies[0].totals == {"env_steps": 500, "samples": 125, "discarded": 3, "updates": 2}
     tags = second.policies[0].tags()
@@ -281,10 +282,10 @@ def test_a_run_that_had_reached_its_return_needs_no_new_window(watched: Watched)
     first.handle(episodes((0, 9.0, 1), (0, 10.0, 1), (0, 11.0, 1)))
     state = saved(first, 0, 500)
     first.close()
-    again = Monitor(watched.directory, 1, LoggingConfig(tensorboard=False, stats_avg=3), [state], Limits(1000))
+    again = Monitor(watched.directory, LoggingConfig(tensorboard=False, stats_avg=3), [state], Limits(1000))
     assert budget_of(episode_return=10.0).reached(again.policies) == "the mean return has reached 10.00"
     again.close()
-    wider = Monitor(watched.directory, 1, LoggingConfig(tensorboard=False, stats_avg=4), [state], Limits(1000))
+    wider = Monitor(watched.directory, LoggingConfig(tensorboard=False, stats_avg=4), [state], Limits(1000))
     assert budget_of(episode_return=10.0).reached(wider.policies) is None
     wider.close()
 
@@ -296,7 +297,7 @@ def test_what_a_crash_took_back_is_hidden_on_tensorboard(watched: Watched, heeds
 
         Its fast loader heeds no purge: it forgets points of a curve that a later one comes before or at.
         """
-        monitor = Monitor(watched.directory, 1, LoggingConfig(), states, Limits(10**6))
+        monitor = Monitor(watched.directory, LoggingConfig(), states, Limits(10**6))
         monitor.handle(report(env_steps, loss=0.5))
         monitor.close()
         shown: dict[str, list[int]] = {"train/loss": [], "perf/version": []}

@@ -77,13 +77,21 @@ def test_what_takes_too_long_hangs(activity: Activity, is_actor: bool, limit: fl
     name = words.partition(":")[0]
     pulse = Pulse(activity, since=100.0, began=0.0, turns=1, peer=None, entered=0.0)
     assert LIMITS.hang(name, pulse, 100.0 + limit, is_actor=is_actor) is None
-    assert LIMITS.hang(name, pulse, 101.0 + limit, is_actor=is_actor) == Death(words, True, 3 if is_actor else 1)
+    assert LIMITS.hang(name, pulse, 101.0 + limit, is_actor=is_actor) == Death(
+        words, True, 3 if is_actor else 1, ending="hang"
+    )
 
 
 def test_nobody_hangs_while_all_are_paused() -> None:
     pulse = Pulse(Activity.WORKING, since=100.0, began=90.0, turns=1, peer=2, entered=99.0)
     assert pulse.not_before(99.5) == pulse._replace(began=99.5, entered=99.5)
     assert LIMITS.hang("actor", pulse.not_before(1000.0), 1001.0, is_actor=True) is None
+
+
+def test_who_asks_for_a_successor_gets_one_at_once_and_has_not_failed() -> None:
+    history = PlaceHistory()
+    assert delays(history, Death("", False, retired=True), 100, worked=False, lived_seconds=1.0) == [0.0] * 100
+    assert (history.idle_deaths, history.faults) == (0, 0)
 
 
 def test_what_goes_down_with_the_fork_server_is_not_to_blame() -> None:

@@ -15,7 +15,7 @@ from tests.unit.runtime.test_monitor import episodes
 @pytest.fixture
 def monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Monitor:
     monkeypatch.setattr("algorithms.runtime.monitor.time.monotonic", lambda: 1000.0)
-    monitor = Monitor(tmp_path, 1, LoggingConfig(tensorboard=False), [{}], Limits(1000, seconds=20.0))
+    monitor = Monitor(tmp_path, LoggingConfig(tensorboard=False), [{}], Limits(1000, seconds=20.0))
     monkeypatch.setattr("algorithms.runtime.monitor.time.monotonic", lambda: 1007.5)
     return monitor
 
@@ -40,6 +40,7 @@ def test_it_holds_counters_returns_times_and_the_budget(tmp_path: Path, monitor:
         "state": "finished", "reason": "because", "seconds": 7.5, "elapsed_seconds": 7.5, "return_mean": [2.5]
     }  # fmt: skip
     assert found["seconds_left"] == 12.5  # without a speed yet, those of the clock
+    assert (found["share"], found["env_steps"], found["policies"][0]["reward/mean"]) == (0.4, 400, 2.5)
     assert (found["totals"]["env_steps"], found["budget"]) == (400, {"env_steps": 1000, "episode_return": None})
     monitor.close()
 

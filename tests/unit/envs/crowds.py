@@ -1,0 +1,66 @@
+"""PettingZoo's forms of a toy, as somebody's own module would have them."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils.conversions import parallel_to_aec
+
+from envs.toy_agents import Shifts
+
+UNIT = spaces.Box(0.0, 1.0, (1,), np.float32)
+
+
+class ParallelShifts(ParallelEnv):
+    """`Shifts` as a parallel environment: whoever takes no part is in no dict."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "shifts_v0", "render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.possible_agents = ["a", "b", "c"]
+        self.render_mode, self.shifts, self.agents = render_mode, Shifts(3), []
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        return self.shifts.observation_space
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return self.shifts.action_space
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        shown, infos = self.shifts.reset(seed=seed)
+        self.agents = [a for a, info in zip(self.possible_agents, infos, strict=True) if info.get("is_active", True)]
+        listed = zip(self.possible_agents, zip(shown, infos, strict=True), strict=True)
+        parts = {agent: entries for agent, entries in listed if agent in self.agents}
+        return {a: o for a, (o, _) in parts.items()}, {a: i for a, (_, i) in parts.items()}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert set(actions) == set(self.agents)
+        acting = self.agents
+        said = self.shifts.step([actions.get(agent, 99) for agent in self.possible_agents])
+        by_agent = dict(zip(self.possible_agents, zip(*said, strict=True), strict=True))
+        self.agents = [agent for agent, (*_, info) in by_agent.items() if info.pop("is_active", True)]
+        told = [agent for agent in self.possible_agents if agent in acting or agent in self.agents]
+        return tuple({agent: by_agent[agent][i] for agent in told} for i in range(5))
+
+    def render(self) -> Any:
+        return np.full((20, 30, 3), 40 * self.shifts._step, np.uint8)
+
+
+def parallel_env(render_mode: str | None = None) -> ParallelShifts:
+    """Made as PettingZoo's modules do it."""
+    return ParallelShifts(render_mode)
+
+
+def parallel_to_aec_env() -> Any:
+    """An environment whose agents are stepped one after the other, all of them in one step."""
+    return parallel_to_aec(ParallelShifts())
+
+
+class Turns(AECEnv):
+    """Its agents take turns."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "turns_v0"}
+
+    def __init__(self) -> None:
+        self.possible_agents = ["a", "b"]
