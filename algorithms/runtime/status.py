@@ -66,7 +66,7 @@ def _counters(monitor: Monitor) -> dict[str, object]:
     means = [p.episode_return.mean for p in monitor.policies if p.episodes]
     return {
         **overview_of(monitor, now).plain(),
-        "seconds": now - monitor.started,  # of this start
+        "seconds": round(now - monitor.started, 3),  # of this start
         "totals": monitor.totals(),
         "return_mean": [mean if math.isfinite(mean) else None for mean in means],
     }

@@ -47,7 +47,7 @@ def replace(run: TrainingRun, role: str) -> None:
 @pytest.mark.parametrize(
     ("placement", "roles"),
     [
-        ("central", ("actor_0", "policy_worker_0.0", "learner_0")),
+        pytest.param("central", ("actor_0", "policy_worker_0.0", "learner_0"), marks=pytest.mark.slow),
         pytest.param("central", ("learner_0", "fork_server", "janitor"), marks=pytest.mark.slow),
         pytest.param("local", ("actor_1", "learner_0", "fork_server"), marks=pytest.mark.slow),
     ],
@@ -219,7 +219,11 @@ def hostile(folder: Path, *words: str, once: bool = True) -> tuple[TrainingRun, 
     ("fault", "line"),
     [
         ("poison_queues", "learner_0: blocked in its queue to actor_1 by a process that died in it; starting it again"),
-        ("hang", "actor_1: a step of its environments takes longer than 1 s; starting it again (restart 1)"),
+        pytest.param(
+            "hang",
+            "actor_1: a step of its environments takes longer than 1 s; starting it again (restart 1)",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("segfault", "actor_1 was killed by SIGSEGV; starting", marks=pytest.mark.slow),
     ],
 )

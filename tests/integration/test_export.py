@@ -34,7 +34,7 @@ def session_of(path: Path) -> Any:
 
 @pytest.mark.parametrize(
     "experiment",
-    ["memory", pytest.param("cartpole", marks=pytest.mark.slow), pytest.param("windowed", marks=pytest.mark.slow)],
+    ["cartpole", pytest.param("memory", marks=pytest.mark.slow), pytest.param("windowed", marks=pytest.mark.slow)],
 )
 def test_it_gives_the_actions_of_the_policy_on_a_thousand_observations(
     runs: Path,
