@@ -34,7 +34,7 @@ def test_an_environment_is_examined_and_flags_are_recommended_that_exist(tmp_pat
 
 @pytest.mark.slow
 def test_an_environment_that_cannot_be_made_is_bad(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def Broken():\n    raise ValueError('out of cheese')\n")
+    (tmp_path / "mine.py").write_text("import gymnasium\n\n\ndef Broken():\n    raise ValueError('out of cheese')\n")
     done = run(tmp_path, "--env=mine:Broken")
     assert (done.returncode, done.stderr) == (1, "")
     last, verdict = done.stdout.splitlines()[-2:]
