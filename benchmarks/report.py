@@ -243,6 +243,26 @@ def _promises(results: Results) -> str:
     return _table(("", "measured", "promised: at most"), rows)
 
 
+def _population(results: Results) -> str:
+    rows = [
+        (f"{name}, seed {seed}", ", ".join(f"{one:.1f}" for one in of["returns"]), f"{min(of['returns']):.1f}",
+         of["copies"], of["mutations"])
+        for name, result in results.items()
+        for seed, of in result["seeds"].items()
+    ]  # fmt: skip
+    return _table(("CartPole, four learning rates", "mean returns", "the worst", "copies", "mutations"), rows)
+
+
+def _self_play(results: Results) -> str:
+    rows = [
+        (f"{name}, seed {seed}", ", ".join(f"{one:.3f}" for one in of["mean"]), f"{of['farthest']:.3f}",
+         f"{of['win_rate']:.2f}")
+        for name, result in results.items()
+        for seed, of in result["seeds"].items()
+    ]  # fmt: skip
+    return _table(("rock-paper-scissors", "mean strategy of the pool", "farthest from a third", "win rate"), rows)
+
+
 SECTIONS = {
     "peers": ("Side by side with peers", _peers),
     "end_to_end": ("End to end, and the limit", _end_to_end),
@@ -252,6 +272,8 @@ SECTIONS = {
     "framework": ("The framework alone", _framework),
     "learning": ("Learning, the same hyperparameters", _learning),
     "growth": ("How costs grow", _growth),
+    "population": ("Populations", _population),
+    "self_play": ("Self-play", _self_play),
     "recovery": ("Reliability: until training goes on after a kill", _promises),
     "under_fire": ("Reliability: learning under fire", _promises),
     "supervision": ("Reliability: what supervision costs", _promises),

@@ -305,6 +305,18 @@ class TestReport:
         (line,) = population.table({"population": {"seeds": {"2": trained._asdict()}}}).splitlines()[1:]
         assert line == "population    seed 2:  500.0   20.0  worst   20.0  3 copies, 4 mutations  80 s"
 
+    def test_populations_and_self_play_have_a_section(self) -> None:
+        trained = population.Trained([500.0, 20.0], copies=3, mutations=4, rates=[1e-3, 1e-6], seconds=80.0)
+        _, section = report.SECTIONS["population"]
+        assert section({"alone": {"seeds": {"2": trained._asdict()}}}).splitlines()[-1] == (
+            "| alone, seed 2 | 500.0, 20.0 | 20.0 | 3 | 4 |"
+        )
+        of_pool = {"mean": [0.3, 0.3, 0.4], "farthest": 0.0667, "win_rate": 0.5}
+        _, section = report.SECTIONS["self_play"]
+        assert section({"past": {"seeds": {"1": of_pool}}}).splitlines()[-1] == (
+            "| past, seed 1 | 0.300, 0.300, 0.400 | 0.067 | 0.50 |"
+        )
+
     def test_unknown_results_are_not_left_out(self) -> None:
         with pytest.raises(UsageError, match="no section for results of x"):
             report.render([{"benchmark": "x", "machine": measuring.machine(), "results": {}}])
