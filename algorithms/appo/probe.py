@@ -28,7 +28,7 @@ ACTING_STEPS = 3  # observations in a slot of a rollout of 2
 ACTING_SECONDS = 0.02  # per number of rows
 SLOWEST_ACTING_SECONDS = 0.02  # of a forward pass; more rows are not tried
 SLOWEST_FIRST_SECONDS = 0.5  # of a call that is made a second time
-TRAINING_SECONDS = 0.2  # per number of threads, beside a step on one trajectory
+TRAINING_SECONDS = 0.3  # of the largest minibatch that is tried
 NEVER = 1 << 60
 
 
@@ -54,7 +54,7 @@ class NetworkProbe:
 
     Attributes:
         description: what memory the model needs.
-        columns: of the largest minibatch that there was time to train.
+        columns, alone_seconds: of the largest minibatch that there was time to train, and what it took one thread.
 
     Raises:
         UsageError: the model cannot be made as the flags ask.
@@ -65,7 +65,7 @@ class NetworkProbe:
         self.flat = new_model(config, spec, "cpu")
         assert isinstance(self.flat.module, ActorCritic)
         statistics = RunningStatistics(self.flat.module, config.learning.normalize_returns)
-        num_moments, self.columns = statistics.to_array().size, 1
+        num_moments, self.columns, self.alone_seconds = statistics.to_array().size, 1, 0.0
         self.description = ModelDescription(self.flat.table, self.flat.module.rnn_state_size, num_moments)
 
     def costs(self) -> tuple[Curve, Curve]:
@@ -81,14 +81,11 @@ class NetworkProbe:
         return rising(acting), ((threads, self.training_seconds()),)
 
     def threads_ratio(self, threads: int) -> float:
-        """The seconds of training by that many threads, in those by one, with nothing beside them."""
+        """The seconds of training by that many threads, with nothing beside them, in those by one."""
         train = self.update(self.columns)
-        train()
-        seconds: dict[int, list[float]] = {1: [], threads: []}
-        for count in (1, threads) * 2:
-            cpu.limit_threads(count)
-            seconds[count].append(_timed(train))
-        return min(seconds[threads]) / min(seconds[1])
+        cpu.limit_threads(threads)
+        train()  # makes new plans of convolutions
+        return _timed(train) / self.alone_seconds
 
     def acting_seconds(self, rows: int) -> float:
         """Seconds in which a policy worker answers a request for that many rows."""
@@ -109,15 +106,18 @@ class NetworkProbe:
     def training_seconds(self) -> float:
         """Seconds in which a learner worker trains on a sample in all epochs.
 
-        One trajectory says how many fit into the time; the largest minibatch that does, up to the real one, is trained.
+        A minibatch takes a time of its own and one for each of its trajectories. There is no time for many of a large
+        network: a single one and as many as there is time for say what the real minibatch takes.
         """
         learning = self.config.learning
-        seconds = self.update_seconds(1, TRAINING_SECONDS / 10)
-        affordable = int(TRAINING_SECONDS / 2 / max(seconds, 1e-6))
-        self.columns = max(1, min(affordable, learning.batch_size // learning.rollout))
+        size = learning.batch_size // learning.rollout
+        one = self.alone_seconds = self.update_seconds(1, TRAINING_SECONDS / 10)
+        self.columns = max(1, min(int(TRAINING_SECONDS / max(one, 1e-6)), size))
         if self.columns > 1:
-            seconds = self.update_seconds(self.columns, TRAINING_SECONDS)
-        return seconds / self.columns / learning.rollout * learning.ppo_epochs
+            self.alone_seconds = self.update_seconds(self.columns, TRAINING_SECONDS)
+        each = (self.alone_seconds - one) / (self.columns - 1) if self.columns > 1 else one
+        seconds = self.alone_seconds + max(0.0, each) * (size - self.columns)
+        return seconds / size / learning.rollout * learning.ppo_epochs
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
         """Seconds from a slot of that many trajectories to the weights that it trained."""

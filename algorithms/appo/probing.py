@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 BUDGET_SECONDS = 2.0
 
+THREADS_EXPONENT = 0.7
+"""Of the speed of training over threads, where it was not measured."""
+
 Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
 """Makes an inquiry of a target and its arguments."""
 
@@ -84,11 +87,12 @@ def _costs(of_network: object, environment: Inquiry, deadline: float) -> Costs |
 
 
 def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
-    """The costs with those of that many threads of the learner, if they were measured."""
-    if not isinstance(ratio, float):
+    """The costs with those of that many threads of the learner; a network that takes too long to time them is large."""
+    if isinstance(ratio, WorkerFailed):
         return costs
+    share = ratio if isinstance(ratio, float) else threads**-THREADS_EXPONENT
     (_, seconds), *_ = costs.learn
-    return replace(costs, learn=(*costs.learn, (threads, seconds * ratio)))
+    return replace(costs, learn=(*costs.learn, (threads, seconds * share)))
 
 
 def checked(answer: object) -> object:

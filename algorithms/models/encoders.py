@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import cast
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from algorithms.models.side_by_side import side_by_side
 from algorithms.ops.normalization import normalize
 from envs.spec import is_channels_first
 
@@ -101,8 +103,8 @@ class Encoder(nn.Sequential):
         layers: In their order.
         output_size: Of the last one.
         num_image_layers: How many of the first ones see images, the very first of which only arranges them. On a CPU
-            they take `IMAGES_AT_ONCE`: what passes between layers then stays in the cache, and the memory of a training
-            step is half.
+            they take `IMAGES_AT_ONCE` at most, and several threads take equal shares: what passes between layers then
+            stays in the cache, and the memory of a training step is half.
     """
 
     def __init__(self, layers: Sequence[nn.Module], output_size: int, num_image_layers: int = 0) -> None:
@@ -118,10 +120,18 @@ class Encoder(nn.Sequential):
         """Features of x [N,*]."""
         if not self.num_image_layers:
             return _through(self, x)
+        threads = torch.get_num_threads() if x.device.type == "cpu" else 1
+        if threads == 1 or len(x) <= IMAGES_AT_ONCE:
+            return self._forward(x)
+        parts = torch.split(x, -(-len(x) // threads))
+        return side_by_side(self._forward, parts, tuple(self.parameters()))
+
+    def _forward(self, x: Tensor) -> Tensor:
+        """The same in this thread alone."""
         layers = list(self)
         image_layers, others = layers[: self.num_image_layers], layers[self.num_image_layers :]
-        at_once = IMAGES_AT_ONCE if x.device.type == "cpu" else max(1, len(x))
-        features = [self._encode(some, image_layers) for some in torch.split(x, at_once)]
+        chunks = -(-len(x) // IMAGES_AT_ONCE) if x.device.type == "cpu" else 1
+        features = [self._encode(some, image_layers) for some in torch.tensor_split(x, max(1, chunks))]
         return _through(others, torch.cat(features) if len(features) > 1 else features[0])
 
     def _encode(self, images: Tensor, layers: Sequence[nn.Module]) -> Tensor:
@@ -144,16 +154,22 @@ class _Bytes:
 
     def __init__(self, scaling: InputScaling, arrange: nn.Module) -> None:
         self.scaling, self.arrange = scaling, arrange
-        self._scratch = torch.empty(0)
+        self._scratch: dict[int, Tensor] = {}  # by thread
 
     def prepare(self, images: Tensor) -> Tensor:
-        """The images as floats, until the next call: new memory for each would leave holes between what is kept."""
-        if self._scratch.shape[1:] != images.shape[1:]:
+        """The images as floats, until the thread's next call.
+
+        New memory for each would leave holes between what is kept.
+        """
+        thread = threading.get_ident()
+        scratch = self._scratch.get(thread)
+        if scratch is None or scratch.shape[1:] != images.shape[1:]:
             layout = torch.channels_last if is_channels_first(tuple(images.shape[1:])) else torch.contiguous_format
             with torch.inference_mode(False):  # or it could not be written to outside of it
-                self._scratch = torch.empty(IMAGES_AT_ONCE, *images.shape[1:], memory_format=layout)
+                scratch = torch.empty(IMAGES_AT_ONCE, *images.shape[1:], memory_format=layout)
+            self._scratch[thread] = scratch
         with torch.no_grad():
-            scaled = self.scaling.write(images, self._scratch[: len(images)])
+            scaled = self.scaling.write(images, scratch[: len(images)])
         prepared: Tensor = self.arrange(scaled)
         return prepared
 

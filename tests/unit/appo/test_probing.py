@@ -10,7 +10,7 @@ from algorithms.appo import probe, probing, rehearsal
 from algorithms.appo.blueprint import ModelDescription, Probe
 from algorithms.appo.config import Config
 from algorithms.appo.probe import NetworkProbe
-from algorithms.appo.probing import BUDGET_SECONDS, find_out
+from algorithms.appo.probing import BUDGET_SECONDS, THREADS_EXPONENT, find_out
 from algorithms.appo.rehearsal import ROLLOUT, Making, Rehearsal, observation_bytes, stepping_costs
 from algorithms.appo.tuning import Costs
 from algorithms.runtime.messages import WorkerFailed
@@ -108,11 +108,14 @@ def test_acting_and_training_are_timed(flags: dict[str, object], threads: int) -
 
 
 class Timed(NetworkProbe):
-    """A network whose forward passes take 4 ms per row, and whose training takes `sample` seconds per sample."""
+    """A network whose forward passes take 4 ms per row, and whose training takes `sample` seconds per sample.
 
-    def __init__(self, sample: float, **flags: object) -> None:
+    A minibatch takes `step` seconds more, however large it is.
+    """
+
+    def __init__(self, sample: float, step: float = 0.0, **flags: object) -> None:
         super().__init__(config_of("toy/Zero-v0", **flags), SPEC)
-        self.sample = sample
+        self.sample, self.step = sample, step
         self.trained: list[int] = []
 
     def acting_seconds(self, rows: int) -> float:
@@ -120,7 +123,7 @@ class Timed(NetworkProbe):
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
         self.trained.append(columns)
-        return self.sample * columns * self.config.learning.rollout
+        return self.step + self.sample * columns * self.config.learning.rollout
 
 
 def test_a_slow_forward_pass_is_not_tried_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +132,15 @@ def test_a_slow_forward_pass_is_not_tried_with_more_rows(monkeypatch: pytest.Mon
     assert Timed(0.001).costs()[0] == ((1, 0.004), (4, 0.016))
 
 
-@pytest.mark.parametrize(("sample", "columns"), [(2.5e-4, [1, 16]), (5e-3, [1, 5]), (0.05, [1])])
-def test_the_largest_minibatch_that_time_allows_is_trained(sample: float, columns: list[int]) -> None:
-    network = Timed(sample, batch_size=64)  # 16 columns of 4 steps
-    assert network.training_seconds() == pytest.approx(3 * sample)  # epochs
+@pytest.mark.parametrize(
+    ("sample", "step", "columns"),
+    [(2.5e-4, 0.0, [1, 16]), (5e-3, 0.0, [1, 15]), (5e-3, 0.05, [1, 4]), (0.05, 0.0, [1])],
+)
+def test_the_largest_minibatch_that_time_allows_says_what_the_real_one_takes(
+    sample: float, step: float, columns: list[int]
+) -> None:
+    network = Timed(sample, step, batch_size=64)  # 16 columns of 4 steps
+    assert network.training_seconds() == pytest.approx(3 * (sample + step / 64))  # epochs
     assert network.trained == columns
 
 
@@ -175,15 +183,18 @@ def test_both_processes_say_what_they_know() -> None:
     assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (Probe(SPEC, MODEL), None, 0.0)
 
 
-@pytest.mark.parametrize("late", [None, WorkerFailed("probe", 1, "no memory", "")])
-def test_threads_of_a_learner_that_would_be_the_limit_are_timed_on_a_still_machine(late: object) -> None:
+def test_threads_of_a_learner_that_would_be_the_limit_are_timed_on_a_still_machine() -> None:
     stepping, acting, training = ((1, 1e-5),), ((1, 1e-6),), ((1, 1e-3),)
     network = Answers(MODEL, (acting, training), 0.625)
     found = asked(Answers(SPEC, (stepping, 5)), network)
     assert network.questions == [2]
     assert found.costs == Costs(stepping, acting, ((1, 1e-3), (2, 0.625e-3)), 5)
-    found = asked(Answers(SPEC, (stepping, 5)), Answers(MODEL, (acting, training), late))
+    failed = WorkerFailed("probe", 1, "no memory", "")
+    found = asked(Answers(SPEC, (stepping, 5)), Answers(MODEL, (acting, training), failed))
     assert found.costs == Costs(stepping, acting, training, 5)
+    # A network that takes too long to find out needs them most.
+    found = asked(Answers(SPEC, (stepping, 5)), Answers(MODEL, (acting, training), None))
+    assert found.costs == Costs(stepping, acting, ((1, 1e-3), (2, 1e-3 * 2**-THREADS_EXPONENT)), 5)
 
 
 @pytest.mark.parametrize("late", [None, WorkerFailed("probe", 3, "step raised", "")])

@@ -99,9 +99,43 @@ def test_images_that_come_as_bytes_are_scaled_in_the_encoder_and_kept_as_bytes(
         assert torch.equal(acting, features)
         found.append((features, *torch.autograd.grad(features.square().sum(), list(encoder.parameters()))))
         # to act and to learn from, and the last ones first for the gradient of the first convolution
-        assert written == ([IMAGES_AT_ONCE, 3] * 2 + [3, IMAGES_AT_ONCE] if x is images else [])
+        assert written == ([18, 17] * 2 + [17, 18] if x is images else [])
     for of_bytes, of_floats in zip(*found, strict=True):
         assert torch.equal(of_bytes, of_floats)
+
+
+@pytest.mark.parametrize(
+    ("make", "bf16"), [(conv_encoder_of_simple, False), (conv_encoder_of_simple, True), (impala_encoder_of_one, False)]
+)
+def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf16: bool) -> None:
+    encoder, images = make(), torch.randint(0, 256, (3 * IMAGES_AT_ONCE, 3, 36, 36), dtype=torch.uint8)
+    encoder.scale_with(InputScaling((3, 36, 36), subtract_mean=0.0, scale=255.0, running=False))
+    encoder[1].bias.requires_grad_(False)
+    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    found = []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            with torch.inference_mode():
+                acting = encoder(images)
+            features = encoder(images)
+        assert torch.equal(acting, features)
+        assert features.dtype == (torch.bfloat16 if bf16 else torch.float32)
+        found.append((features, *torch.autograd.grad(features.float().square().mean(), trained)))
+    torch.set_num_threads(1)
+    alone, together, again = found
+    for one, two, repeated in zip(alone, together, again, strict=True):
+        assert torch.equal(two, repeated)
+        torch.testing.assert_close(two, one, rtol=0.05 if bf16 else 1e-4, atol=0.02 if bf16 else 1e-5)
+
+
+def test_what_fails_on_a_thread_fails_here() -> None:
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="expected input"):
+            conv_encoder_of_simple()(torch.rand(2 * IMAGES_AT_ONCE, 4, 36, 36))
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_what_else_keeps_the_scaled_images_gets_a_copy() -> None:
