@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.elsewhere import completed
+
 ROOT = Path(__file__).resolve().parents[2]
 CARTPOLE = "--env=CartPole-v1"
 HOSTILE = "--env=tests.chaos.hostile_env:Hostile"
@@ -26,16 +28,7 @@ FAST = (
 
 def start(cwd: Path, *argv: str, script: str = "train_appo.py") -> subprocess.CompletedProcess[str]:
     """Run a script of the repository in another directory."""
-    return subprocess.run(
-        [sys.executable, str(ROOT / script), *argv],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return completed(cwd, [sys.executable, ROOT / script, *argv])
 
 
 def assert_one_line(result: subprocess.CompletedProcess[str], *expected: str) -> None:

@@ -1,11 +1,10 @@
 """The code of the documentation runs as it stands there: files in a folder of one's own, commands with a budget."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.integration.elsewhere import run
 from tests.markdown import ROOT, blocks, commands
 from utils.command_line import own_command
 
@@ -28,21 +27,6 @@ def test_code_of_ones_own_runs_in_a_folder_of_ones_own(tmp_path: Path, page: str
         for words in commands(block) if block.text.startswith("appo ") else ():
             if words[1] in ("train", "enjoy") and (tmp_path / "utils.py").exists():  # after the files
                 extra = BUDGET if words[1] == "train" else ("--max_num_episodes=1",)
-                run([*words[1:], *extra], tmp_path)
+                run(*own_command([*words[1:], *extra]), cwd=tmp_path)
                 ran.append(words[1])
     assert "train" in ran
-
-
-def run(words: list[str], cwd: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        own_command(words),
-        cwd=cwd,
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"

@@ -1,9 +1,7 @@
 """The wheel: built, installed without the repository in reach, and used from a directory full of bad names."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -11,27 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.elsewhere import run
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"algorithms", "envs", "utils"}
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tests", "benchmarks", *sorted(PACKAGES))
-
-
-def run(*words: str | Path, cwd: Path) -> str:
-    """Standard output of a command that must succeed; it sees neither the repository nor this environment's paths."""
-    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSAFEPATH")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    result = subprocess.run(
-        [str(word) for word in words],
-        cwd=cwd,
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert result.returncode == 0, f"{words}\n{result.stdout}\n{result.stderr}"
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
