@@ -28,7 +28,7 @@ from algorithms.runtime.arena import Arena
 from algorithms.runtime.batches import Batch, ColumnBatches
 from algorithms.runtime.env_group import EnvGroup, GroupPlan
 from algorithms.runtime.flat_module import FlatModule, split
-from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
+from algorithms.runtime.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.messages import (
     ActionRequest,
     Address,
@@ -38,7 +38,6 @@ from algorithms.runtime.messages import (
     SlotReleased,
     TrajectoryReady,
 )
-from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.topology import Topology
@@ -180,13 +179,12 @@ def make_worker(env: str, env_steps: int, seed: int) -> tuple[LearnerWorker, Rol
     fields = Trajectories.declare(sizes, spec) + FinalObservations.declare(sizes, spec)
     arena = Arena.create([*fields, *WeightRing.declare(0, size), *StateBlock.declare(0, size, moments=0)])
     trajectories, finals = Trajectories.attach(arena, spec), FinalObservations.attach(arena, spec)
-    seeds, ring = np.random.SeedSequence(seed), WeightRing(arena, 0)
+    seeds, memory = np.random.SeedSequence(seed), LearnerMemory.attach(arena, trajectories, policy=0)
     group = EnvGroup(GroupPlan(index=0, slots=range(2), start=0), envs, trajectories, finals, seeds)
     acts = ActingPlan(spec, num_groups=1, recurrence=segment, num_policies=1, device="cpu", seed=seed)
-    rollouts = Rollouts(group, PolicyWorker(Address("policy_worker"), acts, acting, ring, trajectories, finals))
+    rollouts = Rollouts(group, PolicyWorker(Address("policy_worker"), acts, acting, memory.ring, trajectories, finals))
     trains = TrainingPlan(env_steps, env_steps, 1, "cpu", LEARNING.max_skipped_updates, Path("incidents"))
-    block, ledger = StateBlock(arena, 0), LearnerLedger(trajectories, policy=0)
-    return LearnerWorker(Address("learner"), trains, learner, rollouts, ring, block, ledger), rollouts
+    return LearnerWorker(Address("learner"), trains, learner, rollouts, memory), rollouts
 
 
 def train(env: str, env_steps: int, seed: int = 1) -> tuple[float, LearnerReport]:

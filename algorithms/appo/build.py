@@ -19,14 +19,12 @@ from algorithms.runtime.buffered_policy_worker import BufferedPolicyWorker
 from algorithms.runtime.device import Device, device_of
 from algorithms.runtime.device_batches import DeviceBatches
 from algorithms.runtime.flat_module import FlatModule
-from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
+from algorithms.runtime.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.lockstep import LockstepBatches, LockstepPolicyWorker
 from algorithms.runtime.member_worker import Member, MemberWorker
 from algorithms.runtime.messages import Address
 from algorithms.runtime.node import Worker
-from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker
-from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from algorithms.runtime.weights import WeightRing
 from envs.spec import EnvSpec
@@ -150,11 +148,10 @@ def _learner(
 
     member = Member(b.traits_of(policy), Tune(learner, quick_update))
     batches = _batches(b, arena, policy, device)
-    ring, block = WeightRing(arena, policy), StateBlock(arena, policy)
-    ledger = LearnerLedger(Trajectories.attach(arena, b.spec), policy)
+    memory = LearnerMemory.attach(arena, Trajectories.attach(arena, b.spec), policy)
     if plan.alone:
-        return LearnerWorker(address, plan, learner, batches, ring, block, ledger)
-    return MemberWorker(address, plan, learner, batches, ring, block, ledger, member=member)
+        return LearnerWorker(address, plan, learner, batches, memory)
+    return MemberWorker(address, plan, learner, batches, memory, member=member)
 
 
 def _batches(blueprint: Blueprint, arena: Arena, policy: int, device: Device) -> BatchSource:

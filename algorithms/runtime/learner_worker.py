@@ -5,10 +5,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
+from algorithms.runtime.arena import Arena
 from algorithms.runtime.batches import Batch, BatchSource
 from algorithms.runtime.device import device_of
 from algorithms.runtime.flat_module import FlatModule
@@ -28,6 +29,7 @@ from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.publisher import Publisher
 from algorithms.runtime.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
 from algorithms.runtime.state_block import LearnerState, StateBlock
+from algorithms.runtime.trajectories import Trajectories
 from algorithms.runtime.weights import WeightRing
 from utils.failpoints import failpoint
 from utils.timing import COPYING, FRAMEWORK, TRAINING, clock
@@ -135,6 +137,25 @@ def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[
     return totals, before
 
 
+class LearnerMemory(NamedTuple):
+    """What the learner of a policy finds in the arena, and leaves to whoever takes its place.
+
+    Attributes:
+        ring: where weights are published.
+        block: where the state is kept; if it holds one, training continues from it.
+        ledger: what else a learner finds that takes the place of a dead one.
+    """
+
+    ring: WeightRing
+    block: StateBlock
+    ledger: LearnerLedger
+
+    @classmethod
+    def attach(cls, arena: Arena, trajectories: Trajectories, policy: int) -> Self:
+        """That of a policy."""
+        return cls(WeightRing(arena, policy), StateBlock(arena, policy), LearnerLedger(trajectories, policy))
+
+
 class LearnerWorker:
     """Trains one policy on what its batch source delivers.
 
@@ -143,23 +164,14 @@ class LearnerWorker:
         plan: what it is told once.
         learner: the algorithm.
         batches: where batches come from.
-        ring: where weights are published.
-        block: where the state is kept; if it holds one, training continues from it.
-        ledger: what else a learner finds that takes the place of a dead one.
+        memory: what outlives it.
     """
 
     def __init__(
-        self,
-        address: Address,
-        plan: TrainingPlan,
-        learner: Learner,
-        batches: BatchSource,
-        ring: WeightRing,
-        block: StateBlock,
-        ledger: LearnerLedger,
+        self, address: Address, plan: TrainingPlan, learner: Learner, batches: BatchSource, memory: LearnerMemory
     ) -> None:
-        self.address, self.plan, self.learner = address, plan, learner
-        self.batches, self.ring, self.block, self.ledger = batches, ring, block, ledger
+        self.address, self.plan, self.learner, self.batches = address, plan, learner, batches
+        self.ring, self.block, self.ledger = ring, block, ledger = memory
         self.device = device_of(plan.device)
         self.publisher = Publisher(ring, learner.flat.flat, self.device)
         zero = dict.fromkeys(("env_steps", "samples", "batches", "lost"), 0)

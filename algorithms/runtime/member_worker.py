@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from algorithms.runtime.batches import BatchSource, ColumnBatches
-from algorithms.runtime.learner_worker import Learner, LearnerWorker, TrainingPlan
+from algorithms.runtime.learner_worker import Learner, LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.messages import Address, Adopt, Message, SetHyperparameters, TraitsSet
-from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.traits import KEY, Traits
-from algorithms.runtime.weights import WeightRing
 from utils.failpoints import failpoint
 
 log = logging.getLogger(__name__)
@@ -39,26 +37,24 @@ class MemberWorker(LearnerWorker):
     member or the next learner in this place, never gets the one without the other.
 
     Args:
-        address, plan, learner, batches, ring, block, ledger: as `LearnerWorker`.
+        address, plan, learner, batches, memory: as `LearnerWorker`.
         member: what makes it one.
     """
 
-    def __init__(  # noqa: PLR0913 (those of its base, and what it adds)
+    def __init__(
         self,
         address: Address,
         plan: TrainingPlan,
         learner: Learner,
         batches: BatchSource,
-        ring: WeightRing,
-        block: StateBlock,
-        ledger: LearnerLedger,
+        memory: LearnerMemory,
         *,
         member: Member,
     ) -> None:
-        self.member, self.traits = member, _latest(member.traits, block)
+        self.member, self.traits = member, _latest(member.traits, memory.block)
         if self.traits is not member.traits and (columns := member.tune(self.traits.hyperparameters)):
             _resize(batches, columns)
-        super().__init__(address, plan, learner, batches, ring, block, ledger)
+        super().__init__(address, plan, learner, batches, memory)
 
     def handle(self, message: Message) -> Iterator[Message]:
         """As `LearnerWorker`, and main's orders; they come between two batches."""

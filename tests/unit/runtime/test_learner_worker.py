@@ -11,7 +11,7 @@ from torch import nn
 from algorithms.runtime import learner_worker as module
 from algorithms.runtime.batches import Batch, ColumnBatches
 from algorithms.runtime.flat_module import FlatModule
-from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
+from algorithms.runtime.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.messages import (
     Address,
     Begin,
@@ -23,7 +23,6 @@ from algorithms.runtime.messages import (
     Stop,
     TrajectoryReady,
 )
-from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.state_block import LearnerState, StateBlock
 from algorithms.runtime.weights import WeightRing
 from tests.unit.runtime.devices import LateDevice
@@ -88,15 +87,13 @@ class Training:
             world = world_of(more=more)
             number_all(world)
         self.world = world
-        self.ring, self.block = WeightRing(world.arena, 0), StateBlock(world.arena, 0)
+        memory = LearnerMemory.attach(world.arena, world.trajectories, 0)
+        self.ring, self.block = memory.ring, memory.block
         limits = {"env_steps": 10**9, "samples": 10**9, "max_policy_lag": 20, "max_skipped_updates": 4, **plan}
         self.learner = CountingLearner()
         batches = ColumnBatches(world.trajectories, 0, ROWS, limits["max_policy_lag"], False, 1)
         plans = TrainingPlan(**limits, device="cpu", incidents=incidents)
-        self.worker = LearnerWorker(
-            Address("learner", 0), plans, self.learner, batches, self.ring, self.block,
-            LearnerLedger(world.trajectories, 0),
-        )  # fmt: skip
+        self.worker = LearnerWorker(Address("learner", 0), plans, self.learner, batches, memory)
 
     def told(self, message: Message) -> list[Message]:
         return list(self.worker.handle(message))

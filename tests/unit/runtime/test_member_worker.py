@@ -7,10 +7,9 @@ import pytest
 
 from algorithms.runtime import learner_worker as module
 from algorithms.runtime.batches import ColumnBatches
-from algorithms.runtime.learner_worker import TrainingPlan
+from algorithms.runtime.learner_worker import LearnerMemory, TrainingPlan
 from algorithms.runtime.member_worker import Member, MemberWorker
 from algorithms.runtime.messages import Address, Adopt, Message, SaveState, SetHyperparameters, TraitsSet
-from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.state_block import StateBlock
 from algorithms.runtime.traits import Traits
 from algorithms.runtime.weights import WeightRing
@@ -34,15 +33,14 @@ class TrainedMember:
     def __init__(self, world: World, policy: int = 0, columns: int = ROWS, traits: Traits = FIRST) -> None:
         self.world, self.policy = world, policy
         world.trajectories.policy_id[:] = policy
-        self.ring, self.block = WeightRing(world.arena, policy), StateBlock(world.arena, policy)
+        memory = LearnerMemory.attach(world.arena, world.trajectories, policy)
+        self.ring, self.block = memory.ring, memory.block
         self.learner, self.tuned = CountingLearner(), []
         self.columns = columns
         self.batches = ColumnBatches(world.trajectories, policy, columns, LAG, False, 2)
         plan = TrainingPlan(10**9, 10**9, LAG, "cpu", 4, Path("unused"), alone=False)
-        self.worker = MemberWorker(
-            Address("learner", policy), plan, self.learner, self.batches, self.ring, self.block,
-            LearnerLedger(world.trajectories, policy), member=Member(traits, self.tune),
-        )  # fmt: skip
+        address, member = Address("learner", policy), Member(traits, self.tune)
+        self.worker = MemberWorker(address, plan, self.learner, self.batches, memory, member=member)
 
     def tune(self, values: Mapping[str, Any]) -> int:
         self.tuned.append(dict(values))

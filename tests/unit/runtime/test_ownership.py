@@ -10,7 +10,7 @@ import pytest
 
 from algorithms.runtime.batches import ColumnBatches
 from algorithms.runtime.env_group import EnvGroup, GroupPlan
-from algorithms.runtime.learner_worker import LearnerWorker, TrainingPlan
+from algorithms.runtime.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.messages import Address, Begin, Message, SlotReleased, TrajectoryReady
 from algorithms.runtime.ownership import (
     LearnerLedger,
@@ -103,9 +103,8 @@ class Run:
     def new_learner(self) -> None:
         batches = ColumnBatches(self.world.trajectories, 0, self.columns, 20, False, 1)
         arena, plan = self.world.arena, TrainingPlan(10**9, 10**9, 20, "cpu", 50, Path("unused"))
-        ledger, learner = LearnerLedger(self.world.trajectories, 0), CountingLearner()
-        address, ring, block = Address("learner", 0), WeightRing(arena, 0), StateBlock(arena, 0)
-        self.learner = LearnerWorker(address, plan, learner, batches, ring, block, ledger)
+        memory = LearnerMemory.attach(arena, self.world.trajectories, 0)
+        self.learner = LearnerWorker(Address("learner", 0), plan, CountingLearner(), batches, memory)
         self.send(self.learner.handle(Begin()))
 
     def send(self, messages: Iterator[Message]) -> None:
