@@ -1,13 +1,12 @@
 """Learning per sample: CartPole to a mean return of 475 in both precisions, and beside Sample Factory 2.
 
-    python -m benchmarks.learning [--seeds 1 2 3] [--contender NAME ...] [--json=FILE]
+    python -m benchmarks.learning [--seeds 1 2 3] [--contender NAME ...] [--add] [--json=FILE]
 
 All learn with the same hyperparameters: those of Sample Factory's defaults, with a batch and a rate for CartPole.
 `preset` is what `train_appo.py --env=CartPole-v1` does. Counted are the env steps trained on until the mean return of
 the last 100 episodes is there, and the seconds from the start of the command.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -15,10 +14,10 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from algorithms.cli import run_command
-from benchmarks import measuring, runs
+from benchmarks import runs, seeds
 from benchmarks.measuring import ROOT
 from benchmarks.peers.interpreters import DEFAULT_CACHE, interpreter
 from utils.metrics import read_metrics
@@ -46,19 +45,20 @@ class Learned(NamedTuple):
     seconds: float
     reached: bool
 
+    def line(self) -> str:
+        """For the terminal."""
+        return f"{self.env_steps:,} env steps{'' if self.reached else ' NOT REACHED'}, {self.seconds:.1f} s"
+
 
 def train(flags: Mapping[str, object], seed: int, prefix: Sequence[str]) -> Learned:
     """One run of ours."""
-    with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
-        given = {
-            **flags, "env": "CartPole-v1", "seed": seed, "train_dir": folder, "experiment": "run",
-            "train_until_return": GOAL, "train_for_env_steps": MOST_ENV_STEPS,
-        }  # fmt: skip
-        command = [sys.executable, str(ROOT / "train_appo.py"), *(f"--{name}={value}" for name, value in given.items())]
-        begin = time.monotonic()
-        runs.run_to_end(command, prefix)
-        seconds, last = time.monotonic() - begin, read_metrics(Path(folder, "run", "metrics.jsonl"))[-1]
-        return Learned(last["env_steps"], seconds, last["reward/mean"] >= GOAL)
+    given = {
+        **flags, "env": "CartPole-v1", "seed": seed,
+        "train_until_return": GOAL, "train_for_env_steps": MOST_ENV_STEPS,
+    }  # fmt: skip
+    with runs.finished(given, prefix) as run:
+        last = read_metrics(run.directory / "metrics.jsonl")[-1]
+    return Learned(last["env_steps"], run.seconds, last["reward/mean"] >= GOAL)
 
 
 def train_peer(cache: Path, seed: int, prefix: Sequence[str]) -> Learned:
@@ -86,38 +86,18 @@ def _returns(log_path: Path) -> list[tuple[int, float]]:
     return [(one["samples"], one["return"]) for one in found if one.get("return") is not None]
 
 
-def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The results as people read them."""
-    lines = [f"{'':<16}  env steps to {GOAL:g}, by seed  (seconds)"]
-    for name, result in results.items():
-        cells = [
-            f"{of['env_steps']:,}{'' if of['reached'] else ' NOT REACHED'} ({of['seconds']:.1f})"
-            for of in result["seeds"].values()
-        ]
-        lines.append(f"{name:<16}  {'  '.join(cells)}")
-    return "\n".join(lines)
-
-
 def main() -> int:
     """Train all contenders on all seeds, taking turns."""
-    parser = argparse.ArgumentParser(description="Learning per sample on CartPole.")
-    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3], help="(default 1 2 3)")
-    names = (*OURS, PEER)
-    parser.add_argument("--contender", nargs="*", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    parser = seeds.parser_of("Learning per sample on CartPole.", (*OURS, PEER))
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=f"of interpreters (default {DEFAULT_CACHE})")
-    runs.add_file_arguments(parser)
     arguments = parser.parse_args()
-    results: dict[str, dict[str, Any]] = {name: {"seeds": {}} for name in arguments.contender or names}
-    for seed in arguments.seeds:
-        for name, result in results.items():
-            if name == PEER:
-                learned = train_peer(arguments.cache, seed, arguments.prefix)
-            else:
-                learned = train(OURS[name], seed, arguments.prefix)
-            result["seeds"][str(seed)] = learned._asdict()
-            print(f"{name}: seed {seed}: {learned.env_steps:,} env steps, {learned.seconds:.1f} s", flush=True)
-    measuring.save(arguments.json, "learning", results)
-    print(table(results))
+
+    def train_one(name: str, seed: int) -> Learned:
+        if name == PEER:
+            return train_peer(arguments.cache, seed, arguments.prefix)
+        return train(OURS[name], seed, arguments.prefix)
+
+    seeds.train_all("learning", arguments, train_one)
     return os.EX_OK
 
 

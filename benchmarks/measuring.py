@@ -156,16 +156,26 @@ def save(path: Path | None, benchmark: str, results: Mapping[str, Mapping[str, A
     """
     if path is None:
         return
-    here = machine()
-    new: dict[str, Any] = {"benchmark": benchmark, "machine": here, "results": {}}
-    content = read(path) if path.exists() else new
-    if content["benchmark"] != benchmark or identity(content["machine"]) != identity(here):
-        measured = f"{content['benchmark']} on {', '.join(map(str, identity(content['machine'])))}"
-        raise UsageError(f"{path} holds {measured}; give another --json, or remove it")
-    content["machine"] = here
+    check(path, benchmark)
+    content: dict[str, Any] = read(path) if path.exists() else {"benchmark": benchmark, "results": {}}
+    content["machine"] = machine()
     content["results"] |= {name: _rounded({**result, **provenance()}) for name, result in results.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def check(path: Path | None, benchmark: str) -> None:
+    """See that results may be written into a file, if there is one.
+
+    Raises:
+        UsageError: the file is another benchmark's or another machine's.
+    """
+    if path is None or not path.exists():
+        return
+    content = read(path)
+    if content["benchmark"] != benchmark or identity(content["machine"]) != identity(machine()):
+        measured = f"{content['benchmark']} on {', '.join(map(str, identity(content['machine'])))}"
+        raise UsageError(f"{path} holds {measured}; give another --json, or remove it")
 
 
 def earlier(path: Path | None, workload: str) -> dict[str, Any]:

@@ -57,12 +57,12 @@ def main() -> int:
     add_workload_arguments(parser)
     runs.add_run_arguments(parser)
     arguments, flags = parser.parse_known_args()
-    timing, results = runs.timing_of(arguments), {}
-    for name, workload in chosen_workloads(arguments, flags).items():
-        before = measuring.earlier(arguments.json, name) if arguments.add else {}
-        results[name] = measure(name, workload, arguments.repeats, timing, before)
-        measuring.save(arguments.json, "placements", {name: results[name]})
-    print(table(results))
+    timing, workloads = runs.timing_of(arguments), chosen_workloads(arguments, flags)
+
+    def measure_one(name: str, before: Mapping[str, Any]) -> dict[str, Any]:
+        return measure(name, workloads[name], arguments.repeats, timing, before)
+
+    print(table(runs.each_workload("placements", arguments, workloads, measure_one)))
     return os.EX_OK
 
 

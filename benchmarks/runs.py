@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from benchmarks import measuring, process_tree
 from benchmarks.measuring import ROOT, Point
 from benchmarks.process_tree import Process
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Workload, words_of
 from utils import cpu
 from utils.errors import AppoError
 from utils.metrics import read_metrics
@@ -78,6 +78,25 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
 
 
+def each_workload(
+    benchmark: str,
+    arguments: argparse.Namespace,
+    names: Iterable[str],
+    measure: Callable[[str, Mapping[str, Any]], Any],
+) -> dict[str, Any]:
+    """Measure one workload after another, and keep each as soon as it is measured; the results by name.
+
+    `measure` is told the name and, with --add, what the file holds of it.
+    """
+    measuring.check(arguments.json, benchmark)
+    results = {}
+    for name in names:
+        before = measuring.earlier(arguments.json, name) if arguments.add else {}
+        results[name] = measure(name, before)
+        measuring.save(arguments.json, benchmark, {name: results[name]})
+    return results
+
+
 def timing_of(arguments: argparse.Namespace) -> Timing:
     """From the arguments."""
     return Timing(arguments.warm_up_seconds, arguments.seconds, tuple(arguments.prefix))
@@ -131,6 +150,27 @@ def observe(
         cpu_share=sum(cpu_by_role(before, after).values()) / seconds / cpu.available_cores(),
         cpu_microseconds={role: 1e6 * s / seconds / rate for role, s in cpu_by_role(before, after).items()},
     )
+
+
+class Finished(NamedTuple):
+    """A run that has ended: its folder, and the seconds from the start of the command to its end."""
+
+    directory: Path
+    seconds: float
+
+
+@contextmanager
+def finished(flags: Mapping[str, object], prefix: Sequence[str]) -> Iterator[Finished]:
+    """Train with train_appo.py until that ends by itself; the folder of the run is there within the block.
+
+    Raises:
+        RunError: it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
+        given = {**flags, "train_dir": folder, "experiment": "run"}
+        begin = time.monotonic()
+        run_to_end([sys.executable, str(ROOT / "train_appo.py"), *words_of(given)], prefix)
+        yield Finished(Path(folder, "run"), time.monotonic() - begin)
 
 
 def until(command: Sequence[str], look: Callable[[], T | None], prefix: Sequence[str], log_path: Path) -> T:

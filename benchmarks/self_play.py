@@ -1,6 +1,6 @@
 """Self-play on rock-paper-scissors: whether the past versions, taken together, choose evenly by chance.
 
-    python -m benchmarks.self_play [--seeds 1 2 3] [--json=FILE]
+    python -m benchmarks.self_play [--seeds 1 2 3] [--contender NAME ...] [--add] [--json=FILE]
 
 A gradient runs in circles around the only strategy that cannot be exploited, so no single version need be near it. Said
 are the mean strategy of the versions of the second half of training, how far it is from a third at most, and the same
@@ -8,14 +8,11 @@ of the worst single version. Without self-play (`--contender alone`) the policy 
 often.
 """
 
-import argparse
 import os
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +22,7 @@ from algorithms.evaluation import load_player, make_envs
 from algorithms.evaluation_config import EvaluationConfig
 from algorithms.match import found
 from algorithms.match_config import MatchConfig
-from benchmarks import measuring, runs
-from benchmarks.measuring import ROOT
+from benchmarks import runs, seeds
 from utils.metrics import last_values, read_metrics
 
 VERSIONS, PERIOD = 20, 5_000
@@ -60,6 +56,12 @@ class Trained(NamedTuple):
     win_rate: float
     seconds: float
 
+    def line(self) -> str:
+        """For the terminal."""
+        mean = " ".join(f"{one:.3f}" for one in self.mean)
+        far = f"{self.farthest:.3f} from a third (at most {TOLERANCE}), one version {self.worst_version:.3f}"
+        return f"{mean}, {far}, win rate {self.win_rate:.2f}, {self.seconds:.0f} s"
+
 
 def strategies(directory: Path) -> list[list[float]]:
     """With which probability each past version of a run chooses what in the first round."""
@@ -82,43 +84,20 @@ def strategies(directory: Path) -> list[list[float]]:
 
 def train(flags: Mapping[str, object], seed: int, prefix: Sequence[str]) -> Trained:
     """One run."""
-    with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
-        given = {**FLAGS, **flags, "seed": seed, "train_dir": folder, "experiment": "run"}
-        command = [sys.executable, str(ROOT / "train_appo.py"), *(f"--{name}={value}" for name, value in given.items())]
-        begin = time.monotonic()
-        runs.run_to_end(command, prefix)
-        seconds, directory = time.monotonic() - begin, Path(folder, "run")
-        of_versions = np.array(strategies(directory))
-        mean = of_versions.mean(axis=0)
-        far, worst = (float(np.abs(one - 1 / 3).max()) for one in (mean, of_versions))
-        win_rate = last_values(read_metrics(directory / "metrics.jsonl")).get("selfplay/win_rate", 0.0)
-        return Trained(mean.tolist(), far, worst, float(win_rate), seconds)
-
-
-def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The results as people read them."""
-    lines = [f"{'':<8}  mean strategy of the second half, farthest from a third (at most {TOLERANCE}), of one version"]
-    for name, result in results.items():
-        for seed, of in result["seeds"].items():
-            mean = " ".join(f"{one:.3f}" for one in of["mean"])
-            far = f"{of['farthest']:.3f}  {of['worst_version']:.3f}"
-            lines.append(f"{name:<8}  seed {seed}: {mean}  {far}  win rate {of['win_rate']:.2f}  {of['seconds']:.0f} s")
-    return "\n".join(lines)
+    with runs.finished({**FLAGS, **flags, "seed": seed}, prefix) as run:
+        of_versions = np.array(strategies(run.directory))
+        win_rate = last_values(read_metrics(run.directory / "metrics.jsonl")).get("selfplay/win_rate", 0.0)
+    mean = of_versions.mean(axis=0)
+    far, worst = (float(np.abs(one - 1 / 3).max()) for one in (mean, of_versions))
+    return Trained(mean.tolist(), far, worst, float(win_rate), run.seconds)
 
 
 def main() -> int:
     """Train on all seeds; an error if the promise is not kept."""
-    parser = argparse.ArgumentParser(description="Self-play on rock-paper-scissors.")
-    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3], help="(default 1 2 3)")
-    parser.add_argument("--contender", nargs="*", choices=CONTENDERS, default=["past"], help="past, alone")
-    runs.add_file_arguments(parser)
+    parser = seeds.parser_of("Self-play on rock-paper-scissors.", CONTENDERS)
+    parser.set_defaults(names=("past",))
     arguments = parser.parse_args()
-    results: dict[str, dict[str, Any]] = {name: {"seeds": {}} for name in arguments.contender}
-    for seed in arguments.seeds:
-        for name, result in results.items():
-            result["seeds"][str(seed)] = train(CONTENDERS[name], seed, arguments.prefix)._asdict()
-    measuring.save(arguments.json, "self_play", results)
-    print(table(results))
+    results = seeds.train_all("self_play", arguments, lambda n, seed: train(CONTENDERS[n], seed, arguments.prefix))
     promised = results.get("past", {"seeds": {}})["seeds"].values()
     return os.EX_OK if all(of["farthest"] <= TOLERANCE for of in promised) else 1
 

@@ -20,6 +20,11 @@ PONG = {
 }
 
 
+def words_of(flags: Mapping[str, object]) -> list[str]:
+    """Flags as words of a command line."""
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
 class Workload(NamedTuple):
     """What is trained, and how.
 
@@ -37,8 +42,7 @@ class Workload(NamedTuple):
 
     def words(self, **more: object) -> list[str]:
         """The command line; later flags win over earlier ones."""
-        given = [f"--{name}={value}" for name, value in {**self.flags, **more}.items()]
-        return [f"--env={self.env}", *given, *self.further]
+        return [f"--env={self.env}", *words_of({**self.flags, **more}), *self.further]
 
     def config(self, **more: object) -> Config:
         """The configuration of a run."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.cli import run_command
-from benchmarks import measuring, runs
+from benchmarks import runs
 from benchmarks.peers.interpreters import DEFAULT_CACHE, interpreter
 from benchmarks.runs import Observed, Timing
 from benchmarks.workloads import WORKLOADS
@@ -139,19 +139,15 @@ def _run_peer(name: str, python: Path, workload: str, timing: Timing) -> Observe
 def main() -> int:
     """Compare on the workloads one after another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="Speed and memory beside peers.")
-    names = (OURS, *PEERS)
+    known = (OURS, *PEERS)
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, metavar="NAME", help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("--contender", nargs="*", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--contender", nargs="*", choices=known, metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=f"of interpreters (default {DEFAULT_CACHE})")
     runs.add_run_arguments(parser)
     arguments = parser.parse_args()
-    plan = Plan(arguments.contender or names, arguments.repeats, runs.timing_of(arguments), arguments.cache)
-    results = {}
-    for workload in arguments.workload or WORKLOADS:
-        before = measuring.earlier(arguments.json, workload) if arguments.add else {}
-        results[workload] = measure(workload, plan, before)
-        measuring.save(arguments.json, "peers", {workload: results[workload]})
-    print(table(results))
+    plan = Plan(arguments.contender or known, arguments.repeats, runs.timing_of(arguments), arguments.cache)
+    names = arguments.workload or WORKLOADS
+    print(table(runs.each_workload("peers", arguments, names, lambda name, before: measure(name, plan, before))))
     return os.EX_OK
 
 
