@@ -12,7 +12,7 @@ export OMP_NUM_THREADS = 1
 # Neither another active environment nor personal pip settings may decide where packages come to lie.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 
-.PHONY: help install train test test-all lint bench bench-all bench-reliability clean
+.PHONY: help install train test test-all lint bench bench-all bench-reliability bench-scores clean
 
 help:
 	@echo "make train     set up, train CartPole-v1 to a mean return of 475, say what to type next"
@@ -20,8 +20,9 @@ help:
 	@echo "make test-all  the same with the slow tests"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed of the framework alone"
-	@echo "make bench-all every benchmark, peers included, then docs/performance.md (two hours)"
-	@echo "make bench-reliability  figures of docs/reliability.md (an hour)"
+	@echo "make bench-all every benchmark of speed and learning, peers included, then docs/performance.md (over two hours)"
+	@echo "make bench-reliability  figures of docs/reliability.md and docs/self_play.md (over an hour)"
+	@echo "make bench-scores  what the presets reach, then docs/results.md (four hours)"
 	@echo "make clean     remove everything these commands made, except train_dir"
 
 install: $(STAMP)
@@ -54,17 +55,23 @@ bench: install
 # Every result anew. The peers install themselves under ~/.cache/appo-benchmarks; nothing else should run meanwhile.
 bench-all: install
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
-	for name in framework growth env_alone network_alone end_to_end placements learning peers; do \
+	for name in framework growth env_alone network_alone end_to_end placements learning population peers; do \
 		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$$name.json || exit; \
 	done
 	$(RUN) -m benchmarks.report
 
-# The same for what docs/reliability.md promises; a promise that is not kept is printed and goes into the file.
+# The same for what is promised; a promise that is not kept is printed and goes into the file.
 bench-reliability: install
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
-	for name in recovery under_fire supervision cycles soak; do \
+	for name in recovery under_fire supervision cycles soak self_play; do \
 		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$$name.json || true; \
 	done
+	$(RUN) -m benchmarks.report
+
+# Only what the file does not hold yet, so that an interrupted measurement goes on. The pursuit game needs scipy.
+bench-scores: install
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]" scipy
+	$(RUN) -m benchmarks.scores --add --json=benchmarks/results/scores.json
 	$(RUN) -m benchmarks.report
 
 clean:

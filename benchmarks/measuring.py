@@ -157,8 +157,10 @@ def save(path: Path | None, benchmark: str, results: Mapping[str, Mapping[str, A
     if path is None:
         return
     check(path, benchmark)
-    content: dict[str, Any] = read(path) if path.exists() else {"benchmark": benchmark, "results": {}}
-    content["machine"] = machine()
+    here = machine()
+    new: dict[str, Any] = {"benchmark": benchmark, "machine": here, "results": {}}
+    content = read(path) if path.exists() else new
+    content["machine"] = here
     content["results"] |= {name: _rounded({**result, **provenance()}) for name, result in results.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
-"""docs/performance.md and its picture, from the result files.
+"""docs/performance.md, its picture and docs/results.md, from the result files.
 
     python -m benchmarks.report [--results=DIR] [--docs=DIR]
 
-The text is a function of the files alone, and a test compares it with the committed one. The picture needs matplotlib
-(`pip install appo[bench]`).
+The texts are a function of the files alone, and a test compares them with the committed ones. The picture needs
+matplotlib (`pip install appo[bench]`).
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.cli import run_command
-from benchmarks import end_to_end, measuring, placements, promises, runs
+from benchmarks import end_to_end, markdown, measuring, placements, promises, results_page, runs, scores
 from benchmarks.figure import draw
 from benchmarks.measuring import ROOT
 from benchmarks.network_alone import inference_microseconds, training_microseconds
@@ -77,20 +77,22 @@ METHOD = """\
 ## Measuring again
 
     make bench                                    # the framework alone
-    make bench-all                                # everything below, then this file; two hours on two cores
+    make bench-all                                # all that follows but for recovery, then this file; over two hours
+    make bench-reliability                        # what docs/reliability.md and docs/self_play.md promise; over an hour
     python -m benchmarks.env_alone                # --json=benchmarks/results/env_alone.json keeps the figures, here
     python -m benchmarks.network_alone            # and in all others
     python -m benchmarks.end_to_end               # --workload=pong, or --env=ID with any flags of train_appo.py
     python -m benchmarks.learning                 # per sample, in both precisions and beside Sample Factory
+    python -m benchmarks.population               # population-based training, and the same without it
     python -m benchmarks.growth                   # with envs, actors and slots
     python -m benchmarks.placements
-    python -m benchmarks.recovery                 # and under_fire, supervision, soak, cycles: docs/reliability.md
     python -m benchmarks.peers                    # installs the peers under ~/.cache/appo-benchmarks first
+    python -m benchmarks.recovery                 # and under_fire, supervision, soak, cycles, self_play
     python -m benchmarks.report                   # writes this file; the picture needs `pip install appo[bench]`
 
 Nothing else should run meanwhile. `--prefix='flock FILE'` takes turns with others run by run; `--add` adds runs to
-those in the file, so that they can be measured piece by piece. On another machine give another `--json`: every machine
-gets a chapter of its own.
+those in the file, or the seeds that it lacks, so that they can be measured piece by piece. On another machine give
+another `--json`: every machine gets a chapter of its own.
 """
 
 NO_GPU = """\
@@ -102,33 +104,27 @@ worker and the learner sharing a device. Nor is there one of more cores than abo
 
 
 def render(files: Iterable[Mapping[str, Any]]) -> str:
-    """The whole document from the contents of result files, in any order."""
-    by_machine: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
-    for content in files:
-        if content["benchmark"] not in SECTIONS:
-            raise UsageError(f"there is no section for results of {content['benchmark']}")
-        by_machine.setdefault(measuring.identity(content["machine"]), {})[content["benchmark"]] = content
-    chapters = [HEAD] + [PICTURE] * any("peers" in found for found in by_machine.values())
-    for key in sorted(by_machine, key=str):
-        chapters += _machine_chapter(by_machine[key])
-    if not any(content["machine"]["gpu"] for found in by_machine.values() for content in found.values()):
+    """docs/performance.md from the contents of result files, in any order."""
+    machines = markdown.by_machine(files)
+    for benchmark in (name for found in machines for name in found):
+        if benchmark not in SECTIONS:
+            raise UsageError(f"there is no section for results of {benchmark}")
+    chapters = [HEAD] + [PICTURE] * any("peers" in found for found in machines)
+    for found in machines:
+        chapters += _machine_chapter(found)
+    if not any(content["machine"]["gpu"] for found in machines for content in found.values()):
         chapters.append(NO_GPU)
     return "\n".join([*chapters, METHOD])
 
 
-def _machine_chapter(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _machine_chapter(found: markdown.Files) -> list[str]:
     """The tables of one machine."""
     first = next(found[name] for name in SECTIONS if name in found)
-    machine = first["machine"]
-    sets = ", ".join(machine["instruction_sets"])
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    title = f"## {machine['cores']} cores of {machine['cpu']}" + (f", {machine['gpu']}" if machine["gpu"] else "")
-    about = f"{sets}; {machine['memory_gib']} GiB; {machine['system']}; Python {machine['python']};\n{packages}."
-    chapter = [f"{title}\n\n{about}\n"]
+    chapter = [markdown.machine_heading(first["machine"])]
     for name, (heading, section) in SECTIONS.items():
         if name in found:
             results = found[name]["results"]
-            chapter.append(f"### {heading}\n\n{section(results)}\n\n{_measured(results)}\n")
+            chapter.append(f"### {heading}\n\n{section(results)}\n\n{markdown.measured(results)}\n")
     return chapter
 
 
@@ -145,7 +141,7 @@ def _peers(results: Results) -> str:
                 (title, NAMES[name], _spread(r["samples_per_second"]) + mark, f"{r['cpu_share']:.0%}",
                  f"{r['pss_mib']:,.0f}", speed, memory)
             )  # fmt: skip
-    return _table(("workload", "", "samples/s", "CPU", "PSS MiB", "appo is", "with memory"), rows)
+    return markdown.table(("workload", "", "samples/s", "CPU", "PSS MiB", "appo is", "with memory"), rows)
 
 
 def _end_to_end(results: Results) -> str:
@@ -169,7 +165,7 @@ def _end_to_end(results: Results) -> str:
         "discarded",
         "PSS MiB",
     )
-    return _table(heads, rows)
+    return markdown.table(heads, rows)
 
 
 def _env_alone(results: Results) -> str:
@@ -179,7 +175,7 @@ def _env_alone(results: Results) -> str:
         for workload, r in results.items()
     ]  # fmt: skip
     heads = ("workload", "rows", "adapter us", "actor us", "adapter us, a process per core", "actor us, the same")
-    return _table(heads, rows)
+    return markdown.table(heads, rows)
 
 
 def _network_alone(results: Results) -> str:
@@ -196,7 +192,7 @@ def _network_alone(results: Results) -> str:
         *("workload", "weights", "forward us (rows)", "acting us (rows)", "update us x epochs", "learning us"),
         *("faults per sample", "in the limit", "arithmetic alone"),
     )
-    return _table(heads, rows)
+    return markdown.table(heads, rows)
 
 
 def _placements(results: Results) -> str:
@@ -208,7 +204,7 @@ def _placements(results: Results) -> str:
             for name in placements.PLACEMENTS
         ]
         rows.append((f"`{workload}`", *cells, f"{placements.auto_to_best(result):.2f}"))
-    return _table(("samples/s", *placements.PLACEMENTS, "auto / best"), rows)
+    return markdown.table(("samples/s", *placements.PLACEMENTS, "auto / best"), rows)
 
 
 def _framework(results: Results) -> str:
@@ -217,7 +213,7 @@ def _framework(results: Results) -> str:
          f"{r['microseconds_per_step']}", f"{r['samples_per_cpu_second']:,}")
         for r in results.values()
     ]  # fmt: skip
-    return _table(("bytes of an observation", "samples/s", "us per step of 64 rows", "per CPU second"), rows)
+    return markdown.table(("bytes of an observation", "samples/s", "us per step of 64 rows", "per CPU second"), rows)
 
 
 def _growth(results: Results) -> str:
@@ -227,7 +223,7 @@ def _growth(results: Results) -> str:
         rows.append((f"{count} actors", "vector step, acting included", f"{roles['actor']['median']:.1f} us"))
         rows.append((f"{count} actors", "learner, per slot", f"{roles['learner']['median']:.1f} us"))
     rows += [(f"{count} slots", "memory of all processes", f"{mib:.0f} MiB") for count, mib in slots]
-    return _table(("with", "costs", "CPU time, memory"), rows)
+    return markdown.table(("with", "costs", "CPU time, memory"), rows)
 
 
 def _learning(results: Results) -> str:
@@ -242,12 +238,12 @@ def _learning(results: Results) -> str:
             for s in seeds
         ]
         rows.append((NAMES.get(name, f"**appo**, {name}"), *cells))
-    return _table(("env steps to 475 on CartPole", *(f"seed {seed}" for seed in seeds)), rows)
+    return markdown.table(("env steps to 475 on CartPole", *(f"seed {seed}" for seed in seeds)), rows)
 
 
 def _promises(results: Results) -> str:
     rows = [figure.cells() for result in results.values() for figure in promises.figures_of(result)]
-    return _table(("", "measured", "promised: at most"), rows)
+    return markdown.table(("", "measured", "promised: at most"), rows)
 
 
 def _population(results: Results) -> str:
@@ -257,7 +253,7 @@ def _population(results: Results) -> str:
         for name, result in results.items()
         for seed, of in result["seeds"].items()
     ]  # fmt: skip
-    return _table(("CartPole, four learning rates", "mean returns", "the worst", "copies", "mutations"), rows)
+    return markdown.table(("CartPole, four learning rates", "mean returns", "the worst", "copies", "mutations"), rows)
 
 
 def _self_play(results: Results) -> str:
@@ -267,7 +263,9 @@ def _self_play(results: Results) -> str:
         for name, result in results.items()
         for seed, of in result["seeds"].items()
     ]  # fmt: skip
-    return _table(("rock-paper-scissors", "mean strategy of the pool", "farthest from a third", "win rate"), rows)
+    return markdown.table(
+        ("rock-paper-scissors", "mean strategy of the pool", "farthest from a third", "win rate"), rows
+    )
 
 
 SECTIONS = {
@@ -290,14 +288,6 @@ SECTIONS = {
 """In this order: heading, and the function that makes the table of a benchmark's results."""
 
 
-def _measured(results: Results) -> str:
-    """When, and of which commits."""
-    commits = sorted({r["commit"] for r in results.values()})
-    dates = sorted({r["date"][:10] for r in results.values()})
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"Measured on {when}, commit {', '.join(commits)}."
-
-
 def _spread(spread: Any) -> str:
     """`1,234 (1,200 - 1,300, 3 runs)`, of a `Spread` or its JSON."""
     s = spread if isinstance(spread, measuring.Spread) else measuring.Spread(**spread)
@@ -305,25 +295,27 @@ def _spread(spread: Any) -> str:
     return f"{shown[0]} ({shown[1]} - {shown[2]}, {s.runs} runs)" if s.runs > 1 else f"{shown[0]} (1 run)"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of Markdown."""
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    return "\n".join(["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *lines])
-
-
 def read_all(folder: Path) -> list[dict[str, Any]]:
     """The contents of all result files of a folder."""
     return [measuring.read(path) for path in sorted(folder.glob("*.json"))]
 
 
+def pages(files: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The generated pages, by the names of their files."""
+    reached = [content for content in files if content["benchmark"] == scores.BENCHMARK]
+    others = [content for content in files if content["benchmark"] != scores.BENCHMARK]
+    return {"performance.md": render(others), "results.md": results_page.render(reached)}
+
+
 def main() -> int:
-    """Write the document, and then the picture."""
-    parser = argparse.ArgumentParser(description="Write docs/performance.md from the result files.")
+    """Write the documents, and then the picture."""
+    parser = argparse.ArgumentParser(description="Write docs/performance.md and docs/results.md from the result files.")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of result files (benchmarks/results)")
     parser.add_argument("--docs", type=Path, default=DOCS, help="folder to write to (docs)")
     arguments = parser.parse_args()
     files = read_all(arguments.results)
-    (arguments.docs / "performance.md").write_text(render(files), encoding="utf-8")
+    for name, text in pages(files).items():
+        (arguments.docs / name).write_text(text, encoding="utf-8")
     draw(files, arguments.docs / "performance.png")
     return os.EX_OK
 

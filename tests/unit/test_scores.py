@@ -1,0 +1,106 @@
+"""Benchmarks that train on several seeds; the scores of presets and the page that is made of them."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import pytest
+
+from algorithms.appo.config import parse_train
+from algorithms.evaluator_config import parse_evaluate
+from benchmarks import measuring, published, results_page, runs, scores, seeds
+from benchmarks.workloads import words_of
+from utils.errors import UsageError
+
+
+class Counted(NamedTuple):
+    """What came of a run that was none."""
+
+    runs: int
+
+    def line(self) -> str:
+        return f"{self.runs} runs"
+
+
+class TestSeeds:
+    def train(self, path: Path, *words: str, failing: str = "") -> tuple[list[str], dict[str, Any]]:
+        """Contenders a and b with these words: what was trained, in this order, and what the file then holds."""
+        arguments = seeds.parser_of("", ("a", "b")).parse_args([f"--json={path}", *words])
+        trained: list[str] = []
+
+        def train(name: str, seed: int) -> Counted:
+            trained.append(f"{name}{seed}")
+            if trained[-1] == failing:
+                raise runs.RunError("no luck", "")
+            return Counted(len(trained))
+
+        try:
+            seeds.train_all("population", arguments, train)
+        except runs.RunError:
+            assert failing
+        return trained, measuring.read(path)["results"]
+
+    def test_contenders_take_turns_and_every_run_is_kept(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.json"
+        trained, kept = self.train(path, "--seeds", "1", "2", failing="a2")
+        assert trained == ["a1", "b1", "a2", "b2"]
+        assert {name: list(of["seeds"]) for name, of in kept.items()} == {"a": ["1"], "b": ["1", "2"]}
+        assert kept["b"]["seeds"]["2"]["runs"] == 4
+        assert kept["b"]["seeds"]["2"].keys() == {"runs", "commit", "date"}
+        trained, kept = self.train(path, "--add")
+        assert trained == ["a2", "a3", "b3"]
+        assert [of["runs"] for of in kept["a"]["seeds"].values()] == [1, 1, 2]
+        trained, kept = self.train(path, "--contender", "b", "--seeds", "1")
+        assert trained == ["b1"]
+        assert (len(kept["a"]["seeds"]), list(kept["b"]["seeds"])) == (3, ["1"])
+
+    def test_a_file_of_something_else_is_refused_before_training(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.json"
+        measuring.save(path, "peers", {})
+        with pytest.raises(UsageError, match="give another --json"):
+            self.train(path)
+
+
+def scored(mean: float | None, episodes: int = 100, *, samples: int = 4_000_000) -> dict[str, Any]:
+    played = {mode: {"mean": mean, "std": 7.0, "episodes": episodes} for mode in ("sampled", "most_probable")}
+    one = scores.Scored("--env=CartPole-v1", "--episodes=100", 4_000_000, samples, 20.0, played)
+    return {**one._asdict(), "commit": "abc", "date": "2026-11-21 10"}
+
+
+class TestScores:
+    @pytest.mark.parametrize("name", scores.TRIALS)
+    def test_trials_are_command_lines(self, name: str, tmp_path: Path) -> None:
+        trial = scores.TRIALS[name]
+        config = parse_train(words_of({**trial.training(), "train_dir": tmp_path}))
+        assert (config.env.env, config.run.train_for_seconds) == (trial.env, trial.seconds)
+        assert parse_evaluate(["RUN", *trial.evaluation()]).episodes == trial.episodes
+
+    def test_seeds_together(self) -> None:
+        assert scores.summary([scored(490.0), scored(500.0), scored(None, 0)], "sampled") == (495.0, 50**0.5, 2, 200)
+        assert scores.summary([scored(490.0)], "sampled") == (490.0, 7.0, 1, 100)
+        assert scores.summary([scored(None, 0)], "sampled") == (None, None, 0, 0)
+
+    def test_a_page_has_ours_beside_what_is_published(self) -> None:
+        results = {"pendulum": {"seeds": {"1": scored(-150.0, samples=10**6)}}, "cartpole": {"seeds": {}}}
+        results["pong"] = {"seeds": {"1": scored(None, 0)}}
+        results["cartpole"]["seeds"] = {"1": scored(None, 0), "2": scored(490.0), "3": scored(500.0)}
+        text = results_page.render([{"benchmark": "scores", "machine": measuring.machine(), "results": results}])
+        ours = "| `CartPole-v1` | **appo**, sampled actions | 4 M | 20 s | **495.0 ± 7.1** | 2 seeds, 200 episodes |"
+        assert f"{ours}\n|  | **appo**, most probable actions |  |  | **495.0 ± 7.1** |" in text
+        assert f"|  | [RL Zoo, PPO]({published.ZOO}) | 0.1 M |  | 500.0 ± 0.0 | 1 seed, 300 episodes |" in text
+        assert "4 M (1 M samples) | 20 s | **-150.0 ± 7.0** | 1 seed, 100 episodes |" in text
+        assert "| `CartPole-v1` | `--env=CartPole-v1` | `--episodes=100` | 1, 2, 3 |" in text
+        assert text.index("CartPole") < text.index("Pendulum")
+        assert "| **appo**, sampled actions | 4 M | 20 s | no episode ended | 0 seeds, 0 episodes |" in text
+
+    def test_unknown_results_are_not_left_out(self) -> None:
+        content = {"benchmark": "scores", "machine": measuring.machine(), "results": {"x": {"seeds": {}}}}
+        with pytest.raises(UsageError, match=r"scores\.py has no x"):
+            results_page.render([content])
+
+    def test_published_figures_have_a_source(self) -> None:
+        assert published.PUBLISHED.keys() <= scores.TRIALS.keys()
+        for name, figures in published.PUBLISHED.items():
+            assert all(one.source.startswith("https://") for one in figures)
+            for one in (one for one in figures if one.source == published.GYMNASIUM):
+                assert one.mean == gymnasium.spec(scores.TRIALS[name].env).reward_threshold
