@@ -91,13 +91,17 @@ def enjoy(config: EvaluationConfig) -> int:
     cpu.limit_threads(1)  # a batch of one row gains nothing from more
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
-        result = _enjoy(run, config, seed)
+        result = play_run(run, config, seed)
     say(_as_json(result) if config.json else _summary(result))
     return 0
 
 
-def _enjoy(run: Run, config: EvaluationConfig, seed: int) -> Result:
-    """Play and film as the flags say; without --json every episode is printed when it ends."""
+def play_run(run: Run, config: EvaluationConfig, seed: int) -> Result:
+    """Play and film as the flags say; without --json every episode is printed when it ends.
+
+    Raises:
+        UsageError, EnvironmentFailure, ResourceError: as `enjoy`.
+    """
     with contextlib.ExitStack() as stack:
         envs, video, look = _stage(run.config, config)
         if video is not None:

@@ -17,6 +17,7 @@ from algorithms.appo.runs import find_run_folder
 from algorithms.evaluation import EVALUATED_METRIC, FOLDERS, Run, find_run, load_player, make_envs, play
 from algorithms.evaluation_config import EvaluationConfig
 from algorithms.evaluator_config import EvaluatorConfig
+from algorithms.filming import Filming
 from algorithms.runtime.plain_state import read_plain
 from algorithms.runtime.status import read_status
 from envs.spec import GroupEnv
@@ -94,6 +95,7 @@ class Evaluator:
         self._seen: dict[int, str] = {}
         self._envs: GroupEnv | None = None
         self._writers: dict[int, EventWriter] = {}
+        self._filming = Filming(self.results / "videos", config.video_every_min)
 
     def __enter__(self) -> Self:
         self.results.mkdir(exist_ok=True)
@@ -144,6 +146,9 @@ class Evaluator:
         self._show(policy, found)
         (chosen,) = (one for one in found if one.mode == self.config.best_by)
         self._keep_if_best(parent / FOLDERS["best_evaluated"], run, chosen)
+        if self._filming.is_due(policy):
+            played = run._replace(config=_overruled(run.config, self.config))
+            self._filming.film(played, self._flags(policy, deterministic=True), self.config.seed)
         return found
 
     def _flags(self, policy: int, *, deterministic: bool) -> EvaluationConfig:

@@ -26,6 +26,12 @@ class EvaluatorConfig:
     episodes: int = flag(
         20, "episodes of each evaluation with sampled actions, and as many with the most probable ones", minimum=2
     )
+    video_every_min: float = flag(
+        0.0,
+        "film the first episode with the most probable actions, every so many minutes at most: mp4 in eval/videos/,"
+        " named by policy and env steps; 0 = never",
+        minimum=0,
+    )
     max_num_frames: int = flag(0, "stop each of both after this many env steps (frames); 0 = no limit", minimum=0)
     seed: int = flag(1_000_000, "seed of the episodes, the same for every checkpoint", minimum=0, maximum=2**63 - 1)
     env_kwargs: dict[str, object] = flag({}, "arguments of the environment that differ from those of training")

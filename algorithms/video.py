@@ -1,6 +1,7 @@
 """Videos of a game: pictures of one environment, handed to ffmpeg one by one."""
 
 import contextlib
+import ctypes.util
 import importlib
 import importlib.util
 import math
@@ -199,11 +200,9 @@ def make_drawn(config: EnvConfig) -> SingleEnv:
         UsageError: it cannot.
         EnvironmentFailure: its code raised.
     """
+    draw_offscreen()
     if is_vector_only(config):
-        raise UsageError(f"--save_video: {config.env} exists only as a vector environment, which cannot be filmed")
-    if headless():  # pygame and MuJoCo look for a screen even where they draw in memory
-        for name, driver in OFFSCREEN.items():
-            os.environ.setdefault(name, driver)
+        raise UsageError(f"{config.env} exists only as a vector environment, which cannot be filmed")
     # Asked first, because an environment that does not know the mode may fail in any way, or draw nothing.
     asked = make_single(config)
     modes = asked.metadata.get("render_modes") or ()
@@ -213,8 +212,18 @@ def make_drawn(config: EnvConfig) -> SingleEnv:
         reraise(config.env, error)
     if "rgb_array" not in modes:
         known = ", ".join(map(str, modes)) or "none"
-        raise UsageError(f"--save_video: {config.env} cannot be filmed: no rgb_array among its render modes ({known})")
+        raise UsageError(f"{config.env} cannot be filmed: no rgb_array among its render modes ({known})")
     return make_single(config, "rgb_array")
+
+
+def draw_offscreen() -> None:
+    """Let pygame and MuJoCo, which look for a screen even where they draw in memory, do without where there is none.
+
+    dm_control looks when it is imported, and cannot be where it is told of a library that is not there.
+    """
+    for name, driver in OFFSCREEN.items() if headless() else ():
+        if name != "MUJOCO_GL" or ctypes.util.find_library("EGL"):
+            os.environ.setdefault(name, driver)
 
 
 def natural_steps_per_second(env: SingleEnv) -> float:
@@ -238,13 +247,13 @@ def _layers(env: Any) -> Iterator[Any]:
 def _ffmpeg() -> str:
     """The program that encodes."""
     if importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise UsageError('--save_video needs the package imageio-ffmpeg: pip install "appo[video]"')
+        raise UsageError('a video needs the package imageio-ffmpeg: pip install "appo[video]"')
     try:
         program: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
     except RuntimeError as error:
-        raise UsageError(f"--save_video: {' '.join(str(error).split())}") from None
+        raise UsageError(f"no video: {' '.join(str(error).split())}") from None
     if shutil.which(program) is None:
-        raise UsageError(f"--save_video: {shown(program)} is no program (IMAGEIO_FFMPEG_EXE)")
+        raise UsageError(f"no video: {shown(program)} is no program (IMAGEIO_FFMPEG_EXE)")
     return program
 
 
@@ -253,8 +262,8 @@ def _check_place(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--save_video={shown(str(path))}: cannot make its folder: {error.strerror}") from None
+        raise UsageError(f"no video {shown(str(path))}: cannot make its folder: {error.strerror}") from None
     if path.is_dir():
-        raise UsageError(f"--save_video={shown(str(path))} is a folder")
+        raise UsageError(f"no video {shown(str(path))}: that is a folder")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"--save_video={shown(str(path))}: its folder is not writable")
+        raise UsageError(f"no video {shown(str(path))}: its folder is not writable")

@@ -1,5 +1,6 @@
 """Who looks at a run while it is trained: an evaluation of its checkpoints, a tracker, TensorBoard's table of runs."""
 
+import importlib.util
 import json
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -19,9 +20,14 @@ HYPERPARAMETERS = ("seed", *FLAGS_BY_PART["env"], *FLAGS_BY_PART["learning"], *F
 
 
 def check_companions(config: Config) -> None:
-    """Refuse a tracker that is not installed (UsageError)."""
+    """Refuse a tracker that is not installed, and videos that nobody could make (UsageError)."""
     if config.logging.with_wandb and not is_installed():
         raise UsageError('--with_wandb needs the package wandb: pip install "appo[wandb]"')
+    if config.logging.eval_video_every_min:
+        if not config.logging.eval_every_sec:
+            raise UsageError("--eval_video_every_min films evaluations: it needs --eval_every_sec")
+        if importlib.util.find_spec("imageio_ffmpeg") is None:
+            raise UsageError('--eval_video_every_min needs the package imageio-ffmpeg: pip install "appo[video]"')
 
 
 def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
@@ -43,6 +49,7 @@ def evaluation_of(config: Config, janitor: Janitor) -> AbstractContextManager[ob
         str(config.run.run_directory.absolute()),
         f"--every_sec={flags.eval_every_sec}",
         f"--episodes={flags.eval_episodes}",
+        f"--video_every_min={flags.eval_video_every_min}",
         f"--seed={flags.eval_seed}",
         f"--env_kwargs={json.dumps(flags.eval_env_kwargs)}",
     )

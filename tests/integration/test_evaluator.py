@@ -1,6 +1,9 @@
 """Evaluating checkpoints: the same episodes each time, intervals, the best one, and beside training."""
 
+import importlib.util
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,13 @@ import numpy as np
 import pytest
 
 from algorithms import cli, evaluator
+from algorithms.appo.companions import check_companions
+from algorithms.appo.config import Config
 from algorithms.evaluator import Evaluation, Evaluator, best_kept, interval
 from algorithms.evaluator_config import EvaluatorConfig
 from tests.integration.enjoying import copied, enjoyed
 from tests.integration.runs import train
+from tests.videos import pictures_of
 from utils import checkpoint
 from utils.errors import CheckpointError, UsageError
 
@@ -95,13 +101,62 @@ def test_following_ends_after_the_last_checkpoint(runs: Path, tmp_path: Path, mo
     assert len(results(run)) == 2
 
 
+def test_the_first_episode_is_filmed_now_and_then(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    run = copied(runs, "windowed", tmp_path, "/600", config={"env": "tests.integration.enjoying:Drawn"})
+    videos, parent = run / "eval" / "videos", run / "checkpoint_p0"
+    newest: dict[str, checkpoint.Content] = {**checkpoint.contents(parent / "ckpt_000000000600")}
+
+    def made() -> list[str]:
+        assert cli.evaluate([str(run), "--episodes=2", "--seed=7", "--video_every_min=10"]) == 0
+        return sorted(path.name for path in videos.iterdir())
+
+    assert made() == ["p0_000000000600.mp4"]
+    (first,) = videos.iterdir()
+    assert f"video: {first}, 4 pictures at 20 per second" in capfd.readouterr().out
+    assert [round(float(picture[:35, :51].mean()) / 60) for picture in pictures_of(first)] == [0, 1, 2, 3]
+    checkpoint.save(parent, checkpoint.checkpoint_name(700), newest)
+    assert made() == ["p0_000000000600.mp4"]  # by another process, and yet not before its time
+    os.utime(first, (before := time.time() - 601, before))
+    (videos / ".p0_000000000650-1.mp4").touch()  # of one that was killed
+    assert made() == ["p0_000000000600.mp4", "p0_000000000700.mp4"]
+    assert len(results(run)) == 6
+
+
+def test_what_cannot_be_filmed_is_said_once_and_evaluated(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(runs, "counter", tmp_path, "/100")
+    parent = run / "checkpoint_p0"
+    files: dict[str, checkpoint.Content] = {**checkpoint.contents(parent / "ckpt_000000000100")}
+    with Evaluator(run, EvaluatorConfig(episodes=2, video_every_min=1e-9)) as one:
+        for steps in (200, 300):
+            checkpoint.save(parent, checkpoint.checkpoint_name(steps), files)
+            assert len(one.look()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("warning: no videos of evaluations: toy/Counter-v0 cannot be filmed: no rgb_array among")
+    assert said.count("\n") == 1
+
+
+def test_videos_that_nobody_could_make_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"env": "CartPole-v1", "eval_video_every_min": 5}
+    with pytest.raises(UsageError, match="--eval_video_every_min films evaluations: it needs --eval_every_sec"):
+        check_companions(Config.from_flat(flags))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r'needs the package imageio-ffmpeg: pip install "appo\[video\]"'):
+        check_companions(Config.from_flat(flags | {"eval_every_sec": 1}))
+
+
 @pytest.mark.slow
 def test_beside_training(tmp_path: Path) -> None:
     small = {"env": "toy/Counter-v0", "use_rnn": False, "encoder_mlp_layers": "16", "train_for_seconds": 12}
     workers = {"inference": "local", "num_workers": 1, "eval_every_sec": 1, "eval_episodes": 3}
-    run = train(tmp_path / "run", **small, **workers)
+    run = train(tmp_path / "run", **small, **workers, eval_video_every_min=0.01)
     assert len(results(run.directory)) >= 2
     assert list(run.directory.glob("checkpoint_p0/best_evaluated/ckpt_*"))
+    assert (run.directory / "logs" / "evaluator.log").read_text().count("warning: no videos of evaluations") == 1
     broken = train(tmp_path / "broken", **small, **workers, eval_env_kwargs='{"no_such_argument": 1}')
     assert broken.status["state"] == "finished"
     assert "appo evaluate ended before its time with exit code 2" in broken.stderr

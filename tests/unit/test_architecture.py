@@ -26,7 +26,7 @@ LAYERS = (
         "algorithms.tally",
     ),
     ("algorithms.evaluation", "algorithms.training", "algorithms.selftest"),
-    ("algorithms.policy", "algorithms.evaluator"),
+    ("algorithms.policy", "algorithms.evaluator", "algorithms.filming"),
     ("algorithms.export", "algorithms.hub", "algorithms.launch", "algorithms.match"),
     ("algorithms.cli",),
     ("train_appo", "enjoy_appo"),
@@ -100,7 +100,8 @@ def test_wall_clock_times_are_only_labels() -> None:
         "algorithms.appo.listing",  # how long ago a run's status was written
         "algorithms.appo.starting",  # the journal of starts
         "algorithms.appo.top",  # the same
-        "algorithms.runtime.janitor",  # compared with the times of files
+        "algorithms.filming",  # compared with the times of files
+        "algorithms.runtime.janitor",  # the same
         "algorithms.runtime.status",
         "utils.metrics",  # TensorBoard's events
     }

@@ -153,14 +153,14 @@ def test_without_the_package_it_says_how_to_get_it(tmp_path: Path, monkeypatch: 
 
 def test_a_program_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/no/ffmpeg")
-    with pytest.raises(UsageError, match="--save_video: /no/ffmpeg is no program"):
+    with pytest.raises(UsageError, match="no video: /no/ffmpeg is no program"):
         VideoFile(tmp_path / "x.mp4")
 
 
 def test_places_that_take_no_file(tmp_path: Path) -> None:
     (tmp_path / "folder.mp4").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UsageError, match="that is a folder"):
         VideoFile(tmp_path / "folder.mp4")
     with pytest.raises(UsageError, match="cannot make its folder"):
         VideoFile(tmp_path / "file" / "x.mp4")
