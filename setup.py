@@ -9,6 +9,9 @@ VIZDOOM = ["vizdoom>=1.3", "opencv-python-headless>=4.12"]
 MUJOCO = ["mujoco>=3.3"]
 MINIGRID = ["minigrid>=3.0"]
 BOX2D = ["box2d>=2.3.10"]
+DM_CONTROL = ["shimmy>=2.0", "dm-control>=1.0.30"]
+HIGHWAY = ["highway-env>=1.10"]
+ENVPOOL = ["envpool>=1.2"]
 MULTIAGENT = ["pettingzoo>=1.27"]
 PLOTS = ["matplotlib>=3.10"]
 VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6"]
@@ -56,6 +59,9 @@ setup(
         "mujoco": MUJOCO,
         "minigrid": MINIGRID,
         "box2d": BOX2D,
+        "dm_control": DM_CONTROL,
+        "highway": HIGHWAY,
+        "envpool": ENVPOOL,
         "multiagent": MULTIAGENT,
         "video": VIDEO,
         "plots": PLOTS,
@@ -64,7 +70,7 @@ setup(
         "hub": HUB,
         "wandb": WANDB,
         "dev": DEV + ONNX,
-        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + VIDEO + PLOTS,
+        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + DM_CONTROL + HIGHWAY + MULTIAGENT + VIDEO + PLOTS,
     },
     entry_points={"console_scripts": ["appo=algorithms.cli:main"]},
 )

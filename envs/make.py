@@ -69,6 +69,14 @@ FAMILIES = (
     Family(r"ale_py\.", "ale_py", None, "appo[atari]", "envs.atari"),
     Family(r"Vizdoom", "vizdoom", "vizdoom.gymnasium_wrapper", "appo[vizdoom]", "envs.doom"),
     Family(r"MiniGrid-|BabyAI-", "minigrid", "minigrid", "appo[minigrid]", "envs.minigrid"),
+    Family(r"dm_control/", "dm_control", "envs.control_suite", "appo[dm_control]", "envs.control_suite"),
+    Family(r"envpool[:/]", "envpool", None, "appo[envpool]", "envs.pool"),
+    Family(
+        r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*-v\d",
+        "highway_env",
+        "highway_env",
+        "appo[highway]",
+    ),
     Family(r"gymnasium\.envs\.mujoco", "mujoco", None, "appo[mujoco]"),
     Family(r"gymnasium\.envs\.box2d", "Box2D", None, "appo[box2d]"),
 )
@@ -301,12 +309,17 @@ def _resolve(name: str) -> Registration | Factory:
         raise UsageError("--env is missing: give a gymnasium id or package.module:Id")
     register_toys()
     module_name, colon, env_id = name.rpartition(":")
+    if module_name == "envpool":  # has ids of its own
+        _require_package(name, name)
+        found: Registration = importlib.import_module("envs.pool").registration(env_id)
+        return found
     module = _import_user_module(name, module_name) if colon else None
     if module is not None and env_id not in gymnasium.registry and hasattr(module, env_id):
         return _factory(name, getattr(module, env_id))
     if env_id not in gymnasium.registry and (maker := zoo.find(env_id, registered=module is not None)):
         return maker
-    _require_package(env_id, env_id)
+    if module is None or env_id not in gymnasium.registry:  # the user's own may be called as those of a family are
+        _require_package(env_id, env_id)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

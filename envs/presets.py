@@ -111,6 +111,34 @@ MUJOCO: Preset = MLP | {
     "with_vtrace": False,
     "gae_lambda": 0.95,
 }
+DOMAINS = (
+    "Acrobot", "BallInCup", "Cartpole", "Cheetah", "Dog", "Finger", "Fish", "Hopper", "Humanoid", "Lqr", "Manipulator",
+    "Pendulum", "PointMass", "Quadruped", "Reacher", "Stacker", "Swimmer", "Walker",
+)  # fmt: skip
+"""Of dm_control's suite, as they begin the names that envpool gives its tasks."""
+
+# The same physics, but rewards in [0, 1] in every step of episodes that never end early: what is far ahead counts.
+CONTROL_SUITE: Preset = MUJOCO | {"learning_rate": 1e-3, "ppo_epochs": 4, "value_loss_coeff": 0.5, "max_grad_norm": 1.0}
+
+# Network, discount, learning rate, minibatches and epochs of highway-env's own PPO example. A step of the game takes a
+# hundred times longer than learning from it, so that many passes over little data pay.
+HIGHWAY: Preset = {
+    "encoder_type": "mlp",
+    "encoder_mlp_layers": (256, 256),
+    "nonlinearity": "tanh",
+    "use_rnn": False,
+    "gamma": 0.8,
+    "rollout": 16,
+    "batch_size": 64,
+    "num_batches_per_iteration": 4,
+    "ppo_epochs": 10,
+    "ppo_clip_ratio": 0.2,
+    "vtrace_lambda": 0.95,
+    "learning_rate": 5e-4,
+    "max_grad_norm": 0.5,
+    "exploration_loss_coeff": 0.01,
+}
+
 MUJOCO_NAMES = (
     "Ant",
     "HalfCheetah",
@@ -148,12 +176,14 @@ BOX2D: dict[str, Preset] = {
     "BipedalWalkerHardcore": BIPEDAL_WALKER,
 }
 
-ATARI_IDS = r"ALE/|\w+(NoFrameskip|Deterministic)-v\d"
+ATARI_IDS = r"ALE/|\w+(NoFrameskip|Deterministic)-v\d|envpool:\w+-v5$"
 FAMILIES: dict[str, Preset] = {
     ATARI_IDS: ATARI,
     r"Vizdoom": VIZDOOM,
     r"MiniGrid-|BabyAI-": MINIGRID,
     r"(pettingzoo[./])?sisl[./]pursuit[-_]v\d": PURSUIT,
+    r"dm_control/|envpool:(" + "|".join(DOMAINS) + r")[A-Z]\w*-v1$": CONTROL_SUITE,
+    r"(highway|merge|roundabout|intersection|two-way|exit|u-turn)(-(fast|generic))?-v\d": HIGHWAY,
 }
 NAMES: dict[str, Preset] = CLASSIC | BOX2D | dict.fromkeys(MUJOCO_NAMES, MUJOCO)
 
@@ -172,7 +202,9 @@ def preset(env_id: str, device: str) -> Preset:
         device: `cpu` or `cuda`, where the network is trained.
     """
     name = env_id.rpartition(":")[2]
+    if values := NAMES.get(re.sub(r"-v\d+$", "", name)):
+        return dict(values)
     for pattern, values in FAMILIES.items():
-        if re.match(pattern, name):
+        if re.match(pattern, name) or re.match(pattern, env_id):
             return values | (ON_CPU.get(pattern, {}) if device == "cpu" else {})
-    return dict(NAMES.get(re.sub(r"-v\d+$", "", name), {}))
+    return {}

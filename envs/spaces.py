@@ -72,6 +72,8 @@ def observation_specs(space: Space) -> dict[str, ObservationSpec]:
 def frames_per_step(env: object) -> int:
     """Simulator frames behind one step, for the families that count them (Atari, VizDoom); 1 for all others."""
     unwrapped = getattr(env, "unwrapped", env)
+    if isinstance(said := getattr(unwrapped, "frames_per_step", None), int):
+        return said
     registered = getattr(unwrapped, "spec", None)
     if not str(getattr(registered, "entry_point", "")).startswith(("ale_py", "vizdoom")):
         return 1

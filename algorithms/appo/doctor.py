@@ -55,6 +55,9 @@ OPTIONAL = {
     "mujoco": "mujoco",
     "minigrid": "minigrid",
     "box2d": "box2d",
+    "shimmy": "dm_control",
+    "highway-env": "highway",
+    "envpool": "envpool",
 }
 FEW_FILES, LITTLE_MEMORY, LITTLE_SHARED = 1024, 2 << 30, 64 << 20
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where others leave theirs, not we ours)

@@ -43,6 +43,12 @@ ONE_OF_EACH = {
     "HalfCheetah-v5": "mujoco",
     "LunarLander-v3": "Box2D",
     "classic/rps-v2": "pettingzoo",
+    "dm_control/cheetah-run-v0": "dm_control",
+    "dm_control/walker-walk-v0": "dm_control",
+    "highway-fast-v0": "highway_env",
+    "envpool:Pong-v5": "envpool",
+    "envpool:CheetahRun-v1": "envpool",
+    "envpool:CartPole-v1": "envpool",
 }
 
 
@@ -50,7 +56,7 @@ QUICK = ("ale_py", "vizdoom", "pettingzoo")
 
 
 def run_through_all_processes(directory: Path, env: str) -> None:
-    frames = 4 if env.startswith(("ALE/", "Vizdoom")) else 1
+    frames = 4 if env.startswith(("ALE/", "Vizdoom", "envpool:Pong")) else 1
     before = shared_memory.names()
     run = run_command(directory, env=env, train_for_env_steps=NUM_SAMPLES * frames, **SHORT)
     assert run.returncode == 0, run.stdout + run.stderr

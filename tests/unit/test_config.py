@@ -529,7 +529,7 @@ def test_changed_flags_are_listed() -> None:
 
 
 def test_presets_name_existing_flags_with_valid_values() -> None:
-    for env in [*presets.NAMES, "ALE/Pong", "VizdoomBasic", "MiniGrid-Empty-8x8"]:
+    for env in [*presets.NAMES, "ALE/Pong", "VizdoomBasic", "MiniGrid-Empty-8x8", "dm_control/dog-run", "highway-fast"]:
         config = parse_train([f"--env={env}-v1"])
         for name, value in preset(f"{env}-v1", "cpu").items():
             assert getattr(getattr(config, next(p for p, fs in FLAGS_BY_PART.items() if name in fs)), name) == value
@@ -540,6 +540,12 @@ def test_presets_match_whole_names() -> None:
     assert preset("CartPoleSwing-v1", "cpu") == preset("toy/Memory-v0", "cpu") == preset("", "cpu") == {}
     assert preset("ALE/Pong-v5", "cuda")["encoder_subtype"] == "convnet_atari"
     assert preset("PongNoFrameskip-v4", "cpu")["encoder_subtype"] == "convnet_dqn"
+    for device in ("cpu", "cuda"):
+        assert preset("envpool:Pong-v5", device) == preset("ALE/Pong-v5", device)
+    assert preset("envpool:Ant-v5", "cpu") == preset("Ant-v5", "cpu")
+    assert preset("envpool:CartPole-v1", "cpu") == preset("CartPole-v1", "cpu")
+    assert preset("envpool:CartpoleSwingup-v1", "cpu") == preset("dm_control/cartpole-swingup-v0", "cpu") != {}
+    assert preset("mine:Pong-v5", "cpu") == preset("parking-v0", "cpu") == {}
     changed = preset("Ant-v5", "cpu")
     changed["rollout"] = 1
     assert preset("Ant-v5", "cpu")["rollout"] == 64

@@ -44,6 +44,7 @@ def number():
 
 constant = 3
 gymnasium.register("mine/Registered-v0", entry_point=MyEnv, kwargs={"length": 6})
+gymnasium.register("merge-mine-v0", entry_point=MyEnv)
 """,
     "raising.py": "raise RuntimeError('no\\n licence')",
     "quitting.py": "import sys; sys.exit(1)",
@@ -62,7 +63,8 @@ def user_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    gymnasium.registry.pop("mine/Registered-v0", None)
+    for name in ("mine/Registered-v0", "merge-mine-v0"):
+        gymnasium.registry.pop(name, None)
     for name in [name for name in sys.modules if name.startswith("user_envs")]:
         del sys.modules[name]
 
@@ -119,6 +121,10 @@ def test_wrong_names_are_one_line(name: str, words: list[str]) -> None:
         ("MiniGrid-Empty-5x5-v0", "minigrid", "appo[minigrid]"),
         ("HalfCheetah-v5", "mujoco", "appo[mujoco]"),
         ("LunarLander-v3", "Box2D", "appo[box2d]"),
+        ("dm_control/cheetah-run-v0", "dm_control", "appo[dm_control]"),
+        ("highway-fast-v0", "highway_env", "appo[highway]"),
+        ("intersection-multi-agent-v1", "highway_env", "appo[highway]"),
+        ("envpool:Pong-v5", "envpool", "appo[envpool]"),
     ],
 )
 def test_a_missing_optional_package_is_named(
@@ -129,6 +135,12 @@ def test_a_missing_optional_package_is_named(
     with pytest.raises(UsageError) as caught:
         check_name(EnvConfig(env=name))
     assert str(caught.value) == f'{name} needs the package {package}: pip install "{install}"'
+
+
+def test_an_id_of_the_user_may_be_called_as_those_of_a_family_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "find_spec", lambda module: None)
+    make._require_package.cache_clear()
+    check_name(EnvConfig(env="user_envs.good:merge-mine-v0"))
 
 
 def test_the_current_directory_is_searched_last() -> None:
