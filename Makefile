@@ -55,7 +55,7 @@ bench: install
 # Every result anew. The peers install themselves under ~/.cache/appo-benchmarks; nothing else should run meanwhile.
 bench-all: install
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
-	for name in framework growth env_alone network_alone end_to_end placements learning population peers; do \
+	for name in framework growth env_alone network_alone end_to_end placements learning population policies peers; do \
 		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$$name.json || exit; \
 	done
 	$(RUN) -m benchmarks.report

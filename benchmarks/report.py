@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.cli import run_command
-from benchmarks import end_to_end, markdown, measuring, placements, promises, results_page, runs, scores
+from benchmarks import end_to_end, markdown, measuring, placements, policies, promises, results_page, runs, scores
 from benchmarks.figure import draw
 from benchmarks.measuring import ROOT
 from benchmarks.network_alone import inference_microseconds, training_microseconds
@@ -256,6 +256,11 @@ def _population(results: Results) -> str:
     return markdown.table(("CartPole, four learning rates", "mean returns", "the worst", "copies", "mutations"), rows)
 
 
+def _policies(results: Results) -> str:
+    rows = [(f"`{name}`", *row.cells()) for name, result in results.items() for row in policies.rows(result)]
+    return markdown.table(("", *policies.HEADS), rows)
+
+
 def _self_play(results: Results) -> str:
     rows = [
         (f"{name}, seed {seed}", ", ".join(f"{one:.3f}" for one in of["mean"]), f"{of['farthest']:.3f}",
@@ -278,6 +283,7 @@ SECTIONS = {
     "learning": ("Learning, the same hyperparameters", _learning),
     "growth": ("How costs grow", _growth),
     "population": ("Populations", _population),
+    "policies": ("Several policies", _policies),
     "self_play": ("Self-play", _self_play),
     "recovery": ("Reliability: until training goes on after a kill", _promises),
     "under_fire": ("Reliability: learning under fire", _promises),

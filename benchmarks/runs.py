@@ -112,8 +112,14 @@ def train(workload: Workload, timing: Timing, **flags: object) -> Observed:
 
 
 def progress_of(records: Sequence[Mapping[str, Any]]) -> list[Progress]:
-    """The counters in records of metrics.jsonl, of a run with one policy."""
-    return [Progress(r["elapsed_seconds"], r["samples"], r["discarded"]) for r in records]
+    """The counters of all policies together after each record of metrics.jsonl."""
+    last: dict[int, Mapping[str, Any]] = {}
+    found = []
+    for r in records:
+        last[r["policy"]] = r
+        samples, discarded = (sum(one[name] for one in last.values()) for name in ("samples", "discarded"))
+        found.append(Progress(r["elapsed_seconds"], samples, discarded))
+    return found
 
 
 def observe(

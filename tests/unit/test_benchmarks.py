@@ -153,6 +153,14 @@ class TestRuns:
         log.write_text('starting\n{"seconds": 1.5, "samples": 1024}\n12\n{"other": 1}\n{"seconds": 2, "samples": 20')
         assert runs.reported_progress(log) == [Progress(1.5, 1024)]
 
+    def test_progress_of_several_policies_is_their_sum(self) -> None:
+        records = [
+            {"elapsed_seconds": at, "policy": policy, "samples": samples, "discarded": 1}
+            for at, policy, samples in [(1.0, 0, 10), (1.0, 1, 20), (2.0, 0, 15), (2.0, 1, 26)]
+        ]
+        expected = [(1.0, 10, 1), (1.0, 30, 2), (2.0, 35, 2), (2.0, 41, 2)]
+        assert runs.progress_of(records) == [Progress(*one) for one in expected]
+
 
 class TestPromises:
     def test_a_result_is_what_its_figures_say(self, capsys: pytest.CaptureFixture[str]) -> None:
