@@ -28,7 +28,8 @@ class PopulationConfig:
     policy_mapping: str = flag(
         "",
         "function of yours, package.module:function, that says which policy plays an episode: given the agent's number"
-        " in its env, the env's number in the run and a numpy generator, it returns the policy; empty = drawn evenly",
+        " in its env, the env's number in the run and a numpy generator, it returns the policy; empty = drawn so that"
+        " all play as many steps",
     )
     policies_to_train: tuple[int, ...] = flag((), "policies that learn, the others only play; empty = all", minimum=0)
     frozen_policies: tuple[int, ...] = flag((), "policies that only play and never learn; empty = none", minimum=0)

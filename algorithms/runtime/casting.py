@@ -24,11 +24,14 @@ class ShapesRewards(Protocol):
 class Casting:
     """Draws the policy of every row that starts an episode: an episode is played, and scored, by one policy.
 
+    Drawn are those that have played no more steps than the average policy: were it anyone, the policies with the
+    longest episodes would get nearly all of the steps, and the others never learn.
+
     Args:
         num_policies: to draw from.
         num_agents: rows of one environment.
         per_row: whether agents of one environment may play under different policies.
-        mapping: name of the user's function that chooses, see `--policy_mapping`; empty: evenly.
+        mapping: name of the user's function that chooses, see `--policy_mapping`; empty: as above.
         random: of the group.
 
     Attributes:
@@ -48,6 +51,7 @@ class Casting:
         self._mapping_name = mapping
         self._mapping = find_function("policy_mapping", mapping) if mapping else None
         self._playing: Array = np.zeros(0, np.int32)
+        self._steps: Array = np.zeros(num_policies, np.int64)
 
     def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
         """Draw anew where an episode starts.
@@ -70,7 +74,8 @@ class Casting:
             for row in np.flatnonzero(first):
                 policy[row] = self._mapped(self._mapping, int(row), first_env)
         else:
-            drawn = self.random.integers(self.num_policies, size=first.shape, dtype=np.int32)
+            behind = np.flatnonzero(self._steps <= self._steps.mean()).astype(np.int32)
+            drawn = self.random.choice(behind, size=first.shape)
             if not self.per_row:
                 drawn = np.repeat(drawn[:: self.num_agents], self.num_agents)
                 first = np.repeat(first.reshape(-1, self.num_agents).all(axis=1), self.num_agents)
@@ -86,6 +91,8 @@ class Casting:
 
     def record(self, row: StepRow, valid: Array, policy: Array) -> None:
         """Take in a step of every row, [R]; rewards as the environment gave them."""
+        if self.num_policies > 1:
+            self._steps += np.bincount(policy[valid], minlength=self.num_policies)
 
     def recast(self, casts: Casts) -> None:
         """Draw past versions from these places from now on, where there are any; games that have begun go on."""

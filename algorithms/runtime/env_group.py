@@ -46,7 +46,7 @@ class GroupPlan:
         num_past: how many of them, the last ones, are places of past versions, whose steps nobody learns from.
         past_share: probability that a game is one against a past version.
         per_row_policy: whether the agents of one env may play under different policies.
-        policy_mapping: name of the user's function that chooses policies; empty: they are drawn evenly.
+        policy_mapping: name of the user's function that chooses policies; empty: see `Casting`.
         reward_shaping: coefficients of rewards for every policy, as far as they are not the environment's.
         reward_scale: factor on rewards for training.
         reward_clip: bound on their absolute value after scaling; 0: none.

@@ -1,10 +1,11 @@
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from algorithms.runtime.casting import Casting
+from envs.spec import StepRow
 from tests.unit.runtime.groups import PairEnv, Played
 from utils.errors import UsageError
 
@@ -49,6 +50,18 @@ def test_it_draws_with_the_random_numbers_of_the_group() -> None:
         policies.append(policy.tolist())
     assert policies[0] == policies[1]
     assert set(policies[0]) == {0, 1}
+
+
+def test_policies_with_short_episodes_play_as_many_steps_as_others() -> None:
+    casting, policy = casting_of(agents=1), np.zeros(8, np.int32)
+    lengths, left, steps = np.array([1, 5, 50]), np.zeros(8, int), np.zeros(3, int)
+    for _ in range(2000):
+        casting.draw(policy, left == 0, 0, None)
+        left = np.where(left == 0, lengths[policy], left) - 1
+        casting.record(cast(StepRow, None), np.ones(8, bool), policy)
+        steps += np.bincount(policy, minlength=3)
+    assert steps.sum() == 16_000
+    assert steps.max() - steps.min() < 8 * lengths.max()
 
 
 @pytest.mark.parametrize(
