@@ -35,16 +35,35 @@ class NumpyActing:
     def __init__(self, mlp: NumpyMlp, sampler: ActionSampler, trajectories: Trajectories) -> None:
         self._mlp, self._sampler, self._trajectories = mlp, sampler, trajectories
         self._steps: dict[int, list[_Step]] = {}
+        self._scratch: list[Array] | None = None
 
     def act(self, slot: int, step: int, version: int) -> None:
         """Act in one step of a slot with weights of this version."""
-        steps = self._steps.get(slot)
-        if steps is None:
-            steps = self._steps[slot] = self._steps_of(slot)
-        obs, action, logits, log_prob, value, version_row = steps[step]
+        obs, action, logits, log_prob, value, version_row = self._step(slot, step)
         self._mlp.act(obs, logits, value)
         self._sampler.sample(logits, action, log_prob)
         version_row.fill(version)
+
+    def act_in(self, rows: Array, slot: int, step: int, version: int) -> None:
+        """The same in some of the rows, [R] bool: all others belong to other policies, and stay as they are.
+
+        All rows are computed: small networks take less time for that than for gathering those that count.
+        """
+        obs, *fields, version_row = self._step(slot, step)
+        if self._scratch is None:
+            self._scratch = [np.empty_like(field) for field in fields]
+        action, logits, log_prob, value = self._scratch
+        self._mlp.act(obs, logits, value)
+        self._sampler.sample(logits, action, log_prob)
+        for field, found in zip(fields, self._scratch, strict=True):
+            np.copyto(field, found, where=rows.reshape(-1, *[1] * (found.ndim - 1)))
+        version_row[rows] = version
+
+    def _step(self, slot: int, step: int) -> _Step:
+        steps = self._steps.get(slot)
+        if steps is None:
+            steps = self._steps[slot] = self._steps_of(slot)
+        return steps[step]
 
     def _steps_of(self, slot: int) -> list[_Step]:
         t = self._trajectories

@@ -99,7 +99,7 @@ class PolicyWorker:
         self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
         self.first = torch.from_numpy(trajectories.first)
         self.numpy: NumpyActing | None = None
-        if plan.num_policies == 1 and plan.device == "cpu":  # of several, the rows of a step are not all this one's
+        if plan.device == "cpu":
             self.numpy = numpy_acting(flat.module, plan.spec, trajectories, plan.seed)
         self._stateless = set(range(plan.num_groups)) if plan.replaces and self.model.rnn_state_size else set()
 
@@ -132,8 +132,12 @@ class PolicyWorker:
         acting = [request for request in requests if request.step < self.rollout]
         if self.numpy is not None:
             clock.enter(INFERENCE)
-            for request in acting:
-                self.numpy.act(request.slot, request.step, self.version)
+            for _, _, slot, step, _ in acting:
+                if self.plan.num_policies == 1:
+                    self.numpy.act(slot, step, self.version)
+                else:
+                    mine = self.trajectories.policy_id[slot, step] == self.address.index
+                    self.numpy.act_in(mine, slot, step, self.version)
         elif acting and (rows := self._rows(acting)):
             self._snapshot_states(acting)
             self._act(rows)
