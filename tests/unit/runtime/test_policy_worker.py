@@ -286,8 +286,9 @@ def test_row_0_does_not_value_final_observations_again() -> None:
     assert (acting.world.trajectories.final_value == -7).all()
 
 
-def test_a_policy_acts_only_for_its_rows() -> None:
-    acting = acting_of(policy=1, num_policies=2)
+@pytest.mark.parametrize("config", [GRU, PLAIN])  # with and without torch
+def test_a_policy_acts_only_for_its_rows(config: ModelConfig) -> None:
+    acting = acting_of(config=config, policy=1, num_policies=2)
     t, worker = acting.world.trajectories, acting.worker
     t.policy_id[:] = 0
     t.policy_id[0, 0], t.policy_id[2, 0] = [1, 0, 1], [0, 1, 0]
@@ -302,8 +303,8 @@ def test_a_policy_acts_only_for_its_rows() -> None:
         assert close(t.behavior_logits[group, 0][mine[group]], logits[mine[group]])
         assert close(t.behavior_value[group, 0][mine[group]], value[mine[group]])
         assert close(worker.live_state[group][mine[group]], after[mine[group]])
-    assert not t.behavior_logits[:, 0][~mine].any()
-    assert not t.policy_version[:, 0][~mine].any()
+    for field in (t.action, t.behavior_logits, t.behavior_log_prob, t.behavior_value, t.policy_version):
+        assert not field[:, 0][~mine].any()
     assert torch.equal(worker.live_state[~mine], before[~mine])
     assert np.array_equal(t.rnn_state[:, 0][mine], before.numpy()[mine])
     assert (t.rnn_state[:, 0][~mine] == -7).all()
