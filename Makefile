@@ -41,7 +41,9 @@ train: install
 test: install
 	$(RUN) -m pytest -q -m "not slow" --durations=25 -n 2 --dist loadfile
 
+# The pursuit game needs scipy.
 test-all: test
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dm_control,highway,envpool]" scipy
 	$(RUN) -m pytest -q -m slow --durations=20
 
 lint: install

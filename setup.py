@@ -70,7 +70,7 @@ setup(
         "hub": HUB,
         "wandb": WANDB,
         "dev": DEV + ONNX,
-        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + DM_CONTROL + HIGHWAY + MULTIAGENT + VIDEO + PLOTS,
+        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + VIDEO + PLOTS,
     },
     entry_points={"console_scripts": ["appo=algorithms.cli:main"]},
 )

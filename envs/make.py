@@ -77,6 +77,7 @@ FAMILIES = (
         "highway_env",
         "appo[highway]",
     ),
+    Family(r"highway_env\.", "highway_env", None, "appo[highway]", "envs.highway"),
     Family(r"gymnasium\.envs\.mujoco", "mujoco", None, "appo[mujoco]"),
     Family(r"gymnasium\.envs\.box2d", "Box2D", None, "appo[box2d]"),
 )
