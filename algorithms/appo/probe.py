@@ -151,7 +151,8 @@ class NetworkProbe:
         """The memory of a run with a single slot; every step in it was taken, and every choice is allowed."""
         topology = Topology("serial", 1, 1, 1, 1, 1, rows, config.learning.rollout)
         budget = Budget(NEVER, NEVER, 0.0, None, None)
-        blueprint = Blueprint(config, self.spec, self.description, topology, budget, "cpu", 0)
+        spec = replace(self.spec, num_agents=1)  # any number of rows, which need not be whole environments
+        blueprint = Blueprint(config, spec, self.description, topology, budget, "cpu", 0)
         arena = Arena.create(blueprint.fields())
         trajectories = Trajectories.attach(arena, self.spec)
         trajectories.valid[:] = True

@@ -2,6 +2,7 @@
 
 import logging
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,12 @@ class Timed(NetworkProbe):
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
         self.trained.append(columns)
         return self.step + self.sample * columns * self.config.learning.rollout
+
+
+def test_rows_need_not_be_whole_environments() -> None:
+    network = NetworkProbe(config_of("toy/Zero-v0"), replace(SPEC, num_agents=8))
+    assert network.acting_seconds(1) > 0
+    assert network.update_seconds(1, 0.0) > 0
 
 
 def test_a_slow_forward_pass_is_not_tried_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
