@@ -71,11 +71,19 @@ def test_the_learner_reproduces_what_was_acted(tmp_path: Path, inference: str, m
     assert inference == "serial" or max(run.reported("train/policy_lag_max")) > 0
 
 
-@pytest.mark.parametrize("inference", [pytest.param("local", marks=pytest.mark.slow), "central"])
-def test_policies_that_share_slots_are_reproduced(tmp_path: Path, inference: str) -> None:
-    flags: dict[str, Any] = COMMON | MODELS["gru"] | ENVS["discrete"] | {"inference": inference, "num_workers": 2}
-    run = record(tmp_path / "run", **flags | {"num_policies": 2, "train_for_env_steps": 2000})
-    for policy in range(2):
+@pytest.mark.parametrize(
+    ("inference", "model"),  # the mlp acts without torch
+    [
+        ("central", "gru"),
+        ("local", "mlp"),
+        pytest.param("local", "gru", marks=pytest.mark.slow),
+        pytest.param("central", "mlp", marks=pytest.mark.slow),
+    ],
+)
+def test_policies_that_share_slots_are_reproduced(tmp_path: Path, inference: str, model: str) -> None:
+    flags: dict[str, Any] = COMMON | MODELS[model] | ENVS["discrete"] | {"inference": inference, "num_workers": 2}
+    run = record(tmp_path / "run", **flags | {"num_policies": 3, "train_for_env_steps": 2000})
+    for policy in range(3):
         assert run.series("train/reproduction_steps", policy)[-1] == run.learners[policy]["samples"] >= 2000
         assert run.series("train/reproduction_error", policy)[-1] <= TOLERANCE
 
