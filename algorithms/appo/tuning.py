@@ -118,10 +118,10 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     step, act = at(costs.env, envs), at(costs.act, rows) / rows
     hand_over = HAND_OVER_SECONDS / (rollout * rows)
     sample = step / rows + hand_over
-    total = learn * plan.learner_threads + hand_over
+    total, preempted = learn * plan.learner_threads + hand_over, _preempted_seconds(learn, plan, cores)
     if plan.placement == "local":
         sample += act
-        limits = [plan.num_workers / sample]
+        limits = [plan.num_workers / (sample + preempted)]
     else:
         groups = plan.num_workers * plan.num_splits
         batch = max(rows, rows * groups // 2)
@@ -130,10 +130,16 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
         act = forward / batch + ROUND_TRIP_SECONDS / 2 / rows
         members = policies * config.sampling.policy_workers_per_policy
         cycle = step + forward + ROUND_TRIP_SECONDS
-        limits = [plan.num_workers / sample, members / act, groups * rows / cycle]
+        limits = [plan.num_workers / (sample + preempted), members / act, groups * rows / cycle]
         total += act
     total += sample
     return min(RELIABLE * min(policies / (learn + hand_over), *limits), cores / total)
+
+
+def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
+    """What actors fewer than the cores lose per sample to threads of the learner that share the cores with them."""
+    crowding = (plan.num_workers + plan.learner_threads) / cores - 1
+    return plan.num_workers * learn * max(0.0, crowding) if plan.num_workers < cores else 0.0
 
 
 def choose(

@@ -59,7 +59,10 @@ def test_the_slowest_part_decides() -> None:
     assert predict(slow, plan, config_of(num_policies=2), 1, 8) == pytest.approx(RELIABLE * 2 / (500 * US + hand_over))
     threads = replace(plan, learner_threads=2)
     assert predict(slow, threads, config_of(), 1, 8) == pytest.approx(RELIABLE / (300 * US + hand_over))
+    # a single actor has two thirds of a core while two threads train, and must not be left alone with them
     scaling = replace(COSTS, learn=((1, 390 * US), (2, 200 * US)))
+    single = replace(one, learner_threads=2)
+    assert predict(scaling, single, config_of(), 1, 2) == pytest.approx(RELIABLE / (actor + 200 * US / 2))
     assert predict(scaling, threads, config_of(), 1, 2) == pytest.approx(2 / (actor + 400 * US + hand_over))
 
 
