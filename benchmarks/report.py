@@ -87,7 +87,7 @@ METHOD = """\
     python -m benchmarks.growth                   # with envs, actors and slots
     python -m benchmarks.placements
     python -m benchmarks.peers                    # installs the peers under ~/.cache/appo-benchmarks first
-    python -m benchmarks.recovery                 # and under_fire, supervision, soak, cycles, self_play
+    python -m benchmarks.recovery                 # and under_fire, supervision, evaluation, soak, cycles, self_play
     python -m benchmarks.report                   # writes this file; the picture needs `pip install appo[bench]`
 
 Nothing else should run meanwhile. `--prefix='flock FILE'` takes turns with others run by run; `--add` adds runs to
@@ -288,6 +288,7 @@ SECTIONS = {
     "recovery": ("Reliability: until training goes on after a kill", _promises),
     "under_fire": ("Reliability: learning under fire", _promises),
     "supervision": ("Reliability: what supervision costs", _promises),
+    "evaluation": ("What evaluation costs", _promises),
     "soak": ("Reliability: a long run", _promises),
     "cycles": ("Reliability: killed and started again", _promises),
 }
