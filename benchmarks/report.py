@@ -57,7 +57,9 @@ METHOD = """\
   adapter; the cheapest way to act at the batch sizes of the run; `epochs` optimizer steps per minibatch. A machine with
   no framework at all would reach it.
 - **Arithmetic alone** is what the multiplications of acting and training would take at the speed of a float32 matrix
-  product of 1,024 x 1,024 on one core. No software can go below it without fewer or shorter numbers.
+  product of 1,024 x 1,024 on one core. No software can go below it without fewer or shorter numbers. With the
+  environment, and nothing else, it is what nobody can pass on a machine: where that is less than a multiple of a peer
+  that one hopes for, only hardware for shorter numbers (bf16) can give it.
 - A run that throws away more than 1 % of what it collects does not count.
 
 ## Tried, and left out
@@ -125,7 +127,28 @@ def _machine_chapter(found: markdown.Files) -> list[str]:
         if name in found:
             results = found[name]["results"]
             chapter.append(f"### {heading}\n\n{section(results)}\n\n{markdown.measured(results)}\n")
+    if all(name in found for name in ("peers", "end_to_end", "network_alone")):
+        chapter += _bounds(*(found[name]["results"] for name in ("peers", "end_to_end", "network_alone")))
     return chapter
+
+
+def _bounds(peers: Results, ends: Results, networks: Results) -> list[str]:
+    """Where no framework could be faster: all cores busy with environments and multiplications, and nothing else."""
+    rows = []
+    for workload in (name for name in peers if name in ends and name in networks):
+        env, floor = ends[workload]["unit_costs"]["environment"], networks[workload]["floor"]
+        training = networks[workload]["epochs"] * floor["training"]
+        bound = measuring.steps_per_second_at_most(ends[workload]["cores"], (env, floor["acting"], training))
+        speeds = {
+            name: runs.summary(of_one)["samples_per_second"].median
+            for name, of_one in peers[workload]["contenders"].items()
+        }
+        ours = speeds.pop(OURS)
+        times = ", ".join(f"{NAMES[name]} {bound / speed:.1f}x" for name, speed in speeds.items())
+        units = f"{env:.3g} + {floor['acting']:.3g} + {training:.3g}"
+        rows.append((f"`{workload}`", units, f"{bound:,.0f}", f"{ours / bound:.0%}", times))
+    heads = ("workload", "env + arithmetic of acting + training, us", "bound", "appo reaches", "the bound is, over")
+    return [f"### What nobody can pass here in float32\n\n{markdown.table(heads, rows)}\n"] if rows else []
 
 
 def _peers(results: Results) -> str:

@@ -23,10 +23,11 @@ HAND_OVER_SECONDS = 60e-6
 PROCESS_BYTES = 64 << 20
 # Plans this close to the best are as good: measurements of a few milliseconds are no better than that.
 MARGIN = 0.04
-# Share of its time that a worker can be counted on for: episodes of a trained policy cost other than those of a random
-# one, other processes want its core, and a plan that is short of workers of one kind loses more than one that has them
-# to spare.
+# Share of its time that an actor or a policy worker can be counted on for; episodes of a trained policy cost other than
+# those of a random one, and a plan that is short of actors loses more than one that has them to spare.
 RELIABLE = 0.8
+# The same of a learner, whose batches all cost the same, but whose core other processes want too.
+RELIABLE_LEARNER = 0.9
 # Environments of a plan by the number whose agents fill a macro batch with one trajectory each. Twice as many make
 # larger forward passes; fewer are for scarce memory.
 SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
@@ -133,7 +134,8 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
         limits = [plan.num_workers / (sample + preempted), members / act, groups * rows / cycle]
         total += act
     total += sample
-    return min(RELIABLE * min(policies / (learn + hand_over), *limits), cores / total)
+    learner = RELIABLE_LEARNER * policies / (learn + hand_over)
+    return min(learner, *(RELIABLE * limit for limit in limits), cores / total)
 
 
 def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:

@@ -11,6 +11,7 @@ from algorithms.appo.tuning import (
     HAND_OVER_SECONDS,
     PROCESS_BYTES,
     RELIABLE,
+    RELIABLE_LEARNER,
     ROUND_TRIP_SECONDS,
     Costs,
     at,
@@ -55,10 +56,10 @@ def test_the_slowest_part_decides() -> None:
     one = replace(plan, num_workers=1)
     assert predict(COSTS, one, config_of(), 1, 2) == pytest.approx(RELIABLE / actor)
     slow = replace(COSTS, learn=((1, 500 * US), (2, 300 * US)))
-    assert predict(slow, plan, config_of(), 1, 8) == pytest.approx(RELIABLE / (500 * US + hand_over))
-    assert predict(slow, plan, config_of(num_policies=2), 1, 8) == pytest.approx(RELIABLE * 2 / (500 * US + hand_over))
+    assert predict(slow, plan, config_of(), 1, 8) == pytest.approx(RELIABLE_LEARNER / (500 * US + hand_over))
+    assert predict(slow, plan, config_of(num_policies=2), 1, 8) == pytest.approx(RELIABLE_LEARNER * 2 / (500 * US + hand_over))
     threads = replace(plan, learner_threads=2)
-    assert predict(slow, threads, config_of(), 1, 8) == pytest.approx(RELIABLE / (300 * US + hand_over))
+    assert predict(slow, threads, config_of(), 1, 8) == pytest.approx(RELIABLE_LEARNER / (300 * US + hand_over))
     # a single actor has two thirds of a core while two threads train, and must not be left alone with them
     scaling = replace(COSTS, learn=((1, 390 * US), (2, 200 * US)))
     single = replace(one, learner_threads=2)
@@ -159,7 +160,7 @@ def test_agents_share_an_environment() -> None:
     """As many trajectories as without: an actor x 8 envs x 4 agents fill a batch, which now waits for the learner."""
     plan = choose(COSTS, config_of(), 4, 2, lambda plan: 0, FREE)
     assert plan.sampling == Sampling("local", 1, 8, 1)
-    assert plan.samples_per_second == pytest.approx(RELIABLE / (60 * US + HAND_OVER_SECONDS / (32 * 32)))
+    assert plan.samples_per_second == pytest.approx(RELIABLE_LEARNER / (60 * US + HAND_OVER_SECONDS / (32 * 32)))
     line = report(COSTS, plan, 4)
     assert line.startswith("env 100 us, act 11.2 us, learn 60 us/sample -> local, 1 actor x 8 envs of 4 agents, predic")
     assert all(plan.num_envs_per_worker <= 8 for plan in candidates(config_of(num_workers=1), 2, 8))
