@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import os
 import re
 import sys
 import warnings
@@ -32,6 +31,7 @@ from envs.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
 from envs.wrappers import RepeatAction, make_registered, stack_frames
 from utils.errors import UsageError
+from utils.user_modules import import_user_module
 from utils.values import nearest
 
 Factory = Callable[..., Any]
@@ -373,11 +373,8 @@ def _env_classes() -> tuple[type, ...]:
 def _import_user_module(name: str, module_name: str) -> ModuleType:
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise UsageError(f"{name}: {module_name or 'an empty name'} is not the name of a Python module")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # last, so that a file in the user's directory shadows no installed package
     try:
-        return importlib.import_module(module_name)
+        return import_user_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UsageError(f"{name}: there is no module {error.name}") from error

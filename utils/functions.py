@@ -1,12 +1,10 @@
 """Functions of the user's that a flag names."""
 
-import os
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from utils.errors import UsageError
+from utils.user_modules import import_user_module
 
 
 def find_function(flag: str, name: str) -> Callable[..., Any]:
@@ -18,11 +16,8 @@ def find_function(flag: str, name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise UsageError(f"--{flag}={name} must read package.module:function")
-    here = os.getcwd()
-    if here not in sys.path:  # where `--env` looks for modules too; last, so that it shadows no installed package
-        sys.path.append(here)
     try:
-        function: object = getattr(import_module(module_name), function_name)
+        function: object = getattr(import_user_module(module_name), function_name)
     except Exception as error:  # the user's module may raise anything
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UsageError(f"--{flag}={name} failed: {text}") from error

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from itertools import chain
 from typing import Any
 
@@ -19,6 +16,7 @@ from algorithms.models.cores import Core
 from algorithms.ops.checks import require_shape
 from envs.spec import EnvSpec, ObservationSpec
 from utils.errors import UsageError
+from utils.user_modules import import_user_module
 
 # What a trial takes: steps before the trajectory, so that it starts from a state that is
 # not zero, the trajectory and its segments, rows, and the largest relative difference of act and unroll.
@@ -43,10 +41,7 @@ def custom_class(config: ModelConfig, kind: str) -> Callable[..., Any] | None:
     if not module_name or not class_name:
         raise UsageError(f"--encoder_custom={config.encoder_custom} must read package.module:Class")
     with _blaming(config):
-        here = os.getcwd()
-        if here not in sys.path:  # where `--env` looks for modules too; last, so that it shadows no installed package
-            sys.path.append(here)
-        target: Callable[..., Any] = getattr(import_module(module_name), class_name)
+        target: Callable[..., Any] = getattr(import_user_module(module_name), class_name)
     return target if custom_kind(target) == kind else None
 
 

@@ -56,8 +56,9 @@ def test_the_slowest_part_decides() -> None:
     one = replace(plan, num_workers=1)
     assert predict(COSTS, one, config_of(), 1, 2) == pytest.approx(RELIABLE / actor)
     slow = replace(COSTS, learn=((1, 500 * US), (2, 300 * US)))
-    assert predict(slow, plan, config_of(), 1, 8) == pytest.approx(RELIABLE_LEARNER / (500 * US + hand_over))
-    assert predict(slow, plan, config_of(num_policies=2), 1, 8) == pytest.approx(RELIABLE_LEARNER * 2 / (500 * US + hand_over))
+    learner = RELIABLE_LEARNER / (500 * US + hand_over)
+    assert predict(slow, plan, config_of(), 1, 8) == pytest.approx(learner)
+    assert predict(slow, plan, config_of(num_policies=2), 1, 8) == pytest.approx(2 * learner)
     threads = replace(plan, learner_threads=2)
     assert predict(slow, threads, config_of(), 1, 8) == pytest.approx(RELIABLE_LEARNER / (300 * US + hand_over))
     # a single actor has two thirds of a core while two threads train, and must not be left alone with them
