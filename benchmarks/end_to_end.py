@@ -3,12 +3,13 @@
     python -m benchmarks.end_to_end [--workload NAME ...] [--env=ID [flags of train_appo.py]] [--json=FILE]
 
 The limit is all cores busy with what one sample costs in isolation (the environment's step by `env_alone`, acting and
-training by `network_alone`, each measured on one core just before the first run) and with nothing else. A run that
+training by `network_alone`, each measured on one core just before every run) and with nothing else. A run that
 throws away more than 1 % of what it collects does not count.
 """
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -26,17 +27,18 @@ UNIT_COSTS = ("environment", "inference", "training")
 
 
 def measure(name: str, workload: Workload, repeats: int, timing: Timing, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Several runs of one workload, added to those before, with its unit costs."""
-    costs = before.get("unit_costs") or unit_costs(workload, timing.prefix)
-    observed = list(before.get("runs", ()))
+    """Several runs of one workload, added to those before, each with unit costs of its own; their medians count."""
+    observed, costs = list(before.get("runs", ())), list(before.get("costs", ()))
     for _ in range(repeats):
+        costs.append(unit_costs(workload, timing.prefix))
         observed.append(runs.train(workload, timing)._asdict())
         print(f"{name}: {observed[-1]['samples_per_second']:,.0f} samples/s", flush=True)
     return {
         "what": workload.what,
         "seconds": timing.seconds,
         "cores": cpu.available_cores(),
-        "unit_costs": costs,
+        "unit_costs": {part: statistics.median(of[part] for of in costs) for part in UNIT_COSTS},
+        "costs": costs,
         "runs": observed,
     }
 
