@@ -128,12 +128,32 @@ class WithWeightPenalty(Learner):
         return loss + 0.1 * sum(p.square().sum() for p in self.model.parameters()), target, metrics
 
 
+def test_one_difference_alone_can_be_chance(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = pair_of(SPEC, {}, {})[1]
+    batch, twin, by_torch = batch_of(found.model), found.quick_update, found.differentiate
+    assert isinstance(twin, NumpyUpdate)
+    compared: list[int] = []
+
+    def differentiate(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        compared.append(found.updates)
+        result = by_torch(batch)
+        found.optimizer.gradient.mul_(1.01 if found.updates == 0 else 1.0)
+        return result
+
+    monkeypatch.setattr(found, "differentiate", differentiate)
+    for found.updates in range(4):
+        twin(clone(batch))
+    assert compared == [0, 1]
+    assert found.quick_update is twin
+    assert not caplog.records
+
+
 def test_a_changed_loss_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     expected, found = pair_of(SPEC, PLAIN, {})
     expected, found = (WithWeightPenalty(x.flat, SPEC, x.config, seed=3) for x in (expected, found))
     found.quick_update = NumpyUpdate(found)
     batch = batch_of(expected.model)
-    for learner in (expected, found):
+    for learner in (expected, found) * 2:
         learn(learner, clone(batch))
     assert found.quick_update is None
     assert torch.equal(parameters(found), parameters(expected))
