@@ -106,12 +106,14 @@ class CudaDevice:
         """Pin this process's mapping of the arena; where that is refused, copies are slower and just as right."""
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         code = int(runtime.cudaHostRegister(arena.address, arena.nbytes, PORTABLE))
-        if code in (SUCCESS, ALREADY_REGISTERED):
+        if code == SUCCESS:
             return
-        # The runtime keeps the error until someone asks for it: let that not be the next kernel.
+        # The runtime keeps the error, also that of a second worker in the process, until someone asks for it: let that
+        # not be the next kernel.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self.name)
-        log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
+        if code != ALREADY_REGISTERED:
+            log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
 
     def side_stream(self) -> SideStream:
         """A new stream."""

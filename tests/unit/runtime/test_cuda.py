@@ -28,6 +28,7 @@ class Driver:
         self.current: Any = "default"
         self.calls: list[Any] = []
         self.refused, self.broken, self.mode = 0, False, 0
+        self.kept_error = False  # of the runtime, for whoever launches a kernel next
         driver = self
 
         class Stream:
@@ -54,6 +55,7 @@ class Driver:
 
         def register(*given: int) -> int:
             driver.calls.append(given)
+            driver.kept_error = driver.refused != 0
             return driver.refused
 
         known: dict[str, Any] = {
@@ -74,6 +76,12 @@ class Driver:
         for name, value in known.items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(cuda, "Generator", lambda device: Generator(0))
+        monkeypatch.setattr(torch, "zeros", self.zeros)
+
+    def zeros(self, *shape: int, device: str) -> None:
+        before, self.kept_error = self.kept_error, False
+        if before:
+            raise RuntimeError("CUDA error: said by the first kernel after it")
 
     @contextmanager
     def stream(self, stream: object) -> Iterator[None]:
@@ -161,6 +169,7 @@ def test_registering_what_is_refused_is_only_a_warning(
     CudaDevice().register(arena)
     assert driver.calls == [(arena["x"].ctypes.data, 1024, 1)]
     assert len(caplog.records) == (code == 2)
+    assert not driver.kept_error
 
 
 def test_a_graph_is_captured_on_the_stream_of_its_worker(driver: Driver) -> None:
