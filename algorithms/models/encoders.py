@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils import parametrize
 
 from algorithms.models.side_by_side import side_by_side
 from algorithms.ops.normalization import normalize
@@ -121,10 +122,15 @@ class Encoder(nn.Sequential):
         if not self.num_image_layers:
             return _through(self, x)
         threads = torch.get_num_threads() if x.device.type == "cpu" else 1
-        if threads == 1 or len(x) <= IMAGES_AT_ONCE:
+        if threads == 1 or len(x) <= IMAGES_AT_ONCE or self._estimates:
             return self._forward(x)
         parts = torch.split(x, -(-len(x) // threads))
         return side_by_side(self._forward, parts, tuple(self.parameters()))
+
+    @property
+    def _estimates(self) -> bool:
+        """Whether a pass goes on with estimates of spectral norms: a thread must not change those of another."""
+        return self.training and any(parametrize.is_parametrized(layer) for layer in self)
 
     def _forward(self, x: Tensor) -> Tensor:
         """The same in this thread alone."""

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from algorithms.models.build import ENCODERS
 from algorithms.models.encoders import (
@@ -127,6 +128,19 @@ def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf1
     for one, two, repeated in zip(alone, together, again, strict=True):
         assert torch.equal(two, repeated)
         torch.testing.assert_close(two, one, rtol=0.05 if bf16 else 1e-4, atol=0.02 if bf16 else 1e-5)
+
+
+def test_estimates_of_spectral_norms_advance_once_however_many_threads_there_are() -> None:
+    images, found = torch.rand(2 * IMAGES_AT_ONCE, 3, 36, 36), []
+    for threads in (1, 2):
+        torch.manual_seed(0)
+        encoder = conv_encoder_of_simple()
+        spectral_norm(encoder[-2])
+        torch.set_num_threads(threads)
+        encoder(images)
+        torch.set_num_threads(1)
+        found.append(dict(encoder.named_buffers()))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_what_fails_on_a_thread_fails_here() -> None:
