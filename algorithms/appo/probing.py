@@ -58,7 +58,7 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
         spec = checked(environment.answer(timeout_seconds))
         assert isinstance(spec, EnvSpec)
         with ask_network(try_model, (config, spec, cores > 0)) as network:
-            model = checked(network.answer(timeout_seconds))
+            model = checked(network.answer(timeout_seconds, "network"))
             assert isinstance(model, ModelDescription)
             found, begin = Probe(spec, model), time.monotonic()
             if not cores:

@@ -20,7 +20,8 @@ from algorithms.runtime.janitor import Janitor, kill_group
 from algorithms.runtime.messages import Message
 from algorithms.runtime.process import cause_of_death, crash_report, stack_of
 from algorithms.runtime.signals import SignalWatch
-from utils.errors import EnvironmentFailure, UsageError
+from algorithms.runtime.supervisor import WorkerError
+from utils.errors import AppoError, EnvironmentFailure, UsageError
 
 Outbox = Callable[[Message], None]
 StartMethod = Literal["spawn", "forkserver"]
@@ -216,22 +217,26 @@ class Inquiry:
         kill_group(self._process.pid or 0)
         self.janitor.forget(self._process.pid or 0)
 
-    def answer(self, timeout_seconds: float) -> object:
+    def answer(self, timeout_seconds: float, about: str = "environment") -> object:
         """The next thing it tells.
 
         Raises:
-            EnvironmentFailure: it died or took too long.
+            EnvironmentFailure: it died or took too long; `WorkerError` if that was with the network.
             Interrupted: a signal came meanwhile.
         """
         try:
+        Args:
+            timeout_seconds: for that.
+            about: what is tried: the environment or the network.
+
             if self._wait(time.monotonic() + timeout_seconds):
                 return self._pipe.recv()
         except EOFError:
             self._process.join(1.0)
-            death = cause_of_death("the process that tried the environment", self._process.exitcode)
-            raise _failure(death, crash_report(self.log_path)) from None
-        late = f"making the environment took longer than {timeout_seconds:g} seconds"
-        raise _failure(late, stack_of(self._process, self.log_path))
+            death = cause_of_death(f"the process that tried the {about}", self._process.exitcode)
+            raise _failure(about, death, crash_report(self.log_path)) from None
+        late = f"making the {about} took longer than {timeout_seconds:g} seconds"
+        raise _failure(about, late, stack_of(self._process, self.log_path))
 
     def ask(self, question: object) -> None:
         """Send it something to answer; nothing happens if it has died."""
@@ -259,7 +264,9 @@ class Inquiry:
                 return False
 
 
-def _failure(summary: str, traceback: str) -> EnvironmentFailure:
+def _failure(about: str, summary: str, traceback: str) -> AppoError:
+    if about != "environment":
+        return WorkerError(summary, traceback=traceback)
     failure = EnvironmentFailure(summary)
     failure.traceback = traceback
     return failure

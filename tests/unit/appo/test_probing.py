@@ -170,7 +170,7 @@ class Answers:
     def ask(self, question: object) -> None:
         self.questions.append(question)
 
-    def answer(self, timeout_seconds: float) -> object:
+    def answer(self, timeout_seconds: float, about: str = "environment") -> object:
         return self.answers.pop(0)
 
     def answer_by(self, deadline: float) -> object:

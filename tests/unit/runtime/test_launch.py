@@ -8,6 +8,8 @@ import subprocess
 import pytest
 
 from algorithms.runtime import launch
+from algorithms.runtime.supervisor import WorkerError
+from utils.errors import EnvironmentFailure
 
 
 def test_a_fork_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +41,11 @@ def test_a_fork_server_that_dies_at_the_wrong_moment_is_started_as_ours_is() -> 
         assert os.environ[launch.MAIN_PID] == str(os.getpid())
         assert os.environ["PYTHONPATH"].startswith(str(launch.ROOT))
     assert dict(os.environ) == before
+
+
+def test_a_failure_is_blamed_on_what_was_tried() -> None:
+    assert isinstance(launch._failure("environment", "it died", ""), EnvironmentFailure)
+    assert isinstance(launch._failure("network", "it died", ""), WorkerError)
 
 
 def test_timers_of_others_go_on() -> None:
