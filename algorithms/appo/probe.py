@@ -22,6 +22,7 @@ from algorithms.runtime.trajectories import Trajectories
 from envs.make import make_group
 from envs.spec import MASK_KEY, EnvSpec
 from utils import cpu
+from utils.errors import UsageError
 
 ACTING_ROWS = (1, 4, 16, 64, 256)
 ACTING_STEPS = 3  # observations in a slot of a rollout of 2
@@ -61,6 +62,7 @@ class NetworkProbe:
     """
 
     def __init__(self, config: Config, spec: EnvSpec) -> None:
+        _check_exploration(config, spec)
         self.config, self.spec = config, spec
         self.flat = new_model(config, spec, "cpu")
         assert isinstance(self.flat.module, ActorCritic)
@@ -159,6 +161,18 @@ class NetworkProbe:
         if self.spec.action_mask:
             trajectories.obs[MASK_KEY][:] = 1
         return blueprint, arena, trajectories
+
+
+def _check_exploration(config: Config, spec: EnvSpec) -> None:
+    """Refuse an exploration loss that these actions have not (UsageError)."""
+    if all(part.kind != "gaussian" for part in spec.action.parts):
+        return
+    for learning in (replace(config.learning, **values) for values in config.per_policy):
+        if learning.exploration_loss == "symmetric_kl" and learning.exploration_loss_coeff:
+            raise UsageError(
+                f"--exploration_loss=symmetric_kl: {config.env.env} has continuous actions, of which none are uniform;"
+                " take entropy"
+            )
 
 
 def _seconds(function: Callable[[], None], budget_seconds: float) -> float:

@@ -17,7 +17,9 @@ from algorithms.appo.tuning import Costs
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.supervisor import WorkerError
 from envs.make import make_group
+from envs.spec import ActionPart, ActionSpec
 from tests.unit.runtime.worlds import SPEC
+from utils.errors import UsageError
 from utils.memory import held_bytes
 
 MODEL = ModelDescription([("w", (2,))], 0, 0)
@@ -125,6 +127,15 @@ class Timed(NetworkProbe):
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
         self.trained.append(columns)
         return self.step + self.sample * columns * self.config.learning.rollout
+
+
+def test_continuous_actions_have_no_divergence_from_uniform_ones() -> None:
+    gaussian = replace(SPEC, action=ActionSpec((ActionPart("gaussian", 2),), (-1.0, -1.0), (1.0, 1.0)))
+    flags = {"num_policies": 2, "per_policy": {"exploration_loss": "entropy,symmetric_kl"}}
+    with pytest.raises(UsageError, match="--exploration_loss=symmetric_kl: toy/Zero-v0 has continuous actions"):
+        NetworkProbe(config_of("toy/Zero-v0", **flags), gaussian)
+    NetworkProbe(config_of("toy/Zero-v0", **flags), SPEC)
+    NetworkProbe(config_of("toy/Zero-v0", **flags, exploration_loss_coeff=0.0), gaussian)
 
 
 def test_rows_need_not_be_whole_environments() -> None:
