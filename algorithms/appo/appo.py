@@ -275,7 +275,8 @@ class APPO:
             plan = replace(self._plan(blueprint, arena, links, name, names.index(name)), generation=generation)
             # CUDA wants a process that shares nothing with a parent; everything else forks in milliseconds.
             devices = {blueprint.device_of(w.role) for w in plan.workers if w.role != "actor"}
-            by_spawn = not all(launch.can_fork(device) for device in devices)
+            bells = len(plan.links.bells) if plan.links else 0
+            by_spawn = not all(launch.can_fork(device, bells) for device in devices)
             if generation:
                 self._start_fork_server()  # again, if it has died
             with launch.signals_blocked(), launch.server_must_answer():

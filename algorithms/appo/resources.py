@@ -55,9 +55,11 @@ def check_descriptors(topology: Topology) -> None:
     processes, limit, now = len(topology.processes()), descriptors.limit(), descriptors.num_open()
     needed = now + DESCRIPTORS_OF_MAIN + DESCRIPTORS_OF_PROCESS * processes
     if limit is not None and needed > limit:
+        others = processes - topology.num_actors
+        fitting = (limit - now - DESCRIPTORS_OF_MAIN) // DESCRIPTORS_OF_PROCESS - others
+        lower = f" or lower --num_workers to {fitting}" if fitting > 0 else ""
         raise ResourceError(
-            f"a run of {processes} processes needs {needed} open files, `ulimit -n` allows {limit}: raise it or lower "
-            "--num_workers"
+            f"a run of {processes} processes needs {needed} open files, `ulimit -n` allows {limit}: raise it{lower}"
         )
 
 

@@ -28,6 +28,7 @@ StartMethod = Literal["spawn", "forkserver"]
 
 QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.1
+MOST_BELLS = 150  # of a process that is forked: the server takes 251 descriptors with it, and some are for queues
 ANSWER_SECONDS = 120.0  # loading torch takes a few, and many times that where the disk is slow
 ROOT = Path(__file__).resolve().parents[2]
 ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
@@ -163,9 +164,13 @@ def context(method: StartMethod) -> SpawnContext | ForkServerContext:
     return multiprocessing.get_context("spawn") if method == "spawn" else multiprocessing.get_context("forkserver")
 
 
-def can_fork(device: str) -> bool:
-    """Whether processes with a network may be forked: on the CPU, from a server that has torch loaded."""
-    return device == "cpu" and bool(_Server.has_torch)
+def can_fork(device: str, bells: int = 0) -> bool:
+    """Whether a process with a network may be forked: on the CPU, from a server that has torch loaded.
+
+    A process that wakes hundreds of others has more descriptors than the server takes; one that is spawned inherits
+    them all.
+    """
+    return device == "cpu" and bool(_Server.has_torch) and bells <= MOST_BELLS
 
 
 class Inquiry:
@@ -220,15 +225,15 @@ class Inquiry:
     def answer(self, timeout_seconds: float, about: str = "environment") -> object:
         """The next thing it tells.
 
+        Args:
+            timeout_seconds: for that.
+            about: what is tried: the environment or the network.
+
         Raises:
             EnvironmentFailure: it died or took too long; `WorkerError` if that was with the network.
             Interrupted: a signal came meanwhile.
         """
         try:
-        Args:
-            timeout_seconds: for that.
-            about: what is tried: the environment or the network.
-
             if self._wait(time.monotonic() + timeout_seconds):
                 return self._pipe.recv()
         except EOFError:

@@ -53,4 +53,7 @@ def test_too_few_descriptors_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ResourceError) as caught:
         check_descriptors(topology)
     wanted = f"a run of 12 processes needs {needed} open files, `ulimit -n` allows {needed - 1}: "
-    assert str(caught.value) == wanted + "raise it or lower --num_workers"
+    assert str(caught.value) == wanted + "raise it or lower --num_workers to 7"
+    monkeypatch.setattr(descriptors, "limit", lambda: 64)
+    with pytest.raises(ResourceError, match=r"`ulimit -n` allows 64: raise it$"):
+        check_descriptors(topology)

@@ -43,6 +43,13 @@ def test_a_fork_server_that_dies_at_the_wrong_moment_is_started_as_ours_is() -> 
     assert dict(os.environ) == before
 
 
+def test_a_process_with_more_descriptors_than_the_server_takes_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch._Server, "has_torch", True)
+    assert launch.can_fork("cpu", launch.MOST_BELLS)
+    assert not launch.can_fork("cpu", launch.MOST_BELLS + 1)
+    assert launch.MOST_BELLS + 100 < multiprocessing.forkserver.MAXFDS_TO_SEND - 4
+
+
 def test_a_failure_is_blamed_on_what_was_tried() -> None:
     assert isinstance(launch._failure("environment", "it died", ""), EnvironmentFailure)
     assert isinstance(launch._failure("network", "it died", ""), WorkerError)
