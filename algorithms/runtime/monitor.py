@@ -158,7 +158,8 @@ class Limits(NamedTuple):
 
     def share(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> float:
         """How much of the nearest of them is used up, from 0 to 1."""
-        parts = [max(p.totals["env_steps"] / self.env_steps, p.totals["samples"] / self.samples) for p in policies]
+        learning = (p.totals for p in policies if not p.frozen)
+        parts = [max(totals["env_steps"] / self.env_steps, totals["samples"] / self.samples) for totals in learning]
         sampled = collected / self.collected if self.collected else 0.0
         in_time = elapsed_seconds / self.seconds if self.seconds else 1.0
         return min(1.0, max(min(parts), sampled, in_time))

@@ -8,7 +8,7 @@ import pytest
 
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from algorithms.runtime.messages import EpisodesDone, LearnerReport, TimeReport, WorkerReport, WorkerRestarted
-from algorithms.runtime.monitor import Limits, Monitor
+from algorithms.runtime.monitor import Limits, Monitor, PolicyProgress
 from algorithms.runtime.performance import Machine
 from algorithms.runtime.runner import BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, Budget
 from tests.unit.test_metrics import events
@@ -135,6 +135,12 @@ def test_the_slowest_policy_and_the_clock_decide_how_much_time_is_left(watched: 
     assert monitor.seconds_left(watched.now) == 10.0
     assert monitor.line().endswith("/s (10 s/1 min/5 min), 12.5k samples/s | 10 s left")
     monitor.close()
+
+
+def test_policies_that_never_learn_hold_back_no_share_of_the_budget() -> None:
+    learning, frozen = PolicyProgress(2), PolicyProgress(2, frozen=True)
+    learning.totals["env_steps"] = 250_000
+    assert MILLION.share([learning, frozen], 0, 0.0) == 0.25
 
 
 def test_line_of_a_run_that_only_samples(watched: Watched) -> None:
