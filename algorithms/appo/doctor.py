@@ -236,10 +236,11 @@ def recommendation(config: Config, found: Found, cores: int) -> Finding:
 
     if found.costs is None:
         device = choose_device(config.run.device)
-        sampling, said = plan_workers(config, cores, choose_placement(config, cores, device)), "by fixed rules"
+        placement = choose_placement(config, cores, device)
+        sampling, said = plan_workers(config, cores, placement, spec.num_agents), "by fixed rules"
     else:
         plan = choose(found.costs, config, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb))
-        sampling, said = plan.sampling, report(found.costs, plan)
+        sampling, said = plan.sampling, report(found.costs, plan, spec.num_agents)
     flags: dict[str, Any] = {
         "inference": sampling.placement,
         "num_workers": sampling.num_workers,

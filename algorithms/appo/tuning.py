@@ -235,7 +235,7 @@ def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -
     if limit == 1:
         return 0
     ideal = replace(costs, learn=((1, seconds), (limit, seconds / limit)))
-    rates = {plan: predict(ideal, plan, config, num_agents, cores) for plan in candidates(config, cores)}
+    rates = {plan: predict(ideal, plan, config, num_agents, cores) for plan in candidates(config, cores, num_agents)}
     alone = max((rate for plan, rate in rates.items() if plan.learner_threads == 1), default=math.inf)
     return limit if max(rates.values()) * (1 - MARGIN) > alone else 0
 

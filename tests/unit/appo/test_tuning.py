@@ -117,6 +117,8 @@ def test_threads_are_timed_only_where_they_could_help() -> None:
     assert threads_to_time(COSTS, config_of(), 1, 2) == 0  # the environment is the limit
     assert threads_to_time(slow, config_of(learner_main_loop_num_cores=1), 1, 8) == 0
     assert threads_to_time(slow, config_of(sampler_only=True), 1, 8) == 0
+    crowd = replace(COSTS, env=((1, 1000 * US), (16, 2000 * US)), learn=((1, 20 * US),))
+    assert threads_to_time(crowd, config_of(), 16, 2) == 0  # two environments of 16 agents fill a batch
     # on two cores a second thread pays what it gains where the actor needs little
     assert chosen(replace(COSTS, learn=((1, 1000 * US), (2, 600 * US)))).learner_threads == 2
     assert chosen(replace(COSTS, learn=((1, 1000 * US), (2, 980 * US)))).learner_threads == 1
