@@ -150,7 +150,7 @@ def draw(groups: Mapping[str, Sequence[Curve]], axis: Axis, path: Path) -> None:
         UsageError: matplotlib is missing, or the file cannot be written.
     """
     if find_spec("matplotlib") is None:
-        raise UsageError("drawing needs matplotlib: pip install appo[plot]")
+        raise UsageError("drawing needs matplotlib: pip install appo[plots]")
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
