@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from algorithms.appo.config import FLAGS_BY_PART, Config
+from algorithms.appo.starting import begun_at
 from algorithms.runtime.companion import Companion
 from algorithms.runtime.config import RunConfig
 from algorithms.runtime.janitor import Janitor
@@ -36,7 +37,8 @@ def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janito
     for writer in monitor.writers:
         writer.describe({name: flags[name] for name in HYPERPARAMETERS})
     if config.logging.with_wandb:
-        monitor.tracker = Tracker(wandb_settings(flags), _log_path(config, "wandb"), janitor)
+        settings = wandb_settings(flags, begun_at(config.run.run_directory))
+        monitor.tracker = Tracker(settings, _log_path(config, "wandb"), janitor)
 
 
 def evaluation_of(config: Config, janitor: Janitor) -> AbstractContextManager[object]:

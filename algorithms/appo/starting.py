@@ -1,6 +1,7 @@
 """How a start deals with what earlier ones have left: it goes on with it, sets it aside, or begins with its weights."""
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -29,7 +30,7 @@ from utils import checkpoint
 from utils.errors import CheckpointError, ResourceError, UsageError
 from utils.files import append_json_line, open_own, write_json_atomic
 from utils.lock import RunLock
-from utils.values import shown
+from utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +161,16 @@ def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | No
         return Costs.from_plain(measured["costs"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # edited, or of another version
         return None
+
+
+def begun_at(directory: Path) -> float:
+    """When a run began (seconds since 1970), which tells it from others of its name; 0 if its history does not say."""
+    try:
+        with open_own(directory / HISTORY_FILE) as history:
+            begun = json.loads(history.readline())["time"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return 0.0
+    return float(begun) if is_number(begun) else 0.0
 
 
 def seed_of_resumed(directory: Path, seed: int) -> int:

@@ -6,6 +6,7 @@ cannot reach its server costs figures there and nothing else. Run as a script, t
 
 import contextlib
 import fcntl
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 PIPE_BYTES = 1 << 20
 CLOSE_SECONDS = 10.0
 WAITING_RECORDS = 1000
+LONGEST_NAME = 100  # of a run in its id, which has 128 characters at most
 PLACES = ("train_dir", "experiments_root", "config", "init_from")
 HEAD = ("elapsed_seconds", "env_steps", "samples", "discarded", "policy")
 
@@ -116,12 +118,18 @@ class Tracker:
                 self._rest = self._rest[os.write(self._pipe, self._rest) :]
 
 
-def wandb_settings(flags: Mapping[str, Any]) -> dict[str, object]:
+def wandb_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
     """The arguments of `wandb.init` for the flags of a run; the same run goes on under the same id.
 
     Nothing in them names a folder of this machine.
+
+    Args:
+        flags: of the run, with its seed.
+        begun: when (seconds since 1970): names and seeds come again in other groups of runs, and after
+            --restart_behavior.
     """
     shared = {name: value for name, value in flags.items() if name not in PLACES}
+    origin = hashlib.sha256(repr((flags["experiments_root"], flags["seed"], begun)).encode()).hexdigest()
     return {
         "project": flags["wandb_project"],
         "entity": flags["wandb_user"] or None,
@@ -129,7 +137,7 @@ def wandb_settings(flags: Mapping[str, Any]) -> dict[str, object]:
         "job_type": flags["wandb_job_type"] or None,
         "tags": list(flags["wandb_tags"]),
         "name": flags["experiment"],
-        "id": f"{flags['experiment']}-{flags['seed']}",
+        "id": f"{flags['experiment'][:LONGEST_NAME]}-{origin[:12]}",
         "resume": "allow",
         "config": shared,
     }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,16 @@ def test_one_that_hangs_is_never_waited_for(start: Callable[[str], Tracker], cap
 
 def test_settings_name_no_folder() -> None:
     flags = Config.from_flat({"env": "a", "experiment": "b", "train_dir": "/secret/place", "init_from": "/secret/x"})
-    settings = wandb_settings(flags.to_flat() | {"seed": 5})
-    assert (settings["id"], settings["name"], settings["resume"]) == ("b-5", "b", "allow")
+    settings = wandb_settings(flags.to_flat() | {"seed": 5}, 7.0)
+    assert (settings["name"], settings["resume"]) == ("b", "allow")
     assert "secret" not in json.dumps(settings)
+
+
+def test_only_a_run_that_goes_on_has_the_id_of_an_earlier_one() -> None:
+    flags = Config.from_flat({"env": "a", "experiment": "b", "experiments_root": "c/d"}).to_flat() | {"seed": 5}
+    others = (wandb_settings(flags | {"experiments_root": "e"}, 7.0), wandb_settings(flags, 8.0))
+    ids = [settings["id"] for settings in (wandb_settings(flags, 7.0), wandb_settings(flags, 7.0), *others)]
+    assert (ids[0], len(set(ids))) == (ids[1], 3)
+    assert all(re.fullmatch(r"b-[0-9a-f]{12}", str(one)) for one in ids)
+    long = wandb_settings(flags | {"experiment": "x" * 200}, 7.0)
+    assert len(str(long["id"])) <= 128
