@@ -23,7 +23,7 @@ from algorithms.runtime.status import read_status
 from envs.spec import GroupEnv
 from utils import checkpoint, cpu
 from utils.command_line import say
-from utils.errors import CheckpointError, EnvironmentFailure
+from utils.errors import CheckpointError, EnvironmentFailure, ResourceError
 from utils.hashed_files import Content
 from utils.metrics import EventWriter, MetricsLog
 
@@ -115,7 +115,7 @@ class Evaluator:
             living = read_status(self.directory).get("state") in LIVING_STATES
             try:
                 self.look()
-            except (CheckpointError, EnvironmentFailure) as error:  # the next checkpoint may do better
+            except (CheckpointError, EnvironmentFailure, ResourceError) as error:  # the next checkpoint may do better
                 sys.stderr.write(f"warning: {error}\n")
                 self._close_envs()
             if not living:  # its last checkpoint was there before it said so

@@ -19,7 +19,7 @@ from tests.integration.enjoying import copied, enjoyed
 from tests.integration.runs import train
 from tests.videos import pictures_of
 from utils import checkpoint
-from utils.errors import CheckpointError, UsageError
+from utils.errors import CheckpointError, ResourceError, UsageError
 
 
 def results(directory: Path) -> list[dict[str, Any]]:
@@ -99,6 +99,27 @@ def test_following_ends_after_the_last_checkpoint(runs: Path, tmp_path: Path, mo
     monkeypatch.setattr(evaluator, "_give_way", lambda: None)  # this process is the suite's
     assert cli.evaluate([str(run), "--every_sec=0.001", "--episodes=2"]) == 0
     assert len(results(run)) == 2
+
+
+def test_a_full_disk_costs_an_evaluation_and_not_all_that_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = tmp_path / "status.json"
+    status.write_text('{"state": "training"}')
+    looks: list[str] = []
+
+    def look(self: Evaluator) -> list[Evaluation]:
+        looks.append(status.read_text())
+        if len(looks) == 1:
+            raise ResourceError("cannot save a checkpoint: No space left on device")
+        status.write_text('{"state": "finished"}')
+        return []
+
+    monkeypatch.setattr(Evaluator, "look", look)
+    with Evaluator(tmp_path, EvaluatorConfig(every_sec=0.001)) as one:
+        one.follow()
+    assert len(looks) == 3
+    assert capsys.readouterr().err == "warning: cannot save a checkpoint: No space left on device\n"
 
 
 def test_the_first_episode_is_filmed_now_and_then(
