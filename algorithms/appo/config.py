@@ -253,6 +253,8 @@ def check(config: Config) -> None:
         raise UsageError(f"--save_best_metric={shown(config.run.save_best_metric)} is not {shape}")
     if not config.model.encoder_mlp_layers:
         raise UsageError("--encoder_mlp_layers needs at least one layer")
+    if config.run.precision == "bf16" and config.model.encoder_custom:
+        raise UsageError("--precision=bf16 is for built-in networks; with --encoder_custom all is computed in float32")
     check_population(config.population, config.sampling.num_policies)
     for values in config.per_policy:
         _check_learning(replace(config.learning, **values))

@@ -119,7 +119,7 @@ class SamplingConfig:
         "with --inference=central policy workers live in their learner's process: a GPU takes turns between processes,"
         " but not between the streams of one",
     )
-    num_policies: int = flag(1, "policies trained together", minimum=1, fixed_on_resume=True)
+    num_policies: int = flag(1, "policies trained together", minimum=1, maximum=63, fixed_on_resume=True)
     max_policy_lag: int = flag(
         100, "trajectories whose oldest step was acted this many updates ago, or more, are discarded", minimum=1
     )

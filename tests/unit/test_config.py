@@ -295,6 +295,11 @@ LEGS = ("--deterministic_resume", "--save_every_env_steps=1000")
         (["--with_pbt"], "--with_pbt needs at least 2 policies that learn, got 1: raise --num_policies"),
         (["--verify_reproduction"], "--verify_reproduction needs --learning_rate=0, got 0.001"),
         (["--encoder_mlp_layers="], "--encoder_mlp_layers needs at least one layer"),
+        (
+            ["--precision=bf16", "--encoder_custom=a:B"],
+            "--precision=bf16 is for built-in networks; with --encoder_custom all is computed in float32",
+        ),
+        (["--num_policies=64"], "--num_policies must be at most 63, got 64"),  # the owners of a slot are bits of a word
         (["--train_dir="], "--train_dir must not be empty"),
     ],
 )  # fmt: skip
