@@ -126,8 +126,8 @@ class SamplingConfig:
     min_traj_buffers_per_worker: int = flag(2, "lower bound of trajectory slots per group of envs", minimum=1)
     num_minibatches_to_accumulate: int = flag(
         -1,
-        "minibatches that may wait for the learner before sampling pauses; -1 = 2 * num_batches_per_iteration, 0 ="
-        " none: sampling stops while training",
+        "minibatches that may wait for the learner before sampling pauses; -1 = num_batches_per_iteration, 0 = none:"
+        " where a single policy plays, sampling stops while training",
         minimum=-1,
     )
     lockstep: bool = flag(
