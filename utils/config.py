@@ -81,6 +81,13 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def same_flag(cls: type, name: str, help: str = "") -> Any:
+    """Declare a flag as that of another dataclass: its default and limits, and its description unless one is given."""
+    (field,) = (field for field in dataclasses.fields(cls) if field.name == name)
+    metadata = {**field.metadata, "help": help or field.metadata["help"]}
+    return dataclasses.field(default=field.default, default_factory=field.default_factory, metadata=metadata)
+
+
 def flags_of(cls: type) -> dict[str, Flag]:
     """Return the flags of a dataclass, in the order of declaration.
 

@@ -19,6 +19,10 @@ from utils.errors import UsageError
 HYPERPARAMETERS = ("seed", *FLAGS_BY_PART["env"], *FLAGS_BY_PART["learning"], *FLAGS_BY_PART["model"])
 """Flags that TensorBoard's table of runs has."""
 
+EVALUATION = "eval_"
+EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.startswith(EVALUATION))
+"""Those of `appo evaluate`, which knows them without what they begin with."""
+
 
 def check_companions(config: Config) -> None:
     """Refuse a tracker that is not installed, and videos that nobody could make (UsageError)."""
@@ -43,19 +47,16 @@ def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janito
 
 def evaluation_of(config: Config, janitor: Janitor) -> AbstractContextManager[object]:
     """Who plays the newest checkpoints while this is entered."""
-    flags = config.logging
-    if not flags.eval_every_sec:
+    if not config.logging.eval_every_sec:
         return nullcontext()
-    words = (
-        "evaluate",
-        str(config.run.run_directory.absolute()),
-        f"--every_sec={flags.eval_every_sec}",
-        f"--episodes={flags.eval_episodes}",
-        f"--video_every_min={flags.eval_video_every_min}",
-        f"--seed={flags.eval_seed}",
-        f"--env_kwargs={json.dumps(flags.eval_env_kwargs)}",
-    )
-    return Companion(words, _log_path(config, "evaluator"), janitor)
+    return Companion(evaluation_words(config), _log_path(config, "evaluator"), janitor)
+
+
+def evaluation_words(config: Config) -> tuple[str, ...]:
+    """The command that evaluates as the flags of training say."""
+    values = ((name, json.dumps(getattr(config.logging, name))) for name in EVALUATION_FLAGS)
+    given = (f"--{name.removeprefix(EVALUATION)}={value}" for name, value in values)
+    return ("evaluate", str(config.run.run_directory.absolute()), *given)
 
 
 def saved_in_time(config: Config) -> RunConfig:

@@ -212,16 +212,20 @@ class LoggingConfig:
         minimum=0,
     )
     eval_episodes: int = flag(
-        20, "episodes of an evaluation with sampled actions, and as many with the most probable ones", minimum=2
+        20, "episodes of each evaluation with sampled actions, and as many with the most probable ones", minimum=2
     )
     eval_video_every_min: float = flag(
         0.0,
-        "minutes between videos of evaluations: the first episode with the most probable actions, as mp4 in"
-        " eval/videos/; needs --eval_every_sec and the extra [video]; 0 = none",
+        "minutes between videos, at least: the first episode of an evaluation with the most probable actions, as mp4 in"
+        " eval/videos/, named by policy and env steps; needs the extra [video]; 0 = none",
         minimum=0,
     )
-    eval_seed: int = flag(1_000_000, "seed of all evaluations", minimum=0, maximum=2**63 - 1)
-    eval_env_kwargs: dict[str, object] = flag({}, "arguments of the environment that differ in evaluations")
+    eval_seed: int = flag(
+        1_000_000, "seed of the episodes of evaluations, the same for every checkpoint", minimum=0, maximum=2**63 - 1
+    )
+    eval_env_kwargs: dict[str, object] = flag(
+        {}, "arguments of the environment in evaluations that differ from those of training"
+    )
     with_wandb: bool = flag(False, "send all figures to Weights & Biases too, from a process of their own")
     wandb_project: str = flag("appo", "project at Weights & Biases")
     wandb_user: str = flag("", "user or team at Weights & Biases; empty = the default one")

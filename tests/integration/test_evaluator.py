@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from algorithms import cli, evaluator
-from algorithms.appo.companions import check_companions
+from algorithms.appo.companions import check_companions, evaluation_words
 from algorithms.appo.config import Config
 from algorithms.evaluator import Evaluation, Evaluator, best_kept, interval
-from algorithms.evaluator_config import EvaluatorConfig
+from algorithms.evaluator_config import EvaluatorConfig, parse_evaluate
 from tests.integration.enjoying import copied, enjoyed
 from tests.integration.runs import train
 from tests.videos import pictures_of
@@ -120,6 +120,14 @@ def test_a_full_disk_costs_an_evaluation_and_not_all_that_follow(
         one.follow()
     assert len(looks) == 3
     assert capsys.readouterr().err == "warning: cannot save a checkpoint: No space left on device\n"
+
+
+def test_what_training_says_of_evaluations_is_understood_by_them() -> None:
+    given = {"eval_every_sec": 2.5, "eval_episodes": 3, "eval_seed": 7, "eval_env_kwargs": {"x": [1, None]}}
+    words = evaluation_words(Config.from_flat({"env": "a", "experiment": "b", **given}))
+    found = parse_evaluate(words[1:])
+    assert (found.run, found.every_sec, found.episodes) == (str(Path("train_dir/b").absolute()), 2.5, 3)
+    assert (found.seed, found.env_kwargs, found.video_every_min) == (7, {"x": [1, None]}, 0.0)
 
 
 def test_the_first_episode_is_filmed_now_and_then(
