@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.appo.runs import CONFIG_FILE, check_folders, folders
+from algorithms.runtime.console import ENDLESS
 from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
 from utils.config import flag, flags_of
 from utils.errors import UsageError
@@ -43,7 +44,7 @@ class RunSummary(NamedTuple):
         state: starting, training, finished, interrupted, failed; crashed: it ended without a word; damaged: what it
             wrote cannot be read; unknown: it wrote nothing.
         env_steps: learned from, by all policies together.
-        share: of the budget: of env steps, samples or seconds, whichever is used up first.
+        share: of the budget: of env steps, samples or seconds, whichever is used up first; None: no limit was set.
         seconds_left: an estimate, of a run that trains.
         best_return, last_return: mean over the last episodes, of the policy that is best at it.
         active: time (seconds since 1970) at which it last wrote something.
@@ -156,14 +157,19 @@ def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int 
     """The used-up share of the budget that the status knows, or else of the env steps that the flags allow."""
     policies = _number(config.get("num_policies")) or 1
     totals, budget = (value if isinstance(value := status.get(key), dict) else {} for key in ("totals", "budget"))
-    limit = _number(budget.get("env_steps")) or _number(config.get("train_for_env_steps"))
-    parts = (
-        (env_steps, limit and limit * policies),
-        (_number(totals.get("samples")), (_number(budget.get("samples")) or 0) * policies),
-        (_number(status.get("seconds")), _number(budget.get("seconds"))),
-    )
+    limits = {**budget, "env_steps": _number(budget.get("env_steps")) or config.get("train_for_env_steps")}
+    used = {
+        "env_steps": (env_steps, policies),
+        "samples": (_number(totals.get("samples")), policies),
+        "seconds": (_number(status.get("seconds")), 1),
+    }
     # Stopping takes time, and the last batch is taken whole.
-    return max((min(1.0, used / whole) for used, whole in parts if used is not None and whole), default=None)
+    shares = [
+        min(1.0, number / (limit * times))
+        for name, (number, times) in used.items()
+        if number is not None and (limit := _number(limits.get(name))) and limit < ENDLESS[name]
+    ]
+    return max(shares, default=None)
 
 
 def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> list[float]:

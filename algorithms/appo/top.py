@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -62,8 +63,9 @@ def top(config: TopConfig) -> int:
     directory = _directory(config)
     watched = Watched(directory)
     if config.once or obstacle(sys.stdout, os.environ):
-        drawn = draw(watched.look(), PAGE.columns, PAGE.lines)
-        say("\n".join(render(drawn, PAGE.columns, colour=False, terminal=False)))
+        columns = max(SMALLEST.columns, shutil.get_terminal_size(PAGE).columns)
+        drawn = draw(watched.look(), columns, PAGE.lines)
+        say("\n".join(render(drawn, columns, colour=False, terminal=False)))
     else:
         _follow(watched, config.interval_seconds)
     say(watched.verdict())

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.console import Console, PlainLines
+from algorithms.runtime.console import ENDLESS, Console, PlainLines
 from algorithms.runtime.messages import (
     EpisodesDone,
     LearnerReport,
@@ -156,8 +156,10 @@ class Limits(NamedTuple):
             sampled = (self.collected - collected) / collected * elapsed_seconds
         return max(0.0, min(trained, sampled, self.seconds - elapsed_seconds))
 
-    def share(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> float:
-        """How much of the nearest of them is used up, from 0 to 1."""
+    def share(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> float | None:
+        """How much of the nearest of them is used up, from 0 to 1; None if none was set."""
+        if all(getattr(self, name) >= endless for name, endless in ENDLESS.items()):
+            return None
         learning = (p.totals for p in policies if not p.frozen)
         parts = [max(totals["env_steps"] / self.env_steps, totals["samples"] / self.samples) for totals in learning]
         sampled = collected / self.collected if self.collected else 0.0

@@ -23,7 +23,8 @@ class Overview:
     Attributes:
         elapsed_seconds: of all starts.
         seconds_left: an estimate.
-        share: of the budget that is used up, of whichever limit is nearest.
+        share: of the budget that is used up, of whichever limit is nearest; None where there is no limit, but perhaps
+            a return to be reached.
         env_steps, samples, discarded: of all policies together.
         restarts, env_rebuilds: how often processes were started again, and environments made again.
         memory_bytes: of all processes of the run.

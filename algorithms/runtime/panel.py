@@ -21,7 +21,7 @@ from utils.metrics import duration, short_number
 SMALLEST_COLUMNS, SMALLEST_ROWS = 60, 10
 TWO_COLUMNS = 132  # from this width on things stand side by side
 GAP = 3
-LABEL = 11  # width of the words at the left
+LABEL = 12  # width of the words at the left
 BAR = 16
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
@@ -29,7 +29,7 @@ WARNING_LINES = 3
 ROLES = {
     "main": ("main", "main"),
     "actor": ("actor", "actors"),
-    "policy_worker": ("inference", "inference"),
+    "policy_worker": ("acting", "acting"),
     "learner": ("learner", "learners"),
 }
 LOSSES = {
@@ -176,12 +176,12 @@ def _of_machine(overview: Overview, width: int) -> list[Section]:
 
 def _progress(snapshot: Snapshot, width: int) -> Text:
     overview = snapshot.overview
-    share = overview.share or 0.0
     left = "" if overview.seconds_left is None else f", {duration(overview.seconds_left)} left"
     ended = snapshot.state not in ("starting", "training")
-    words = f" {_percent(share)} of {snapshot.aim}{'' if ended else left}"
+    reached = "until" if overview.share is None else f"{_percent(overview.share)} of"
+    words = f" {reached} {snapshot.aim}{'' if ended else left}"
     bar = max(8, width - LABEL - len(words))
-    return _line("progress", [*_bar(share, bar, "green"), (_cut(words, width - LABEL - bar), "")])
+    return _line("progress", [*_bar(overview.share or 0.0, bar, "green"), (_cut(words, width - LABEL - bar), "")])
 
 
 def _speed(overview: Overview, width: int) -> list[Text]:

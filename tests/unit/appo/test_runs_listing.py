@@ -139,6 +139,12 @@ def test_the_limit_that_comes_first_says_how_far_a_run_is(
         assert f"{share:.0%}  30 s" in listed(capsys, f"--train_dir={tmp_path}")
 
 
+def test_a_run_without_a_limit_is_at_no_share_of_it(tmp_path: Path) -> None:
+    status = {"state": "training", "totals": {"env_steps": 250}, "seconds": 120.0}
+    endless = {"env_steps": 10**10, "samples": 2**62, "seconds": 1e10, "episode_return": 475.0}
+    assert found(write_run(tmp_path / "a", config=flags(), status=status | {"budget": endless})).share is None
+
+
 def test_policies_are_taken_together(tmp_path: Path) -> None:
     both = [r for pair in zip(reports(1.0, 7.0, 3.0), reports(2.0, 5.0, 4.0, policy=1), strict=True) for r in pair]
     directory = write_run(tmp_path / "a", config=flags(num_policies=2), status={"state": "failed"}, metrics=both)

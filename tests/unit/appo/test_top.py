@@ -35,13 +35,15 @@ def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> lis
     return capsys.readouterr().out.splitlines()
 
 
-def test_into_a_pipe_goes_the_panel_as_text_and_nothing_is_touched(tmp_path: Path, capsys) -> None:
+def test_into_a_pipe_goes_the_panel_as_text_and_nothing_is_touched(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
     directory = living(tmp_path)
     with RunLock(directory / ".lock"):
         before = {name: (directory / name).stat().st_mtime_ns for name in RUN_FILES}
         lines = shown(capsys, tmp_path, "a")
         assert {name: (directory / name).stat().st_mtime_ns for name in RUN_FILES} == before
     assert lines[0].startswith("╭─ a · CartPole-v1 · training ─")
+    assert {len(line) for line in lines[:-1]} == {72}
     text = "\n".join(lines)
     assert "60% of 1000 env steps, 25 min left" in text
     for said in ("475.31", "all 2 cores are full, 61% of it environment", "1.3 GiB of memory", "! 12:00:01 actor_1"):

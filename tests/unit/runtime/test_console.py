@@ -195,10 +195,11 @@ def test_an_overview_adds_up_and_says_what_memory_the_processes_take(tmp_path: P
         (Limits(1000, seconds=0.0), 250, 0, 6.0, 1.0),
         (Limits(1000, collected=50), 0, 45, 6.0, 0.9),
         (Limits(1000), 2500, 0, 5.0, 1.0),
+        (Limits(10**10, samples=2**62, seconds=1e10), 2500, 0, 5.0, None),
     ],
 )
 def test_the_share_is_that_of_the_nearest_limit(
-    tmp_path: Path, limits: Limits, env_steps: int, collected: int, seconds: float, expected: float
+    tmp_path: Path, limits: Limits, env_steps: int, collected: int, seconds: float, expected: float | None
 ) -> None:
     monitor = Monitor(tmp_path, LoggingConfig(tensorboard=False), [{}, {}], limits)
     for policy, more in ((0, 0), (1, 100)):  # the slowest policy counts

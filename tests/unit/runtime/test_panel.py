@@ -85,9 +85,9 @@ def test_in_a_low_terminal_the_least_important_is_left_out() -> None:
 
 
 def test_a_run_of_which_nothing_is_known_yet() -> None:
-    unknown = Overview(0.0, None, 0.0, 0, 0, 0, 0, 0, None, None, ({"policy": 0, "env_steps": 0},), ())
-    shown = "\n".join(text(Snapshot("a", "b", "training", "10G env steps", unknown, Trace())))
-    assert "0% of 10G env steps" in shown
+    unknown = Overview(0.0, None, None, 0, 0, 0, 0, 0, None, None, ({"policy": 0, "env_steps": 0},), ())
+    shown = "\n".join(text(Snapshot("a", "b", "training", "a mean return of 475", unknown, Trace())))
+    assert "until a mean return of 475" in shown
     assert "no episode has ended yet" in shown
     assert "nothing is trained yet" in shown
 
@@ -124,20 +124,20 @@ def test_a_chart_is_scaled_to_its_range() -> None:
 
 EXPECTED = """\
 ╭─ CartPole-v1_3 · CartPole-v1 · training ─────────────────────────────────────╮
-│ progress   ━━━━━━━━━━━━━━━━━────────────── 54% of 10M env steps, 25 min left │
-│ speed      5.4M env steps · 65.4k env steps/s · 16.4k samples/s              │
-│ return     475.31 · from -12.00 to 500.00 · episodes of 480 steps            │
-│     488.00                                              ▁▂▂▂▂ ▃▃▄▄▄▅▅▆▆▆▇▇▇█ │
-│                                 ▁▁▁▁▂▂▂▃▃▄▄▄▅▅▅▆▆▇▇▇█████████ ██████████████ │
-│      20.00 ▁▂▂▂▂▃▃▃▄▄▅▅▅▆▆▆▇▇▇▇██████████████████████████████▅██████████████ │
-│ losses     policy -0.000228 · value 0.02 · entropy 0.856 · kl 0.00015        │
-│            gradient 0.23 · rate 0.001                                        │
-│ lag        1.4 versions · 4 at most · 0 samples discarded                    │
-│ 2 actors   ━━━━━━━━━━━━━━━─  env 58%  inference 24%  framework 9%            │
-│ learner    ━━━━━━━━────────  waiting 52%  training 44%  copying 3%           │
-│ limit      1420 samples/s, at 92%                                            │
-│ bottleneck all 2 cores are full, 61% of it environment                       │
-│ machine    1.9 of 2 cores busy · 1.3 GiB of memory · 1 restart               │
+│ progress    ━━━━━━━━━━━━━━━━────────────── 54% of 10M env steps, 25 min left │
+│ speed       5.4M env steps · 65.4k env steps/s · 16.4k samples/s             │
+│ return      475.31 · from -12.00 to 500.00 · episodes of 480 steps           │
+│      488.00                                             ▁▂▂▂▂ ▃▃▄▄▄▅▅▆▆▆▇▇▇█ │
+│                                  ▁▁▁▂▂▂▃▃▄▄▄▅▅▅▅▆▇▇▇▇████████ ██████████████ │
+│       20.00 ▁▂▂▂▃▃▃▃▄▅▅▅▅▆▆▆▇▇▇██████████████████████████████▅██████████████ │
+│ losses      policy -0.000228 · value 0.02 · entropy 0.856 · kl 0.00015       │
+│             gradient 0.23 · rate 0.001                                       │
+│ lag         1.4 versions · 4 at most · 0 samples discarded                   │
+│ 2 actors    ━━━━━━━━━━━━━━━─  env 58%  inference 24%  framework 9%           │
+│ learner     ━━━━━━━━────────  waiting 52%  training 44%  copying 3%          │
+│ limit       1420 samples/s, at 92%                                           │
+│ bottleneck  all 2 cores are full, 61% of it environment                      │
+│ machine     1.9 of 2 cores busy · 1.3 GiB of memory · 1 restart              │
 │ ! 12:00:01 actor_1 was killed (SIGKILL); it is started again in 0.5 s, for … │
 ╰──────────────────────────────────────────────────────────────────── 1:02:03 ─╯
 """
