@@ -75,3 +75,9 @@ def links(page: Path) -> list[str]:
     """All that a page links to, without code."""
     text = re.sub(r"`[^`\n]*`", "code", prose(page))
     return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def embedded(page: Path) -> dict[Path, str]:
+    """The files that a page shows, and the words for those who cannot see them."""
+    found = re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", prose(page))
+    return {(page.parent / link).resolve(): words for words, link in found}

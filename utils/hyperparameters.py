@@ -1,13 +1,15 @@
 """The flags of a run for TensorBoard's table of hyperparameters, as the messages of its plugin."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 PLUGIN = "hparams"
 PREFIX = "_hparams_"
 METRICS = ("reward/mean", "len/mean", "perf/env_steps_per_second")
 """The columns of results."""
+DIFFERS = b"\x38\x01"
+"""Of a column that comes first: field 7 of TensorBoard's HParamInfo is true. tensorboardX does not know the field."""
 
 
 class Messages(NamedTuple):
@@ -18,14 +20,25 @@ class Messages(NamedTuple):
     summary: Any
 
 
-def table_of_runs(messages: Messages, flags: Mapping[str, object], metrics: Sequence[str] = METRICS) -> list[Any]:
-    """The values of a summary that declare the columns of a run and fill in its flags."""
+def table_of_runs(
+    messages: Messages, flags: Mapping[str, object], first: Collection[str] = (), metrics: Sequence[str] = METRICS
+) -> list[Any]:
+    """The values of a summary that declare the columns of a run and fill in its flags.
+
+    Args:
+        messages: of the plugin.
+        flags: value by name.
+        first: names of the columns to come first: TensorBoard shows five of them until it is asked for others.
+        metrics: tags of the columns of results.
+    """
     started = messages.plugin.SessionStartInfo()
     columns = []
     for name, value in flags.items():
         kind, field, plain = _typed(value)
         setattr(started.hparams[name], field, plain)
         columns.append(messages.api.HParamInfo(name=name, type=messages.api.DataType.Value(kind)))
+        if name in first:
+            columns[-1].MergeFromString(DIFFERS)
     results = [messages.api.MetricInfo(name=messages.api.MetricName(tag=tag)) for tag in metrics]
     declared = messages.api.Experiment(hparam_infos=columns, metric_infos=results)
     contents = {

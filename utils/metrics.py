@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -114,6 +114,7 @@ class _Event(NamedTuple):
     step: int
     values: dict[str, float]
     flags: Mapping[str, object] | None = None  # of the run
+    first: Collection[str] = ()  # of these
 
 
 class EventWriter:
@@ -161,9 +162,9 @@ class EventWriter:
         """
         self._queue_up(_Event(time.time(), int(step), {tag: float(value) for tag, value in values.items()}))
 
-    def describe(self, flags: Mapping[str, object]) -> None:
-        """Queue the flags of a run for TensorBoard's table of runs; returns at once."""
-        self._queue_up(_Event(time.time(), self._first_step, {}, flags))
+    def describe(self, flags: Mapping[str, object], first: Collection[str] = ()) -> None:
+        """Queue the flags of a run for TensorBoard's table of runs, and which of them come first; returns at once."""
+        self._queue_up(_Event(time.time(), self._first_step, {}, flags, first))
 
     def _queue_up(self, event: _Event) -> None:
         with self._changed:
@@ -239,7 +240,7 @@ class EventWriter:
     def _encode(self, event: _Event) -> Any:
         values = [self._records.Summary.Value(tag=tag, simple_value=value) for tag, value in event.values.items()]
         if event.flags is not None:
-            values = table_of_runs(self._records.messages, event.flags)
+            values = table_of_runs(self._records.messages, event.flags, event.first)
         summary = self._records.Summary(value=values)
         return self._records.Event(wall_time=event.wall_time, step=event.step, summary=summary).SerializeToString()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from algorithms.appo.config import FLAGS_BY_PART, Config
+from algorithms.appo.run_page import unusual
 from algorithms.appo.starting import begun_at
 from algorithms.runtime.companion import Companion
 from algorithms.runtime.config import RunConfig
@@ -18,6 +19,8 @@ from utils.errors import UsageError
 
 HYPERPARAMETERS = ("seed", *FLAGS_BY_PART["env"], *FLAGS_BY_PART["learning"], *FLAGS_BY_PART["model"])
 """Flags that TensorBoard's table of runs has."""
+ALWAYS_FIRST = ("env", "seed", "learning_rate")
+"""Those that it shows first, with what is not as it would be by default."""
 
 EVALUATION = "eval_"
 EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.startswith(EVALUATION))
@@ -38,8 +41,9 @@ def check_companions(config: Config) -> None:
 def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
     """Tell TensorBoard the flags of a run, and start the tracker if one is wanted."""
     flags = config.to_flat() | {"seed": seed}
+    first = {*ALWAYS_FIRST, *unusual(flags, HYPERPARAMETERS)}
     for writer in monitor.writers:
-        writer.describe({name: flags[name] for name in HYPERPARAMETERS})
+        writer.describe({name: flags[name] for name in HYPERPARAMETERS}, first)
     if config.logging.with_wandb:
         settings = wandb_settings(flags, begun_at(config.run.run_directory))
         monitor.tracker = Tracker(settings, _log_path(config, "wandb"), janitor)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.appo.runs import CONFIG_FILE, check_folders, folders
-from algorithms.runtime.console import ENDLESS
+from algorithms.runtime.config import ENDLESS
 from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
 from utils.config import flag, flags_of
 from utils.errors import UsageError

@@ -101,10 +101,15 @@ def words_of_flags(flags: Mapping[str, object], names: Sequence[str]) -> list[st
         flags: all of them, as `Config.to_flat`.
         names: of those to set.
     """
+    return [word for name in unusual(flags, names) for word in _words(FLAGS[name], flags[name])]
+
+
+def unusual(flags: Mapping[str, object], names: Sequence[str]) -> list[str]:
+    """Which of these flags have neither their default nor what the environment's preset says."""
     by_preset = preset(str(flags["env"]), choose_device(str(flags["device"])))
     usual = {name: _plain(flag.default) for name, flag in FLAGS.items()}
     usual |= {name: _plain(value) for name, value in by_preset.items()}
-    return [word for name in names if flags[name] != usual[name] for word in _words(FLAGS[name], flags[name])]
+    return [name for name in names if flags[name] != usual[name]]
 
 
 def _words(flag: Flag, value: Any) -> list[str]:

@@ -15,7 +15,7 @@ from utils.values import is_number, shown
 
 USAGE = "appo lineage RUN [-o PICTURE] [flags]      for example: appo lineage CartPole-v1_1 -o lineage.png"
 INCHES_PER_LANE = 0.45
-PANEL_INCHES = 1.6
+PANEL_INCHES = 1.2
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
         raise UsageError("the picture needs matplotlib: pip install appo[plots]") from None
     mpl.use("agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
 
     done = [event for event in events if event.state != "taken back"]
     policies = sorted({event.policy for event in done} | {event.source for event in done})
@@ -117,6 +118,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
     for axis, name in zip(axes[1:, 0], names, strict=True):
         _curves(axis, done, name, colors)
     axes[-1][0].set_xlabel("env steps of the policy")
+    axes[-1][0].xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.tight_layout()
     try:
         figure.savefig(path, dpi=110)
@@ -153,11 +155,13 @@ def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: 
             axis.annotate("", xy=(event.env_steps, lane), xytext=source, arrowprops=arrow)
             score = event.scores.get(str(event.source))
             text = "" if score is None else f"{score:.3g}"
-            axis.annotate(text, source, fontsize=7, xytext=(0, 3), textcoords="offset points", ha="right")
+            middle = (event.env_steps + source[0]) / 2, (lane + source[1]) / 2
+            axis.annotate(text, middle, fontsize=7, xytext=(3, 0), textcoords="offset points", va="center")
     axis.set_yticks(list(lanes.values()), [f"policy {policy}" for policy in lanes])
     axis.set_ylim(-len(lanes) + 0.4, 0.6)
     axis.set_title("who copied whom (arrows, with the score of the copied), and who mutated (dots)", fontsize=9)
     axis.spines[["top", "right"]].set_visible(False)
+    axis.margins(x=0.01)
 
 
 def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, str]) -> None:
@@ -178,3 +182,4 @@ def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, 
     axis.set_ylabel(name, fontsize=8)
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
+    axis.margins(x=0.01)

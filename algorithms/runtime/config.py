@@ -5,6 +5,8 @@ from pathlib import Path
 
 from utils.config import flag
 
+ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # limits from which on there is none
+
 
 @dataclass(frozen=True)
 class RunConfig:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.config import ENDLESS, LoggingConfig
 from algorithms.runtime.curves import METRICS_FILE, ReturnTraces
 from algorithms.runtime.overview import overview_of
 from algorithms.runtime.terminal import Screen
@@ -24,7 +24,6 @@ FIRST_LINE_SECONDS = 2.0
 FRAME_SECONDS, LONGEST_FRAME_SECONDS = 1.0, 5.0
 FRAME_COST = 200  # times what a frame has taken the next one waits, between these two
 SMALLEST = os.terminal_size((60, 12))  # terminal that has room for a panel
-ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # limits from which on there is none
 
 
 class Console(Protocol):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.console import ENDLESS, Console, PlainLines
+from algorithms.runtime.config import ENDLESS, LoggingConfig
+from algorithms.runtime.console import Console, PlainLines
 from algorithms.runtime.messages import (
     EpisodesDone,
     LearnerReport,

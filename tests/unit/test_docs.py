@@ -25,8 +25,8 @@ from algorithms.replay import parse_replay
 from algorithms.runtime.callbacks import EVENTS
 from algorithms.selftest.trial import parse_selftest
 from algorithms.sharing_config import parse_export, parse_hub
-from docs import reference
-from tests.markdown import PAGES, ROOT, anchors, blocks, commands, links, prose
+from docs import pictures, reference
+from tests.markdown import PAGES, ROOT, anchors, blocks, commands, embedded, links, prose
 from utils import timing
 from utils.command_line import parse_command_line
 from utils.config import flags_of
@@ -80,6 +80,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_every_picture_is_there_is_small_and_is_shown() -> None:
+    shown = {path: words for page in PAGES for path, words in embedded(page).items()}
+    assert {path for path in shown if not path.is_file()} == set()
+    assert all(shown.values()), "a picture without words for those who cannot see it"
+    made = {pictures.PICTURES / name for _, names in pictures.SCENES.values() for name in names}
+    assert set(pictures.PICTURES.iterdir()) == made
+    assert made - shown.keys() == set(), "no page shows it"
+    largest = {".svg": 80 << 10, ".png": 120 << 10}
+    assert {path.name for path in made if path.stat().st_size > largest[path.suffix]} == set()
 
 
 def test_the_index_has_every_page() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from utils import failpoints
+from utils.hyperparameters import DIFFERS
 from utils.metrics import EventWriter, MetricsLog, read_metrics, without_lost
 from utils.windows import RateMeter, RunningStatistic, Window
 
@@ -145,7 +146,7 @@ def test_events_are_what_tensorboard_reads(tmp_path):
 def test_flags_are_entered_into_tensorboards_table_of_runs(tmp_path: Path) -> None:
     flags = {"gamma": 0.9, "use_rnn": False, "env": "a/b", "layers": [8, 8], "horizon": None}
     writer = EventWriter(tmp_path)
-    writer.describe(flags)
+    writer.describe(flags, first={"use_rnn", "gone"})
     writer.add(3, {"reward/mean": 1.0})
     assert writer.close(timeout=30)
     _, table, figure = events(tmp_path)
@@ -157,6 +158,8 @@ def test_flags_are_entered_into_tensorboards_table_of_runs(tmp_path: Path) -> No
     assert {content.plugin_name for content in contents} == {"hparams"}
     columns, values = (HParamsPluginData.FromString(content.content) for content in contents)
     assert [info.name for info in columns.experiment.hparam_infos] == list(flags)
+    marked = [info.name for info in columns.experiment.hparam_infos if info.SerializeToString().endswith(DIFFERS)]
+    assert marked == ["use_rnn"]
     assert next(info.name.tag for info in columns.experiment.metric_infos) == "reward/mean"
     found = values.session_start_info.hparams
     assert (found["gamma"].number_value, found["use_rnn"].bool_value, found["env"].string_value) == (0.9, False, "a/b")
