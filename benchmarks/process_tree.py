@@ -43,6 +43,12 @@ def parse_pss(text: str) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
+def parse_anonymous(text: str) -> int:
+    """Bytes of pages in no file, of `/proc/PID/status`; 0 where there are none."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
 def role_of(name: str, output: str) -> str:
     """What a process is for: a worker of ours writes to a log file of its own, a game of VizDoom has its name."""
     if name.lower().startswith("vizdoom"):
@@ -69,6 +75,11 @@ def processes(root: int) -> list[Process]:
 def pss_bytes(members: list[Process]) -> int:
     """The memory of them together."""
     return sum(parse_pss(_read(PROC / str(member.pid) / "smaps_rollup")) for member in members)
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory of its own."""
+    return parse_anonymous(_read(PROC / str(pid) / "status"))
 
 
 def command_of(pid: int) -> list[str]:

@@ -2,7 +2,9 @@
 
     python -m benchmarks.soak [--minutes=30] [--warm_up=0.2] [--json=FILE] [flags of appo train]
 
-All processes of a run are looked at every few seconds: proportional set size, open files and threads. After a warm-up,
+All processes of a run are looked at every few seconds: memory of their own, open files and threads. Memory of their own
+is what is in no file and not shared on purpose; a share of other pages grows whenever somebody else who has them ends.
+After a warm-up,
 in which windows fill and allocators settle, the slope of the line that fits best says how much each process grows.
 """
 
@@ -37,7 +39,7 @@ class Look(NamedTuple):
     """One process at one time."""
 
     seconds: float
-    pss_mib: float
+    anon_mib: float
     open_files: int
     threads: int
 
@@ -51,7 +53,9 @@ def look(root: int, seconds: float) -> dict[str, Look]:
             open_files, threads = (len(os.listdir(f"/proc/{process.pid}/{what}")) for what in ("fd", "task"))
         except OSError:  # it has just ended
             continue
-        found[f"{role} {process.pid}"] = Look(seconds, process_tree.pss_bytes([process]) / 2**20, open_files, threads)
+        found[f"{role} {process.pid}"] = Look(
+            seconds, process_tree.anonymous_bytes(process.pid) / 2**20, open_files, threads
+        )
     return found
 
 
@@ -116,18 +120,18 @@ def slopes(seen: Mapping[str, Sequence[Look]], warm_up_seconds: float) -> dict[s
         times = [one.seconds / 3600 for one in later]
         found[name] = {
             what: statistics.linear_regression(times, [getattr(one, what) for one in later]).slope
-            for what in ("pss_mib", "open_files", "threads")
+            for what in ("anon_mib", "open_files", "threads")
         }
-        found[name]["pss_mib_at_end"] = later[-1].pss_mib
+        found[name]["anon_mib_at_end"] = later[-1].anon_mib
     return found
 
 
 def figures(found: Mapping[str, Mapping[str, float]], hours: float) -> list[Figure]:
     """The process that grows most, of each kind."""
-    worst = {what: max(found, key=lambda name: found[name][what]) for what in ("pss_mib", "open_files", "threads")}
+    worst = {what: max(found, key=lambda name: found[name][what]) for what in ("anon_mib", "open_files", "threads")}
     memory = Figure(
-        f"growth of memory in {60 * hours:g} min, {worst['pss_mib']}",
-        found[worst["pss_mib"]]["pss_mib"], MOST_MIB_PER_HOUR, "MiB/h",
+        f"growth of memory in {60 * hours:g} min, {worst['anon_mib']}",
+        found[worst["anon_mib"]]["anon_mib"], MOST_MIB_PER_HOUR, "MiB/h",
     )  # fmt: skip
     counts = [
         Figure(f"{name} added in {60 * hours:g} min, {worst[what]}", found[worst[what]][what] * hours, MOST_MORE)
@@ -147,8 +151,8 @@ def main() -> int:
     warm_up_seconds = 60 * arguments.minutes * arguments.warm_up
     found = slopes(seen, warm_up_seconds)
     for name, of in found.items():
-        per_hour = f"{of['pss_mib']:+.2f} MiB, {of['open_files']:+.2f} open files, {of['threads']:+.2f} threads"
-        print(f"{name:24} {of['pss_mib_at_end']:7.1f} MiB; in an hour {per_hour}")
+        per_hour = f"{of['anon_mib']:+.2f} MiB, {of['open_files']:+.2f} open files, {of['threads']:+.2f} threads"
+        print(f"{name:24} {of['anon_mib_at_end']:7.1f} MiB; in an hour {per_hour}")
     hours = arguments.minutes * (1 - arguments.warm_up) / 60
     result = promises.result_of(figures(found, hours), processes=found, minutes=arguments.minutes)
     results = {" ".join(["cartpole", *words]): result}

@@ -181,9 +181,9 @@ class TestPromises:
         still = [soak.Look(60 * m, 50.0, 5, 2) for m in minutes]
         found = soak.slopes({"actor 7": grows, "main 1": still, "other 9": still[:5]}, warm_up_seconds=1200)
         assert set(found) == {"actor 7", "main 1"}
-        assert found["actor 7"]["pss_mib"] == pytest.approx(6.0)
+        assert found["actor 7"]["anon_mib"] == pytest.approx(6.0)
         assert found["actor 7"]["open_files"] > 0.5
-        assert found["main 1"] == {"pss_mib": 0, "open_files": 0, "threads": 0, "pss_mib_at_end": 50.0}
+        assert found["main 1"] == {"anon_mib": 0, "open_files": 0, "threads": 0, "anon_mib_at_end": 50.0}
         memory, files, threads = soak.figures(found, hours=2 / 3)
         assert (memory.value, memory.kept) == (pytest.approx(6.0), True)
         assert memory.what == "growth of memory in 40 min, actor 7"
@@ -207,6 +207,10 @@ class TestProcessTree:
     def test_stat(self) -> None:
         text = "42 (a (b) c) S 7 " + " ".join("0" for _ in range(9)) + " 150 50 " + " ".join("0" for _ in range(30))
         assert process_tree.parse_stat(text) == ("a (b) c", 7, 200 / process_tree.TICKS_PER_SECOND)
+
+    def test_anonymous(self) -> None:
+        assert process_tree.parse_anonymous("VmRSS:\t  100 kB\nRssAnon:\t      24 kB\n") == 24 * 1024
+        assert process_tree.parse_anonymous("Name:\tkthreadd\n") == 0
 
     def test_pss(self) -> None:
         assert process_tree.parse_pss("Rss:  100 kB\nPss:      24 kB\nPss_Dirty: 8 kB\n") == 24 * 1024

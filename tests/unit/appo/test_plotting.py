@@ -99,6 +99,6 @@ def test_what_is_wrong_is_one_line(runs: Path, argv: list[str], expected: str) -
 
 def test_without_matplotlib_it_says_what_to_install(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plotting, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"drawing needs matplotlib: pip install appo\[plot\]"):
+    with pytest.raises(UsageError, match=r"drawing needs matplotlib: pip install appo\[plots\]"):
         cli.plot(["r0"])
     assert not list(runs.glob("*.png"))
