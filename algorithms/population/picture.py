@@ -155,8 +155,8 @@ def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: 
             axis.annotate("", xy=(event.env_steps, lane), xytext=source, arrowprops=arrow)
             score = event.scores.get(str(event.source))
             text = "" if score is None else f"{score:.3g}"
-            middle = (event.env_steps + source[0]) / 2, (lane + source[1]) / 2
-            axis.annotate(text, middle, fontsize=7, xytext=(3, 0), textcoords="offset points", va="center")
+            head = (event.env_steps, lane)  # where no other arrow ends, while one policy may be copied by many at once
+            axis.annotate(text, head, fontsize=7, xytext=(4, 4), textcoords="offset points", color=colors[event.source])
     axis.set_yticks(list(lanes.values()), [f"policy {policy}" for policy in lanes])
     axis.set_ylim(-len(lanes) + 0.4, 0.6)
     axis.set_title("who copied whom (arrows, with the score of the copied), and who mutated (dots)", fontsize=9)
