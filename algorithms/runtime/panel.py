@@ -23,6 +23,7 @@ TWO_COLUMNS = 132  # from this width on things stand side by side
 GAP = 3
 LABEL = 12  # width of the words at the left
 BAR = 16
+SHORTEST_BAR = 8  # of the progress
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
 WARNING_LINES = 3
@@ -176,12 +177,13 @@ def _of_machine(overview: Overview, width: int) -> list[Section]:
 
 def _progress(snapshot: Snapshot, width: int) -> Text:
     overview = snapshot.overview
-    left = "" if overview.seconds_left is None else f", {duration(overview.seconds_left)} left"
     ended = snapshot.state not in ("starting", "training")
-    reached = "until" if overview.share is None else f"{_percent(overview.share)} of"
-    words = f" {reached} {snapshot.aim}{'' if ended else left}"
-    bar = max(8, width - LABEL - len(words))
-    return _line("progress", [*_bar(overview.share or 0.0, bar, "green"), (_cut(words, width - LABEL - bar), "")])
+    left = "" if ended or overview.seconds_left is None else f", {duration(overview.seconds_left)} left"
+    reached = " until " if overview.share is None else f" {_percent(overview.share)} of "
+    room = width - LABEL - len(reached + left)  # of the bar and the aim
+    aim = _cut(snapshot.aim, room - SHORTEST_BAR)
+    bar = _bar(overview.share or 0.0, room - len(aim), "green")
+    return _line("progress", [*bar, (reached + aim + left, "")])
 
 
 def _speed(overview: Overview, width: int) -> list[Text]:

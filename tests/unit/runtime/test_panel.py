@@ -82,6 +82,8 @@ def test_in_a_low_terminal_the_least_important_is_left_out() -> None:
     for word in ("54% of 10M env steps, 25 min left", "65.4k env steps/s", "475.31", "bottleneck", "2 actors"):
         assert word in shown
     assert "losses" not in shown
+    two_aims = "\n".join(text(replace(snapshot(), aim="10M env steps or a mean return of 475"), columns=60))
+    assert "─ 54% of 10M env steps …, 25 min left │" in two_aims
 
 
 def test_a_run_of_which_nothing_is_known_yet() -> None:
