@@ -97,7 +97,13 @@ SCENES: Mapping[str, tuple[Callable[[Path], None], Sequence[str]]] = {
 def draw_panel(snapshot: Snapshot, path: Path) -> None:
     """Write what `appo top` shows in a terminal of 80 x 24, as SVG with the fonts of whoever looks at it."""
     console = Console(
-        record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True, highlight=False, markup=False, emoji=False
+        record=True,
+        file=io.StringIO(),
+        width=COLUMNS,
+        force_terminal=True,  # with colours, wherever this runs
+        color_system="standard",
+        no_color=False,
+        highlight=False,
     )
     console.print(draw(snapshot, COLUMNS, ROWS))
     picture = console.export_svg(title=f"appo top {snapshot.name}", unique_id="panel")
