@@ -92,7 +92,7 @@ class Watched:
         self._read_new_records()
         budget = status.get("budget")
         numbers = {name: value for name, value in budget.items() if is_number(value)} if _is_mapping(budget) else {}
-        overview = _overview(status, last_records(self.directory / METRICS_FILE), found.share if found else None)
+        overview = _overview(status, last_records(self.directory / METRICS_FILE), found)
         env, state = (found.env or "?", found.state) if found else ("?", "gone")
         return Snapshot(self.directory.name, env, state, aim_of(numbers), overview, self._traces.best())
 
@@ -156,7 +156,7 @@ def _follow(watched: Watched, interval_seconds: float) -> None:
         screen.close()
 
 
-def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], share: float | None) -> Overview:
+def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], found: RunSummary | None) -> Overview:
     """What a status says, and where it says nothing, as in older runs, the last records of the policies."""
     totals = status.get("totals")
     counts = {name: int(value) for name, value in totals.items() if is_number(value)} if _is_mapping(totals) else {}
@@ -165,8 +165,8 @@ def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], s
     return Overview(
         elapsed_seconds=_number(status.get("elapsed_seconds")) or 0.0,
         seconds_left=_number(status.get("seconds_left")),
-        share=share,
-        env_steps=counts.get("env_steps", 0),
+        share=found.share if found else None,
+        env_steps=(found.env_steps if found else None) or 0,  # as the share: a record may be newer
         samples=counts.get("samples", 0),
         discarded=counts.get("discarded", 0),
         restarts=counts.get("restarts", 0),

@@ -72,6 +72,13 @@ def test_a_run_of_an_older_version_is_shown_by_its_metrics(tmp_path: Path, capsy
     assert "300 env steps" in text
 
 
+def test_steps_and_share_are_of_the_same_moment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    living(tmp_path, totals={"env_steps": 200})  # the records know of 300
+    text = "\n".join(shown(capsys, tmp_path, "a"))
+    assert "30% of 1000 env steps" in text
+    assert "300 env steps" in text
+
+
 @pytest.mark.parametrize("junk", [None, [], "x", {"a": []}, [[]], [{"reward/mean": "1"}], 10**400, -1, True])
 def test_whatever_stands_in_a_status_it_is_shown(tmp_path: Path, capsys, junk: Any) -> None:
     directory = living(tmp_path)
