@@ -225,14 +225,21 @@ def limit_threads(count: int) -> None:
         sys.modules["torch"].set_num_threads(count)
 
 
-def set_niceness(increment: int) -> int:
+def set_niceness(increment: int, *, group: bool = False) -> int:
     """Give way to other processes by that much more than the parent does; returns the niceness that results.
 
     Acts on the calling thread and on threads it starts later, so it is called at process entry. A negative increment
     without the right to it changes nothing.
+
+    Args:
+        increment: at most 19 results.
+        group: act on all threads of all processes of this one's group instead, at any time.
     """
     with contextlib.suppress(PermissionError):
-        return os.nice(increment)
+        if group:
+            os.setpriority(os.PRIO_PGRP, 0, min(19, os.nice(0) + increment))
+        else:
+            return os.nice(increment)
     return os.nice(0)
 
 

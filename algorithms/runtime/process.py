@@ -86,6 +86,8 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
         channels = Channels(plan.links, plan.arena, pipe, heartbeat)
         node = Node(workers, plan.links.topology.address_of, channels.send)
         channels.send(WorkerReady(plan.name))
+        if plan.runs_environments:  # only now: one that takes the place of another is waited for
+            cpu.set_niceness(plan.niceness, group=True)
         timekeeper = Timekeeper(plan.name, plan.workers[0].role, runs_environments=plan.runs_environments)
         _loop(node, channels, heartbeat, timekeeper)
     except (
@@ -174,7 +176,8 @@ def _enter(plan: ProcessPlan) -> None:
     isolate(plan.name, plan.log_path, leads_group=plan.runs_environments)
     prctl.die_earlier(OOM_SCORES[plan.workers[0].role])
     cpu.allocator_settings()
-    cpu.set_niceness(plan.niceness)
+    if not plan.runs_environments:
+        cpu.set_niceness(plan.niceness)
     if plan.cores:
         cpu.pin_to(plan.cores)
     cpu.limit_threads(plan.threads)

@@ -208,14 +208,18 @@ print(subprocess.run(child, capture_output=True, text=True).stdout.strip(), "tor
 
 def test_niceness_is_relative_to_the_parent_and_pinning_keeps_to_what_is_allowed():
     script = """
-import os, utils.cpu
+import os, subprocess, utils.cpu
 before = os.nice(0)
 print(utils.cpu.set_niceness(3) == min(19, before + 3) == os.getpriority(os.PRIO_PROCESS, 0))
+os.setpgid(0, 0)
+game = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+print(utils.cpu.set_niceness(5, group=True) == min(19, before + 8) == os.getpriority(os.PRIO_PROCESS, game.pid))
+game.communicate()
 core = utils.cpu.allowed_cores()[0]
 print(utils.cpu.pin_to(frozenset({core, 4095})), utils.cpu.allowed_cores() == (core,))
 print(utils.cpu.pin_to(frozenset()), utils.cpu.pin_to(frozenset({4095})), utils.cpu.allowed_cores() == (core,))
 """
-    assert run_python(script).split() == ["True", "True", "True", "False", "False", "True"]
+    assert run_python(script).split() == ["True", "True", "True", "True", "False", "False", "True"]
 
 
 def test_allocator_keeps_freed_memory_in_the_process():
