@@ -94,7 +94,15 @@ PUBLISHED: dict[str, tuple[Published, ...]] = {
         _threshold(3800.0),
     ),
     "walker2d": (_zoo("v3", 3478.798, 821.708, M, 171), _sample_factory("v4", 5487.74, 48.96)),
+    "frozen_lake": (_threshold(0.7),),
+    "inverted_pendulum": (_threshold(950.0),),
     "inverted_double_pendulum": (_sample_factory("v4", 9350.13, 1.31), _threshold(9100.0)),
+    "minigrid_empty_5x5": (
+        Published(
+            "the shortest path", "https://minigrid.farama.org/environments/minigrid/EmptyEnv/",
+            "5 steps of 100", 1 - 0.9 * 5 / 100, None, None, "the formula of the reward",
+        ),
+    ),
     "minigrid_empty": (
         Published(
             "the shortest path", "https://minigrid.farama.org/environments/minigrid/EmptyEnv/",
