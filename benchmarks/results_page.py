@@ -21,7 +21,7 @@ plays episodes that training has not seen, as `appo evaluate` does, with sampled
 
 - **Env steps** are frames, so that an action in Atari and VizDoom is four of them; where they differ, samples (steps of
   an agent that were trained on) follow. **Time** is that of the whole command, with start, saving and plot. Both are
-  means over the seeds.
+  means over the seeds. `<=`: other programs used the machine meanwhile.
 - **Return** is the mean over the seeds ± the standard deviation of their means; with one seed, of its episodes. Of
   several agents it is the mean of theirs.
 - **Published** figures stand below ours, with a link to where they were found. They come from other machines and
@@ -81,7 +81,8 @@ def _training(outcomes: list[dict[str, Any]]) -> tuple[str, str]:
     """How much was trained on, and in what time; means."""
     steps, samples, seconds = (fmean(one[what] for one in outcomes) for what in ("env_steps", "samples", "seconds"))
     more = f" ({_millions(samples)} samples)" if samples != steps else ""
-    return _millions(steps) + more, f"{seconds:,.0f} s"
+    most = "<= " if any(one.get("shared") for one in outcomes) else ""
+    return _millions(steps) + more, f"{most}{seconds:,.0f} s"
 
 
 def _commands(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:

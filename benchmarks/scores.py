@@ -1,6 +1,6 @@
 """What the presets reach: trained as anyone would type it, then played in episodes that training has not seen.
 
-    python -m benchmarks.scores [--workload NAME ...] [--seeds 1 2 3] [--add] [--json=FILE]
+    python -m benchmarks.scores [--workload NAME ...] [--seeds 1 2 3] [--add] [--shared] [--json=FILE]
 
 An environment is trained with its preset and a budget of at most five minutes (Atari: ten). Then the newest checkpoint,
 not the best one, plays as `appo evaluate` lets it play: each seed the same episodes, once with sampled and once with
@@ -99,6 +99,7 @@ class Scored(NamedTuple):
         seconds: of the command that trained, its start and its end included.
         played: by mode, `sampled` and `most_probable`: mean and standard deviation of the returns, and their number;
             of several agents, a return is their mean.
+        shared: whether other programs used the machine meanwhile, so that the seconds are too many.
     """
 
     training: str
@@ -107,6 +108,7 @@ class Scored(NamedTuple):
     samples: int
     seconds: float
     played: dict[str, dict[str, Any]]
+    shared: bool
 
     def line(self) -> str:
         """For the terminal."""
@@ -114,7 +116,7 @@ class Scored(NamedTuple):
         return f"{self.env_steps:,} env steps in {self.seconds:.0f} s; return {returns}"
 
 
-def score(trial: Trial, seed: int, prefix: Sequence[str]) -> Scored:
+def score(trial: Trial, seed: int, prefix: Sequence[str], *, shared: bool = False) -> Scored:
     """Train once, and play."""
     training, evaluation = trial.training(), trial.evaluation()
     with runs.finished({**training, "seed": seed}, prefix) as run:
@@ -123,7 +125,7 @@ def score(trial: Trial, seed: int, prefix: Sequence[str]) -> Scored:
         records = read_metrics(run.directory / "eval" / "results.jsonl")
     played = {one["mode"]: {name: one[name] for name in ("mean", "std", "episodes")} for one in records}
     words = shlex.join(words_of(training)), shlex.join(evaluation)
-    return Scored(*words, totals["env_steps"], totals["samples"], run.seconds, played)
+    return Scored(*words, totals["env_steps"], totals["samples"], run.seconds, played, shared)
 
 
 class Summary(NamedTuple):
@@ -159,8 +161,13 @@ def _shown(mean: float | None) -> str:
 def main() -> int:
     """Train and play all, seed by seed."""
     parser = seeds.parser_of("What the presets reach.", TRIALS, "--workload")
+    parser.add_argument("--shared", action="store_true", help="other programs use the machine: say so of the times")
     arguments = parser.parse_args()
-    seeds.train_all(BENCHMARK, arguments, lambda name, seed: score(TRIALS[name], seed, arguments.prefix))
+
+    def train_one(name: str, seed: int) -> Scored:
+        return score(TRIALS[name], seed, arguments.prefix, shared=arguments.shared)
+
+    seeds.train_all(BENCHMARK, arguments, train_one)
     return os.EX_OK
 
 

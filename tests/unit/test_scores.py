@@ -63,7 +63,7 @@ class TestSeeds:
 
 def scored(mean: float | None, episodes: int = 100, *, samples: int = 4_000_000) -> dict[str, Any]:
     played = {mode: {"mean": mean, "std": 7.0, "episodes": episodes} for mode in ("sampled", "most_probable")}
-    one = scores.Scored("--env=CartPole-v1", "--episodes=100", 4_000_000, samples, 20.0, played)
+    one = scores.Scored("--env=CartPole-v1", "--episodes=100", 4_000_000, samples, 20.0, played, False)
     return {**one._asdict(), "commit": "abc", "date": "2026-11-21 10"}
 
 
