@@ -2,7 +2,7 @@
 
 Both run in turns, A B B A A B ..., each from its own start. Compared are, pair by pair, the speed and the CPU time of a
 sample; the median of all pairs counts. The CPU time is the figure to go by: it varies less, and on a machine that is
-busy it is the speed.
+busy it is the speed, unless what is measured takes only what others leave.
 """
 
 import argparse
@@ -35,6 +35,7 @@ class Question(NamedTuple):
         benchmark: its name in result files.
         what: it is that costs something.
         most_percent: that it may cost.
+        takes_leftovers: whether it takes CPU time that nobody else wants, so that only the speed counts.
         having, lacking: training with it, and without.
         seconds: of a run that are measured, unless told otherwise.
     """
@@ -45,6 +46,7 @@ class Question(NamedTuple):
     having: Side
     lacking: Side
     seconds: float
+    takes_leftovers: bool = False
 
 
 def train(side: Side, workload: Workload, timing: Timing) -> Observed:
@@ -70,10 +72,9 @@ def measure(question: Question, name: str, workload: Workload, pairs: int, timin
     speed = [100 * (without.samples_per_second / having.samples_per_second - 1) for having, without in both]
     cpu_time = [100 * (_cpu(having) / _cpu(without) - 1) for having, without in both]
     what, most = f"{question.what}, {name}, {pairs} pairs", question.most_percent
-    figures = [
-        Figure(f"CPU time of {what}", statistics.median(cpu_time), most, "%"),
-        Figure(f"speed lost to {what}", statistics.median(speed), most, "%"),
-    ]
+    figures = [Figure(f"speed lost to {what}", statistics.median(speed), most, "%")]
+    if not question.takes_leftovers:
+        figures.insert(0, Figure(f"CPU time of {what}", statistics.median(cpu_time), most, "%"))
     by_kind = {kind: [run._asdict() for run in of_kind] for kind, of_kind in found.items()}
     return promises.result_of(figures, cpu_percent=cpu_time, speed_percent=speed, **by_kind)
 

@@ -95,6 +95,7 @@ PUBLISHED: dict[str, tuple[Published, ...]] = {
     ),
     "walker2d": (_zoo("v3", 3478.798, 821.708, M, 171), _sample_factory("v4", 5487.74, 48.96)),
     "frozen_lake": (_threshold(0.7),),
+    "reacher": (_threshold(-3.75),),
     "inverted_pendulum": (_threshold(950.0),),
     "inverted_double_pendulum": (_sample_factory("v4", 9350.13, 1.31), _threshold(9100.0)),
     "minigrid_empty_5x5": (

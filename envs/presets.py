@@ -22,6 +22,8 @@ CLASSIC: dict[str, Preset] = {
     "MountainCar": CLASSIC_CONTROL | {"gamma": 0.999, "exploration_loss_coeff": 0.02},
     "MountainCarContinuous": CLASSIC_CONTROL | {"gamma": 0.999, "adaptive_stddev": False},
     "Pendulum": CLASSIC_CONTROL | {"gamma": 0.9, "adaptive_stddev": False, "exploration_loss_coeff": 0.0},
+    # A few discrete states, and a reward that is rarely met: what counts is to go on trying.
+    **dict.fromkeys(("FrozenLake", "CliffWalking", "Taxi"), CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02}),
 }
 
 # The Nature network. Minibatches of 256 as in Schulman et al. 2017, table 5 (arXiv:1707.06347); one pass over fresher
