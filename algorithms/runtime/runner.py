@@ -256,6 +256,7 @@ class Processes:
         """
         if not self.supervisor.begun:  # nothing was sampled, and what is still starting would not hear it
             return
+        yield self._timekeeper.report()  # of a run that took less than a second it is the only one
         now = time.monotonic()
         for role, share in STOP_SHARES.items():
             names = [name for name in self.supervisor.places if name.startswith(role)]
