@@ -304,4 +304,6 @@ def test_a_reader_beside_saves_and_prunes_always_gets_a_whole_checkpoint(tmp_pat
         reads, last = reads + 1, step
     writer.join()
     assert failures == []
-    assert last == 150
+    newest = load(tmp_path)  # the last of those reads may have begun before the last save
+    assert newest is not None
+    assert newest.files == small(150)
