@@ -22,8 +22,9 @@ from utils.errors import UsageError
 FRAME_SKIP = 4
 WIDTH, HEIGHT = 128, 72
 SCREEN = "screen"
-IMAGES = {SCREEN: "INTER_AREA", "depth": "INTER_AREA", "automap": "INTER_AREA", "labels": "INTER_NEAREST"}
-"""Which observations are images, and how the engine's size becomes ours: labels are names, not colours."""
+NAMES, COLORS = {"labels"}, {SCREEN, "depth", "automap"}
+"""Images whose numbers are names, which cannot be averaged, and those where they are brightness."""
+IMAGES = NAMES | COLORS
 
 
 class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -39,8 +40,7 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         import cv2
 
         cv2.setNumThreads(1)
-        self._resize = cv2.resize
-        self._interpolation = {key: int(getattr(cv2, name)) for key, name in IMAGES.items()}
+        self._cv2 = cv2
         self._size = (width, height)
         assert isinstance(env.observation_space, spaces.Dict)
         self._spaces = {k: s for k, s in env.observation_space.spaces.items() if not isinstance(s, spaces.Text)}
@@ -81,9 +81,14 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         }
 
     def _resized(self, key: str, image: Any) -> Any:
-        if (image.shape[1], image.shape[0]) == self._size:
+        height, width = image.shape[:2]
+        if (width, height) == self._size:
             return image
-        resized = self._resize(image, self._size, interpolation=self._interpolation[key])
+        # Interpolation sees every pixel of an image less than twice as large, in a quarter of the time of averaging.
+        halved = width >= 2 * self._size[0] or height >= 2 * self._size[1]
+        brightness = self._cv2.INTER_AREA if halved else self._cv2.INTER_LINEAR
+        interpolation = self._cv2.INTER_NEAREST if key in NAMES else brightness
+        resized = self._cv2.resize(image, self._size, interpolation=interpolation)
         return resized.reshape(*resized.shape[:2], -1)  # a single channel is dropped on the way
 
 

@@ -46,10 +46,12 @@ ATARI: Preset = {
     "exploration_loss_coeff": 0.01,
 }
 
-# Petrenko et al. 2020, appendix (arXiv:2006.11751), with batches for one machine of a few cores.
+# Petrenko et al. 2020, appendix (arXiv:2006.11751), with batches for one machine of a few cores. The few numbers beside
+# the picture have an encoder of their own.
 VIZDOOM: Preset = {
     "encoder_type": "conv",
     "encoder_subtype": "convnet_simple",
+    "encoder_mlp_layers": (128, 128),
     "normalize_images": True,
     "use_rnn": True,
     "rnn_type": "gru",

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from algorithms.models.config import ModelConfig
 from algorithms.models.cores import Core, autocast_off
-from algorithms.models.encoders import DictEncoder, InputScaling, Observations
+from algorithms.models.encoders import DictEncoder, Observations
+from algorithms.models.images import InputScaling
 from algorithms.ops.checks import require_shape
 from envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, EnvSpec, ObservationSpec
 from utils.errors import UsageError

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import parametrize
 
+from algorithms.models.images import IMAGES_AT_ONCE, Bytes, ChannelsLast, FirstConv2d, InputScaling
 from algorithms.models.side_by_side import side_by_side
-from algorithms.ops.normalization import normalize
 from envs.spec import is_channels_first
-
-CLIP = 10.0
-"""Bound of a standardised observation, in standard deviations."""
-
-IMAGES_AT_ONCE = 32
-"""Of an encoder on a CPU."""
 
 FEW_CHANNELS = 8
 """Fewer than fill a vector register."""
@@ -57,46 +48,6 @@ def image_sides(shape: tuple[int, ...]) -> tuple[int, int]:
     return (shape[1], shape[2]) if is_channels_first(shape) else (shape[0], shape[1])
 
 
-class InputScaling(nn.Module):
-    """One observation as float32, shifted and scaled; the tensor it is given is never changed.
-
-    With running statistics the constants are only what the statistics start from: the statistics are those of the raw
-    observation, and standardising cancels any constant shift and scale. Without them the constants stay.
-
-    Args:
-        shape: The observation of one row.
-        subtract_mean, scale: The constants of x -> (x - subtract_mean) / scale.
-        running: Keep `mean` and `inv_std` [*shape] as buffers and clip the result to +-`CLIP`.
-    """
-
-    mean: Tensor
-    inv_std: Tensor
-
-    def __init__(self, shape: tuple[int, ...], *, subtract_mean: float, scale: float, running: bool) -> None:
-        super().__init__()
-        self.subtract_mean, self.scale, self.running = subtract_mean, scale, running
-        if running:
-            self.register_buffer("mean", torch.full(shape, subtract_mean, dtype=torch.float32))
-            self.register_buffer("inv_std", torch.full(shape, 1.0 / scale, dtype=torch.float32))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale x [N,*shape]."""
-        if self.running:
-            return normalize(x, self.mean, self.inv_std, CLIP)
-        return self.write(x, torch.empty_like(x, dtype=torch.float32))
-
-    def write(self, x: Tensor, out: Tensor) -> Tensor:
-        """Scale x [N,*shape] into out, a float32 tensor of that shape, and return it."""
-        out.copy_(x)  # first: arithmetic on mixed types takes three times as long as both passes over the memory
-        if self.running:
-            return out.sub_(self.mean).mul_(self.inv_std).clamp_(-CLIP, CLIP)
-        if self.subtract_mean != 0.0:
-            out -= self.subtract_mean
-        if self.scale != 1.0:
-            out /= self.scale
-        return out
-
-
 class Encoder(nn.Sequential):
     """The layers that map one observation [N,*] to features [N,output_size].
 
@@ -111,11 +62,12 @@ class Encoder(nn.Sequential):
     def __init__(self, layers: Sequence[nn.Module], output_size: int, num_image_layers: int = 0) -> None:
         super().__init__(*layers)
         self.output_size, self.num_image_layers = output_size, num_image_layers
-        self._bytes: _Bytes | None = None
+        self._bytes: Bytes | None = None
 
     def scale_with(self, scaling: InputScaling) -> None:
         """Take images as bytes from now on too, and scale them here: on a CPU a few at a time, never kept as floats."""
-        self._bytes = _Bytes(scaling, self[0])
+        first = self[1]
+        self._bytes = Bytes(scaling, self[0], first.blocks if isinstance(first, FirstConv2d) else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of x [N,*]."""
@@ -150,50 +102,6 @@ class Encoder(nn.Sequential):
             return _through(layers[1:], prepared)
 
 
-class _Bytes:
-    """How images that are bytes come before the first convolution on a CPU, and what is kept of them for its gradient.
-
-    Args:
-        scaling: To floats; the module belongs to the model.
-        arrange: The channels last.
-    """
-
-    def __init__(self, scaling: InputScaling, arrange: nn.Module) -> None:
-        self.scaling, self.arrange = scaling, arrange
-        self._scratch: dict[int, Tensor] = {}  # by thread
-
-    def prepare(self, images: Tensor) -> Tensor:
-        """The images as floats, until the thread's next call.
-
-        New memory for each would leave holes between what is kept.
-        """
-        thread = threading.get_ident()
-        scratch = self._scratch.get(thread)
-        if scratch is None or scratch.shape[1:] != images.shape[1:]:
-            layout = torch.channels_last if is_channels_first(tuple(images.shape[1:])) else torch.contiguous_format
-            with torch.inference_mode(False):  # or it could not be written to outside of it
-                scratch = torch.empty(IMAGES_AT_ONCE, *images.shape[1:], memory_format=layout)
-            self._scratch[thread] = scratch
-        with torch.no_grad():
-            scaled = self.scaling.write(images, scratch[: len(images)])
-        prepared: Tensor = self.arrange(scaled)
-        return prepared
-
-    def kept(self, images: Tensor, prepared: Tensor) -> AbstractContextManager[object]:
-        """Where a gradient will need the prepared images, keep the bytes, and prepare them once more for it.
-
-        The bytes are there anyway; floats take four times as much, of a large minibatch more than all else together.
-        """
-        memory = prepared.untyped_storage().data_ptr()
-
-        def pack(tensor: Tensor) -> Tensor | None:
-            if tensor.untyped_storage().data_ptr() != memory:
-                return tensor
-            return None if tensor.shape == prepared.shape else tensor.clone()
-
-        return saved_tensors_hooks(pack, lambda tensor: self.prepare(images) if tensor is None else tensor)
-
-
 def _through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     for layer in layers:
         x = layer(x)
@@ -216,8 +124,12 @@ def conv_encoder(
     layers, channels = _image_layers(shape)
     for i, (out_channels, kernel_size, stride) in enumerate(conv_layers):
         has_blocks = not i and stride > 1 and kernel_size % stride == 0 and channels < FEW_CHANNELS
-        kind = FirstConv2d if has_blocks else nn.Conv2d
-        layers += [kind(channels, out_channels, kernel_size, stride), nonlinearity(activation, inplace=True)]
+        convolution = (
+            FirstConv2d(channels, out_channels, kernel_size, stride, is_channels_first(shape))
+            if has_blocks
+            else nn.Conv2d(channels, out_channels, kernel_size, stride)
+        )
+        layers += [convolution, nonlinearity(activation, inplace=True)]
         channels = out_channels
     return _with_linear_layers(layers, shape, extra_layer_sizes, activation)
 
@@ -274,52 +186,10 @@ class DictEncoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
 
 
-class FirstConv2d(nn.Conv2d):
-    """A convolution of few channels by a kernel that is a multiple of its stride.
-
-    In bf16 on a CPU it is computed with a kernel 1/stride as large over blocks of stride x stride pixels ("space to
-    depth"): the same products and sums, but over so many channels that the matrix units of the processor are full. Its
-    weight is the usual one, [O,C,k,k].
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve x [N,C,H,W]."""
-        if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-            return self.by_blocks(x.to(torch.get_autocast_dtype("cpu")))
-        return super().forward(x)
-
-    def by_blocks(self, x: Tensor) -> Tensor:
-        """The same of x [N,C,H,W] with the channels last in memory."""
-        channels, kernel, stride = self.in_channels, self.kernel_size[0], self.stride[0]
-        size, depth = kernel // stride, stride * stride * channels
-        rows, columns = ((side - kernel) // stride + size for side in x.shape[2:])
-        pixels = x.permute(0, 2, 3, 1)[:, : rows * stride, : columns * stride]
-        blocks = pixels.reshape(-1, rows, stride, columns, stride * channels).transpose(2, 3)
-        weight = self.weight.reshape(-1, channels, size, stride, size, stride).permute(0, 2, 4, 3, 5, 1)
-        return nn.functional.conv2d(
-            blocks.reshape(-1, rows, columns, depth).permute(0, 3, 1, 2),
-            weight.reshape(-1, size, size, depth).permute(0, 3, 1, 2),
-            self.bias,
-        )
-
-
-class _ChannelsLast(nn.Module):
-    """Shows images as [N,C,H,W] with the channels last in memory, where convolutions on CPUs are fastest."""
-
-    def __init__(self, channels_first: bool) -> None:
-        super().__init__()
-        self.channels_first = channels_first
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Arrange x [N,C,H,W] or [N,H,W,C]; the latter without copying it."""
-        x = x if self.channels_first else x.permute(0, 3, 1, 2)
-        return x.contiguous(memory_format=torch.channels_last)
-
-
 def _image_layers(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
     """What precedes the first convolution, and the channels it sees."""
     first = is_channels_first(shape)
-    return [_ChannelsLast(first)], shape[0] if first else shape[2]
+    return [ChannelsLast(first)], shape[0] if first else shape[2]
 
 
 def _linear_layers(size: int, layer_sizes: tuple[int, ...], activation: str) -> tuple[list[nn.Module], int]:

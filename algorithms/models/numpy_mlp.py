@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from algorithms.models.actor_critic import PolicyHead, Tower, TowerActorCritic
 from algorithms.models.cores import IdentityCore
-from algorithms.models.encoders import CLIP, DictEncoder, Encoder, InputScaling
+from algorithms.models.encoders import DictEncoder, Encoder
+from algorithms.models.images import CLIP, InputScaling
 
 Array = NDArray[Any]
 Activation = Callable[[Array], None]

@@ -109,7 +109,7 @@ class Screen(gym.Wrapper):
     def shown(self, observation):
         import cv2
 
-        image = cv2.resize(observation["screen"], (128, 72), interpolation=cv2.INTER_AREA)
+        image = cv2.resize(observation["screen"], (128, 72), interpolation=cv2.INTER_LINEAR)
         self.last = np.ascontiguousarray(image.transpose(2, 0, 1))
         return self.last
 

@@ -7,22 +7,19 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from algorithms.models.build import ENCODERS
 from algorithms.models.encoders import (
-    CLIP,
     CONVNET_ATARI,
     CONVNET_DQN,
     CONVNET_SIMPLE,
-    IMAGES_AT_ONCE,
     MIN_CONVNET_SIDES,
     DictEncoder,
     Encoder,
-    FirstConv2d,
-    InputScaling,
     conv_encoder,
     image_sides,
     impala_encoder,
     is_channels_first,
     mlp_encoder,
 )
+from algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, InputScaling
 from tests.unit.models.cases import config_of
 
 
@@ -42,28 +39,52 @@ def test_every_image_encoder_reads_both_layouts(name: str, shape: tuple[int, ...
     assert encoder(torch.rand(3, *shape)).shape == (3, 8)
 
 
-@pytest.mark.parametrize("sides", [(84, 84), (72, 128), (37, 41)])
-def test_a_first_convolution_by_blocks_is_the_same_convolution(sides: tuple[int, int]) -> None:
-    convolution = FirstConv2d(3, 32, 8, 4)
-    images = torch.rand(5, *sides, 3).permute(0, 3, 1, 2)
+@pytest.mark.parametrize("shape", [(4, 84, 84), (3, 37, 41), (72, 128, 3), (50, 45, 1)])
+@pytest.mark.parametrize(("kernel", "stride"), [(8, 4), (6, 3)])
+def test_a_first_convolution_of_blocks_is_the_same_convolution(
+    shape: tuple[int, ...], kernel: int, stride: int
+) -> None:
+    channels_first = is_channels_first(shape)
+    convolution = FirstConv2d(min(shape), 32, kernel, stride, channels_first)
+    images = torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
+    planes = (images if channels_first else images.permute(0, 3, 1, 2)).float()
+    blocks = convolution.blocks.of(images)
+    torch.testing.assert_close(blocks.float().permute(0, 3, 1, 2), convolution.blocks.of_planes(planes), rtol=0, atol=0)
     found = []
-    for convolved in (convolution.by_blocks(images), convolution(images)):
-        found.append((convolved, *torch.autograd.grad(convolved.square().sum(), list(convolution.parameters()))))
+    for x in (blocks.float().permute(0, 3, 1, 2), planes):
+        convolved = convolution(x)
+        found.append((convolved, *torch.autograd.grad(convolved.square().mean(), list(convolution.parameters()))))
     for by_blocks, plain in zip(*found, strict=True):
-        torch.testing.assert_close(by_blocks, plain, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(by_blocks, plain, rtol=1e-4, atol=1e-3)
 
 
-def test_a_first_convolution_goes_by_blocks_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[torch.dtype] = []
-    encoder = conv_encoder((4, 84, 84), CONVNET_ATARI, (8,), "relu")
-    by_blocks = FirstConv2d.by_blocks
-    monkeypatch.setattr(FirstConv2d, "by_blocks", lambda conv, x: asked.append(x.dtype) or by_blocks(conv, x))
-    images = torch.rand(3, 4, 84, 84)
-    with torch.autocast("cpu", torch.bfloat16):
-        in_bf16 = encoder(images)
-    assert asked == [torch.bfloat16]
-    torch.testing.assert_close(in_bf16.float(), encoder(images), rtol=0.05, atol=0.02)
-    assert encoder[1].weight.shape == (32, 4, 8, 8)
+@pytest.mark.parametrize("shape", [(4, 84, 84), (84, 84, 3)])
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("subtracted", [0.0, 3.0])
+def test_a_first_convolution_takes_blocks_of_bytes_in_bf16(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], running: bool, subtracted: float
+) -> None:
+    cut: list[torch.dtype] = []
+    encoder, images = conv_encoder(shape, CONVNET_ATARI, (8,), "relu"), torch.randint(0, 256, (3, *shape)).byte()
+    scaling = InputScaling(shape, subtract_mean=subtracted, scale=255.0, running=running)
+    if running:
+        scaling.mean.copy_(torch.rand(shape) * 100)
+        scaling.inv_std.copy_(torch.rand(shape) / 100)
+    encoder.scale_with(scaling)
+    blocks_of = Blocks.of
+    monkeypatch.setattr(Blocks, "of", lambda blocks, x: cut.append(x.dtype) or blocks_of(blocks, x))
+    found = []
+    for x, taken in ((images, torch.uint8), (scaling(images), torch.bfloat16), (images, None)):
+        cut.clear()
+        with torch.autocast("cpu", torch.bfloat16, enabled=taken is not None):
+            features = encoder(x)
+        found.append((features.float(), *torch.autograd.grad(features.float().mean(), list(encoder.parameters()))))
+        assert cut[:1] == [taken] * (taken is not None)
+    in_bf16, of_floats, in_float32 = found
+    for one, other in zip(in_bf16, of_floats, strict=True):
+        assert torch.equal(one, other)  # the same bf16 numbers, whichever way they came
+    torch.testing.assert_close(in_bf16[0], in_float32[0], rtol=0.1, atol=0.02)
+    assert encoder[1].weight.shape == (32, min(shape), 8, 8)
 
 
 @pytest.mark.parametrize("make", [conv_encoder_of_simple, impala_encoder_of_one])
@@ -90,7 +111,7 @@ def test_images_that_come_as_bytes_are_scaled_in_the_encoder_and_kept_as_bytes(
     encoder.scale_with(scaling)
     written: list[int] = []
     write = InputScaling.write
-    monkeypatch.setattr(InputScaling, "write", lambda self, x, out: written.append(len(x)) or write(self, x, out))
+    monkeypatch.setattr(InputScaling, "write", lambda self, x, *out: written.append(len(x)) or write(self, x, *out))
     found = []
     for x in (images, scaling(images)):
         written.clear()

@@ -1,0 +1,210 @@
+"""What happens to images before and in the first convolution: how they lie in memory, bytes to floats, blocks."""
+
+import threading
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from algorithms.ops.normalization import normalize
+from envs.spec import is_channels_first
+
+CLIP = 10.0
+"""Bound of a standardised observation, in standard deviations."""
+
+IMAGES_AT_ONCE = 32
+"""Of an encoder on a CPU."""
+
+WORD = 4
+"""Bytes that are moved as one."""
+
+
+class InputScaling(nn.Module):
+    """One observation as float32, shifted and scaled; the tensor it is given is never changed.
+
+    With running statistics the constants are only what the statistics start from: the statistics are those of the raw
+    observation, and standardising cancels any constant shift and scale. Without them the constants stay.
+
+    Args:
+        shape: The observation of one row.
+        subtract_mean, scale: The constants of x -> (x - subtract_mean) / scale.
+        running: Keep `mean` and `inv_std` [*shape] as buffers and clip the result to +-`CLIP`.
+    """
+
+    mean: Tensor
+    inv_std: Tensor
+
+    def __init__(self, shape: tuple[int, ...], *, subtract_mean: float, scale: float, running: bool) -> None:
+        super().__init__()
+        self.subtract_mean, self.scale, self.running = subtract_mean, scale, running
+        if running:
+            self.register_buffer("mean", torch.full(shape, subtract_mean, dtype=torch.float32))
+            self.register_buffer("inv_std", torch.full(shape, 1.0 / scale, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale x [N,*shape]."""
+        if self.running:
+            return normalize(x, self.mean, self.inv_std, CLIP)
+        return self.write(x, torch.empty_like(x, dtype=torch.float32))
+
+    def write(self, x: Tensor, out: Tensor, blocks: "Blocks | None" = None) -> Tensor:
+        """Scale x [N,*shape], or its blocks, into out, a tensor of floats of the same shape, and return it."""
+        out.copy_(x)  # first: arithmetic on mixed types takes three times as long as both passes over the memory
+        if self.running:
+            mean, inv_std = self.mean, self.inv_std
+            if blocks:
+                mean, inv_std = blocks.of(torch.stack((mean, inv_std)))
+            return out.sub_(mean).mul_(inv_std).clamp_(-CLIP, CLIP)
+        if self.subtract_mean != 0.0:
+            out -= self.subtract_mean
+        if self.scale != 1.0:
+            out /= self.scale
+        return out
+
+
+class ChannelsLast(nn.Module):
+    """Shows images as [N,C,H,W] with the channels last in memory, where convolutions on CPUs are fastest."""
+
+    def __init__(self, channels_first: bool) -> None:
+        super().__init__()
+        self.channels_first = channels_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Arrange x [N,C,H,W] or [N,H,W,C]; the latter without copying it."""
+        x = x if self.channels_first else x.permute(0, 3, 1, 2)
+        return x.contiguous(memory_format=torch.channels_last)
+
+
+class Blocks:
+    """Images cut into blocks of side x side pixels, and the numbers of each in a row ("space to depth").
+
+    In which order they stand there is of no interest, as long as it is the same for images, for kernels, and for all
+    that is taken from each pixel: it is the one in which bytes can be moved by words.
+
+    Args:
+        side: Of a block, in pixels.
+        channels: Of an image.
+        channels_first: Whether images are [N,C,H,W] or [N,H,W,C].
+    """
+
+    def __init__(self, side: int, channels: int, channels_first: bool) -> None:
+        self.side, self.channels_first = side, channels_first
+        self.depth = side * side * channels
+        self._width = side if channels_first else side * channels  # numbers of one block that are side by side
+        self._word = WORD if self._width % WORD == 0 else 1
+
+    def of(self, images: Tensor) -> Tensor:
+        """Blocks [N,rows,columns,depth] of images; pixels beyond the last whole block are left out."""
+        lines = images if self.channels_first else images.flatten(2)[:, None]
+        num_images, planes, height, width = lines.shape
+        rows, columns = height // self.side, width // self._width
+        lines = lines[..., : rows * self.side, : columns * self._width]
+        # All lines of a row of blocks next to each other, as many numbers as make a word on top of each other.
+        lines = lines.reshape(num_images, planes, rows, self.side, columns * self._width).transpose(1, 2).contiguous()
+        words = lines.view(num_images * rows, planes * self.side, columns * self._width // self._word, self._word)
+        if images.dtype == torch.uint8 and self._word == WORD:  # as one number a word goes several times faster
+            words = words.view(torch.int32).squeeze(3).transpose(1, 2).contiguous().view(torch.uint8)
+        else:
+            words = words.transpose(1, 2)
+        return words.reshape(num_images, rows, columns, self.depth)
+
+    def of_planes(self, x: Tensor) -> Tensor:
+        """The same of x [N,C,H,W], images or kernels, whatever the layout of images; [N,depth,rows,columns]."""
+        return self.of(x if self.channels_first else x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def by_blocks(x: Tensor) -> bool:
+    """Whether the first convolution takes the blocks of x now."""
+    return x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+
+
+class FirstConv2d(nn.Conv2d):
+    """A convolution of few channels by a kernel that is a multiple of its stride.
+
+    In bf16 on a CPU it is computed with a kernel 1/stride as large over blocks of stride x stride pixels: the same
+    products and sums, but over so many channels that the matrix units of the processor are full. Its weight is the
+    usual one, [O,C,k,k].
+    """
+
+    def __init__(self, channels: int, out_channels: int, kernel: int, stride: int, channels_first: bool) -> None:
+        super().__init__(channels, out_channels, kernel, stride)
+        self.blocks = Blocks(stride, channels, channels_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve images x [N,C,H,W], or their blocks [N,depth,rows,columns]."""
+        if x.shape[1] == self.in_channels:
+            if not by_blocks(x):
+                return super().forward(x)
+            x = self.blocks.of_planes(x.to(torch.get_autocast_dtype("cpu")))
+        return nn.functional.conv2d(x, self.blocks.of_planes(self.weight), self.bias)
+
+
+class Bytes:
+    """How images that are bytes come before the first convolution on a CPU, and what is kept of them for its gradient.
+
+    Args:
+        scaling: To floats; the module belongs to the model.
+        arrange: The channels last.
+        blocks: That the first convolution takes in bf16, if it does.
+    """
+
+    def __init__(self, scaling: InputScaling, arrange: nn.Module, blocks: Blocks | None) -> None:
+        self.scaling, self.arrange, self.blocks = scaling, arrange, blocks
+        self._scratch: dict[int, Tensor] = {}  # by thread
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """The images as floats, or in bf16 their blocks, until the thread's next call.
+
+        New memory for each would leave holes between what is kept.
+        """
+        if self.blocks and by_blocks(images):
+            return self._prepare_blocks(images, self.blocks, torch.get_autocast_dtype("cpu"))
+        return self._prepare_images(images)
+
+    def _prepare_images(self, images: Tensor) -> Tensor:
+        layout = torch.channels_last if is_channels_first(tuple(images.shape[1:])) else torch.contiguous_format
+        scratch = self._room(images.shape[1:], torch.float32, layout)
+        with torch.no_grad():
+            scaled = self.scaling.write(images, scratch[: len(images)])
+        prepared: Tensor = self.arrange(scaled)
+        return prepared
+
+    def _prepare_blocks(self, images: Tensor, blocks: Blocks, dtype: torch.dtype) -> Tensor:
+        with torch.no_grad():
+            found = blocks.of(images)
+            scratch = self._room(found.shape[1:], dtype, torch.contiguous_format)[: len(found)]
+            if self.scaling.running or self.scaling.subtract_mean != 0.0:
+                scratch.copy_(self.scaling.write(found, torch.empty_like(found, dtype=torch.float32), blocks))
+            else:  # bytes are exact in bf16, and a quotient is rounded once
+                self.scaling.write(found, scratch)
+        return scratch.permute(0, 3, 1, 2)
+
+    def _room(self, shape: torch.Size, dtype: torch.dtype, layout: torch.memory_format) -> Tensor:
+        thread = threading.get_ident()
+        scratch = self._scratch.get(thread)
+        if scratch is None or scratch.shape[1:] != shape or scratch.dtype != dtype:
+            with torch.inference_mode(False):  # or it could not be written to outside of it
+                scratch = torch.empty(IMAGES_AT_ONCE, *shape, dtype=dtype, memory_format=layout)
+            self._scratch[thread] = scratch
+        return scratch
+
+    def kept(self, images: Tensor, prepared: Tensor) -> AbstractContextManager[object]:
+        """Where a gradient will need the prepared images, keep the bytes, and prepare them once more for it.
+
+        The bytes are there anyway; floats take four times as much, of a large minibatch more than all else together.
+        """
+        memory, dtype = prepared.untyped_storage().data_ptr(), prepared.dtype
+
+        def pack(tensor: Tensor) -> Tensor | None:
+            if tensor.untyped_storage().data_ptr() != memory:
+                return tensor
+            return None if tensor.shape == prepared.shape else tensor.clone()
+
+        def unpack(tensor: Tensor | None) -> Tensor:
+            if tensor is not None:
+                return tensor
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):  # as it was when they were prepared
+                return self.prepare(images)
+
+        return saved_tensors_hooks(pack, unpack)
