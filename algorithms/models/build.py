@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic, model_inputs
+from algorithms.models.choice import encoder_names
 from algorithms.models.config import ModelConfig
 from algorithms.models.cores import Core, IdentityCore, RecurrentCore
 from algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
@@ -17,16 +18,13 @@ from algorithms.models.encoders import (
     CONVNET_ATARI,
     CONVNET_DQN,
     CONVNET_SIMPLE,
-    MIN_CONVNET_SIDES,
     DictEncoder,
     Encoder,
     conv_encoder,
-    image_sides,
     impala_encoder,
     mlp_encoder,
 )
 from envs.spec import EnvSpec, ObservationSpec
-from utils.errors import UsageError
 
 Shape = tuple[int, ...]
 
@@ -46,14 +44,6 @@ ENCODERS: dict[str, Callable[[Shape, ModelConfig], Encoder]] = {
     "resnet_impala": lambda shape, c: impala_encoder(shape, _extra_layers(c), c.nonlinearity),
 }
 """The encoders by the name `--encoder_subtype` knows them by."""
-
-_SUBTYPES: dict[str, tuple[str, ...]] = {
-    "auto": ("convnet_simple", "convnet_atari", "convnet_dqn", "convnet_impala", "resnet_impala", "mlp"),
-    "mlp": ("mlp",),
-    "conv": ("convnet_simple", "convnet_atari", "convnet_dqn", "convnet_impala"),
-    "resnet": ("resnet_impala",),
-}
-"""What each `--encoder_type` allows; the first is what `--encoder_subtype=auto` means."""
 
 
 def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
@@ -88,35 +78,6 @@ def describe(model: nn.Module) -> str:
     rows.append(("total", "", f"{sum(p.numel() for p in model.parameters()):,}"))
     width_name, width_shape, width_count = (max(map(len, column)) for column in zip(*rows, strict=True))
     return "\n".join(f"{n:{width_name}}  {s:{width_shape}}  {c:>{width_count}}" for n, s, c in rows)
-
-
-def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec]) -> dict[str, str]:
-    """Which of `ENCODERS` reads each observation key.
-
-    An image is an observation of three dimensions whose sides the chosen net can take; everything else, be it the
-    smaller key of a Dict, is flattened into an mlp.
-
-    Raises:
-        UsageError: type and subtype contradict each other, or an image net was asked for and there is no image.
-    """
-    allowed, subtype = _SUBTYPES[config.encoder_type], config.encoder_subtype
-    if subtype == "auto":
-        subtype = allowed[0]
-    if subtype not in allowed:
-        raise UsageError(
-            f"--encoder_subtype={subtype} does not go with --encoder_type={config.encoder_type}; "
-            f"choose from {', '.join(allowed)}"
-        )
-    min_side = MIN_CONVNET_SIDES.get(subtype, 1)
-    names = {key: subtype if _is_image(spec.shape, min_side) else "mlp" for key, spec in observations.items()}
-    was_asked_for = (config.encoder_type, config.encoder_subtype) != ("auto", "auto")
-    if was_asked_for and subtype not in names.values():
-        shapes = ", ".join(f"{key} {list(spec.shape)}" for key, spec in observations.items())
-        raise UsageError(
-            f"encoder {subtype} needs an image [C,H,W] or [H,W,C] of at least {min_side}x{min_side} pixels; "
-            f"the environment shows {shapes}"
-        )
-    return names
 
 
 def _tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -> Tower:
@@ -178,7 +139,3 @@ def _normalize_spectrally(encoder: nn.Module) -> None:
     for module in list(encoder.modules()):
         if isinstance(module, nn.Linear):
             spectral_norm(module)
-
-
-def _is_image(shape: Shape, min_side: int) -> bool:
-    return len(shape) == 3 and min(image_sides(shape)) >= min_side

@@ -31,9 +31,6 @@ CONVNET_DQN: tuple[ConvLayer, ...] = ((16, 8, 4), (32, 4, 2))
 IMPALA_CHANNELS = (16, 32, 32)
 """Channels of the three stages of the deep net of Espeholt et al. 2018 (https://arxiv.org/abs/1802.01561, fig. 3)."""
 
-MIN_CONVNET_SIDES = {"convnet_simple": 36, "convnet_atari": 36, "convnet_dqn": 20}
-"""Pixels: the smallest square that each stack reduces to at least one pixel."""
-
 _NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh}
 
 
@@ -41,11 +38,6 @@ def nonlinearity(name: str, *, inplace: bool = False) -> nn.Module:
     """The module of `elu`, `relu` or `tanh`; `inplace` if nothing else needs its input and it can be overwritten."""
     kind = _NONLINEARITIES[name]
     return kind(inplace=True) if inplace and kind is not nn.Tanh else kind()
-
-
-def image_sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Height and width, in pixels, of an image of three dimensions."""
-    return (shape[1], shape[2]) if is_channels_first(shape) else (shape[0], shape[1])
 
 
 class Encoder(nn.Sequential):

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.build import ENCODERS, POLICY_OUTPUT_GAIN, build_model, describe, encoder_names
+from algorithms.models.build import ENCODERS, POLICY_OUTPUT_GAIN, build_model, describe
+from algorithms.models.choice import encoder_names
 from algorithms.models.config import ModelConfig
 from envs.spec import EnvSpec, ObservationSpec
 from tests.unit.models import custom_encoders

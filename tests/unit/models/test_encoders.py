@@ -6,15 +6,14 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from algorithms.models.build import ENCODERS
+from algorithms.models.choice import MIN_CONVNET_SIDES, image_sides
 from algorithms.models.encoders import (
     CONVNET_ATARI,
     CONVNET_DQN,
     CONVNET_SIMPLE,
-    MIN_CONVNET_SIDES,
     DictEncoder,
     Encoder,
     conv_encoder,
-    image_sides,
     impala_encoder,
     is_channels_first,
     mlp_encoder,
