@@ -36,7 +36,11 @@ def train(argv: Sequence[str]) -> int:
     wanted, argv = asked_format(argv)
     config, origins = resolve(parse_train_flags(argv))
     if wanted:
-        print_and_exit(printed(config.to_flat(), origins, wanted))
+        from algorithms.appo.kinds import origins_in
+        from algorithms.appo.probing import decided
+
+        found = decided(config)
+        print_and_exit(printed(found.to_flat(), origins | origins_in(found, config.undecided), wanted))
     if config.logging.log_format != "json":
         for line in describe(config.to_flat(), origins):
             say(line)

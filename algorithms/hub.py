@@ -24,6 +24,7 @@ from algorithms.runtime.checkpointing import decode
 from algorithms.runtime.plain_state import read_plain
 from algorithms.runtime.tracking import PLACES
 from algorithms.sharing_config import HubConfig
+from envs.presets import preset, preset_of_numbers
 from utils import checkpoint
 from utils.command_line import say, words_of
 from utils.directories import replace_directory
@@ -123,7 +124,7 @@ def model_card(run: Run, config: HubConfig) -> str:
     name = config.repo or run.directory.name
     code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
     own = f"\nIts own code is not part of this repository: {', '.join(f'`{text}`' for text in code)}.\n" if code else ""
-    changed = {key: value for key, value in run.config.to_flat().items() if _is_told(key, value)}
+    changed = {key: value for key, value in run.config.to_flat().items() if _is_told(env, key, value)}
     flags = " ".join(f"--{key}={words_of(value)}" for key, value in changed.items())
     versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "gymnasium", "numpy"))
     return f"""---
@@ -175,10 +176,14 @@ model-index:
       verified: false"""
 
 
-def _is_told(name: str, value: object) -> bool:
-    """Whether the command in the card has that flag."""
+def _is_told(env: str, name: str, value: object) -> bool:
+    """Whether the command in the card has that flag: it has not its default, or another one for such an environment."""
     default = FLAGS[name].default
-    return name not in (*PLACES, "experiment") and value != (list(default) if isinstance(default, tuple) else default)
+    by_kind = preset_of_numbers(1, continuous=True, remembers=True, rollout=1)
+    known = preset(env, "cpu")
+    others = by_kind if known is None else known
+    differs = value != (list(default) if isinstance(default, tuple) else default)
+    return name not in (*PLACES, "experiment") and (differs or name in others)
 
 
 def _version(package: str) -> str:

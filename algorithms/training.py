@@ -103,7 +103,8 @@ class Training:
         flags: the same as keywords; they overrule.
 
     Attributes:
-        config: all flags, resolved as on the command line.
+        config: all flags, resolved as on the command line; as soon as the environment is known, those included that its
+            kind of observation decides.
         directory: of the run.
 
     Raises:
@@ -123,8 +124,8 @@ class Training:
         names, self._callbacks = _told(callbacks)
         if names:
             flags["callbacks"] = names
-        self.config = resolve(_given(config, flags))[0]
-        self.directory = self.config.run.run_directory
+        self._resolved = resolve(_given(config, flags))[0]
+        self.directory = self._resolved.run.run_directory
         self.report_seconds = report_seconds
         self._algorithm = algorithm
         self._open = contextlib.ExitStack()
@@ -176,6 +177,11 @@ class Training:
                 yield self.report()
         if self._runner is not None:
             yield self.result.report
+
+    @property
+    def config(self) -> Config:
+        """See above."""
+        return self._resolved if self._app is None else self._app.config
 
     @property
     def result(self) -> Result:
@@ -292,7 +298,10 @@ def _told(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, 
 
 def _given(config: Config | Mapping[str, object] | None, flags: Mapping[str, object]) -> dict[str, object]:
     """The flags that the caller gives, converted; the terminal is the caller's, so no panel is drawn unasked."""
-    whole = config.to_flat() if isinstance(config, Config) else flattened(config or {}, FLAGS_BY_PART, "config")
+    if isinstance(config, Config):
+        whole = {name: value for name, value in config.to_flat().items() if name not in config.undecided}
+    else:
+        whole = flattened(config or {}, FLAGS_BY_PART, "config")
     own = {"log_format": "plain"} if not isinstance(config, Config) else {}
     return {**own, **typed(whole, "config"), **typed(flattened(flags, FLAGS_BY_PART, "flags"), "flags")}
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from algorithms.appo.config import Config, parse_train
+from algorithms.appo.probing import decided
 from utils.errors import UsageError
 
 # Petrenko et al. 2020 (arXiv:2006.11751): one pass over batches of 1024, trajectories of 32 steps.
@@ -45,8 +46,8 @@ class Workload(NamedTuple):
         return [f"--env={self.env}", *words_of({**self.flags, **more}), *self.further]
 
     def config(self, **more: object) -> Config:
-        """The configuration of a run."""
-        return parse_train(self.words(**more))
+        """The configuration of a run; an environment without a preset is made once for that."""
+        return decided(parse_train(self.words(**more)))
 
 
 WORKLOADS = {

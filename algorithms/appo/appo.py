@@ -11,6 +11,7 @@ from pathlib import Path
 from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.companions import check_companions, evaluation_of, let_others_know, saved_in_time
 from algorithms.appo.config import Config
+from algorithms.appo.kinds import told
 from algorithms.appo.legs import Legs
 from algorithms.appo.placement import Sampling, choose_placement, plan_workers, topology_of
 from algorithms.appo.probing import Found, find_out
@@ -105,14 +106,14 @@ def _train(config: Config, run: "APPO") -> int:
     try:
         reason = run.run()
     except Interrupted as interruption:
-        leave_page(config, with_curve=False)
+        leave_page(run.config, with_curve=False)
         without = "" if config.run.restart_behavior == "resume" else ", without --restart_behavior"
         log.info("%s; go on with the same command and --experiment=%s%s", interruption, config.run.experiment, without)
         return interruption.exit_code
     except StopNow:
         log.info("ended without saving")
         return Interrupted.exit_code
-    leave_page(config, with_curve=True)
+    leave_page(run.config, with_curve=True)
     log.info("finished: %s; results are in %s", reason, run.directory)
     return 0
 
@@ -125,6 +126,7 @@ class APPO:
         signals: what a person or the system asks meanwhile; entered by the caller.
 
     Attributes:
+        config: all flags; as soon as the environment is known, those included that its kind of observation decides.
         blueprint: what workers are built from; a variant of the algorithm has its own.
         runner: of the workers, as soon as there are some.
         callbacks: objects that are told of reports in this process, besides those that flags name.
@@ -168,7 +170,10 @@ class APPO:
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
         found = self._find_out()
         self.signals.check()
-        spec, model = found.probe.spec, found.probe.model
+        spec, model, undecided = found.probe.spec, found.probe.model, self.config.undecided
+        self.config = found.probe.config
+        if chosen := told(self.config, undecided):
+            log.info("%s", chosen)
         budget = Budget.of(self.config.run, self.config.sampling, spec.frames_per_step)
 
         def blueprint_of(topology: Topology) -> Blueprint:

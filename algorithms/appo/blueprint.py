@@ -66,10 +66,12 @@ class Probe:
     Attributes:
         spec: of the environment.
         model: of its network.
+        config: all flags, those included that the kind of observation decides.
     """
 
     spec: EnvSpec
     model: ModelDescription
+    config: Config
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def check_companions(config: Config) -> None:
 def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
     """Tell TensorBoard the flags of a run, and start the tracker if one is wanted."""
     flags = config.to_flat() | {"seed": seed}
-    first = {*ALWAYS_FIRST, *unusual(flags, HYPERPARAMETERS)}
+    first = {*ALWAYS_FIRST, *unusual(flags, config.by_kind, HYPERPARAMETERS)}
     for writer in monitor.writers:
         writer.describe({name: flags[name] for name in HYPERPARAMETERS}, first)
     if config.logging.with_wandb:

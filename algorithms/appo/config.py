@@ -125,7 +125,12 @@ class LearningConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All flags of a training run; every component receives its part, never the whole."""
+    """All flags of a training run; every component receives its part, never the whole.
+
+    Attributes:
+        undecided: flags that nobody has given, of an environment without a preset: `kinds.py` decides them.
+        by_kind: what it decides for such an environment where nothing is given; {} before that, and for all others.
+    """
 
     run: RunConfig = field(default_factory=RunConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -134,6 +139,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    undecided: frozenset[str] = frozenset()
+    by_kind: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def from_flat(cls, values: Mapping[str, object]) -> Self:
@@ -176,7 +183,9 @@ class Config:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
 
-PARTS: dict[str, type] = get_type_hints(Config)
+PARTS: dict[str, type] = {
+    part: cls for part, cls in get_type_hints(Config).items() if part not in ("undecided", "by_kind")
+}
 FLAGS_BY_PART: dict[str, dict[str, Flag]] = {part: flags_of(cls) for part, cls in PARTS.items()}
 FLAGS: dict[str, Flag] = {name: flag for flags in FLAGS_BY_PART.values() for name, flag in flags.items()}
 ALIASES: dict[str, str] = {alias: flag.name for flag in FLAGS.values() for alias in flag.aliases}
@@ -195,7 +204,7 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
     if wants_help(argv):
         groups = {part.capitalize(): flags for part, flags in FLAGS_BY_PART.items()}
-        print_and_exit(format_help(TRAIN_USAGE, groups, preset(_env_in(argv), choose_device("auto"))))
+        print_and_exit(format_help(TRAIN_USAGE, groups, preset(_env_in(argv), choose_device("auto")) or {}))
     return parse_command_line(argv, FLAGS)
 
 
@@ -206,7 +215,8 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         given: flag -> value, converted, of the flags on the command line.
 
     Returns:
-        The checked configuration, and for every flag the source it came from. An unnamed run gets its name here.
+        The checked configuration, and for every flag the source it came from. An unnamed run gets its name here. What
+        the kind of observation decides is still undecided: the environment has not been made.
 
     Raises:
         UsageError: a source is damaged, a saved run would change what it cannot, or flags contradict each other.
@@ -225,10 +235,13 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
     device = choose_device(str(asked.get("device") or saved.get("device", "auto")))
-    layers += [("saved run", saved), ("env preset", preset(env, device))]
+    known = preset(env, device)
+    layers += [("saved run", saved), ("env preset", known or {})]
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env)
     config = Config.from_flat(values)
+    if known is None and not saved:
+        config = replace(config, undecided=frozenset(FLAGS) - frozenset(values))
     check_place(config.run.run_directory)
     check(config)
     if not saved:

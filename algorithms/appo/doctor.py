@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, cast
 from algorithms.appo.blueprint import Blueprint
 from algorithms.appo.config import FLAGS, Config, resolve
 from algorithms.appo.examining import Exam
+from algorithms.appo.kinds import chosen_in, told
 from algorithms.appo.placement import Sampling, choose_placement, plan_workers, topology_of
 from algorithms.appo.probing import Found, checked, find_out, try_examining, try_nothing
 from algorithms.appo.resources import free_bytes
@@ -190,7 +191,10 @@ def of_environment(config: Config, inquire: Callable[..., launch.Inquiry]) -> It
         with ask(try_examining, (config,)) as examination:
             exam = checked(examination.answer(config.sampling.reset_timeout_seconds + EXAM_SECONDS))
         yield from of_exam(cast(Exam, exam), found.probe.spec)
-        yield recommendation(config, found, cores)
+        if chosen := chosen_in(found.probe.config, config.undecided):
+            flags = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
+            yield Finding("settings", "ok", told(found.probe.config, config.undecided), flags)
+        yield recommendation(found, cores)
     except Interrupted:
         raise
     except AppoError as error:
@@ -225,9 +229,9 @@ def of_exam(exam: Exam, spec: EnvSpec) -> Iterator[Finding]:
     yield Finding("leaks", "note" if leaks else "ok", f"{grown}{': it leaks, watch the memory of actors' * leaks}")
 
 
-def recommendation(config: Config, found: Found, cores: int) -> Finding:
+def recommendation(found: Found, cores: int) -> Finding:
     """The sampling flags that a start would choose now."""
-    spec, model = found.probe.spec, found.probe.model
+    spec, model, config = found.probe.spec, found.probe.model, found.probe.config
 
     def memory(sampling: Sampling) -> int:
         topology = topology_of(config, sampling, spec.num_agents)

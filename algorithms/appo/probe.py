@@ -8,6 +8,7 @@ from dataclasses import replace
 from algorithms.appo.blueprint import Blueprint, ModelDescription, Probe
 from algorithms.appo.build import computes_in_bf16, make_learner, make_policy_worker, new_model
 from algorithms.appo.config import Config
+from algorithms.appo.kinds import completed
 from algorithms.appo.rehearsal import LARGEST_BYTES, observation_bytes
 from algorithms.appo.statistics import RunningStatistics
 from algorithms.appo.tuning import Curve, rising
@@ -43,7 +44,8 @@ def probe(config: Config) -> Probe:
     envs = make_group(config.env, 1)
     spec = envs.spec
     envs.close()
-    return Probe(spec, NetworkProbe(config, spec).description)
+    config = completed(config, spec)
+    return Probe(spec, NetworkProbe(config, spec).description, config)
 
 
 class NetworkProbe:

@@ -6,6 +6,7 @@ process steps it, another one times the network, so both compete for the machine
 
 import contextlib
 import logging
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +16,15 @@ from typing import NamedTuple
 
 from algorithms.appo.blueprint import ModelDescription, Probe
 from algorithms.appo.config import Config
+from algorithms.appo.kinds import completed
 from algorithms.appo.tuning import Costs, threads_to_time
+from algorithms.runtime.janitor import Janitor
 from algorithms.runtime.launch import Inquiry
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.process import failure_of, isolate
+from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.supervisor import WorkerError
+from envs.make import check_name
 from envs.spec import EnvSpec
 from utils import cpu
 from utils.memory import held_bytes
@@ -57,10 +62,11 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
     with ask_environment(try_environment, (config, cores > 0)) as environment:
         spec = checked(environment.answer(timeout_seconds))
         assert isinstance(spec, EnvSpec)
+        config = completed(config, spec)
         with ask_network(try_model, (config, spec, cores > 0)) as network:
             model = checked(network.answer(timeout_seconds, "network"))
             assert isinstance(model, ModelDescription)
-            found, begin = Probe(spec, model), time.monotonic()
+            found, begin = Probe(spec, model, config), time.monotonic()
             if not cores:
                 return Found(found, None, 0.0)
             deadline = begin + BUDGET_SECONDS
@@ -93,6 +99,31 @@ def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
     share = ratio if isinstance(ratio, float) else threads**-THREADS_EXPONENT
     (_, seconds), *_ = costs.learn
     return replace(costs, learn=(*costs.learn, (threads, seconds * share)))
+
+
+def decided(config: Config) -> Config:
+    """The configuration with what the kind of observation decides; the environment is made for that if need be.
+
+    Raises:
+        UsageError, EnvironmentFailure, WorkerError: it cannot be made, or flags contradict each other then.
+        Interrupted: a signal came meanwhile.
+    """
+    if not config.undecided:
+        return config
+    check_name(config.env)
+    with tempfile.TemporaryDirectory(prefix="appo-probe-") as folder, SignalWatch() as signals, Janitor() as janitor:
+        inquiry = Inquiry(
+            try_environment,
+            (config, False),
+            log_path=Path(folder, "probe.log"),
+            method="spawn",
+            signals=signals,
+            janitor=janitor,
+        )
+        with inquiry:
+            spec = checked(inquiry.answer(config.sampling.reset_timeout_seconds))
+    assert isinstance(spec, EnvSpec)
+    return completed(config, spec)
 
 
 def checked(answer: object) -> object:

@@ -58,7 +58,7 @@ def page(directory: Path, config: Config) -> str:
     assert found is not None, "a run that has ended has a status"
     flags = config.to_flat() | {"seed": saved_flags(directory).get("seed")}  # which may have been drawn
     name = shlex.quote(f"--experiment={config.run.experiment}")
-    place = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, ("train_dir", "experiments_root")))
+    place = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
     curve = [f"![learning curve]({CURVE_FILE})", ""] if (directory / CURVE_FILE).is_file() else []
     table = [f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()]
     return "\n".join(
@@ -74,7 +74,7 @@ def page(directory: Path, config: Config) -> str:
             "",
             "The same again, from the start:",
             "",
-            f"    {command_line(flags)}",
+            f"    {command_line(flags, config.by_kind)}",
             "",
             "More of it:",
             "",
@@ -88,25 +88,26 @@ def page(directory: Path, config: Config) -> str:
     )
 
 
-def command_line(flags: Mapping[str, object]) -> str:
-    """The shortest command that trains with the same flags: those that are neither default nor of the preset."""
+def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> str:
+    """The shortest command that trains with the same flags; see `words_of_flags`."""
     names = [name for name in FLAGS if name not in ("env", *LOCATION)]
-    return shlex.join(["appo", "train", *words_of_flags(flags, ["env", *names])])
+    return shlex.join(["appo", "train", *words_of_flags(flags, by_kind, ["env", *names])])
 
 
-def words_of_flags(flags: Mapping[str, object], names: Sequence[str]) -> list[str]:
+def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
     """The words of a command line that set these flags, without those that have their value anyway.
 
     Args:
         flags: all of them, as `Config.to_flat`.
+        by_kind: of the same configuration.
         names: of those to set.
     """
-    return [word for name in unusual(flags, names) for word in _words(FLAGS[name], flags[name])]
+    return [word for name in unusual(flags, by_kind, names) for word in _words(FLAGS[name], flags[name])]
 
 
-def unusual(flags: Mapping[str, object], names: Sequence[str]) -> list[str]:
-    """Which of these flags have neither their default nor what the environment's preset says."""
-    by_preset = preset(str(flags["env"]), choose_device(str(flags["device"])))
+def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
+    """Which of these flags have not what the environment's preset, its kind of observation or else the default says."""
+    by_preset = preset(str(flags["env"]), choose_device(str(flags["device"]))) or by_kind
     usual = {name: _plain(flag.default) for name, flag in FLAGS.items()}
     usual |= {name: _plain(value) for name, value in by_preset.items()}
     return [name for name in names if flags[name] != usual[name]]

@@ -187,8 +187,8 @@ class SerialRun:
         from algorithms.appo.probe import probe
 
         self.config: Config = parse_train(command_line(directory, inference="serial", **flags))
-        c = self.config
-        found = probe(c)
+        found = probe(self.config)
+        c = found.config
         topology = Topology("serial", num_groups, 1, slots, c.sampling.num_policies, 1, rows, c.learning.rollout)
         budget = Budget.of(c.run, c.sampling, found.spec.frames_per_step)
         self.blueprint = Blueprint(c, found.spec, found.model, topology, budget, "cpu", c.run.seed or 0)

@@ -119,12 +119,12 @@ def test_the_recommendation_is_what_a_start_would_choose() -> None:
 
     config = config_of("toy/Zero-v0")
     costs = Costs(env=((1, 1e-3),), act=((1, 1e-5), (64, 1e-4)), learn=((1, 1e-6),), env_bytes=1 << 20)
-    finding = recommendation(config, Found(probe(config), costs, 1.0), 2)
+    finding = recommendation(Found(probe(config), costs, 1.0), 2)
     assert finding.flags["inference"] == "local"
     assert finding.flags["num_workers"] == 2
     assert finding.text.startswith("--inference=local --num_workers=2 ")
     assert "env 1 ms" in finding.text
-    by_rules = recommendation(config, Found(probe(config), None, 0.0), 2)
+    by_rules = recommendation(Found(probe(config), None, 0.0), 2)
     assert by_rules.text.endswith("(by fixed rules)")
 
 

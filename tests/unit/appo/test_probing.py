@@ -9,7 +9,8 @@ import pytest
 
 from algorithms.appo import probe, probing, rehearsal
 from algorithms.appo.blueprint import ModelDescription, Probe
-from algorithms.appo.config import Config
+from algorithms.appo.config import Config, resolve
+from algorithms.appo.kinds import completed
 from algorithms.appo.probe import NetworkProbe
 from algorithms.appo.probing import BUDGET_SECONDS, THREADS_EXPONENT, find_out
 from algorithms.appo.rehearsal import ROLLOUT, Making, Rehearsal, observation_bytes, stepping_costs
@@ -23,6 +24,7 @@ from utils.errors import UsageError
 from utils.memory import held_bytes
 
 MODEL = ModelDescription([("w", (2,))], 0, 0)
+PROBE = Probe(SPEC, MODEL, completed(Config(), SPEC))
 
 
 def config_of(env: str, **flags: object) -> Config:
@@ -196,9 +198,23 @@ def test_both_processes_say_what_they_know() -> None:
     stepping, acting, training = ((1, 1e-3),), ((1, 1e-4),), ((1, 1e-5),)
     environment = Answers(SPEC, (stepping, 5))
     found = asked(environment, Answers(MODEL, (acting, training)))
-    assert found[:2] == (Probe(SPEC, MODEL), Costs(stepping, acting, training, 5))
+    assert found[:2] == (PROBE, Costs(stepping, acting, training, 5))
     assert environment.left
-    assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (Probe(SPEC, MODEL), None, 0.0)
+    assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (PROBE, None, 0.0)
+
+
+def test_the_network_that_is_measured_is_the_one_that_is_trained() -> None:
+    environment, network, asked_for = Answers(SPEC), Answers(MODEL), list[tuple[object, ...]]()
+
+    def ask_network(target: object, arguments: tuple[object, ...]) -> Answers:
+        asked_for.append(arguments)
+        return network
+
+    config = resolve({"env": "my.games:Maze"})[0]
+    found = find_out(config, lambda *_: environment, ask_network, 0)  # type: ignore[arg-type, return-value]
+    assert found.probe.config == completed(config, SPEC) != config
+    assert asked_for == [(found.probe.config, SPEC, False)]
+    assert not found.probe.config.model.use_rnn
 
 
 def test_threads_of_a_learner_that_would_be_the_limit_are_timed_on_a_still_machine() -> None:
@@ -230,7 +246,7 @@ def test_without_a_measured_network_there_are_rules(
 ) -> None:
     with caplog.at_level(logging.INFO):
         found = asked(Answers(SPEC, (((1, 1e-3),), 0)), Answers(MODEL, late))
-    assert found[:2] == (Probe(SPEC, MODEL), None)
+    assert found[:2] == (PROBE, None)
     assert caplog.messages == [f"not auto-tuned, the sampling flags follow fixed rules: {reason}"]
 
 

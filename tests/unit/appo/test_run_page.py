@@ -65,7 +65,7 @@ def test_the_page_says_what_was_trained_how_it_ended_and_how_to_repeat_it(config
 )
 def test_the_command_gives_the_same_flags_again(config: Config, words: list[str]) -> None:
     flags = parse_train([*words, "--experiment=b"]).to_flat()
-    again = shlex.split(command_line(flags))
+    again = shlex.split(command_line(flags, {}))
     assert again[:2] == ["appo", "train"]
     assert parse_train([*again[2:], "--experiment=b"]).to_flat() == flags
 
