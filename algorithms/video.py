@@ -100,17 +100,16 @@ class VideoFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is None:
-            return
-        try:
-            if error is None:
-                self._finish(self._process)
-        finally:
-            self._process.kill()  # harmless when it has ended
-            self._process.communicate()
-            self._temporary.unlink(missing_ok=True)
-            if self._complaints is not None:
-                self._complaints.close()
+        with self._complaints or contextlib.nullcontext():
+            if self._process is None:
+                return
+            try:
+                if error is None:
+                    self._finish(self._process)
+            finally:
+                self._process.kill()  # harmless when it has ended
+                self._process.communicate()
+                self._temporary.unlink(missing_ok=True)
 
     def _finish(self, process: "subprocess.Popen[bytes]") -> None:
         """Complete the file and give it its name."""
@@ -131,14 +130,17 @@ class VideoFile:
             "-hide_banner -loglevel error -y -f rawvideo -pix_fmt rgb24"
             f" -video_size {width}x{height} -framerate {self.pictures_per_second} -i pipe:0 -an {OUTPUT[suffix]}"
         )
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__, after the process)
-        return subprocess.Popen(  # noqa: S603 (no shell; the words are ours)
-            [self._program, *options.split(), str(self._temporary)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._complaints,
-            start_new_session=True,  # a Ctrl-C is ours to handle
-        )
+        try:
+            self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__, after the process)
+            return subprocess.Popen(  # noqa: S603 (no shell; the words are ours)
+                [self._program, *options.split(), str(self._temporary)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._complaints,
+                start_new_session=True,  # a Ctrl-C is ours to handle
+            )
+        except OSError as error:
+            raise ResourceError(f"no video {shown(str(self.path))}: {error}") from None
 
     def _complaint(self) -> str:
         assert self._complaints is not None

@@ -5,16 +5,19 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from algorithms import cli, evaluator
+from algorithms import cli, evaluator, filming
 from algorithms.appo.companions import check_companions, evaluation_words
 from algorithms.appo.config import Config
+from algorithms.evaluation_config import EvaluationConfig
 from algorithms.evaluator import Evaluation, Evaluator, best_kept, interval
 from algorithms.evaluator_config import EvaluatorConfig, parse_evaluate
+from algorithms.filming import Filming
 from tests.integration.enjoying import copied, enjoyed
 from tests.integration.runs import train
 from tests.videos import pictures_of
@@ -165,8 +168,33 @@ def test_what_cannot_be_filmed_is_said_once_and_evaluated(
             checkpoint.save(parent, checkpoint.checkpoint_name(steps), files)
             assert len(one.look()) == 2
     said = capsys.readouterr().err
-    assert said.startswith("warning: no videos of evaluations: toy/Counter-v0 cannot be filmed: no rgb_array among")
+    assert said.startswith("warning: no video of an evaluation: toy/Counter-v0 cannot be filmed: no rgb_array among")
     assert said.count("\n") == 1
+
+
+def test_a_film_that_fails_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, failures = 1000.0, iter([True, True, False, True])
+    monkeypatch.setattr(filming.time, "time", lambda: now)
+
+    def play_run(run: Any, flags: EvaluationConfig, seed: int) -> Any:
+        if next(failures):
+            raise ResourceError("cannot write the video: No space left on device")
+        return SimpleNamespace(video=None)
+
+    monkeypatch.setattr(filming, "play_run", play_run)
+    films, run = Filming(tmp_path, 1.0), cast(Any, SimpleNamespace(checkpoint=tmp_path / "ckpt_000000000001"))
+    warnings = []
+    for _ in range(4):
+        assert films.is_due(0)
+        films.film(run, EvaluationConfig(), 0)
+        warnings.append(capsys.readouterr().err)
+        now += 59.0
+        assert films.is_due(0) is (len(warnings) == 3)  # nothing was made, and nothing failed
+        now += 1.0
+    warning = "warning: no video of an evaluation: cannot write the video: No space left on device\n"
+    assert warnings == [warning, "", "", warning]
 
 
 def test_videos_that_nobody_could_make_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +213,7 @@ def test_beside_training(tmp_path: Path) -> None:
     run = train(tmp_path / "run", **small, **workers, eval_video_every_min=0.01)
     assert len(results(run.directory)) >= 2
     assert list(run.directory.glob("checkpoint_p0/best_evaluated/ckpt_*"))
-    assert (run.directory / "logs" / "evaluator.log").read_text().count("warning: no videos of evaluations") == 1
+    assert (run.directory / "logs" / "evaluator.log").read_text().count("warning: no video of an evaluation") == 1
     broken = train(tmp_path / "broken", **small, **workers, eval_env_kwargs='{"no_such_argument": 1}')
     assert broken.status["state"] == "finished"
     assert "appo evaluate ended before its time with exit code 2" in broken.stderr

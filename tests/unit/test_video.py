@@ -1,8 +1,10 @@
 """Videos, decoded again."""
 
+import errno
 import importlib.util
 import os
 import stat
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -125,6 +127,16 @@ def test_a_failure_of_the_encoder_is_one_line(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(ResourceError, match=r"cannot write the video .*x\.mp4: Error: No space left on device"):
             make(path, [picture(1)] * count)
     assert list(tmp_path.iterdir()) == [encoder]
+
+
+def test_an_encoder_that_cannot_be_started_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **more: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(ResourceError, match=r"no video .*x\.mp4: .*Resource temporarily unavailable"):
+        make(tmp_path / "x.mp4", [picture(1)])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
