@@ -8,5 +8,5 @@ if __name__ == "__main__":
     from algorithms.cli import run_command, train
     from algorithms.runtime import launch
 
-    launch.can_fork = lambda device: False
+    launch.can_fork = lambda device, bells=0: False
     sys.exit(run_command(lambda: train(sys.argv[1:])))
