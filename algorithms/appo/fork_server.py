@@ -11,8 +11,6 @@ from algorithms.runtime import prctl
 
 prctl.die_with_parent(int(os.environ["APPO_MAIN_PID"]))  # before the imports that take long
 prctl.server_pid = os.getpid()
-# Read when torch is imported. Threads of a learner that spin at a barrier take the cores that actors could use.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import gymnasium  # noqa: E402, F401 - imported for the children
 

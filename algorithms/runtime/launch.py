@@ -32,6 +32,7 @@ MOST_BELLS = 150  # of a process that is forked: the server takes 251 descriptor
 ANSWER_SECONDS = 120.0  # loading torch takes a few, and many times that where the disk is slow
 ROOT = Path(__file__).resolve().parents[2]
 ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
+WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 class _Server:
@@ -127,8 +128,14 @@ def start_fork_server(janitor: Janitor, *, with_torch: bool) -> bool:
 
 @contextmanager
 def _server_environment() -> Iterator[None]:
-    """While entered, a fork server that starts finds our packages and its parent; see `restore_environment`."""
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH", ORIGINAL_PATH, MAIN_PID)}
+    """While entered, what starts finds our packages and its parent (see `restore_environment`), and waits in its sleep.
+
+    Threads of a learner that spin at a barrier take the cores that actors could use. They ask when torch is loaded,
+    which a process that is spawned may do before a line of ours runs there: the user's script may import it.
+    """
+    ours = ("PYTHONPATH", "PYTHONSAFEPATH", ORIGINAL_PATH, MAIN_PID, WAIT_POLICY)
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.setdefault(WAIT_POLICY, "PASSIVE")
     os.environ[ORIGINAL_PATH] = before["PYTHONPATH"] or ""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
     os.environ["PYTHONSAFEPATH"] = "1"

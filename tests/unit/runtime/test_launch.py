@@ -1,9 +1,11 @@
 """Starting processes ends, whatever the fork server does."""
 
+import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
 import subprocess
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -41,6 +43,27 @@ def test_a_fork_server_that_dies_at_the_wrong_moment_is_started_as_ours_is() -> 
         assert os.environ[launch.MAIN_PID] == str(os.getpid())
         assert os.environ["PYTHONPATH"].startswith(str(launch.ROOT))
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("wish", [None, "ACTIVE"])
+def test_threads_of_what_is_spawned_wait_without_spinning(monkeypatch: pytest.MonkeyPatch, wish: str | None) -> None:
+    monkeypatch.delenv(launch.WAIT_POLICY, raising=False)
+    if wish:
+        monkeypatch.setenv(launch.WAIT_POLICY, wish)
+    ours, theirs = multiprocessing.Pipe()
+    process = launch.context("spawn").Process(target=tell_policy, args=(theirs,))
+    with ours, theirs:
+        with launch.server_must_answer():
+            process.start()
+        assert ours.poll(60.0)
+        assert ours.recv() == (wish or "PASSIVE")
+    process.join(60.0)
+    assert os.environ.get(launch.WAIT_POLICY) == wish
+
+
+def tell_policy(pipe: Connection) -> None:
+    """Send the value that a library would find."""
+    pipe.send(os.environ.get(launch.WAIT_POLICY))
 
 
 def test_a_process_with_more_descriptors_than_the_server_takes_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
