@@ -1,9 +1,12 @@
-"""The `appo` console script: one sub-command per tool, each also a script of its own in the repository."""
+"""The `appo` console script: one sub-command per tool, each also a script of its own in the repository.
+
+Every process of a run imports this module, as multiprocessing runs the main script in each of them: so what only some
+commands need is imported by them.
+"""
 
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from utils.command_line import flush_or_drop, print_and_exit, say, words_of
 from utils.errors import AppoError, UsageError
@@ -219,6 +222,8 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 def _print_version_if_asked(argv: Sequence[str]) -> None:
     if "--version" in argv:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             print_and_exit(f"appo {version('appo')}")
         except PackageNotFoundError:

@@ -105,3 +105,9 @@ def test_version_and_help_into_a_closed_pipe(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) == 0
+
+
+def test_what_every_process_imports_of_the_console_script_is_little() -> None:
+    words = "import sys, algorithms.cli; print([m for m in ('importlib.metadata', 'numpy') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
