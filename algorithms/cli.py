@@ -9,14 +9,19 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from utils.command_line import flush_or_drop, print_and_exit, say, words_of
-from utils.errors import AppoError, UsageError
+from utils.errors import AppoError, UsageError, without_gpu_memory
 from utils.values import nearest, shown
 
 
 def run_command(command: Callable[[], int]) -> int:
     """Run a command and return its exit code; a failure the user can act on is one line on stderr, not a traceback."""
     try:
-        return command()
+        try:
+            return command()
+        except RuntimeError as error:
+            if lack := without_gpu_memory(error):
+                raise lack from error
+            raise
     except AppoError as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         if error.exit_code != UsageError.exit_code:

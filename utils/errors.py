@@ -45,6 +45,21 @@ class ResourceError(AppoError):
     exit_code = 5
 
 
+def without_gpu_memory(error: BaseException) -> ResourceError | None:
+    """What the user is told when a GPU had no memory left; None for all other errors.
+
+    torch's own error is told by its name, so that nobody needs to import torch for that.
+    """
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    if ("torch", "OutOfMemoryError") not in kinds:
+        return None
+    first, *_ = str(error).splitlines() or [""]
+    return ResourceError(
+        "the GPU has too little free memory: lower --microbatch_size or --batch_size, --num_policies or the network's"
+        f" sizes, or end other programs that use it ({first[:200]})"
+    )
+
+
 class CheckpointError(AppoError):
     """No checkpoint of the run can be used."""
 

@@ -23,7 +23,7 @@ from algorithms.runtime.messages import Address, Begin, Stop, WorkerFailed, Work
 from algorithms.runtime.node import Node, Worker
 from algorithms.runtime.timekeeper import Timekeeper
 from utils import cpu, failpoints, logging
-from utils.errors import AppoError
+from utils.errors import AppoError, without_gpu_memory
 
 IDLE_SECONDS = 0.2
 REPORT_LINES = 200
@@ -102,6 +102,8 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
 
 def failure_of(name: str, error: BaseException) -> WorkerFailed:
     """What main is told about an error; one that is a line for the user shows the traceback of its cause, if any."""
+    if lack := without_gpu_memory(error):
+        return WorkerFailed(name, lack.exit_code, str(lack), "".join(traceback.format_exception(error)))
     if not isinstance(error, AppoError):
         return WorkerFailed(name, 1, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
     trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""

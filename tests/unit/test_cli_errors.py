@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from algorithms.cli import COMMANDS
+from algorithms.cli import COMMANDS, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,6 +106,18 @@ def test_version_and_help_into_a_closed_pipe(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) == 0
+
+
+def test_a_gpu_without_memory_in_main_is_one_line_and_exit_5(capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    assert run_command(train) == 5
+    line, *trace = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the GPU has too little free memory: lower --microbatch_size or --batch_size")
+    assert trace[-1] == "torch.OutOfMemoryError: CUDA out of memory."
+    with pytest.raises(RuntimeError, match="no memory"):
+        run_command(lambda: exec('raise RuntimeError("no memory")'))
 
 
 def test_what_every_process_imports_of_the_console_script_is_little() -> None:

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from algorithms.runtime.heartbeat import Activity, Pulse
 from algorithms.runtime.process import failure_of
@@ -61,6 +62,17 @@ def test_what_another_life_would_repeat_is_given_up_at_once(kind: type[AppoError
     assert told.lasting
     assert PlaceHistory().delay(replace(RAISED, lasting=told.lasting), worked=True, lived_seconds=1e6) is None
     assert not failure_of("actor_0", EnvironmentFailure("no")).lasting
+
+
+def test_a_gpu_without_memory_is_a_lack_of_resources() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+    assert isinstance(error, torch.cuda.OutOfMemoryError)
+    told = failure_of("learner_0", error)
+    assert (told.exit_code, told.lasting) == (5, False)  # another program's memory may be free again
+    assert told.summary.startswith("the GPU has too little free memory: lower --microbatch_size or --batch_size")
+    assert told.summary.endswith("(CUDA out of memory. Tried to allocate 2.00 GiB.)")
+    assert "OutOfMemoryError: CUDA out of memory" in told.traceback
+    assert failure_of("learner_0", RuntimeError("out of memory")).exit_code == 1
 
 
 @pytest.mark.parametrize(
