@@ -11,13 +11,14 @@ mailboxes first, then at its queues, then at the pipe from main.
 handler.
 """
 
+import contextlib
 import os
 import select
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd
+from multiprocessing.reduction import DupFd, ForkingPickler
 from queue import Empty
 from typing import Any
 
@@ -40,7 +41,9 @@ from utils.timing import FRAMEWORK, clock
 
 QUEUE_TIMEOUT_SECONDS = 5.0
 LIVES = 8  # of one end of a queue, while the other does not read
+READ_BYTES = 1 << 16
 _HAND_OVER = struct.Struct("<qqqq")
+_LENGTH, _LONG_LENGTH = struct.Struct("!i"), struct.Struct("!Q")  # of a message in a pipe; -1 comes before a long one
 
 
 class Doorbell:
@@ -198,6 +201,61 @@ class ProcessLinks:
     ) -> None:
         self.topology, self.name, self.bells = topology, name, bells
         self.hand_overs, self.releases = hand_overs, releases
+
+
+class Postbox:
+    """Main's end of the pipe to a process: waits neither for the rest of a message nor for room for one.
+
+    A process that stands stopped may do so in the middle of a large message, and one that hangs reads nothing. If main
+    waited for it, deaf to signals and to all others, nobody would be left to find that it hangs.
+
+    Args:
+        pipe: its other end is used with `send` and `recv`.
+        bell: of the process.
+    """
+
+    def __init__(self, pipe: Connection, bell: Doorbell) -> None:
+        self.pipe, self.bell = pipe, bell
+        self._received, self._unsent = bytearray(), deque[Message]()
+        self._room = select.poll()
+        self._room.register(pipe.fileno(), select.POLLOUT)
+
+    def take(self) -> list[Message]:
+        """The messages that have arrived whole since."""
+        # When the other end is gone there is nothing to be read, or an error; the sentinel of the process tells.
+        with contextlib.suppress(OSError):
+            while not self.pipe.closed and self.pipe.poll(0) and (read := os.read(self.pipe.fileno(), READ_BYTES)):
+                self._received += read
+        messages: list[Message] = []
+        while (first := self._first()) and first.stop <= len(self._received):
+            messages.append(ForkingPickler.loads(bytes(self._received[first])))
+            del self._received[: first.stop]
+        return messages
+
+    def post(self, message: Message) -> None:
+        """Send a message, small as all of main's are, now or as soon as `flush` finds room."""
+        self._unsent.append(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what there is room for."""
+        if not self._unsent:
+            return
+        with contextlib.suppress(OSError):  # it is gone
+            while self._unsent and not self.pipe.closed and self._room.poll(0):  # then a quarter is used at most
+                self.pipe.send(self._unsent.popleft())
+        self.bell.ring()
+
+    def _first(self) -> slice | None:
+        """Where the first message stands, as `Connection.send` lays it out; None: its length is not there yet."""
+        for header, offset in ((_LENGTH, 0), (_LONG_LENGTH, _LENGTH.size)):
+            begin = offset + header.size
+            if len(self._received) < begin:
+                return None
+            (length,) = header.unpack_from(self._received, offset)
+            if length >= 0:
+                return slice(begin, begin + length)
+        return None
 
 
 class Channels:

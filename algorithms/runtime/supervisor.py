@@ -1,6 +1,5 @@
 """The processes of a run as main sees them: started, listened to, started again when they end, and ended."""
 
-import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -12,7 +11,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
-from algorithms.runtime.channels import Links
+from algorithms.runtime.channels import Links, Postbox
 from algorithms.runtime.flight_recorder import FlightRecorder
 from algorithms.runtime.heartbeat import Heartbeat, Pulse
 from algorithms.runtime.janitor import Janitor, kill_group
@@ -59,13 +58,14 @@ class Place:
     """Where one process of the run lives; a process that is started again in it gets the next generation.
 
     Attributes:
+        postbox: for messages to it and from it.
         started: monotonic seconds.
         work_before: what had been done in this place when the process was ready; None until then.
     """
 
     plan: ProcessPlan
     process: BaseProcess
-    pipe: Connection
+    postbox: Postbox
     heartbeat: Heartbeat
     started: float
     work_before: int | None = None
@@ -97,7 +97,7 @@ class Place:
     def bury(self, janitor: Janitor, deadline: float) -> None:
         """Clean up after a process that has been killed or has ended."""
         self.process.join(max(0.0, deadline - time.monotonic()))
-        self.pipe.close()
+        self.postbox.pipe.close()
         if self.plan.runs_environments:
             kill_group(self.process.pid or 0)
             janitor.forget(self.process.pid or 0)
@@ -151,7 +151,8 @@ class Supervisor:
         if plan.runs_environments:
             self.janitor.watch(process.pid or 0)
         self._generations[plan.name] = plan.generation
-        self.places[plan.name] = Place(plan, process, ours, heartbeat, time.monotonic())
+        postbox = Postbox(ours, self.links.bells[plan.name])
+        self.places[plan.name] = Place(plan, process, postbox, heartbeat, time.monotonic())
 
     def begin(self) -> None:
         """All processes are ready: let them work. Whoever ends from now on is replaced."""
@@ -167,12 +168,13 @@ class Supervisor:
         """
         messages: list[tuple[str, Message]] = list(self._replace_dead())
         places = list(self.places.values())
-        waiting = [w for p in places for w in (p.pipe, p.process.sentinel)]
+        waiting = [w for p in places for w in (p.postbox.pipe, p.process.sentinel)]
         ready = set(multiprocessing.connection.wait(waiting, self._patience(timeout_seconds)))
         self._note_pause(timeout_seconds)
         self.janitor.revive()
         for place in places:
-            heard = _received(place.pipe) if {place.pipe, place.process.sentinel} & ready else []
+            place.postbox.flush()
+            heard = place.postbox.take() if {place.postbox.pipe, place.process.sentinel} & ready else []
             messages += [(place.plan.name, message) for message in heard]
             if any(isinstance(message, WorkerReady) for message in heard):
                 self._welcome(place)
@@ -184,9 +186,7 @@ class Supervisor:
     def send(self, name: str, message: Message) -> None:
         """Leave a message for a process and wake it; one that is gone is noticed by `poll`."""
         if name in self.places:
-            with contextlib.suppress(OSError):
-                self.places[name].pipe.send(message)
-                self.links.bells[name].ring()
+            self.places[name].postbox.post(message)
 
     def pulses(self) -> dict[str, Pulse]:
         """The heartbeats of all living processes; nobody did anything while the machine or the run was paused."""
@@ -199,14 +199,13 @@ class Supervisor:
         running = dict.fromkeys(names)
         while running and (left := deadline - time.monotonic()) > 0:
             places = {name: self.places[name] for name in running}
-            waiting = [w for p in places.values() for w in (p.pipe, p.process.sentinel) if not _closed(w)]
+            waiting = [w for p in places.values() for w in (p.postbox.pipe, p.process.sentinel) if not _closed(w)]
             ready = set(multiprocessing.connection.wait(waiting, min(left, 0.1)))
             for name, place in places.items():
-                for message in _received(place.pipe):
+                place.postbox.flush()
+                for message in place.postbox.take():
                     yield name, message
-                if place.process.sentinel in ready:
-                    for message in _received(place.pipe):
-                        yield name, message
+                if place.process.sentinel in ready:  # since before that was read
                     del running[name]
 
     def kill_all(self) -> None:
@@ -328,18 +327,6 @@ def _are_stuck(ends: Sequence[Place | None], seconds: float) -> bool:
 def _other_end(place: Place, peer: int) -> str:
     """The process at the other end of the queue to that peer: queues join actors and learners."""
     return f"learner_{peer}" if place.plan.workers[0].role == "actor" else f"actor_{peer}"
-
-
-def _received(pipe: Connection) -> list[Message]:
-    messages: list[Message] = []
-    if pipe.closed:
-        return messages
-    try:
-        while pipe.poll(0):
-            messages.append(pipe.recv())
-    except (EOFError, OSError):  # the other end is gone; its sentinel tells
-        pass
-    return messages
 
 
 def _closed(waitable: object) -> bool:

@@ -51,6 +51,13 @@ def _recur() -> None:
     _recur()
 
 
+def _hang_in_a_message() -> None:
+    """Stand stopped with half of a message to main written."""
+    (channels,) = (found for found in gc.get_objects() if type(found).__name__ == "Channels")
+    os.write(channels.pipe.fileno(), (1000).to_bytes(4, "big") + b"half of it")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def _interrupt() -> None:
     raise KeyboardInterrupt("of the environment")
 
@@ -126,6 +133,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "take_signals": _take_signals,
     "start_children": _start_children,
     "poison_queues": _poison_queues,
+    "hang_in_a_message": _hang_in_a_message,
     "leak_memory": _leak_memory,
     "leak_files": _leak_files,
 }

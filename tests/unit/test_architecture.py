@@ -115,7 +115,6 @@ WITHOUT_END = {
     "algorithms.replay: ours.recv()": "only after poll()",
     "algorithms.runtime.launch: self._pipe.recv()": "only after poll()",
     "algorithms.appo.probing: pipe.recv()": "only after poll()",
-    "algorithms.runtime.supervisor: pipe.recv()": "only after poll()",
     "algorithms.runtime.panel: captured.get()": "no wait: the text that was drawn",
     "algorithms.runtime.checkpointing: last.result()": "only when it is done",
     "algorithms.runtime.checkpointing: self._writer.shutdown(wait=True)": "what was learned must be on disk",

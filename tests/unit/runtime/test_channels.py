@@ -1,4 +1,5 @@
 import os
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms.runtime.arena import Arena
-from algorithms.runtime.channels import Channels, Doorbell, Links, Mailbox, Mailboxes, decode, encode
+from algorithms.runtime.channels import Channels, Doorbell, Links, Mailbox, Mailboxes, Postbox, decode, encode
 from algorithms.runtime.heartbeat import Heartbeat
 from algorithms.runtime.messages import (
     ActionRequest,
@@ -223,3 +224,68 @@ def test_doorbells_are_given_back() -> None:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(number)
     links.close()
+
+
+@pytest.fixture
+def box() -> Iterator[tuple[Postbox, Connection]]:
+    """Main's end of a pipe, and that of a process."""
+    ours, theirs = Pipe()
+    bell = Doorbell()
+    with ours, theirs:
+        yield Postbox(ours, bell), theirs
+    bell.close()
+
+
+@pytest.mark.parametrize("size", [0, 16_000, 100_000])
+def test_main_does_not_wait_for_the_rest_of_a_message(box: tuple[Postbox, Connection], size: int) -> None:
+    """Whoever sends it may have been stopped anywhere in it."""
+    sent = [WorkerReady("a" * size), StateSaved(1, 2)]
+    ours, theirs = Pipe()
+    with ours, theirs:
+        for message in sent:
+            ours.send(message)
+        laid_out = os.read(theirs.fileno(), 1 << 20)
+        while theirs.poll(0):
+            laid_out += os.read(theirs.fileno(), 1 << 20)
+    postbox, their_end = box
+    begin, heard = 0, []
+    for cut in (3, 4, 100, len(laid_out) - 3, len(laid_out)):
+        os.write(their_end.fileno(), laid_out[begin:cut])
+        begin = cut
+        heard.append(postbox.take())
+    assert heard == [[], [], [], [sent[0]], [sent[1]]] if size else [[], [], [sent[0]], [], [sent[1]]]
+    assert postbox.take() == []
+    their_end.close()
+    assert postbox.take() == []
+
+
+def test_what_a_process_sent_before_its_end_is_heard(box: tuple[Postbox, Connection]) -> None:
+    postbox, theirs = box
+    theirs.send(StateSaved(0, 1))
+    theirs.close()
+    postbox.post(SaveState(0))
+    assert postbox.take() == [StateSaved(0, 1)]
+    postbox.pipe.close()
+    assert postbox.take() == []
+    postbox.post(SaveState(0))
+
+
+def test_main_does_not_wait_for_room(box: tuple[Postbox, Connection]) -> None:
+    """A process that hangs reads nothing, and yet is asked for its state again and again."""
+    postbox, theirs = box
+    for policy in range(1000):
+        postbox.post(SaveState(policy))
+    heard, rings = [], 0
+    while theirs.poll(0):
+        heard.append(theirs.recv())
+        postbox.flush()
+        rings += postbox.bell.wait(0.0)
+    assert heard == [SaveState(policy) for policy in range(1000)]
+    assert 1 < rings < 1000
+
+
+def test_a_message_longer_than_two_gibibytes_is_waited_for_too(box: tuple[Postbox, Connection]) -> None:
+    postbox, theirs = box
+    os.write(theirs.fileno(), struct.pack("!iQ", -1, 1 << 32) + b"only its beginning")
+    assert postbox.take() == []
+    assert postbox._first() == slice(12, 12 + (1 << 32))
