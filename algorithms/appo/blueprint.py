@@ -182,7 +182,8 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
             groups[-1].episodes = ToldEpisodes(groups[-1], hooks)
         groups[-1].reset()
     pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
-    return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds, _leak_watch(blueprint), hooks)
+    leaks = _leak_watch(blueprint, plan.generation)
+    return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds, leaks, hooks)
 
 
 def _hooks(config: Config, actor: int) -> "Hooks | None":
@@ -194,15 +195,16 @@ def _hooks(config: Config, actor: int) -> "Hooks | None":
     return Hooks.make(config.logging.callbacks, config.to_flat(), actor)
 
 
-def _leak_watch(blueprint: Blueprint) -> LeakWatch | None:
+def _leak_watch(blueprint: Blueprint, generation: int) -> LeakWatch | None:
     """Where an actor can be replaced: it may grow by as much as the flag says, or as there is for each of them."""
     sampling, topology = blueprint.config.sampling, blueprint.topology
     if topology.placement == "serial" or blueprint.in_legs or not sampling.restart_workers:
         return None
     if sampling.actor_max_growth_mb:
-        return LeakWatch(sampling.actor_max_growth_mb << 20, f"--actor_max_growth_mb={sampling.actor_max_growth_mb}")
+        flag = f"--actor_max_growth_mb={sampling.actor_max_growth_mb}"
+        return LeakWatch(sampling.actor_max_growth_mb << 20, flag, generation)
     share = max(LEAST_GROWTH_BYTES, free_bytes(0) // topology.num_actors)
-    return LeakWatch(share, "its share of what was free when it started")
+    return LeakWatch(share, "its share of what was free when it started", generation)
 
 
 def _on_failure(config: Config, worker: str) -> OnFailure:

@@ -161,9 +161,9 @@ class SamplingConfig:
     restart_workers: bool = flag(True, "start a process again that has died, failed or hung; off = that ends the run")
     actor_max_growth_mb: int = flag(
         0,
-        "MiB by which an actor with what its envs have started may grow before another one takes its place, between two"
-        " trajectories and without counting as a failure: some envs leak; 0 = its share of the memory that was free"
-        " when it started",
+        "MiB by which an actor with what its envs have started may grow before another one takes its place if it goes"
+        " on growing, between two trajectories and without counting as a failure: some envs leak; 0 = its share of the"
+        " memory that was free when it started",
         minimum=0,
         maximum=2**40,
     )

@@ -159,7 +159,7 @@ def test_who_has_grown_too_much_retires_between_two_trajectories(monkeypatch: py
     groups[1].plan = groups[1].plan.__class__(index=1, slots=range(3), start=0)
     worker = worker_of(*groups)
     worker.leaks = LeakWatch(0, "--flag")
-    held = iter([100 << 20, 100 << 20, 107 << 20])
+    held = iter([100 << 20, 105 << 20, 107 << 20])
     monkeypatch.setattr(leaks, "held_bytes", lambda: next(held))
     told(worker, Begin())
 
