@@ -24,6 +24,7 @@ GAP = 3
 LABEL = 12  # width of the words at the left
 BAR = 16
 SHORTEST_BAR = 8  # of the progress
+LARGEST_WHOLE = 99_999_999.5  # return that is written out
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
 WARNING_LINES = 3
@@ -357,10 +358,12 @@ def _known(value: float | None, form: Any) -> str:
 
 
 def _figure(value: float | None) -> str:
-    """A return, with as many places as are of interest."""
+    """A return, with as many places as are of interest and fewer signs than a label has."""
     if value is None:
         return "-"
-    return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+    if abs(value) < 1000:
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if abs(value) < LARGEST_WHOLE else f"{value:.3g}"
 
 
 def _percent(share: float) -> str:

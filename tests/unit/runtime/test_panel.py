@@ -118,6 +118,17 @@ def test_nothing_in_a_name_or_a_warning_moves_the_cursor() -> None:
         assert not set("".join(lines)) & {"\x1b", "\x07", "\r"}
 
 
+@pytest.mark.parametrize(("scale", "marks"), [(-1e6, ("-1,000,000", "-40,000,000")), (-3e12, ("-3e+12", "-1.2e+14"))])
+def test_huge_returns_leave_the_chart_its_width(scale: float, marks: tuple[str, str]) -> None:
+    falling = Trace()
+    for number in range(40):
+        falling.add(number * 10.0, scale * (1 + number))
+    lines = render(draw(replace(snapshot(), trace=falling), 60, 30), 60, colour=False, terminal=False)
+    upper, lower = (line for line in lines if line.startswith(tuple(f"│ {mark.rjust(11)} " for mark in marks)))
+    assert (upper.split()[1], lower.split()[1]) == marks
+    assert lines.index(lower) == lines.index(upper) + 2
+
+
 def test_a_chart_is_scaled_to_its_range() -> None:
     assert chart([0, 1, 2, 3, 4, 5, 6, 7], 1) == ["▁▂▃▄▅▆▇█"]
     assert chart([0.0, 7.0, 15.0], 2) == ["  █", "▁██"]
