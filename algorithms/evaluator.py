@@ -226,6 +226,6 @@ def _overruled(saved: Config, config: EvaluatorConfig) -> Config:
 
 
 def _give_way() -> None:
-    """Run only when nothing else wants the core."""
+    """Run only when nothing else of the session wants the core; Linux shares cores between sessions first."""
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -137,7 +137,7 @@ class VideoFile:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=self._complaints,
-                start_new_session=True,  # a Ctrl-C is ours to handle
+                process_group=0,  # a Ctrl-C is ours to handle; no session, in which it would not give way as we may
             )
         except OSError as error:
             raise ResourceError(f"no video {shown(str(self.path))}: {error}") from None

@@ -34,7 +34,7 @@ class Companion:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
+                process_group=0,  # no session: the scheduler may share the cores between sessions first
             )
         self.janitor.watch(self._process.pid)
         return self

@@ -58,7 +58,7 @@ class Tracker:
                 stdout=output,
                 stderr=output,
                 bufsize=0,
-                start_new_session=True,
+                process_group=0,  # no session: the scheduler may share the cores between sessions first
             )
         self.pid = self._process.pid
         janitor.watch(self.pid)
