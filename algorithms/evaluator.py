@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import statistics
 import sys
 import time
@@ -32,6 +31,8 @@ MODES = {"sampled": False, "most_probable": True}
 
 CONFIDENCE_PERCENT = 95
 RESAMPLES = 2000
+MOST_OF_THE_CORES = 0.02
+"""What evaluations may take of all cores' time on average, so that training hardly feels them."""
 LONGEST_SLEEP_SECONDS = 1.0
 LIVING_STATES = ("starting", "training")
 
@@ -111,8 +112,7 @@ class Evaluator:
     def follow(self) -> None:
         """Look again and again, until the run has ended and its last checkpoint is evaluated."""
         while True:
-            due = time.monotonic() + self.config.every_sec
-            living = read_status(self.directory).get("state") in LIVING_STATES
+            begin, used_before, living = time.monotonic(), time.process_time(), self._is_living()
             try:
                 self.look()
             except (CheckpointError, EnvironmentFailure, ResourceError) as error:  # the next checkpoint may do better
@@ -120,8 +120,13 @@ class Evaluator:
                 self._close_envs()
             if not living:  # its last checkpoint was there before it said so
                 return
-            while (left := due - time.monotonic()) > 0:
+            rest = (time.process_time() - used_before) / (MOST_OF_THE_CORES * cpu.available_cores())
+            due = begin + max(self.config.every_sec, rest)
+            while (left := due - time.monotonic()) > 0 and (left < LONGEST_SLEEP_SECONDS or self._is_living()):
                 time.sleep(min(left, LONGEST_SLEEP_SECONDS))
+
+    def _is_living(self) -> bool:
+        return read_status(self.directory).get("state") in LIVING_STATES
 
     def look(self) -> list[Evaluation]:
         """Evaluate what is new since the last look.
@@ -226,6 +231,8 @@ def _overruled(saved: Config, config: EvaluatorConfig) -> Config:
 
 
 def _give_way() -> None:
-    """Run only when nothing else of the session wants the core; Linux shares cores between sessions first."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    """Take what others of the session leave, and a little more: on a busy machine nothing else would ever be left.
+
+    Linux shares cores between sessions before it looks at priorities, so this must be in that of the run.
+    """
+    cpu.set_niceness(19)

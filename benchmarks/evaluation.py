@@ -3,8 +3,8 @@
     python -m benchmarks.evaluation [--workload NAME ...] [--pairs=5] [--seconds=60] [--json=FILE]
     python -m benchmarks.evaluation --env=ID [flags of appo train]
 
-A checkpoint is saved before each evaluation, which is part of its cost. The process that evaluates takes only what
-others leave of the cores, so that its CPU time is no measure.
+A checkpoint is saved before each evaluation, which is part of its cost. The process that evaluates has the
+lowest priority, so that its CPU time is no measure.
 """
 
 import sys
