@@ -43,7 +43,7 @@ test: install
 
 # The pursuit game needs scipy.
 test-all: test
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dm_control,highway,envpool]" scipy
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dm-control,highway,envpool]" scipy
 	$(RUN) -m pytest -q -m slow --durations=20
 
 lint: install

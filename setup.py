@@ -59,7 +59,7 @@ setup(
         "mujoco": MUJOCO,
         "minigrid": MINIGRID,
         "box2d": BOX2D,
-        "dm_control": DM_CONTROL,
+        "dm-control": DM_CONTROL,
         "highway": HIGHWAY,
         "envpool": ENVPOOL,
         "multiagent": MULTIAGENT,

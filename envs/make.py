@@ -69,7 +69,7 @@ FAMILIES = (
     Family(r"ale_py\.", "ale_py", None, "appo[atari]", "envs.atari"),
     Family(r"Vizdoom", "vizdoom", "vizdoom.gymnasium_wrapper", "appo[vizdoom]", "envs.doom"),
     Family(r"MiniGrid-|BabyAI-", "minigrid", "minigrid", "appo[minigrid]", "envs.minigrid"),
-    Family(r"dm_control/", "dm_control", "envs.control_suite", "appo[dm_control]", "envs.control_suite"),
+    Family(r"dm_control/", "dm_control", "envs.control_suite", "appo[dm-control]", "envs.control_suite"),
     Family(r"envpool[:/]", "envpool", None, "appo[envpool]", "envs.pool"),
     Family(
         r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*-v\d",

@@ -56,7 +56,7 @@ OPTIONAL = {
     "mujoco": "mujoco",
     "minigrid": "minigrid",
     "box2d": "box2d",
-    "shimmy": "dm_control",
+    "shimmy": "dm-control",
     "highway-env": "highway",
     "envpool": "envpool",
 }

@@ -111,7 +111,7 @@ def run_command(words: Sequence[str]) -> str | None:
     elif program == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
     elif program == "pip":
-        extras = re.findall(r'"(\w+)": ', (ROOT / "setup.py").read_text())
+        extras = re.findall(r'"([\w-]+)": ', (ROOT / "setup.py").read_text())
         assert {name for found in re.findall(r"appo\[([\w,]+)\]", " ".join(rest)) for name in found.split(",")} <= {
             *extras
         }

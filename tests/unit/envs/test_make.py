@@ -121,7 +121,7 @@ def test_wrong_names_are_one_line(name: str, words: list[str]) -> None:
         ("MiniGrid-Empty-5x5-v0", "minigrid", "appo[minigrid]"),
         ("HalfCheetah-v5", "mujoco", "appo[mujoco]"),
         ("LunarLander-v3", "Box2D", "appo[box2d]"),
-        ("dm_control/cheetah-run-v0", "dm_control", "appo[dm_control]"),
+        ("dm_control/cheetah-run-v0", "dm_control", "appo[dm-control]"),
         ("highway-fast-v0", "highway_env", "appo[highway]"),
         ("intersection-multi-agent-v1", "highway_env", "appo[highway]"),
         ("envpool:Pong-v5", "envpool", "appo[envpool]"),
