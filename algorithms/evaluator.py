@@ -17,6 +17,7 @@ from algorithms.evaluation import EVALUATED_METRIC, FOLDERS, Run, find_run, load
 from algorithms.evaluation_config import EvaluationConfig
 from algorithms.evaluator_config import EvaluatorConfig
 from algorithms.filming import Filming
+from algorithms.numpy_player import cheapest
 from algorithms.runtime.plain_state import read_plain
 from algorithms.runtime.status import read_status
 from envs.spec import GroupEnv
@@ -31,7 +32,7 @@ MODES = {"sampled": False, "most_probable": True}
 
 CONFIDENCE_PERCENT = 95
 RESAMPLES = 2000
-MOST_OF_THE_CORES = 0.02
+MOST_OF_THE_CORES = 0.015
 """What evaluations may take of all cores' time on average, so that training hardly feels them."""
 LONGEST_SLEEP_SECONDS = 1.0
 LIVING_STATES = ("starting", "training")
@@ -171,7 +172,8 @@ class Evaluator:
         flags, begin = self._flags(policy, deterministic=MODES[mode]), time.monotonic()
         envs = self._envs = self._envs or make_envs(_overruled(run.config, self.config), flags)
         player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
-        returns = [episode.episode_return for episode in play(envs, player, flags, self.config.seed)]
+        acts = cheapest(player, self.config.seed, deterministic=flags.deterministic)
+        returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
         mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (float("nan"),) * 2
         seconds = time.monotonic() - begin
         return Evaluation(policy, env_steps, mode, len(returns), mean, std, *interval(returns), seconds)

@@ -22,7 +22,7 @@ class EvaluatorConfig:
         LoggingConfig,
         "eval_every_sec",
         "go on while the run is trained: seconds between looks for a newer checkpoint, at the lowest priority, more"
-        " where that would take over 2 % of the cores; 0 = evaluate the newest one and end",
+        " where that would take over 1.5 % of the cores; 0 = evaluate the newest one and end",
     )
     episodes: int = same_flag(LoggingConfig, "eval_episodes")
     video_every_min: float = same_flag(LoggingConfig, "eval_video_every_min")

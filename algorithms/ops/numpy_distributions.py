@@ -4,8 +4,8 @@ The distributions are those of `distributions.py`. Half a dozen rows are all dis
 of torch's; a thousand rows of a few logits still are half dispatch. The memory for sampling is made once.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,22 @@ from algorithms.ops.distributions import HALF_LOG_TWO_PI, LOG_STD_MAX, LOG_STD_M
 Array = NDArray[Any]
 
 SUPPORTED = ("categorical", "gaussian")
+
+
+class _Part(NamedTuple):
+    kind: str
+    size: int
+    logits: slice
+    values: slice
+
+
+def _laid_out(parts: Sequence[tuple[str, int]]) -> Iterator[_Part]:
+    """Where each part lies among the logits and the values of an action."""
+    logit = value = 0
+    for kind, size in parts:
+        num_logits, num_values = (size, 1) if kind == "categorical" else (2 * size, size)
+        yield _Part(kind, size, slice(logit, logit + num_logits), slice(value, value + num_values))
+        logit, value = logit + num_logits, value + num_values
 
 
 class ActionSampler:
@@ -27,16 +43,10 @@ class ActionSampler:
     """
 
     def __init__(self, parts: Sequence[tuple[str, int]], rows: int, generator: np.random.Generator) -> None:
-        self._parts = []
-        logit = value = 0
-        for kind, size in parts:
-            if kind == "categorical":
-                sampler: _Categorical | _Gaussian = _Categorical(rows, size, generator)
-                widths = (size, 1)
-            else:
-                sampler, widths = _Gaussian(rows, size, generator), (2 * size, size)
-            self._parts.append((sampler, slice(logit, logit + widths[0]), slice(value, value + widths[1])))
-            logit, value = logit + widths[0], value + widths[1]
+        kinds: dict[str, type[_Categorical] | type[_Gaussian]] = {"categorical": _Categorical, "gaussian": _Gaussian}
+        self._parts = [
+            (kinds[part.kind](rows, part.size, generator), part.logits, part.values) for part in _laid_out(parts)
+        ]
 
     def sample(self, logits: Array, action: Array, log_prob: Array) -> None:
         """Fill action [R, A] and log_prob [R] from logits [R, L]; where logits are not finite, so is log_prob."""
@@ -122,14 +132,9 @@ class PolicyTerms:
         self._parts: list[_CategoricalTerms | _GaussianTerms] = []
         # A few logits of many steps: side by side, the steps are what numpy loops over.
         logits, behavior_logits, action = (np.ascontiguousarray(a.T) for a in (logits, behavior_logits, action))
-        logit = value = 0
-        for kind, size in parts:
-            of_kind, widths = (
-                (_CategoricalTerms, (size, 1)) if kind == "categorical" else (_GaussianTerms, (2 * size, size))
-            )
-            mine = slice(logit, logit + widths[0])
-            self._parts.append(of_kind(logits[mine], action[value : value + widths[1]], behavior_logits[mine]))
-            logit, value = logit + widths[0], value + widths[1]
+        for part in _laid_out(parts):
+            of_kind = _CategoricalTerms if part.kind == "categorical" else _GaussianTerms
+            self._parts.append(of_kind(logits[part.logits], action[part.values], behavior_logits[part.logits]))
         self.log_prob, self.entropy, self.kl = (
             sum(getattr(part, name) for part in self._parts) for name in ("log_prob", "entropy", "kl")
         )
@@ -185,6 +190,13 @@ def _log_softmax(logits: Array) -> Array:
     shifted = logits - logits.max(axis=0)
     log_p: Array = shifted - np.log(np.exp(shifted).sum(axis=0))
     return log_p
+
+
+def most_probable(parts: Sequence[tuple[str, int]], logits: Array, action: Array) -> None:
+    """Fill action [R, A] with the most probable one for logits [R, L]; parts are of the `SUPPORTED` kinds."""
+    for part in _laid_out(parts):
+        own = logits[:, part.logits]
+        action[:, part.values] = own[:, : part.size] if part.kind == "gaussian" else own.argmax(axis=1, keepdims=True)
 
 
 def is_supported(parts: Sequence[tuple[str, int]]) -> bool:

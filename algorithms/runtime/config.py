@@ -210,7 +210,7 @@ class LoggingConfig:
     eval_every_sec: float = flag(
         0.0,
         "seconds between evaluations of the newest checkpoint by a process of the lowest priority, more where they"
-        " would take over 2 % of the cores; checkpoints are then at least as frequent; results in eval/; 0 = none",
+        " would take over 1.5 % of the cores; checkpoints are then at least as frequent; results in eval/; 0 = none",
         minimum=0,
     )
     eval_episodes: int = flag(

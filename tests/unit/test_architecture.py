@@ -26,7 +26,7 @@ LAYERS = (
         "algorithms.tally",
     ),
     ("algorithms.evaluation", "algorithms.training", "algorithms.selftest"),
-    ("algorithms.policy", "algorithms.evaluator", "algorithms.filming"),
+    ("algorithms.policy", "algorithms.evaluator", "algorithms.filming", "algorithms.numpy_player"),
     ("algorithms.export", "algorithms.hub", "algorithms.launch", "algorithms.match"),
     ("algorithms.cli",),
     ("train_appo", "enjoy_appo"),
