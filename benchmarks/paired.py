@@ -2,7 +2,7 @@
 
 Both run in turns, A B B A A B ..., each from its own start. Compared are, pair by pair, the speed and the CPU time of a
 sample; the median of all pairs counts. The CPU time is the figure to go by: it varies less, and on a machine that is
-busy it is the speed, unless what is measured takes only what others leave.
+busy it is the speed, unless what is measured is of so low a priority that it mostly takes what others leave.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Question(NamedTuple):
         benchmark: its name in result files.
         what: it is that costs something.
         most_percent: that it may cost.
-        takes_leftovers: whether it takes CPU time that nobody else wants, so that only the speed counts.
+        takes_leftovers: whether it mostly takes CPU time that nobody else wants, so that only the speed counts.
         having, lacking: training with it, and without.
         seconds: of a run that are measured, unless told otherwise.
     """

@@ -22,9 +22,9 @@ from utils.errors import UsageError
 FRAME_SKIP = 4
 WIDTH, HEIGHT = 128, 72
 SCREEN = "screen"
-NAMES, COLORS = {"labels"}, {SCREEN, "depth", "automap"}
-"""Images whose numbers are names, which cannot be averaged, and those where they are brightness."""
-IMAGES = NAMES | COLORS
+NAMES = {"labels"}
+"""Images whose numbers are names, which cannot be averaged."""
+IMAGES = NAMES | {SCREEN, "depth", "automap"}
 
 
 class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
