@@ -98,4 +98,7 @@ class RunningStatistics:
             eps = IMAGE_VARIANCE if moments.mean.dim() == 3 else VARIANCE_EPS
             self.model.set_observation_statistics(key, moments.mean.float(), inv_std(moments, eps * scale**2))
         if self.normalize_returns:
-            self.model.set_return_statistics(self.returns.mean.float(), std(self.returns))
+            mean = self.returns.mean.float()
+            # In units of less than float32 tells apart at the mean, the layer of the values could overflow.
+            unit = torch.maximum(std(self.returns), mean.abs() * torch.finfo(mean.dtype).eps)
+            self.model.set_return_statistics(mean, unit)

@@ -69,6 +69,15 @@ def test_returns_have_a_mean_and_a_deviation() -> None:
     assert float(statistics.model.return_std) == pytest.approx(2.0, abs=1e-5)
 
 
+def test_a_mean_as_large_as_float32_allows_does_not_blow_up_the_layer_of_the_values() -> None:
+    statistics = statistics_of()
+    batch = batch_of(statistics.model)
+    statistics.update(batch, targets_of(batch, 3e38))
+    assert float(statistics.model.return_mean) == float(torch.tensor(3e38))
+    assert float(statistics.model.return_std) == pytest.approx(3e38 * 2.0**-23)
+    assert all(weights.isfinite().all() for weights in statistics.model.value_layer())
+
+
 def test_buffers_stay_when_returns_are_not_normalized() -> None:
     statistics = RunningStatistics(model_of(), normalize_returns=False)
     batch = batch_of(statistics.model)
