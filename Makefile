@@ -72,7 +72,7 @@ bench-reliability: install
 
 # Only what the file does not hold yet, so that an interrupted measurement goes on. The pursuit game needs scipy.
 bench-scores: install
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]" scipy
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench,dm-control,highway,envpool]" scipy
 	$(RUN) -m benchmarks.scores --add --json=benchmarks/results/scores.json
 	$(RUN) -m benchmarks.report
 

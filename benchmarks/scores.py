@@ -88,6 +88,9 @@ TRIALS = {
     "pong": _atari("ALE/Pong-v5"),
     "breakout": _atari("ALE/Breakout-v5"),
     "pursuit": Trial("sisl/pursuit-v5"),
+    "control_suite_cartpole": Trial("dm_control/cartpole-swingup-v0", 500_000),
+    "highway_fast": Trial("highway-fast-v0", 30_000),
+    "envpool_cartpole": Trial("envpool:CartPole-v1", M, episodes=50),
 }
 
 
