@@ -12,6 +12,7 @@ SERVER_SECONDS = 0.1  # between attempts to start the fork server again; a run t
 MAX_IDLE_DEATHS = 8
 MAX_FAULTS = 3
 SETTLED_SECONDS = 60.0
+SILENT_SECONDS = 20.0  # who waits says so five times a second, unless it gets no core
 QUEUE_SECONDS = 2.0  # a queue is left within microseconds, unless somebody has died in it ...
 QUEUE_PATIENCE_SECONDS = 5.0  # ... or who is in it gets no core
 
@@ -103,7 +104,11 @@ class Limits:
         """How long a process may do one thing."""
         if activity is Activity.RESETTING:
             return self.reset_seconds
-        return self.step_seconds if is_actor and activity is Activity.WORKING else self.work_seconds
+        if is_actor and activity is Activity.WORKING:
+            return self.step_seconds
+        if is_actor and activity is Activity.WAITING:  # its death stays unknown while the fork server is stopped
+            return min(max(self.step_seconds, SILENT_SECONDS), self.work_seconds)
+        return self.work_seconds
 
     def hang(self, name: str, pulse: Pulse, now: float, *, is_actor: bool) -> Death | None:
         """The end of a process that has done one thing for too long; None for all others."""

@@ -138,7 +138,7 @@ def test_interrupted_again_and_again(tmp_path: Path, env: str, how: str, times: 
         assert values == sorted(values), name
     shown = shown_on_tensorboard(directory / ".summary" / "p0")
     assert shown == sorted(shown)
-    assert len(set(shown)) > times
+    assert len(set(shown)) >= times  # something of every start, even if it was killed as soon as it had saved
     rates = [record["train/learning_rate"] for record in records if "train/learning_rate" in record]
     assert rates == sorted(rates, reverse=True)
     # The same flags again are no change; each start is written down, with where it began.

@@ -81,7 +81,8 @@ def test_a_gpu_without_memory_is_a_lack_of_resources() -> None:
         (Activity.RESETTING, True, 10.0, "actor: the first reset of its environments took longer than 11 s"),
         (Activity.WORKING, True, 20.0, "actor: a step of its environments takes longer than 21 s"),
         (Activity.WORKING, False, 30.0, "learner: hangs in its work for 31 s"),
-        (Activity.WAITING, True, 30.0, "actor: gives no sign of life for 31 s"),
+        (Activity.WAITING, True, 20.0, "actor: gives no sign of life for 21 s"),
+        (Activity.WAITING, False, 30.0, "learner: gives no sign of life for 31 s"),
         (Activity.STARTING, False, 30.0, "learner: gives no sign of life for 31 s"),
     ],
 )
@@ -92,6 +93,14 @@ def test_what_takes_too_long_hangs(activity: Activity, is_actor: bool, limit: fl
     assert LIMITS.hang(name, pulse, 101.0 + limit, is_actor=is_actor) == Death(
         words, True, 3 if is_actor else 1, ending="hang"
     )
+
+
+@pytest.mark.parametrize(("step", "work", "limit"), [(0.1, 600.0, 20.0), (120.0, 600.0, 120.0), (120.0, 5.0, 5.0)])
+def test_an_actor_that_waits_may_be_silent_for_a_while_however_fast_its_steps_are(
+    step: float, work: float, limit: float
+) -> None:
+    limits = Limits(restart=True, reset_seconds=10.0, step_seconds=step, work_seconds=work)
+    assert limits.of(Activity.WAITING, is_actor=True) == limit
 
 
 def test_nobody_hangs_while_all_are_paused() -> None:
