@@ -21,7 +21,17 @@ CLASSIC: dict[str, Preset] = {
     "Acrobot": CLASSIC_CONTROL,
     "MountainCar": CLASSIC_CONTROL | {"gamma": 0.999, "exploration_loss_coeff": 0.02},
     "MountainCarContinuous": CLASSIC_CONTROL | {"gamma": 0.999, "adaptive_stddev": False},
-    "Pendulum": CLASSIC_CONTROL | {"gamma": 0.9, "adaptive_stddev": False, "exploration_loss_coeff": 0.0},
+    # Returns of seeds 1 and 2 after 1 M steps: -275 and -276 with trajectories of 32 and batches of 256, -195 and -204
+    # with lambda, -185 and -199 with these, in two thirds of the time.
+    "Pendulum": CLASSIC_CONTROL
+    | {
+        "rollout": 64,
+        "batch_size": 1024,
+        "gamma": 0.9,
+        "vtrace_lambda": 0.95,
+        "adaptive_stddev": False,
+        "exploration_loss_coeff": 0.0,
+    },
     # A few discrete states, and a reward that is rarely met: what counts is to go on trying.
     **dict.fromkeys(("FrozenLake", "CliffWalking", "Taxi"), CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02}),
 }
