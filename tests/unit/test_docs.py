@@ -112,7 +112,7 @@ def run_command(words: Sequence[str]) -> str | None:
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
     elif program == "pip":
         extras = re.findall(r'"([\w-]+)": ', (ROOT / "setup.py").read_text())
-        assert {name for found in re.findall(r"appo\[([\w,]+)\]", " ".join(rest)) for name in found.split(",")} <= {
+        assert {name for found in re.findall(r"appo\[([\w,-]+)\]", " ".join(rest)) for name in found.split(",")} <= {
             *extras
         }
     elif program not in ("git", "cd", "source"):
