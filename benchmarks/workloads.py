@@ -59,7 +59,7 @@ WORKLOADS = {
     ),
     "vizdoom": Workload(
         "VizdoomBasic-v1",
-        ONE_PASS | {"batch_size": 2048, "normalize_images": False},
+        ONE_PASS | {"batch_size": 2048, "normalize_images": False, "hidden_size": 512},
         "VizDoom basic 128x72, convolutions and GRU of 512",
     ),
     "cartpole": Workload(
