@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.cli import run_command
-from benchmarks import end_to_end, markdown, measuring, placements, policies, promises, results_page, runs, scores
+from benchmarks import (
+    end_to_end,
+    learning,
+    markdown,
+    measuring,
+    placements,
+    policies,
+    promises,
+    results_page,
+    runs,
+    scores,
+)
 from benchmarks.figure import draw
 from benchmarks.measuring import ROOT
 from benchmarks.network_alone import inference_microseconds, training_microseconds
@@ -29,6 +40,12 @@ NAMES = {
     "sample_factory": "Sample Factory 2.1.1",
     "sample_factory_malloc": "the same, allocator tuned",
     "cleanrl_envpool": "CleanRL-style PPO + EnvPool",
+}
+
+LEARNING_TASKS = {
+    "samples to 475 on CartPole": learning.CARTPOLE,
+    "samples to 18 on Pong": learning.PONG_BY_TIME,
+    "return of 18 on Pong, or after 500,000 samples": learning.PONG_BY_SAMPLES,
 }
 
 HEAD = """\
@@ -253,17 +270,26 @@ def _growth(results: Results) -> str:
 
 def _learning(results: Results) -> str:
     seeds = sorted({seed for result in results.values() for seed in result["seeds"]}, key=int)
-    rows = []
-    for name, result in results.items():
-        of = result["seeds"]
-        cells = [
-            f"{of[s]['env_steps']:,}{'' if of[s]['reached'] else ' (not reached)'} in {of[s]['seconds']:.1f} s"
-            if s in of
-            else ""
-            for s in seeds
-        ]
-        rows.append((NAMES.get(name, f"**appo**, {name}"), *cells))
-    return markdown.table(("env steps to 475 on CartPole", *(f"seed {seed}" for seed in seeds)), rows)
+    tables = []
+    for title, task in LEARNING_TASKS.items():
+        found = {name: of["seeds"] for name, of in results.items() if learning.CONTENDERS[name].task == task}
+        rows = [(_learner(name), *(_learned(of.get(seed)) for seed in seeds)) for name, of in found.items()]
+        if rows:
+            tables.append(markdown.table((title, *(f"seed {seed}" for seed in seeds)), rows))
+    return "\n\n".join(tables)
+
+
+def _learner(name: str) -> str:
+    """A contender of `learning`: its way, without the environment."""
+    peer = learning.CONTENDERS[name].workload
+    return NAMES[learning.PEER] if peer else f"**appo**, {name.removeprefix('pong_')}"
+
+
+def _learned(outcome: Mapping[str, Any] | None) -> str:
+    if outcome is None:
+        return ""
+    names = ("samples", "seconds", "reached", "mean")
+    return learning.Learned(*(outcome.get(name) for name in names)).line()
 
 
 def _promises(results: Results) -> str:

@@ -55,6 +55,7 @@ FLAGS = {
         "num_envs_per_worker": 8,
         "learning_rate": 1e-3,
     },
+    "pong_learning": PONG | ONE_PASS | {"batch_size": 256, "num_batches_per_epoch": 4, "learning_rate": 5e-4},
     # its published settings for MuJoCo, but for the schedule of the learning rate, which its command line refuses
     "halfcheetah": MLP
     | {
@@ -141,6 +142,7 @@ def make_plain(env_id, _name, _cfg, _env_config, render_mode=None):
 MAKERS = {
     "pong": make_pong,
     "pong_4_epochs": make_pong,
+    "pong_learning": make_pong,
     "vizdoom": make_vizdoom,
     "cartpole": partial(make_plain, "CartPole-v1"),
     "cartpole_learning": partial(make_plain, "CartPole-v1"),

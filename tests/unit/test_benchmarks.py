@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from algorithms.appo.config import parse_train
 from benchmarks import (
     end_to_end,
     growth,
@@ -31,7 +32,7 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.process_tree import Process
 from benchmarks.promises import Figure
 from benchmarks.runs import Observed, Progress
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import WORKLOADS, words_of
 from envs.spec import ActionPart, ActionSpec
 from utils.errors import UsageError
 
@@ -307,11 +308,24 @@ class TestReport:
         assert "| threads added | 0 | 0.5 |" in text
 
     def test_learning(self) -> None:
-        seeds = {"1": learning.Learned(80_000, 7.25, True)._asdict(), "2": learning.Learned(9, 300.0, False)._asdict()}
-        results = {"fp32": {"seeds": seeds, "date": "2026-11-21 10", "commit": "abc"}}
+        reached, missed = learning.Learned(80_000, 7.25, True, 476.0), learning.Learned(9, 300.0, False, None)
+        pong = learning.Learned(500_000, 840.25, False, -12.345)
+        results = {
+            "fp32": {"seeds": {"1": reached._asdict(), "2": missed._asdict()}},
+            "pong_sample_factory": {"seeds": {"2": pong._asdict()}},
+        }
+        results = {name: {**of, "date": "2026-11-21 10", "commit": "abc"} for name, of in results.items()}
         text = report.render([{"benchmark": "learning", "machine": measuring.machine(), "results": results}])
-        assert "| **appo**, fp32 | 80,000 in 7.2 s | 9 (not reached) in 300.0 s |" in text
-        assert learning.Learned(9, 300.0, False).line() == "9 env steps NOT REACHED, 300.0 s"
+        assert "| **appo**, fp32 | 80,000 in 7.2 s | 9 to nothing in 300.0 s |" in text
+        assert "| Sample Factory 2.1.1 |  | 500,000 to -12.3 in 840.2 s |" in text
+
+    def test_all_who_learn_can_be_started(self) -> None:
+        assert learning.PONG_BY_SAMPLES.budget()["train_for_env_steps"] == 2_000_000
+        assert "train_for_env_steps" not in learning.PONG_BY_TIME.budget()
+        driver = learning.DRIVER.read_text()
+        for contender in learning.CONTENDERS.values():
+            parse_train(words_of({**contender.flags, **contender.task.budget()}))
+            assert not contender.workload or driver.count(f'"{contender.workload}": ') == 2
 
     def test_populations_and_self_play_have_a_section(self) -> None:
         trained = population.Trained([500.0, 20.0], copies=3, mutations=4, rates=[1e-3, 1e-6], seconds=80.0)
