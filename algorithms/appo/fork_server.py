@@ -1,10 +1,9 @@
-"""Preloaded by a run's fork server, before it forks anything.
+"""Preloaded by a run's fork server first.
 
 The server dies with main, and its children die with the server; they repeat `die_with_parent` for themselves, because
 the signal is not inherited. What all children need is imported here once, so that a child starts in milliseconds.
 """
 
-import gc
 import os
 
 from algorithms.runtime import prctl
@@ -18,5 +17,3 @@ from algorithms.appo import blueprint  # noqa: E402, F401 - imported for the chi
 from algorithms.runtime import launch  # noqa: E402
 
 launch.restore_environment()
-gc.collect()
-gc.freeze()  # what is shared with the children is not touched by their collections, so its pages stay shared

@@ -105,7 +105,8 @@ def start_fork_server(janitor: Janitor, *, with_torch: bool) -> bool:
     Raises:
         UsageError: this process has another one, whose children would not die with a run.
     """
-    modules = ["algorithms.appo.fork_server"] + ["algorithms.appo.build"] * with_torch
+    workers = ["algorithms.appo.build"] * with_torch
+    modules = ["algorithms.appo.fork_server", *workers, "algorithms.appo.forking"]
     multiprocessing.set_forkserver_preload(modules)
     is_new = _Server.has_torch is None
     pid_before = _server_pid()
