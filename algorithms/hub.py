@@ -24,7 +24,7 @@ from algorithms.runtime.checkpointing import decode
 from algorithms.runtime.plain_state import read_plain
 from algorithms.runtime.tracking import PLACES
 from algorithms.sharing_config import HubConfig
-from envs.presets import preset, preset_of_numbers
+from envs.presets import OF_KINDS, preset
 from utils import checkpoint
 from utils.command_line import say, words_of
 from utils.directories import replace_directory
@@ -179,9 +179,8 @@ model-index:
 def _is_told(env: str, name: str, value: object) -> bool:
     """Whether the command in the card has that flag: it has not its default, or another one for such an environment."""
     default = FLAGS[name].default
-    by_kind = preset_of_numbers(1, continuous=True, remembers=True, rollout=1)
     known = preset(env, "cpu")
-    others = by_kind if known is None else known
+    others = OF_KINDS if known is None else known.keys()
     differs = value != (list(default) if isinstance(default, tuple) else default)
     return name not in (*PLACES, "experiment") and (differs or name in others)
 

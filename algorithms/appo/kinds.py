@@ -7,7 +7,7 @@ from math import prod
 from algorithms.appo.config import FLAGS_BY_PART, Config, check
 from algorithms.models.choice import MLP, encoder_names
 from algorithms.models.config import ModelConfig
-from envs.presets import preset, preset_of_numbers
+from envs.presets import preset, preset_of_images, preset_of_numbers
 from envs.spec import MASK_KEY, EnvSpec
 from utils.command_line import words_of
 from utils.values import shown
@@ -57,18 +57,20 @@ def told(config: Config, undecided: Set[str]) -> str:
         return ""
     memory = "" if config.model.use_rnn else "; --use_rnn=True adds a memory"
     words = " ".join(f"{name}={words_of(value)}" for name, value in values.items())
-    return f"{ORIGIN}: no preset for {shown(config.env.env)}, which shows numbers and no image: {words}{memory}"
+    what = "numbers and no image" if "encoder_mlp_layers" in config.by_kind else "images"
+    return f"{ORIGIN}: no preset for {shown(config.env.env)}, which shows {what}: {words}{memory}"
 
 
 def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
-    """Flags for what the environment shows and takes; {} for images, for which the defaults are made."""
+    """Flags for what the environment shows and takes."""
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoder = ModelConfig() if config.model.encoder_custom else config.model
+    continuous, rollout = any(part.kind == "gaussian" for part in spec.action.parts), config.learning.rollout
     if any(name != MLP for name in encoder_names(encoder, inputs).values()):
-        return {}
+        return preset_of_images(continuous=continuous, rollout=rollout)
     return preset_of_numbers(
         sum(prod(observation.shape) for observation in inputs.values()),
-        continuous=any(part.kind == "gaussian" for part in spec.action.parts),
+        continuous=continuous,
         remembers=config.model.use_rnn and "use_rnn" not in config.undecided,
-        rollout=config.learning.rollout,
+        rollout=rollout,
     )

@@ -13,7 +13,7 @@ from algorithms.appo.kinds import ORIGIN, chosen_in, completed, origins_in, told
 from algorithms.appo.run_page import command_line
 from algorithms.appo.starting import journal
 from algorithms.training import _given
-from envs.presets import MANY_NUMBERS, NUMBERS, preset_of_numbers
+from envs.presets import IMAGES, MANY_NUMBERS, NUMBERS, OF_KINDS, preset_of_images, preset_of_numbers
 from envs.spaces import Space, spec_of
 from envs.spec import EnvSpec
 from utils.errors import UsageError
@@ -83,10 +83,12 @@ def test_numbers_and_choices_get_a_small_network_without_memory(observation: Spa
     "observation", [PICTURE, spaces.Dict({"a": FEW, "b": PICTURE}), spaces.Tuple([PICTURE, FEW])], ids=str
 )
 @pytest.mark.parametrize("action", [TWO, NUMBER], ids=str)
-def test_images_keep_the_defaults(observation: Space, action: Space) -> None:
+def test_images_get_the_default_network_without_memory(observation: Space, action: Space) -> None:
     config = config_of(observation=observation, action=action)
-    assert (differences(config), config.by_kind, config.undecided) == ({}, {}, frozenset())
-    assert told(config, frozenset(NUMBERS)) == ""
+    assert config.by_kind == preset_of_images(continuous=action is NUMBER, rollout=32)
+    assert config.by_kind.items() >= (IMAGES.items() if action is TWO else {"adaptive_stddev": False}.items())
+    assert differences(config).items() <= config.by_kind.items()
+    assert config.undecided == frozenset()
 
 
 def test_a_net_for_images_may_be_asked_for() -> None:
@@ -94,7 +96,7 @@ def test_a_net_for_images_may_be_asked_for() -> None:
     assert differences(config_of(observation=small)) != {}
     asked = {"encoder_type": "conv", "encoder_subtype": "convnet_dqn"}
     words = [f"--{name}={value}" for name, value in asked.items()]
-    assert differences(config_of(*words, observation=small)) == asked
+    assert differences(config_of(*words, observation=small)) == IMAGES | asked
     with pytest.raises(UsageError, match="encoder convnet_dqn needs an image"):
         config_of(*words)
     # An encoder of one's own reads what it likes.
@@ -111,10 +113,11 @@ def test_actions_that_are_numbers_have_settings_of_their_own(action: Space) -> N
 
 def test_every_value_is_one_that_its_flag_takes() -> None:
     for continuous in (False, True):
-        for remembers in (False, True):
-            values = preset_of_numbers(9, continuous=continuous, remembers=remembers, rollout=32)
+        kinds = [preset_of_numbers(9, continuous=continuous, remembers=also, rollout=32) for also in (False, True)]
+        for values in (*kinds, preset_of_images(continuous=continuous, rollout=512)):
             flat = json.loads(json.dumps(values))
             assert {name: Config.from_flat(flat).to_flat()[name] for name in flat} == flat
+            assert values.keys() <= OF_KINDS
 
 
 # ---- who wins
@@ -184,8 +187,8 @@ def test_a_memory_alone_is_enough_to_ask_for() -> None:
     assert config.learning.segment_steps == config.learning.rollout == 32
     assert config_of("--use_rnn=True", "--hidden_size=16").model.hidden_size == 16
     assert config_of("--use_rnn=True", observation=spaces.Discrete(500)).model.hidden_size == 128
-    # Asked for with images, it is there anyway.
-    assert differences(config_of("--use_rnn=True", observation=PICTURE)) == {}
+    seeing = config_of("--use_rnn=True", observation=PICTURE)
+    assert differences(seeing) == {name: value for name, value in IMAGES.items() if name != "use_rnn"}
 
 
 # ---- what is said
@@ -199,6 +202,7 @@ def test_the_choice_is_said_in_one_line_with_how_to_get_a_memory() -> None:
         " learning_rate=0.001 vtrace_lambda=0.95 exploration_loss_coeff=0.01 max_grad_norm=1;"
         " --use_rnn=True adds a memory"
     )
+    assert "which shows images: normalize_images=True use" in told(config_of(observation=PICTURE), undecided)
     line = told(config_of("--use_rnn=True", "--ppo_epochs=1"), undecided - {"use_rnn", "ppo_epochs"})
     assert "memory" not in line
     assert "epochs" not in line
@@ -211,7 +215,7 @@ def test_the_choice_is_said_in_one_line_with_how_to_get_a_memory() -> None:
     [
         [],
         ["--use_rnn=True"],
-        ["--learning_rate=1e-4", "--ppo_epochs=2"],
+        ["--learning_rate=1e-4", "--ppo_epochs=3"],
         ["--rollout=512"],
         ["--encoder_mlp_layers=512,512", "--nonlinearity=elu"],
     ],
@@ -221,10 +225,8 @@ def test_the_choice_is_said_in_one_line_with_how_to_get_a_memory() -> None:
 def test_the_shortest_command_gives_the_same_flags_again(words: list[str], observation: Space) -> None:
     first = config_of("--experiment=a", *words, observation=observation)
     line = command_line(first.to_flat(), first.by_kind)
-    assert len(line.split()) == len(["appo", "train", UNKNOWN, *words]) - (observation is PICTURE) * (
-        sum(word in ("--use_rnn=True", "--learning_rate=1e-4", "--nonlinearity=elu") for word in words)
-        + ("--encoder_mlp_layers=512,512" in words)
-    )
+    as_ever = {"--encoder_mlp_layers=512,512", "--nonlinearity=elu"} if observation is PICTURE else set()
+    assert len(line.split()) == len(["appo", "train", UNKNOWN, *(word for word in words if word not in as_ever)])
     again = config_of("--experiment=a", *line.split()[3:], observation=observation)
     assert again == first
 
