@@ -8,7 +8,7 @@ from pathlib import Path
 
 _MADV_DONTNEED = 4  # mman.h of Linux
 _SMAPS = Path("/proc/self/smaps")
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[-x]p \S+ \S+ \S+ +/")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ *(.?)")  # range, permissions, start of the path
 
 
 def held_bytes() -> int:
@@ -41,7 +41,7 @@ def release_unused() -> int:
         libc.malloc_trim(0)
     text = ""
     with contextlib.suppress(OSError):  # another system
-        text = _SMAPS.read_text()
+        text = _SMAPS.read_text(errors="replace")
     emptied = 0
     for start, end in unchanged_files(text):
         length = ctypes.c_size_t(end - start)
@@ -58,12 +58,12 @@ def unchanged_files(smaps: str) -> Iterator[tuple[int, int]]:
     """
     mapping: tuple[int, int] | None = None
     own = 0
-    for line in smaps.splitlines():
-        if line[0] in "0123456789abcdef":  # names of fields start with capitals
+    for line in smaps.split("\n"):
+        if found := _MAPPING.match(line):
             if mapping and not own:
                 yield mapping
-            found, own = _MAPPING.match(line), 0
-            mapping = (int(found[1], 16), int(found[2], 16)) if found else None
+            is_file = found[3] in ("r-xp", "r--p") and found[4] == "/"
+            mapping, own = (int(found[1], 16), int(found[2], 16)) if is_file else None, 0
         elif line.startswith(("Anonymous:", "Swap:")):
             own += int(line.split()[1])
     if mapping and not own:

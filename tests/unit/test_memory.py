@@ -9,7 +9,7 @@ from utils.memory import unchanged_files
 ROOT = Path(__file__).parents[2]
 
 SMAPS = """\
-00001000-00003000 r-xp 00000000 08:01 11                         /lib/clean.so
+00001000-00003000 r-xp 00000000 08:01 11                         /lib/clean\x0c\x85.so
 Pss:                   8 kB
 Anonymous:             0 kB
 Swap:                  0 kB
