@@ -54,7 +54,10 @@ class EvaluationConfig:
     )
     no_render: bool = flag(headless(), "open no window; set by default where there is no display")
     save_video: str = flag(
-        "", "make a video of the episodes, x.mp4 or x.gif, instead of opening a window; needs no display; empty = none"
+        "",
+        "make a video of the episodes, x.mp4 or x.gif, alone video.mp4, instead of opening a window; needs no display;"
+        " empty = none",
+        alone="video.mp4",
     )
     fps: float = flag(
         0,

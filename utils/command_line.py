@@ -132,8 +132,9 @@ def _add(group: "argparse._ArgumentGroup", flag: Flag, preset: Mapping[str, obje
     choices = "|".join(flag.choices)
     text = f"{flag.help} ({choices + '; ' if choices else ''}default: {_default(flag, preset)})".replace("%", "%%")
     metavar = METAVARS[flag.kind]
-    if flag.kind == "bool":
-        group.add_argument(*names, dest=flag.name, nargs="?", const="True", metavar=metavar, help=text)
+    alone = "True" if flag.kind == "bool" else flag.alone
+    if alone is not None:
+        group.add_argument(*names, dest=flag.name, nargs="?", const=alone, metavar=metavar, help=text)
     else:
         nargs = "*" if flag.kind in LISTS else None
         group.add_argument(*names, dest=flag.name, nargs=nargs, metavar=metavar, help=text)

@@ -32,7 +32,7 @@ class Flag:
 
     `minimum` and `maximum` are inclusive and hold for every element of a tuple. `synonyms` maps an accepted spelling to
     the choice it stands for. `fixed_on_resume` marks what a saved run cannot change. A mutation stays within
-    `mutation_range`, inclusive.
+    `mutation_range`, inclusive. `alone` is what the name without a value means, where that may be.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Flag:
     mutation_range: tuple[float, float] | None = None
     fixed_on_resume: bool = False
     aliases: tuple[str, ...] = ()
+    alone: str | None = None
 
 
 def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are keywords)
@@ -62,6 +63,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     fixed_on_resume: bool = False,
     aliases: Sequence[str] = (),
     synonyms: Mapping[str, str] | None = None,
+    alone: str | None = None,
 ) -> T:
     """Declare a flag: the default and description of a dataclass field (see `Flag` for the arguments)."""
     metadata = {
@@ -74,6 +76,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
         "mutation_range": mutation_range,
         "fixed_on_resume": fixed_on_resume,
         "aliases": tuple(aliases),
+        "alone": alone,
     }
     if isinstance(default, dict):
         content = default

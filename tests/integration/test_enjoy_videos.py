@@ -91,6 +91,16 @@ def test_the_text_says_where_the_video_is(runs: Path, tmp_path: Path, capfd: pyt
     assert [file.name for file in path.parent.iterdir()] == ["x.gif"]
 
 
+def test_a_video_without_a_name_has_one(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied(runs, "windowed", tmp_path, "700", config=DRAWN)
+    monkeypatch.chdir(tmp_path)
+    assert cli.enjoy([f"--train_dir={tmp_path}", "--experiment=windowed", "--save_video", "--seed=1"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "video: video.mp4, 4 pictures at 20 per second"
+    assert Path("video.mp4").stat().st_size > 0
+
+
 @pytest.mark.parametrize(
     ("experiment", "flags", "text"),
     [
