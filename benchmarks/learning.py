@@ -1,4 +1,4 @@
-"""Learning per sample in both precisions and beside Sample Factory 2: CartPole to a return of 475, Pong for 500,000.
+"""Learning per sample, in both precisions and beside Sample Factory 2: CartPole to 475, 500,000 samples of Pong.
 
     python -m benchmarks.learning [--seeds 1 2 3] [--contender NAME ...] [--add] [--json=FILE]
 
