@@ -10,8 +10,8 @@ The workers are those of a run, on a batch that they played themselves. Per samp
 - `learning`: `Learner.learn`, everything that the learner does with a batch, all epochs.
 
 `faults` are page faults per sample of an update: memory that went back to the kernel and had to be asked for again.
-`floor` is what the arithmetic alone would take at the speed of a large float32 matrix product on the same core: one
-pass for acting; three for training, without the gradient of the observation.
+`floor` is what the arithmetic alone would take at the speed of a large matrix product on the same core, in the numbers
+that the network computes in: one pass for acting; three for training, without the gradient of the observation.
 """
 
 import argparse
@@ -56,13 +56,14 @@ def measure(workload: Workload, seconds: float) -> dict[str, Any]:
     minibatch = played.batch.columns(slice(0, config.learning.batch_size // config.learning.rollout))
     samples, all_samples = int(minibatch.valid.sum()), int(played.batch.valid.sum())
     learner: Any = played.learner_worker.learner
+    dtype = computed_in(learner.model)
     update, faults = _cost(lambda: learner.update(minibatch), samples, seconds)
     learning, _ = _cost(lambda: list(learner.learn(played.batch, 0.0)), all_samples, seconds)
     acting, _ = _cost(_acting(played.policy_worker), rows, seconds / 2)
     return {
         "what": workload.what,
         "weights": int(learner.flat.num_parameters),
-        "dtype": str(next(learner.model.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "forward": {
             str(count): _cost(_forward(played, count), count, seconds / 2)[0]._asdict()
             for count in sorted({rows, all_rows})
@@ -74,15 +75,22 @@ def measure(workload: Workload, seconds: float) -> dict[str, Any]:
         "update": update._asdict(),
         "learning": learning._asdict(),
         "faults": round(faults, 3),
-        "floor": floor(learner.model, played.batch.obs, seconds / 2),
+        "floor": floor(learner.model, played.batch.obs, dtype, seconds / 2),
     }
 
 
-def floor(model: Any, obs: dict[str, Any], seconds: float) -> dict[str, float]:
+def computed_in(model: Any) -> Any:
+    """The numbers of the matrix products of a model that is built in."""
+    import torch
+
+    return torch.bfloat16 if any(getattr(module, "bf16", False) for module in model.modules()) else torch.float32
+
+
+def floor(model: Any, obs: dict[str, Any], dtype: Any, seconds: float) -> dict[str, float]:
     """Multiplications (millions) of one forward pass, those per second (billions), and the least microseconds."""
     import torch
 
-    matrix = torch.rand(MATRIX_SIZE, MATRIX_SIZE)
+    matrix = torch.rand(MATRIX_SIZE, MATRIX_SIZE, dtype=dtype)
     fastest = min(measuring.seconds_per_call(lambda: matrix @ matrix, seconds))
     per_second = MATRIX_SIZE**3 / fastest
     forward, observation = multiplications(model, {key: a.flatten(0, 1)[:1] for key, a in obs.items()})

@@ -73,10 +73,10 @@ METHOD = """\
 - **Limit** is cores / (environment + inference + training), each measured alone on one core: random actions through the
   adapter; the cheapest way to act at the batch sizes of the run; `epochs` optimizer steps per minibatch. A machine with
   no framework at all would reach it.
-- **Arithmetic alone** is what the multiplications of acting and training would take at the speed of a float32 matrix
-  product of 1,024 x 1,024 on one core. No software can go below it without fewer or shorter numbers. With the
-  environment, and nothing else, it is what nobody can pass on a machine: where that is less than a multiple of a peer
-  that one hopes for, only hardware for shorter numbers (bf16) can give it.
+- **Arithmetic alone** is what the multiplications of acting and training would take at the speed of a matrix product of
+  1,024 x 1,024 on one core, in float32 or bf16 as the network computes. No software can go below it without fewer or
+  shorter numbers. With the environment, and nothing else, it is what nobody can pass on a machine: where that is less
+  than a multiple of a peer that one hopes for, only other hardware can give it.
 - A run that throws away more than 1 % of what it collects does not count.
 
 ## Tried, and left out
@@ -167,7 +167,7 @@ def _bounds(peers: Results, ends: Results, networks: Results) -> list[str]:
         units = f"{env:.3g} + {floor['acting']:.3g} + {training:.3g}"
         rows.append((f"`{workload}`", units, f"{bound:,.0f}", f"{ours / bound:.0%}", times))
     heads = ("workload", "env + arithmetic of acting + training, us", "bound", "appo reaches", "the bound is, over")
-    return [f"### What nobody can pass here in float32\n\n{markdown.table(heads, rows)}\n"] if rows else []
+    return [f"### What nobody can pass here\n\n{markdown.table(heads, rows)}\n"] if rows else []
 
 
 def _peers(results: Results) -> str:
