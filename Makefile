@@ -80,7 +80,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch first, by its pinned version: an unpinned one pulls gigabytes of CUDA packages.
+# torch first, by its pinned version, so that nothing else can choose another.
 $(STAMP): constraints.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed: make PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)

@@ -6,15 +6,15 @@ from setuptools import find_packages, setup
 
 ATARI = ["ale-py>=0.12", "opencv-python-headless>=4.12"]
 VIZDOOM = ["vizdoom>=1.3", "opencv-python-headless>=4.12"]
-MUJOCO = ["mujoco>=3.3"]
+MUJOCO = ["mujoco>=3.3", "imageio>=2.37"]  # gymnasium imports both, even where nothing is drawn
 MINIGRID = ["minigrid>=3.0"]
-BOX2D = ["box2d>=2.3.10"]
+BOX2D = ["box2d>=2.3.10", "pygame-ce>=2.4"]
 DM_CONTROL = ["shimmy>=2.0", "dm-control>=1.0.30"]
 HIGHWAY = ["highway-env>=1.10"]
 ENVPOOL = ["envpool>=1.2"]
 MULTIAGENT = ["pettingzoo>=1.27"]
 PLOTS = ["matplotlib>=3.10"]
-VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6"]
+VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6", "pygame-ce>=2.4"]  # the latter draws classic control
 ONNX = ["onnx>=1.20", "onnxscript>=0.5", "onnxruntime>=1.23"]
 HUB = ["huggingface_hub>=1.0"]
 WANDB = ["wandb>=0.20"]

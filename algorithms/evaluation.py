@@ -167,7 +167,7 @@ def _load_checkpoint(directory: Path, config: EvaluationConfig, best_metric: str
 
 def _load_milestone(parent: Path, at_most: int) -> checkpoint.Loaded | None:
     """The newest milestone of at most so many env steps that verifies; None where there are none at all."""
-    steps = sorted(int(path.name[5:]) for path in parent.glob("ckpt_*") if path.name[5:].isdecimal())
+    steps = sorted(step for step, _ in checkpoint.listed(parent))
     if steps and steps[0] > at_most:
         raise UsageError(f"--milestone={at_most}: the first milestone is at {steps[0]} env steps")
     damaged: list[checkpoint.Damaged] = []

@@ -25,7 +25,7 @@ from algorithms.tally import Episode
 from envs.spec import EnvSpec
 from utils import checkpoint, cpu
 from utils.command_line import say
-from utils.errors import CheckpointError, UsageError
+from utils.errors import UsageError
 from utils.values import shown
 
 KINDS = ("latest", "best", "best_evaluated")
@@ -117,7 +117,7 @@ def found(text: str, policy: int, config: MatchConfig) -> Run:
         load_checkpoint_kind=which if kept else "latest",
     )
     run = find_run(flags)
-    return run if kept else _at(run, directory / f"checkpoint_p{policy}", int(which))
+    return run if kept else _near(run, directory / f"checkpoint_p{policy}", int(which))
 
 
 def _flags(config: MatchConfig) -> EvaluationConfig:
@@ -125,18 +125,15 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
     return EvaluationConfig(max_num_episodes=config.episodes, deterministic=config.deterministic, no_render=True)
 
 
-def _at(run: Run, parent: Path, env_steps: int) -> Run:
-    """The run with another checkpoint: that of exactly so many env steps, of whatever kind.
+def _near(run: Run, parent: Path, env_steps: int) -> Run:
+    """The run with another checkpoint: the one nearest to so many env steps, of whatever kind.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: it cannot be used.
     """
-    for folder in FOLDERS.values():
-        path = parent / folder / checkpoint.checkpoint_name(env_steps)
-        if path.is_dir():
-            return run._replace(checkpoint=path, files=checkpoint.contents(path))
-    kept = sorted({int(path.name[5:]) for folder in FOLDERS.values() for path in (parent / folder).glob("ckpt_*")})
-    raise CheckpointError(f"run {run.directory.name} has no checkpoint at {env_steps} env steps, but at {kept}")
+    kept = [found for folder in FOLDERS.values() for found in checkpoint.listed(parent / folder)]
+    _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
+    return run._replace(checkpoint=nearest, files=checkpoint.contents(nearest))
 
 
 def _played(runs: tuple[Run, Run], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:

@@ -9,7 +9,9 @@ from utils.config import flag, flags_of
 from utils.errors import UsageError
 
 USAGE = "appo match A B [flags]      for example: appo match pong_2:best pong_1 --episodes=200"
-REFERENCE = "folder of a run or its name in train_dir; with :best, :best_evaluated or :ENV_STEPS that checkpoint of it"
+REFERENCE = (
+    "folder of a run or its name in train_dir; with :best, :best_evaluated or :ENV_STEPS (the nearest) that checkpoint"
+)
 
 
 @dataclass(frozen=True)

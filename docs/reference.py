@@ -50,7 +50,7 @@ def flags_page() -> str:
         GENERATED,
         "`appo COMMAND --help` prints the same. Booleans are `--x`, `--x=True`, `--no_x` or `--x=False`; lists are"
         " separated by commas or spaces; `K=V` words or one JSON object make a mapping. Presets of environments have"
-        " other defaults: `appo train --env=ID --help` shows them. An environment in no preset that shows no images has"
+        " other defaults: `appo train --env=ID --help` shows them. An environment in no preset has"
         " [others too](own_env.md#what-it-is-trained-with), and"
         " [`--print_config`](export.md#configuration-files) says where each value comes from. What a resumed run cannot"
         " change is marked with \\*.",

@@ -172,15 +172,15 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
         env: Any = make_registered(target, **arguments, **taken)
     else:
         env = zoo.as_gymnasium(target(**arguments, **taken), config.env)
-        if config.horizon is not None and "max_episode_steps" not in taken:
-            if not num_agents_of(env):
-                raise UsageError(f"{config.env} takes no argument max_episode_steps (--horizon={config.horizon})")
-            env = TimeLimit(env, config.horizon)
-    if num_agents_of(env):
+    several = num_agents_of(env) > 0
+    if several:
         _check_repeats(config, taken)
-        return env
-    if repeats:
+    elif repeats:
         env = RepeatAction(env, repeats)
+    if config.horizon is not None and "max_episode_steps" not in taken:
+        env = TimeLimit(env, config.horizon)
+    if several:
+        return env
     if config.env_framestack is not None and not taken.keys() & set(CONSTRUCTOR_FLAGS["env_framestack"]):
         env = stack_frames(env, config.env_framestack)
     return env

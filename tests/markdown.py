@@ -52,7 +52,7 @@ def blocks(page: Path) -> list[Block]:
 
 def commands(block: Block) -> Iterator[list[str]]:
     """The words of every command of a block of shell."""
-    for line in block.text.splitlines():
+    for line in block.text.replace("\\\n", " ").splitlines():
         for part in line.split(" && "):
             words = shlex.split(part, comments=True)
             if words:

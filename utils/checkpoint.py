@@ -172,7 +172,7 @@ def prune(parent: Path, keep: int) -> list[Path]:
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
     removed, kept = [], 0
-    for _, path in _checkpoints(parent):
+    for _, path in listed(parent):
         if kept < keep:
             kept += _looks_whole(path)
             continue
@@ -295,7 +295,7 @@ def _examine_newest(
     """Apply a function to checkpoints, best and newest first, until one does not raise CheckpointError."""
     for _ in range(_READ_ATTEMPTS):
         damaged: list[Damaged] = []
-        candidates = sorted(_checkpoints(parent), key=lambda candidate: worth(candidate[1]), reverse=True)
+        candidates = sorted(listed(parent), key=lambda candidate: worth(candidate[1]), reverse=True)
         for step, path in candidates:
             inode = _inode(path)
             try:
@@ -322,7 +322,7 @@ def _looks_whole(path: Path) -> bool:
         return False
 
 
-def _checkpoints(parent: Path) -> list[tuple[int, Path]]:
+def listed(parent: Path) -> list[tuple[int, Path]]:
     """Step and path of everything that is named as a checkpoint, highest step first."""
     if parent.is_symlink():  # a run that came from elsewhere must not have others read, pruned or moved
         raise CheckpointError(f"{parent} is a link: checkpoints must lie in the folder of their run")

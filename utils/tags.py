@@ -31,7 +31,7 @@ SECTIONS: dict[str, Section] = {
         " steps or fewer epochs",
         "train/ratio_mean": "mean probability ratio between the two; should stay near 1",
         "train/ratio_max": "the largest",
-        "train/fraction_clipped": "share of steps whose ratio is outside of the clip range; the same",
+        "train/fraction_clipped": "share of steps whose ratio is outside of the clip range; advice as for divergence",
         "train/advantage_std": "standard deviation of advantages before they are normalized, in units of return",
         "train/value_mean": "mean predicted return",
         "train/grad_norm": "L2 norm of the gradient before it is limited by `--max_grad_norm`",
@@ -82,8 +82,8 @@ SECTIONS: dict[str, Section] = {
         "selfplay/past_steps": "steps that past versions have taken in this start, from which nobody learns",
     },
     "Evaluation": {
-        "eval/<actions>_<kind>": "return in evaluations (`eval/` in the run's folder): actions `sampled` or"
-        " `most_probable`; `mean`, `low` and `high` end of its 95 % interval",
+        "eval/<actions>_<kind>": "return in evaluations, for TensorBoard alone (`eval/results.jsonl` has the"
+        " numbers): actions `sampled` or `most_probable`; `mean`, `low` and `high` end of its 95 % interval",
     },
 }
 

@@ -59,6 +59,10 @@ OPTIONAL = {
     "shimmy": "dm-control",
     "highway-env": "highway",
     "envpool": "envpool",
+    "pettingzoo": "multiagent",
+    "onnxruntime": "onnx",
+    "huggingface_hub": "hub",
+    "wandb": "wandb",
 }
 FEW_FILES, LITTLE_MEMORY, LITTLE_SHARED = 1024, 2 << 30, 64 << 20
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where others leave theirs, not we ours)

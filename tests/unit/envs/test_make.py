@@ -169,7 +169,7 @@ def test_arguments_reach_the_environment() -> None:
             ["CartPole-v1 takes no argument", "--env_frameskip=4"],
         ),
         (EnvConfig(env="toy/Corridor-v0", env_framestack=4), ["one array", "--env_framestack=4"]),
-        (EnvConfig(env="user_envs.good:MyEnv", horizon=5), ["max_episode_steps", "--horizon=5"]),
+        (EnvConfig(env="user_envs.good:Vector", horizon=5), ["takes no argument", "--horizon=5"]),
         (EnvConfig(env="CartPole-v1", res_w=64), ["VizDoom", "--res_w=64"]),
         (EnvConfig(env="toy/Memory-v0", env_kwargs={"lenght": 4}), ["--env_kwargs", "lenght"]),
         (EnvConfig(env="user_envs.good:MyEnv", env_kwargs={"lenght": 4}), ["--env_kwargs", "lenght"]),
@@ -247,9 +247,10 @@ def test_decorrelation_can_be_switched_off_and_depends_on_seed_and_worker() -> N
     assert first_steps(True, seed=(1, 2)) != first_steps(True, seed=(2, 2))
 
 
+@pytest.mark.parametrize("name", ["toy/Corridor-v0", "user_envs.good:build"])
 @pytest.mark.parametrize("frameskip", [None, 3])
-def test_the_horizon_counts_steps_of_the_agent(frameskip: int | None) -> None:
-    env = make_single(EnvConfig(env="toy/Corridor-v0", horizon=5, env_frameskip=frameskip))
+def test_the_horizon_counts_steps_of_the_agent(name: str, frameskip: int | None) -> None:
+    env = make_single(EnvConfig(env=name, horizon=5, env_frameskip=frameskip))
     env.reset(seed=1)
     outcomes = [env.step(0) for _ in range(5)]  # the left wall holds
     assert [outcome[3] for outcome in outcomes] == [False] * 4 + [True]
