@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,9 @@ from utils.command_line import say
 from utils.errors import AppoError, UsageError
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+MEMORY = ("first", "rnn_state")
+OUTPUTS = ("action", "logits", "value", "next_rnn_state")
+TAKEN_KEY_PREFIX = "obs."
 BATCH_NAME, METADATA_KEY = "rows", "appo"
 CHECKED_ROWS, CHECKED_STEPS = 50, 20
 TOLERANCE = 1e-4  # of logits, values and states, relative to 1 + their size
@@ -112,6 +115,7 @@ class _Network(nn.Module):
         action_space: of its environment.
 
     Attributes:
+        keys: of the observation -> names of their inputs.
         inputs, outputs: their names.
         is_real: [A] bool: which values of an action are real numbers.
     """
@@ -123,10 +127,10 @@ class _Network(nn.Module):
     def __init__(self, model: ActorCritic, spec: EnvSpec, action_space: Space) -> None:
         super().__init__()
         self.model, self.parts = _copied(model), spec.action.parts
-        self.keys = (*model.keys, MASK_KEY) if spec.action_mask else model.keys
-        memory = ("first", "rnn_state") if model.rnn_state_size else ()
-        self.inputs = (*self.keys, *memory)
-        self.outputs = ("action", "logits", "value", *(("next_rnn_state",) if memory else ()))
+        self.keys = _input_names((*model.keys, MASK_KEY) if spec.action_mask else model.keys)
+        self.has_memory = model.rnn_state_size > 0
+        self.inputs = (*self.keys.values(), *(MEMORY if self.has_memory else ()))
+        self.outputs = OUTPUTS if self.has_memory else OUTPUTS[:-1]
         self.specs = {key: spec.observations[key] for key in self.keys}
         self.is_real = np.array([part.kind == "gaussian" for part in self.parts for _ in range(part.num_values)])
         for name, values in zip(("low", "high", "start"), _ranges(spec, action_space), strict=True):
@@ -140,10 +144,10 @@ class _Network(nn.Module):
 
     def arguments(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Those of `ActorCritic.act`; without a memory its state has no elements."""
-        obs = {key: inputs[key] for key in self.keys}
-        if "first" in inputs:
+        obs = {key: inputs[name] for key, name in self.keys.items()}
+        if self.has_memory:
             return obs, inputs["first"], inputs["rnn_state"]
-        rows = obs[self.keys[0]].shape[0]
+        rows = next(iter(obs.values())).shape[0]
         return obs, torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, 0)
 
     def outputs_of(self, obs: dict[str, Tensor], logits: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, ...]:
@@ -151,13 +155,13 @@ class _Network(nn.Module):
         mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
         mode = ActionDistribution(self.parts, logits, mask).mode()
         action = torch.minimum(torch.maximum(mode, self.low), self.high) + self.start
-        memory = (state,) if "first" in self.inputs else ()
+        memory = (state,) if self.has_memory else ()
         return (action, logits, self.model.denormalize_value(value), *memory)
 
     def examples(self, rows: int, generator: torch.Generator) -> Values:
         """Random observations, as they are stored, around what the model is used to."""
-        drawn = {key: self._draw(key, rows, generator) for key in self.keys}
-        if "first" in self.inputs:
+        drawn = {name: self._draw(key, rows, generator) for key, name in self.keys.items()}
+        if self.has_memory:
             drawn["first"] = torch.rand(rows, generator=generator) < 0.1
             drawn["rnn_state"] = torch.zeros(rows, self.model.rnn_state_size)
         return {name: value.numpy() for name, value in drawn.items()}
@@ -177,9 +181,21 @@ class _Network(nn.Module):
         return x / scaling.inv_std + scaling.mean if scaling.running else x * scaling.scale + scaling.subtract_mean
 
 
+def _input_names(keys: Sequence[str]) -> dict[str, str]:
+    """What the inputs of the keys of an observation are called: as the keys, but for names that are taken."""
+    names = {key: key for key in keys}
+    for key in keys:
+        while names[key] in (*MEMORY, *OUTPUTS) or list(names.values()).count(names[key]) > 1:
+            names[key] = TAKEN_KEY_PREFIX + names[key]
+    return names
+
+
 def _description(policy: Policy, network: _Network) -> dict[str, Any]:
-    inputs = {key: {"dtype": spec.dtype, "shape": list(spec.shape)} for key, spec in network.specs.items()}
-    if "first" in network.inputs:
+    inputs: dict[str, dict[str, Any]] = {}
+    for key, name in network.keys.items():
+        spec = network.specs[key]
+        inputs[name] = {"key": key, "dtype": spec.dtype, "shape": list(spec.shape)}
+    if network.has_memory:
         inputs["first"] = {"dtype": "bool", "shape": []}
         inputs["rnn_state"] = {"dtype": "float32", "shape": [policy.model.rnn_state_size]}
     meanings = {
@@ -263,6 +279,11 @@ def _write(network: _Network, metadata: dict[str, Any], path: Path) -> None:
         text = " ".join(str(cause).split())[:300]
         raise ExportError(f"the model cannot be exported: {type(cause).__name__}: {text}") from error
     assert program is not None
+    graph = program.model.graph
+    shown = {*graph.inputs, *graph.outputs}  # the only names that say something; a key may be called as one inside
+    for value in (*graph.initializers.values(), *(value for node in graph for value in node.outputs)):
+        if value not in shown:
+            value.name = f"/{value.name}"
     program.model.metadata_props[METADATA_KEY] = json.dumps(metadata)
     program.save(path, external_data=False)
 
@@ -304,7 +325,7 @@ def _checked(network: _Network, model: ActorCritic, path: Path) -> float:
         for name, value in expected.items():
             error = np.abs(found[name] - value) / (1 + np.abs(value))
             worst = max(worst, float(error.max(initial=0.0)))
-        if "rnn_state" in inputs:
+        if network.has_memory:
             states = {"rnn_state": expected["next_rnn_state"]}
     if not worst <= TOLERANCE:
         raise ExportError(f"the exported model differs from the policy by {worst:.2g}: nothing is written")

@@ -121,6 +121,24 @@ def test_every_kind_of_model_and_space(tmp_path: Path, case: str) -> None:
         assert np.allclose(action, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("flags", [{"use_rnn": True}, {"use_rnn": False}], ids=["memory", "no memory"])
+def test_keys_that_are_called_as_other_inputs_outputs_or_what_is_inside(tmp_path: Path, flags: dict[str, Any]) -> None:
+    taken = ["action", "first", "obs.value", "value"]
+    inside = ["linear", "low"]  # as the exporter calls a layer and a buffer
+    policy = untrained((spaces.Dict(dict.fromkeys([*taken, *inside], BOX)), spaces.Discrete(3)), flags)
+    described = exporting.export_policy(policy, tmp_path / "policy.onnx").description["inputs"]
+    keys = {name: entry["key"] for name, entry in described.items() if "key" in entry}
+    assert keys == {
+        "obs.action": "action",
+        "obs.first": "first",
+        "linear": "linear",
+        "low": "low",
+        "obs.value": "obs.value",
+        "obs.obs.value": "value",
+    }
+    assert [one.name for one in session_of(tmp_path / "policy.onnx").get_inputs()] == list(described)
+
+
 @pytest.mark.slow
 def test_a_file_that_computes_something_else_is_not_kept(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
