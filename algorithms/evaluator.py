@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -36,6 +36,8 @@ MOST_OF_THE_CORES = 0.015
 """What evaluations may take of all cores' time on average, so that training hardly feels them."""
 LONGEST_SLEEP_SECONDS = 1.0
 LIVING_STATES = ("starting", "training")
+SETTINGS = ("best_by", "episodes", "max_num_frames", "seed", "env_kwargs")
+"""Flags without which means cannot be compared."""
 
 
 class Evaluation(NamedTuple):
@@ -89,10 +91,14 @@ class Evaluator:
     Args:
         directory: of the run.
         config: how.
+
+    Attributes:
+        settings: the flags without which means cannot be compared.
     """
 
     def __init__(self, directory: Path, config: EvaluatorConfig) -> None:
         self.directory, self.config = directory, config
+        self.settings = {name: getattr(config, name) for name in SETTINGS}
         self.results = directory / "eval"
         self._seen: dict[int, str] = {}
         self._envs: GroupEnv | None = None
@@ -148,7 +154,7 @@ class Evaluator:
         found = [self._evaluated(run, policy, mode) for mode in MODES]
         for one in found:
             say(one.line())
-            self._log.append(one._asdict())
+            self._log.append(one._asdict() | {"seed": self.config.seed, "env_kwargs": self.config.env_kwargs})
         self._show(policy, found)
         (chosen,) = (one for one in found if one.mode == self.config.best_by)
         self._keep_if_best(parent / FOLDERS["best_evaluated"], run, chosen)
@@ -186,18 +192,30 @@ class Evaluator:
         self._writers[policy].add(found[0].env_steps, tags)
 
     def _keep_if_best(self, folder: Path, run: Run, one: Evaluation) -> None:
-        """Keep a checkpoint instead of the best before, if its mean is higher; says whether the intervals are apart."""
+        """Keep a checkpoint instead of the best before, if its mean is higher; says whether the intervals are apart.
+
+        One that was measured with other flags cannot be compared, and gives way; what plays in another environment
+        than the flags of the run describe takes nobody's place.
+        """
+        if self.config.env_kwargs not in ({}, run.config.logging.eval_env_kwargs):
+            say("not kept as the best: --env_kwargs are not the --eval_env_kwargs of the run")
+            return
         before = best_kept(folder)
-        if not one.episodes or (before and one.mean <= before["value"]):
+        comparable = before is not None and before["settings"] == self.settings
+        if not one.episodes or (before and comparable and one.mean <= before["value"]):
             return
         mark = {"metric": EVALUATED_METRIC, "value": one.mean, "low": one.low, "high": one.high}
-        state = read_plain(run.files["state.json"]) | {"best": mark}
+        state = read_plain(run.files["state.json"]) | {"best": mark | {"settings": self.settings}}
         files: dict[str, Content] = {**run.files, "state.json": json.dumps(state, indent=1).encode()}
         path = checkpoint.save(folder, run.checkpoint.name, files)
         for other in folder.glob("ckpt_*"):
             if other != path:
                 checkpoint.remove(other)
-        sure = "" if before is None or one.low > before["high"] else "; the intervals overlap, so that may be chance"
+        sure = ""
+        if before and not comparable:
+            sure = "; the one before was measured with other flags"
+        elif before and one.low <= before["high"]:
+            sure = "; the intervals overlap, so that may be chance"
         say(f"the best so far: {path}{sure}")
 
     def _close_envs(self) -> None:
@@ -219,12 +237,12 @@ def interval(returns: list[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def best_kept(folder: Path) -> dict[str, float] | None:
-    """What the best evaluated checkpoint says of itself: value, low and high; None without one that can be read."""
+def best_kept(folder: Path) -> dict[str, Any] | None:
+    """What the best evaluated checkpoint says of itself: value, low, high, settings; None without one to be read."""
     for path in sorted(folder.glob("ckpt_*"), reverse=True):
         with contextlib.suppress(CheckpointError, KeyError):
             kept = read_plain(checkpoint.read(path, "state.json"))["best"]
-            return {name: float(kept[name]) for name in ("value", "low", "high")}
+            return {name: float(kept[name]) for name in ("value", "low", "high")} | {"settings": kept.get("settings")}
     return None
 
 

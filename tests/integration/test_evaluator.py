@@ -74,7 +74,49 @@ def test_only_a_better_one_takes_the_place_of_the_best(
             (name,) = (path.name for path in (parent / "best_evaluated").iterdir())
             kept.append((int(name[5:]), "may be chance" in capsys.readouterr().out))
     assert kept == [(100, False), (100, False), (300, True), (400, False)]
-    assert best_kept(parent / "best_evaluated") == {"value": 2.0, "low": 1.5, "high": 2.5}
+    kept_now = best_kept(parent / "best_evaluated")
+    assert kept_now is not None
+    assert kept_now.pop("settings") == one.settings
+    assert kept_now == {"value": 2.0, "low": 1.5, "high": 2.5}
+
+
+def test_only_what_was_measured_alike_is_compared(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(runs, "counter", tmp_path, "/100", config={"eval_env_kwargs": {"horizon": 3}})
+    means = iter([700.0, 7.0, 5.0, 6.0, 3.0, 2.0])
+
+    def evaluated(self: Evaluator, run: Any, policy: int, mode: str) -> Evaluation:
+        mean = next(means) if mode == "sampled" else 0.0
+        return Evaluation(policy, 100, mode, 5, mean, 0.1, mean, mean, 0.0)
+
+    monkeypatch.setattr(Evaluator, "_evaluated", evaluated)
+    values, said = [], []
+    for flags in (
+        {"env_kwargs": {"bonus": 100}},
+        {},
+        {},
+        {"seed": 8},
+        {"episodes": 9},
+        {"episodes": 9, "env_kwargs": {"horizon": 3}},
+    ):
+        with Evaluator(run, EvaluatorConfig(**flags)) as one:  # type: ignore[arg-type]
+            one.look()
+        kept = best_kept(run / "checkpoint_p0" / "best_evaluated")
+        values.append(kept and kept["value"])
+        (*_, last) = capsys.readouterr().out.splitlines()
+        said.append(last.partition("; ")[2] if "the best so far" in last else last[:20])
+    assert values == [None, 7.0, 7.0, 6.0, 3.0, 2.0]
+    other = "the one before was measured with other flags"
+    assert said == ["not kept as the best", "", "policy 0 at 100 env ", other, other, other]
+    assert [(record["seed"], record["env_kwargs"]) for record in results(run)[::2]] == [
+        (1_000_000, {"bonus": 100}),
+        (1_000_000, {}),
+        (1_000_000, {}),
+        (8, {}),
+        (1_000_000, {}),
+        (1_000_000, {"horizon": 3}),
+    ]
 
 
 def test_intervals() -> None:
