@@ -50,6 +50,19 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
+def require_info(name: str, where: str, info: object) -> None:
+    """Refuse an info that is none, of `reset` or `step`.
+
+    Raises:
+        SpaceMismatch: it is no dict.
+    """
+    if not isinstance(info, Mapping):
+        returned = f"({'observation' if where == 'reset' else 'observation, reward, terminated, truncated'}, info)"
+        raise SpaceMismatch(
+            f"{name}: {where} must return {returned} with a dict as info, as gymnasium's environments do"
+        )
+
+
 class ActionConverter:
     """Turns stored actions [R, A] into what an environment's action space describes.
 

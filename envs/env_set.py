@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs.conversion import failure_of, one_line, reraise
+from envs.conversion import failure_of, one_line, require_info, reraise
 from envs.incidents import IncidentFolder, random_state
 from envs.journal import Journal, JournalMemory
 from envs.reward_shaping import default_reward_shaping, set_reward_shaping
@@ -213,6 +213,9 @@ class EnvSet:
         # an old-style reset returns the observation alone, which could unpack into two by accident
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpaceMismatch(f"{self.name}: reset must return (observation, info), as gymnasium's environments do")
+        info: Any = result[1]
+        for one in info if isinstance(info, list | tuple) and num_agents_of(env) else (info,):
+            require_info(self.name, "reset", one)
         if self.journal is not None:
             self.journal.began(index)
         return result

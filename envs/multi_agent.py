@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.conversion import episode_stats, one_line, reported_frames
+from envs.conversion import episode_stats, one_line, reported_frames, require_info
 from envs.env_set import Begun, SingleEnv
 from envs.journal import NOBODY
 from envs.masks import flat_mask, random_action
@@ -154,6 +154,7 @@ class MultiAgentLoop(PythonLoop):
     def _write_agent(self, roster: Roster, agent: int, said: Said, row: StepRow, at: int) -> bool:
         """Write a step of one agent; whether its episode ended with it."""
         info, observation = said.infos[agent], said.observations[agent]
+        require_info(self.name, "step", info)
         terminated, acted = bool(said.terminated[agent]), roster.playing[agent]
         roster.note(agent, terminated or bool(said.truncated[agent]), info)
         plays = roster.playing[agent]
@@ -220,6 +221,7 @@ class MultiAgentLoop(PythonLoop):
             said = self._said(self._envs.step_functions[index](list(self._actions.rows(actions))))
             observations, infos = said.observations, said.infos
             for agent, info in enumerate(infos):
+                require_info(self.name, "step", info)
                 roster.note(agent, bool(said.terminated[agent] or said.truncated[agent]), info)
             if roster.over:
                 observations, infos = self._begun(self._envs.begin(index, None))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reported_frames
+from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reported_frames, require_info
 from envs.env_set import RAISE, Begun, EnvSet, OnFailure, SingleEnv
 from envs.finite import FiniteCheck
 from envs.journal import NOBODY
@@ -115,6 +115,7 @@ class PythonLoop(ShapedRows):
                     if terminated or truncated:  # both at once: the episode is over, there is nothing to bootstrap from
                         row.terminated[index], row.truncated[index] = bool(terminated), not terminated
                         ended[index] = True
+                        require_info(self.name, "step", info)
                         stats = episode_stats(index, info)
                         episodes = [*(episodes or []), stats] if stats else episodes
                 # A call would cost a third of what is left of a step beside the environment's own.
@@ -185,6 +186,7 @@ class PythonLoop(ShapedRows):
 
     def _read(self, info: dict[str, Any], row: StepRow, index: int) -> None:
         """Take from info what belongs into the slot."""
+        require_info(self.name, "step", info)
         if self._counts_frames or "num_frames" in info:
             self._counts_frames = True
             row.num_frames[index] = reported_frames(info, self.spec.frames_per_step)

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reraise, row_of_batched
+from envs.conversion import (
+    ActionConverter,
+    ObservationWriter,
+    episode_stats,
+    one_line,
+    require_info,
+    reraise,
+    row_of_batched,
+)
 from envs.env_set import RAISE, OnFailure
 from envs.finite import FiniteCheck
 from envs.masks import ActionMasks, random_action
@@ -80,6 +88,7 @@ class GymVector:
         with self._recorder.resetting(seeds):
             seed: Any = [int(seed) for seed in seeds] if takes_list else int(seeds[0])
             observation, infos = self._env.reset(seed=seed)
+            require_info(self.name, "reset", infos)
             self._observations.write_batch(obs, observation)
             self._ended = np.zeros(self.num_rows, np.bool_)
             self._write_masks(obs, infos, infos)
@@ -94,6 +103,7 @@ class GymVector:
         """
         with self._recorder.stepping(action):
             observation, reward, terminated, truncated, infos = self._env.step(self._actions.batch(action))
+            require_info(self.name, "step", infos)
             self._write_outcome(row, reward, terminated, truncated)
             self._write_frames(row, infos)
             infos_of_restarted: Mapping[str, Any] = infos
@@ -169,6 +179,7 @@ class GymVector:
             return spec
         try:
             _, infos = self._env.reset()
+            require_info(self.name, "reset", infos)
         except BaseException as error:
             reraise(self.name, error)
         return spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=MASK_KEY in infos)

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
+from envs.conversion import require_info
 from envs.masks import AllowedActions
 from envs.spec import is_channels_first
 from utils.errors import UsageError
@@ -40,6 +41,7 @@ class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
         total, frames = 0.0, 0
         for _ in range(self.times):
             observation, reward, terminated, truncated, info = self.env.step(action)
+            require_info(type(self.unwrapped).__name__, "step", info)
             total += float(reward)
             frames += info.get("num_frames", 1)
             if terminated or truncated or not self._allowed(action, observation, info):

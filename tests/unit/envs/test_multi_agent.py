@@ -244,6 +244,9 @@ def test_agents_are_out_for_good_when_all_are() -> None:
         ([(["a", "b"], NO, NO, [{}, {}])], ({}, {}), "a reward must be a number"),
         ([([1.0, 1.0], NO, {"a": True}, [{}, {}])], ({}, {}), "truncated: expected a list of 2, .* got dict"),
         ([], ({},), "infos: expected a list of 2, one per agent, got 1"),
+        ([], None, "reset must return .* with a dict as info"),
+        ([], [{}, None], "reset must return .* with a dict as info"),
+        ([([1.0, 1.0], [True, True], NO, [{}, None])], ({}, {}), "step must return .* with a dict as info"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(script: list[Any], infos: Any, text: str) -> None:

@@ -192,6 +192,8 @@ FINE = np.zeros(2, np.float32)
         ((FINE, "much", False, False, {}), "with a number as reward"),
         ((FINE, np.zeros(2), False, False, {}), "with a number as reward"),
         ((FINE, 0.0, True, False, {"true_reward": "high"}), "statistics in info must be numbers"),
+        ((FINE, 0.0, True, False, None), "truncated, info) with a dict as info"),
+        ((FINE, 0.0, False, False, [1]), "truncated, info) with a dict as info"),
     ],
 )
 def test_malformed_steps_are_refused(outcome: tuple, words: str) -> None:
@@ -203,6 +205,16 @@ def test_malformed_steps_are_refused(outcome: tuple, words: str) -> None:
 def test_old_style_reset_is_refused_even_where_it_would_unpack() -> None:
     with pytest.raises(SpaceMismatch, match="reset must return"):
         collect(scripted(on_reset=np.zeros(2, np.float32)), 1, [0, 1], zeros)
+
+
+@pytest.mark.parametrize("info", [None, [{}]])
+@pytest.mark.parametrize("action_space", [spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,))])
+def test_an_info_of_reset_that_is_no_dict_is_refused(info: object, action_space: spaces.Space) -> None:
+    env = type("Odd", (Scripted,), {"on_reset": (FINE, info), "action_space": action_space})
+    with pytest.raises(SpaceMismatch) as caught:
+        collect(PythonLoop([env], name="Odd-v0"), 1, [0], lambda obs: np.zeros((1, 1), np.float32))
+    expected = "reset must return (observation, info) with a dict as info, as gymnasium's environments do"
+    assert str(caught.value) == f"Odd-v0: {expected}"
 
 
 def test_both_flags_mean_terminated() -> None:

@@ -249,6 +249,10 @@ def test_metadata_may_be_the_value_of_the_mode() -> None:
         ((np.zeros((2, 2), np.uint8), *answer()[1:]), "observation key obs: expected shape (1,), got shape (2,)"),
         ((np.zeros((3, 1), np.uint8), *answer()[1:]), "observation key obs"),
         ((np.zeros((2, 1)), *answer()[1:]), "fits uint8, got float64"),
+        (
+            (*answer()[:4], None),
+            "Stub: step must return (observation, reward, terminated, truncated, info) with a dict",
+        ),
         (answer(reward=(0.0,)), "reward: expected shape (2,), got (1,)"),
         (answer(terminated=(0, 0, 0)), "terminated: expected shape (2,), got (3,)"),
         (answer(reward=("a", "b")), "TypeError"),

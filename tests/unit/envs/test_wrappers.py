@@ -10,7 +10,7 @@ from envs.make import make_group, make_single
 from envs.toy import Counter, counter_length, counter_step, register_toys
 from envs.wrappers import RepeatAction, make_registered, stack_frames
 from tests.unit.envs.rollouts import collect
-from utils.errors import UsageError
+from utils.errors import SpaceMismatch, UsageError
 
 
 class Numbered(gymnasium.Env[Any, Any]):
@@ -71,6 +71,16 @@ def test_frames_of_an_env_that_skips_itself_are_summed() -> None:
     assert (reward, ended, said) == (6.0, False, {"step": 6, "num_frames": 6})
     _, reward, ended, _, said = env.step(0)
     assert (reward, ended, said) == (1.0, True, {"step": 7, "num_frames": 1})
+
+
+def test_a_repeated_step_without_info_is_refused() -> None:
+    env = Counter()
+    step = env.step
+    env.step = lambda action: (*step(action)[:4], None)  # type: ignore[method-assign,assignment,return-value]
+    repeated = RepeatAction(env, 2)
+    repeated.reset(seed=0)
+    with pytest.raises(SpaceMismatch, match=r"Counter: step must return .* with a dict as info"):
+        repeated.step(0)
 
 
 def test_frame_skip_counts_frames_in_any_environment() -> None:
