@@ -217,8 +217,8 @@ def of_exam(exam: Exam, spec: EnvSpec) -> Iterator[Finding]:
         )
     kind = "with the last step of an episode" if spec.same_step else "on the step after the end"
     if exam.episodes:
-        length = exam.num_steps / exam.episodes
-        yield Finding("episodes", "ok", f"{exam.episodes} of about {length:.0f} random steps; a new one begins {kind}")
+        length = f"{exam.episode_steps:.0f}"
+        yield Finding("episodes", "ok", f"{exam.episodes} of about {length} random steps; a new one begins {kind}")
     else:
         yield Finding("episodes", "note", f"none ended in {exam.num_steps} random steps: returns come late (--horizon)")
     reset = "" if exam.reset_seconds is None else f"; a reset {_time(exam.reset_seconds)}"

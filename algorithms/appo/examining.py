@@ -12,7 +12,7 @@ import numpy as np
 from envs.config import EnvConfig
 from envs.make import make_group
 from envs.masks import random_action
-from envs.spec import MASK_KEY, Array, GroupEnv, StepRow
+from envs.spec import MASK_KEY, Array, BoolArray, GroupEnv, StepRow
 from utils import descriptors
 from utils.memory import held_bytes
 
@@ -28,7 +28,8 @@ class Exam(NamedTuple):
     Attributes:
         repeated: steps that were taken twice, from the same seed and with the same actions.
         differs_at: the first of them that showed something else the second time, 0 for the reset; None: none did.
-        num_steps, episodes: that were timed, and the episodes that ended in them.
+        num_steps, episodes: that were timed, and the episodes of agents that ended in them.
+        episode_steps: that an agent took in each of those on average; 0 without any.
         median_seconds, slow_seconds, longest_seconds: of a step; 99 % take less than the second.
         reset_seconds: median of the steps that reset; None if there were none.
         grown_steps, grown_bytes, grown_files: after warming up, in so many steps, memory and open files grew by these.
@@ -38,6 +39,7 @@ class Exam(NamedTuple):
     differs_at: int | None
     num_steps: int
     episodes: int
+    episode_steps: float
     median_seconds: float
     slow_seconds: float
     longest_seconds: float
@@ -63,6 +65,11 @@ class Walk:
         self.row = StepRow(obs, first, reward, terminated, truncated, num_frames)
         if envs.spec.same_step:
             self.row.final_obs, self.row.has_final = final_obs, has_final
+
+    @property
+    def took_part(self) -> BoolArray:
+        """[R] who took the last step; a step that only resets belongs to no episode."""
+        return np.ones_like(self.row.first) if self._envs.spec.same_step else ~self.row.first
 
     def reset(self, seed: int) -> str:
         """Begin an episode; what it shows, as a digest."""
@@ -122,14 +129,20 @@ def _repeat(walk: Walk) -> tuple[int, int | None]:
 def _time(walk: Walk, repeated: int, differs_at: int | None) -> Exam:
     steps: list[float] = []
     resets: list[float] = []
-    episodes, warm = 0, (0, 0, 0)
+    episodes, ended_steps, warm = 0, 0, (0, 0, 0)
+    walk.reset(SEED)  # so that every episode is seen from its begin
+    length = np.zeros(len(walk.row.first), np.int64)
     begin = time.perf_counter()
     while (spent := time.perf_counter() - begin) < STEPPING_SECONDS and len(steps) < MOST_STEPS:
         if not warm[0] and (spent > WARM_UP_SHARE * STEPPING_SECONDS or len(steps) > WARM_UP_SHARE * MOST_STEPS):
             warm = _holds(len(steps) + len(resets))
         seconds = walk.step(walk.action())
-        (resets if walk.row.first.any() else steps).append(seconds)
-        episodes += int((walk.row.terminated | walk.row.truncated).sum())
+        # An agent that takes no part begins an episode in every step.
+        (resets if walk.row.first.all() else steps).append(seconds)
+        ended = walk.row.terminated | walk.row.truncated
+        length += walk.took_part
+        episodes, ended_steps = episodes + int(ended.sum()), ended_steps + int(length[ended].sum())
+        length[ended] = 0
     end = _holds(len(steps) + len(resets))
     median, slow = _quantiles(steps or resets)
     grown = [after - before for before, after in zip(warm, end, strict=True)] if warm[0] else [0, 0, 0]
@@ -138,6 +151,7 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Exam:
         differs_at=differs_at,
         num_steps=end[0],
         episodes=episodes,
+        episode_steps=ended_steps / max(1, episodes),
         median_seconds=median,
         slow_seconds=slow,
         longest_seconds=max(steps or resets),

@@ -14,7 +14,7 @@ from algorithms.appo.tuning import Costs
 from tests.unit.appo.test_probing import config_of
 from utils.errors import UsageError
 
-EXAM = Exam(200, None, 1000, 20, 1.2e-5, 3e-5, 2e-4, 9e-5, 700, 512 << 10, 0)
+EXAM = Exam(200, None, 1000, 20, 50.0, 1.2e-5, 3e-5, 2e-4, 9e-5, 700, 512 << 10, 0)
 
 
 class Odd(gymnasium.Env[np.ndarray, int]):
@@ -63,7 +63,31 @@ def test_an_environment_that_does_not_is_found_out(odd_at: int, differs_at: int)
     exam = examine(config_of("tests.unit.appo.test_doctor:Odd", env_kwargs={"odd_at": odd_at}).env)
     assert exam.differs_at == differs_at
     assert exam.reset_seconds is not None
-    assert (exam.num_steps, exam.episodes) == (110, 10)  # a reset takes a step, which is none of the 100
+    # A reset takes a step, which is none of the 100, nor of an episode.
+    assert (exam.num_steps, exam.episodes, exam.episode_steps) == (109, 10, 10.0)
+
+
+class Leaving(gymnasium.Env[Any, Any]):
+    """Three agents in lists; the first one leaves after five steps, the others after nine."""
+
+    observation_space, action_space = Odd.observation_space, Odd.action_space
+    num_agents = 3
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        self.steps = 0
+        return [np.zeros(1, np.float32)] * 3, [{}] * 3
+
+    def step(self, action: list[int]):
+        self.steps += 1
+        ends = [self.steps == 5, self.steps == 9, self.steps == 9]
+        infos = [{"is_active": self.steps <= 5}, {}, {}]
+        return [np.zeros(1, np.float32)] * 3, [0.0] * 3, ends, [False] * 3, infos
+
+
+def test_episodes_are_measured_in_the_steps_of_their_agent() -> None:
+    exam = examine(config_of("tests.unit.appo.test_doctor:Leaving").env)
+    assert (exam.num_steps, exam.episodes) == (111, 33)  # eleven episodes of all, and one step of the next one
+    assert exam.episode_steps == 11 * (5 + 9 + 9) / 33
 
 
 def said(exam: Exam) -> dict[str, Finding]:
