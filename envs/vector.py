@@ -53,9 +53,8 @@ class GymVector:
         spec: EnvSpec | None = None,
         on_failure: OnFailure = RAISE,
     ):
-        self.name = name
+        self.name, self._closed = name, False
         self.rebuilds = 0  # rows of a vector are stepped together, and fail together
-        self._closed = False
         self._recorder = VectorRecorder(name, on_failure)
         with self._recorder.making():
             self._env = make_vector()
@@ -179,10 +178,9 @@ class GymVector:
             return spec
         try:
             _, infos = self._env.reset()
-            require_info(self.name, "reset", infos)
         except BaseException as error:
             reraise(self.name, error)
-        return spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=MASK_KEY in infos)
+        return spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=MASK_KEY in (infos or {}))
 
     def _write_masks(
         self, obs: dict[str, Array], infos: Mapping[str, Any], infos_of_restarted: Mapping[str, Any]

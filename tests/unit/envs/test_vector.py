@@ -14,7 +14,7 @@ from envs.spec import GroupEnv
 from envs.toy import Corridor, Counter, CounterVector, counter_length, counter_step
 from envs.vector import GymVector
 from tests.unit.envs.rollouts import Rollout, collect
-from utils.errors import EnvironmentFailure, NotFinite, UsageError
+from utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch, UsageError
 
 MODES = list(AutoresetMode)
 SEEDS = [10, 11, 12, 13, 14]
@@ -264,6 +264,15 @@ def test_misbehaviour_is_one_line(bad: object, words: str) -> None:
         run_stub(NEXT, answer(), bad)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_reset_without_infos_is_refused() -> None:
+    class Silent(VectorStub):
+        def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+            return np.zeros((2, 1), np.uint8), None
+
+    with pytest.raises(SpaceMismatch, match=r"Stub: reset must return \(observation, info\) with a dict as info"):
+        collect(GymVector(lambda: Silent(NEXT), name="Stub"), 1, [0, 1], zeros)
 
 
 def test_a_failing_constructor_is_one_line() -> None:
