@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from envs.spaces import Space, children, choices_of, flat_observation_spaces, observation_specs
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EpisodeStats, ObservationSpec
-from utils.errors import AppoError, EnvironmentFailure, SpaceMismatch, StopNow
+from utils.errors import AppoError, EnvironmentFailure, SpaceMismatch, StopNow, text_of
 
 Path = tuple[str, ...]
 Copy = Callable[[Array, Array], None]
@@ -46,7 +46,7 @@ def failure_of(name: str, error: BaseException) -> EnvironmentFailure | None:
 
 def one_line(error: BaseException) -> str:
     """The text of an exception without line breaks, at most 300 characters."""
-    text = " ".join(str(error).split())
+    text = text_of(error)
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -45,6 +45,14 @@ class ResourceError(AppoError):
     exit_code = 5
 
 
+def text_of(error: BaseException) -> str:
+    """The text of an exception without line breaks; one of the user's may not even be able to say it."""
+    try:
+        return " ".join(str(error).split())
+    except Exception as another:
+        return f"no text, as its __str__ raised {type(another).__name__}"
+
+
 def without_gpu_memory(error: BaseException) -> ResourceError | None:
     """What the user is told when a GPU had no memory left; None for all other errors.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from utils.errors import UsageError
+from utils.errors import UsageError, text_of
 from utils.user_modules import import_user_module
 
 
@@ -19,7 +19,7 @@ def find_function(flag: str, name: str) -> Callable[..., Any]:
     try:
         function: object = getattr(import_user_module(module_name), function_name)
     except Exception as error:  # the user's module may raise anything
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        text = f"{type(error).__name__}: {text_of(error)}"
         raise UsageError(f"--{flag}={name} failed: {text}") from error
     if not callable(function):
         raise UsageError(f"--{flag}={name} is a {type(function).__name__}, not a function")

@@ -15,7 +15,7 @@ from algorithms.models.config import ModelConfig
 from algorithms.models.cores import Core
 from algorithms.ops.checks import require_shape
 from envs.spec import EnvSpec, ObservationSpec
-from utils.errors import UsageError
+from utils.errors import UsageError, text_of
 from utils.user_modules import import_user_module
 
 # What a trial takes: steps before the trajectory, so that it starts from a state that is
@@ -51,7 +51,7 @@ def _blaming(config: ModelConfig) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the user's code may raise anything
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        text = f"{type(error).__name__}: {text_of(error)}"
         raise UsageError(f"--encoder_custom={config.encoder_custom} failed: {text}") from error
 
 

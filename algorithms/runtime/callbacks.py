@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from algorithms.runtime.arena import Array
 from algorithms.runtime.messages import LearnerReport
 from envs.spec import EpisodeStats
-from utils.errors import UsageError
+from utils.errors import UsageError, text_of
 from utils.functions import find_function
 from utils.values import nearest
 
@@ -173,12 +173,12 @@ class Hooks:
         """Whether any of these is of interest to anyone."""
         return any(self._listeners[event] for event in events)
 
-    def tell(self, event: str, *arguments: object) -> list[Any]:
-        """What each of them returns."""
+    def tell(self, event: str, *arguments: object, read: Callable[[Any], Any] = lambda answer: answer) -> list[Any]:
+        """What each of them returns, as `read` makes it of that."""
         answers = []
         for listener in tuple(self._listeners[event]):
             try:
-                answers.append(getattr(listener, event)(*arguments))
+                answers.append(read(getattr(listener, event)(*arguments)))
             except (Exception, SystemExit) as error:  # the user's code may raise anything
                 self._turn_off(listener, event, error)
         return answers
@@ -189,7 +189,7 @@ class Hooks:
             if listener in listeners:
                 listeners.remove(listener)
         name = f"{type(listener).__module__}:{type(listener).__qualname__}"
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"{type(error).__name__}: {text_of(error)}"
         log.warning("callback %s is off: %s raised %s", name, event, reason, exc_info=error)
 
 
@@ -252,7 +252,7 @@ class EpisodeWatch:
         episode.episode_return, episode.length = float(self._return[row]), int(self._length[row])
         episode.terminated, episode.truncated = bool(step.terminated[row]), bool(step.truncated[row])
         episode.stats = {name: value for one in stats if one.row == row for name, value in one.stats.items()}
-        answers = (finite(answer) for answer in self.hooks.tell("on_episode_end", episode))
+        answers = self.hooks.tell("on_episode_end", episode, read=finite)
         return [EpisodeStats(row, answer) for answer in answers if answer]
 
 
@@ -260,8 +260,15 @@ def finite(answer: object) -> dict[str, float]:
     """What of a user's answer are numbers by name."""
     if not isinstance(answer, Mapping):
         return {}
-    numbers = {str(n): float(v) for n, v in answer.items() if isinstance(v, (int, float, np.integer, np.floating))}
+    numbers = {str(n): _float(v) for n, v in answer.items() if isinstance(v, (int, float, np.integer, np.floating))}
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
+def _float(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # Python's own integers have no end
+        return math.inf
 
 
 def read_only(part: Any) -> Any:

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Mapping
 
+from utils.errors import text_of
 from utils.functions import find_function
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class CustomSummaries:
             found = {str(tag): float(value) for tag, value in self._function(policy, dict(statistics)).items()}
         except Exception as error:  # the user's code may raise anything
             if not self._warned:
-                text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                text = f"{type(error).__name__}: {text_of(error)}"
                 log.warning("--custom_summaries=%s failed (said once): %s", self.name, text)
                 self._warned = True
             return {}

@@ -16,7 +16,7 @@ from algorithms.runtime.callbacks import Callbacks, Episode, EpisodeWatch, Hooks
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import Address, LearnerReport, Stop, WorkerReport
 from algorithms.runtime.monitor import Limits
-from algorithms.runtime.telling import TellingMonitor, ToldEpisodes
+from algorithms.runtime.telling import TellingMonitor, ToldEpisodes, ToldSummaries
 from envs.spec import EpisodeStats
 from tests.integration.runs import SerialRun
 from tests.unit.runtime.groups import Played, episodes
@@ -176,6 +176,40 @@ def test_whoever_raises_is_off_and_nobody_else_notices(caplog: pytest.LogCapture
     assert first == f"callback {HERE}:Failing is off: on_episode_step raised SystemExit: two lines"
     assert second.startswith(f"callback {HERE}:Writing is off: on_episode_step raised ValueError: ")
     assert all(record.exc_info for record in caplog.records)
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class Huge(Callbacks):
+    """Returns a number that no float holds, and then a dict that raises when it is read."""
+
+    def on_episode_end(self, episode: Episode) -> Any:
+        if episode.env == 4:
+            return {"huge": 10**400, "one": 1}
+
+        class Broken(dict[str, float]):
+            def items(self) -> Any:
+                raise Speechless
+
+        return Broken()
+
+    def before_logging(self, policy: int, figures: dict[str, float]) -> None:
+        figures["mine/huge"] = 10**400
+
+
+def test_answers_that_cannot_be_read_and_errors_without_a_text_end_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    hooks = Hooks([Huge({})])
+    watch = EpisodeWatch(hooks, 4)
+    ended = [True, False, True, False]
+    answers = watch.see(step_of([True] * 4, ended), ())
+    assert answers == [EpisodeStats(0, {"one": 1.0})]
+    reason = "on_episode_end raised Speechless: no text, as its __str__ raised ValueError"
+    assert caplog.messages == [f"callback {HERE}:Huge is off: {reason}"]
+    assert hooks.off == 1
+    assert ToldSummaries("", Hooks([Huge({})]))(0, {"env_steps": 8.0}) == {}
 
 
 def test_what_cannot_be_made_is_off(caplog: pytest.LogCaptureFixture) -> None:
