@@ -24,8 +24,9 @@ from envs.masks import flat_mask
 from envs.spaces import spec_of
 from envs.spec import MASK_KEY, BoolArray, EnvSpec
 from envs.vector import GymVector
+from utils.config import flags_of
 from utils.errors import UsageError
-from utils.values import nearest, shown
+from utils.values import from_plain, nearest, shown
 
 Which = Literal["latest", "best", "best_evaluated", "milestone", "past"]
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
@@ -58,17 +59,14 @@ def load_policy(
         train_dir: folder of all runs.
 
     Raises:
-        UsageError: there is no such run or policy, or the environment cannot be made.
+        UsageError: there is no such run or policy, kind of checkpoint or device, or the environment cannot be made.
         CheckpointError: the policy has no checkpoint that can be used.
     """
     directory = find_run_folder(str(run), Path(train_dir))
-    config = EvaluationConfig(
-        train_dir=str(directory.parent),
-        experiment=directory.name,
-        policy_index=policy,
-        load_checkpoint_kind=which,
-        device=device,
-    )
+    flags = flags_of(EvaluationConfig)
+    asked = {"policy_index": policy, "load_checkpoint_kind": which, "device": device}
+    checked: dict[str, Any] = {name: from_plain(flags[name], value) for name, value in asked.items()}
+    config = EvaluationConfig(train_dir=str(directory.parent), experiment=directory.name, **checked)
     found = find_run(config)
     seen, spec = look_at(found.config.env, spaces)
     with torch.random.fork_rng(devices=[]):  # a new model draws weights
@@ -94,7 +92,8 @@ class Policy:
         self._player = player
         self._writer = ObservationWriter(run.config.env.env, seen[0])
         self._actions = ActionConverter(seen[1])
-        self._num_choices = sum(part.size for part in player.spec.action.parts if part.kind == "categorical")
+        choices = [part.size for part in player.spec.action.parts if part.kind == "categorical"]
+        self._num_choices, self._begins_of_parts = sum(choices), np.cumsum([0, *choices])[:-1]
         self._begins = True  # every row begins an episode
 
     def act(self, observation: Any, *, deterministic: bool = False, action_mask: Any = None) -> Any:
@@ -107,12 +106,15 @@ class Policy:
 
         Raises:
             EnvironmentFailure: the observation does not fit its space.
-            UsageError: a mask is missing or has another size.
+            UsageError: a mask is missing, has another size, or allows nothing.
         """
         obs = self._writer.empty(1)
         self._writer.write_row(obs, 0, observation)
         masks = None if action_mask is None else flat_mask(action_mask)[None]
-        return self._actions.rows(self._answer(obs, np.zeros(1, np.bool_), deterministic, masks))[0]
+        self._take_mask(obs, masks)
+        if MASK_KEY in obs and not np.logical_or.reduceat(obs[MASK_KEY].reshape(-1), self._begins_of_parts).all():
+            raise UsageError(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
+        return self._actions.rows(self._answer(obs, np.zeros(1, np.bool_), deterministic))[0]
 
     def act_batch(
         self, observations: Any, *, first: Any = None, deterministic: bool = False, action_mask: Any = None
@@ -123,7 +125,8 @@ class Policy:
             observations: N of them, batched as the observation space says.
             first: [N] the rows whose observation begins an episode, besides those after `reset`.
             deterministic: take the most probable actions instead of samples.
-            action_mask: [N, M] of the environment's `info`, if they come there.
+            action_mask: [N, M] of the environment's `info`, if they come there. A row without any allowed choice has
+                ended, and gets any.
 
         Raises:
             EnvironmentFailure, UsageError: as `act`; or the number of rows has changed without a `reset`.
@@ -133,7 +136,8 @@ class Policy:
         self._writer.write_batch(obs, observations)
         starts = np.zeros(num_rows, np.bool_) if first is None else np.asarray(first, np.bool_)
         masks = None if action_mask is None else (np.asarray(action_mask) != 0).reshape(num_rows, -1)
-        return self._actions.batch(self._answer(obs, starts, deterministic, masks))
+        self._take_mask(obs, masks)
+        return self._actions.batch(self._answer(obs, starts, deterministic))
 
     def reset(self) -> None:
         """Forget all: the next observation of every row begins an episode."""
@@ -173,15 +177,18 @@ class Policy:
     def _flat(self) -> FlatModule:
         return self._player.flat
 
-    def _answer(self, obs: dict[str, Array], first: BoolArray, deterministic: bool, mask: BoolArray | None) -> Array:
-        """Stored actions [N, A]."""
-        player, num_rows = self._player, len(first)
+    def _take_mask(self, obs: dict[str, Array], mask: BoolArray | None) -> None:
+        """Put a mask [N, M] to the observations, or make sure that none is needed."""
         if mask is not None:
             obs[MASK_KEY] = mask
         elif self.spec.mask_in_info:
             raise UsageError(f'this environment needs masks: action_mask=info["{MASK_KEY}"]')
-        if MASK_KEY in obs and obs[MASK_KEY].size != num_rows * self._num_choices:
+        if MASK_KEY in obs and obs[MASK_KEY][0].size != self._num_choices:
             raise UsageError(f"{MASK_KEY} must have {self._num_choices} entries a row")
+
+    def _answer(self, obs: dict[str, Array], first: BoolArray, deterministic: bool) -> Array:
+        """Stored actions [N, A]."""
+        player, num_rows = self._player, len(first)
         if self._begins:
             player.rnn_state = torch.zeros(num_rows, player.rnn_state.shape[1], device=player.device)
         elif len(player.rnn_state) != num_rows:

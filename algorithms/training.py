@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -288,7 +288,8 @@ class Training:
 
 def _told(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, list[Callbacks]]:
     """The names among them, as the flag has them, and the objects."""
-    told = [callbacks] if isinstance(callbacks, (str, Callbacks)) else callbacks
+    given: Any = callbacks
+    told: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     for one in told:
         if not isinstance(one, (str, Callbacks)):
             raise UsageError(f"callbacks are names or objects derived from algorithms.Callbacks, got {shown(str(one))}")

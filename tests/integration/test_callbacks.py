@@ -98,9 +98,10 @@ def test_from_python_names_and_objects(tmp_path: Path) -> None:
     assert result.report.figures[0]["stats/mine/mean"] > 0
 
 
-def test_a_class_in_the_place_of_an_object_is_one_line() -> None:
+@pytest.mark.parametrize("callbacks", [[Notes], Notes, None])
+def test_a_class_in_the_place_of_an_object_is_one_line(callbacks: Any) -> None:
     with pytest.raises(UsageError, match="callbacks are names or objects derived from "):
-        train(COUNTER, callbacks=[Notes])
+        train(COUNTER, callbacks=callbacks)
 
 
 def test_enjoy_tells_too(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -136,6 +136,11 @@ def test_masks_are_obeyed(runs: Path) -> None:
         assert {policy.act(np.zeros(3, np.float32), action_mask=mask) for _ in range(5)} == {allowed}
     with pytest.raises(UsageError, match="action_mask must have"):
         policy.act(np.zeros(3, np.float32), action_mask=np.ones(choices + 1))
+    with pytest.raises(UsageError, match="action_mask: expected at least one allowed choice, got all zero"):
+        policy.act(np.zeros(3, np.float32), action_mask=[0] * choices)
+    nobody = np.zeros((2, choices), np.int8)  # as vector environments show it of rows that have ended
+    policy.reset()
+    assert policy.act_batch(np.zeros((2, 3), np.float32), action_mask=nobody).shape == (2,)
 
 
 def test_what_is_not_there(runs: Path) -> None:
@@ -145,5 +150,12 @@ def test_what_is_not_there(runs: Path) -> None:
         load_policy(runs / "counter", which="milestone")
     with pytest.raises(UsageError, match="has 1 policies, counted from 0"):
         load_policy(runs / "counter", policy=1)
+    kinds = "latest, best, best_evaluated, milestone, past; did you mean best"
+    with pytest.raises(UsageError, match=f"load_checkpoint_kind=bestest is not one of {kinds}"):
+        load_policy(runs / "counter", which="bestest")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="device=tpu is not one of auto, cpu, cuda"):
+        load_policy(runs / "counter", device="tpu")
+    with pytest.raises(UsageError, match="policy_index must be at least 0, got -1"):
+        load_policy(runs / "counter", policy=-1)
     with pytest.raises(AttributeError, match="no attribute 'load_polici'"):
         _ = algorithms.load_polici
