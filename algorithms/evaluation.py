@@ -36,7 +36,7 @@ from envs.spec import MASK_KEY, EnvSpec, GroupEnv, StepRow
 from utils import checkpoint, cpu
 from utils.command_line import say
 from utils.devices import choose_device
-from utils.errors import CheckpointError, UsageError
+from utils.errors import CannotBeDrawn, CheckpointError, UsageError
 from utils.values import shown
 
 Look = Callable[[bool], None]
@@ -196,7 +196,10 @@ def make_envs(saved: Config, config: EvaluationConfig) -> GroupEnv:
         return make_group(env, 1)
     alone = replace(env, env_vectorization="python")
     if config.window:
-        return make_group(alone, 1, render_mode="human")
+        try:
+            return make_group(alone, 1, render_mode="human")
+        except CannotBeDrawn as error:
+            sys.stderr.write(f"warning: no window: {error}\n")
     try:
         return make_group(alone, 1)
     except UsageError:  # an argument of --env_kwargs that only the vector knows

@@ -30,7 +30,7 @@ from envs.spec import EnvSpec, GroupEnv
 from envs.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
 from envs.wrappers import RepeatAction, make_registered, stack_frames
-from utils.errors import UsageError
+from utils.errors import CannotBeDrawn, UsageError
 from utils.user_modules import import_user_module
 from utils.values import nearest
 
@@ -296,7 +296,9 @@ def _construction(name: str) -> Iterator[None]:
             yield
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             raise UsageError(f"{name} needs a package that is not installed: {one_line(error)}") from error
-        except TypeError as error:
+        except (TypeError, gymnasium.error.Error) as error:
+            if any("unexpected keyword argument 'render_mode'" in str(one) for one in (error, error.__cause__)):
+                raise CannotBeDrawn(f"{name} cannot be drawn: it takes no render_mode") from error
             if "unexpected keyword argument" in str(error):
                 raise UsageError(f"{name} refuses its arguments (--env_kwargs): {one_line(error)}") from error
             reraise(name, error)

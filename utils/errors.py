@@ -16,6 +16,10 @@ class UsageError(AppoError):
     lasting = True
 
 
+class CannotBeDrawn(UsageError):
+    """The environment is to be drawn and takes no `render_mode`."""
+
+
 class EnvironmentFailure(AppoError):
     """The environment raised, or returned something its spaces do not allow."""
 

@@ -48,6 +48,18 @@ class Drawn(Windowed):
         return np.full((35, 51, 3), 60 * self._step, np.uint8)
 
 
+class Blind(Windowed):
+    """The same, and says that it draws, but cannot be asked to."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+gymnasium.register("Blind-v0", Blind)
+
+
 def evaluation(runs: Path, experiment: str, **flags: Any) -> EvaluationConfig:
     defaults: dict[str, Any] = {"no_render": True, "seed": 7, "json": True}
     return EvaluationConfig(train_dir=str(runs), experiment=experiment, **(defaults | flags))

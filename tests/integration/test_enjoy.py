@@ -16,7 +16,7 @@ from envs.make import make_group
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from envs.toy_agents import shift_of
 from tests.integration import enjoying
-from tests.integration.enjoying import enjoyed, evaluation
+from tests.integration.enjoying import copied, enjoyed, evaluation
 from utils.errors import UsageError
 
 COUNTER_LENGTHS_ARE_IN = range(3, 10)
@@ -142,6 +142,21 @@ def test_a_window_shows_every_step(runs: Path) -> None:
     assert [episode.length for episode in play(envs, player, config, seed=1)] == [3] * 4
     assert enjoying.Windowed.frames_shown == before + 12
     envs.close()
+
+
+@pytest.mark.parametrize("name", ["Blind", "Blind-v0"])
+def test_what_cannot_be_drawn_is_played_without_a_window(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    env = f"tests.integration.enjoying:{name}"
+    copied(runs, "windowed", tmp_path, "700", config={"env": env})
+    argv = [f"--train_dir={tmp_path}", "--experiment=windowed", "--no_render=False", "--max_num_episodes=2"]
+    assert cli.run_command(lambda: cli.enjoy(argv)) == 0
+    printed = capsys.readouterr()
+    assert printed.err == f"warning: no window: {env} cannot be drawn: it takes no render_mode\n"
+    assert "2 episodes: return " in printed.out
+    assert cli.run_command(lambda: cli.enjoy([*argv, f"--save_video={tmp_path}/x.mp4"])) == 2
+    assert capsys.readouterr().err == f"error: {env} cannot be drawn: it takes no render_mode\n"
 
 
 def test_measuring_opens_no_window(runs: Path) -> None:
