@@ -265,7 +265,9 @@ def _check_place(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"no video {shown(str(path))}: cannot make its folder: {error.strerror}") from None
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(f"no video {shown(str(path))}: that is a folder")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(f"no video {shown(str(path))}: its folder is not writable")
+    if len(os.fsencode(path.name)) > os.pathconf(path.parent, "PC_NAME_MAX"):
+        raise UsageError(f"no video {shown(str(path))}: its name is too long")

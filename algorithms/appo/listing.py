@@ -79,10 +79,10 @@ def list_runs(config: RunsConfig) -> int:
         UsageError: there is no such folder, or it cannot be read.
     """
     group = Path(config.train_dir, config.experiments_root)
-    if not group.is_dir():
-        raise UsageError(f"there is no folder {shown(str(group))}: --train_dir names the folder of all runs")
     now = time.time()
     runs = summaries(group)
+    if not (runs or os.path.isdir(group)):
+        raise UsageError(f"there is no folder {shown(str(group))}: --train_dir names the folder of all runs")
     if config.json:
         say(json.dumps([run._asdict() for run in runs]))
     else:

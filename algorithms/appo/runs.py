@@ -132,15 +132,13 @@ def find_run(text: str, group: Path) -> Path:
     for path in (group / text, Path(text)):
         if text and any(_is_run(path, file) for file in (CONFIG_FILE, "status.json")):
             return path
-    hint = nearest(text, folders(group)) if group.is_dir() else ""
+    hint = nearest(text, folders(group)) if os.path.isdir(group) else ""
     raise UsageError(f"no run {shown(text)}, neither in {shown(str(group))} nor as a path{hint}")
 
 
 def _is_run(path: Path, file: str = CONFIG_FILE) -> bool:
-    try:
-        return (path / file).is_file()
-    except OSError:  # a name longer than any
-        return False
+    # Path.is_file raises for a name longer than any, and for a folder that may not be entered.
+    return os.path.isfile(path / file)
 
 
 def _env_of(directory: Path) -> object:
@@ -159,9 +157,8 @@ def newest_run(group: Path, env: str) -> Path:
     """
     started = []
     for name in folders(group):
-        path = group / name / CONFIG_FILE
-        if path.is_file() and (not env or _env_of(group / name) == env):
-            started.append((path.stat().st_mtime_ns, group / name))
+        if _is_run(group / name) and (not env or _env_of(group / name) == env):
+            started.append(((group / name / CONFIG_FILE).stat().st_mtime_ns, group / name))
     if not started:
         raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")
     return max(started)[1]

@@ -52,7 +52,7 @@ def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
     if behavior == "resume" or not os.path.lexists(directory):
         yield
         return
-    if not all((directory / name).is_file() for name in (STATUS_FILE, LOCK_FILE)) or directory.is_symlink():
+    if not all(os.path.isfile(directory / name) for name in (STATUS_FILE, LOCK_FILE)) or directory.is_symlink():
         raise UsageError(
             f"--restart_behavior={behavior}: {shown(str(directory))} is not the folder of a run; not touched"
         )

@@ -132,7 +132,7 @@ def _directory(config: TopConfig) -> Path:
     group = Path(config.train_dir, config.experiments_root)
     if config.experiment:
         return find_run(config.experiment, group)
-    found = summaries(group) if group.is_dir() else []
+    found = summaries(group)
     if not found:
         raise UsageError(f"there is no run in {shown(str(group))}: --train_dir names the folder of all runs")
     return group / found[0].name

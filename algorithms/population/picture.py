@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from algorithms.appo.runs import CONFIG_FILE
+from algorithms.appo.runs import find_run
 from algorithms.population.lineage import LINEAGE_FILE, Event, numbers_of, read_events
 from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
 from utils.config import flag, flags_of
@@ -49,16 +49,13 @@ def lineage(config: LineageConfig) -> int:
     Raises:
         UsageError: there is no such run, it has no lineage, or matplotlib is not installed.
     """
-    group = Path(config.train_dir, config.experiments_root)
-    found = [path for path in (group / config.run, Path(config.run)) if (path / CONFIG_FILE).is_file()]
-    if not found:
-        raise UsageError(f"no run {shown(config.run)}, neither in {shown(str(group))} nor as a path")
-    events = read_events(found[0])
+    run = find_run(config.run, Path(config.train_dir, config.experiments_root))
+    events = read_events(run)
     if not events:
-        raise UsageError(f"{found[0]} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
+        raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
     for line in described(events):
         say(line)
-    path = Path(config.output) if config.output else found[0] / "lineage.png"
+    path = Path(config.output) if config.output else run / "lineage.png"
     draw(events, path)
     say(f"drawn: {path}")
     return 0

@@ -576,6 +576,9 @@ def test_the_newest_run_is_found() -> None:
     damaged.parent.mkdir()
     damaged.write_text("{")
     os.utime(damaged, (1, 1))
+    closed = Path("train_dir/e/config.json")
+    closed.parent.mkdir()
+    closed.symlink_to("x" * 300)  # cannot be looked at, as a run that may not be entered
     group = Path("train_dir")
     assert runs.newest_run(group, "CartPole-v1") == group / "a"
     assert runs.newest_run(group, "") == group / "c"

@@ -176,6 +176,8 @@ def test_places_that_take_no_file(tmp_path: Path) -> None:
         VideoFile(tmp_path / "folder.mp4")
     with pytest.raises(UsageError, match="cannot make its folder"):
         VideoFile(tmp_path / "file" / "x.mp4")
+    with pytest.raises(UsageError, match="its name is too long"):
+        VideoFile(tmp_path / f"{252 * 'x'}.mp4")
 
 
 def film(path: Path, ends: list[bool], monkeypatch: pytest.MonkeyPatch, pictures: list[Any]) -> Recorder:

@@ -252,6 +252,7 @@ def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert listed(capsys, f"--train_dir={tmp_path}", "--json") == "[]\n"
     for argv, text in (
         ([f"--train_dir={tmp_path}/none"], f"error: there is no folder {tmp_path}/none: --train_dir names"),
+        ([f"--train_dir={'x' * 300}"], f"error: cannot list {'x' * 77}...: File name too long"),
         ([f"--train_dir={tmp_path}", "--experiments_root=../x"], "error: --experiments_root=.. is no name"),
         (["--train_dri=x"], "error: unknown flag --train_dri; did you mean --train_dir?"),
     ):
