@@ -87,9 +87,13 @@ def print_and_exit(text: str) -> NoReturn:
 
 
 def say(text: str) -> None:
-    """Print a line on stdout; when its reader has gone or the disk is full, this and all that follows is dropped."""
+    """Print a line on stdout; when its reader has gone or the disk is full, this and all that follows is dropped.
+
+    Characters that the encoding of stdout does not know become question marks.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError):
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
     flush_or_drop()
 
 

@@ -1,5 +1,6 @@
 """The command line as a user meets it: `train_appo.py` and `enjoy_appo.py` as processes."""
 
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from algorithms.cli import COMMANDS, run_command
+from utils.command_line import say
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,6 +108,13 @@ def test_version_and_help_into_a_closed_pipe(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) == 0
+
+
+def test_what_the_encoding_of_stdout_does_not_know_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    say("\u2588 \u00e4 \udc80")
+    assert written.getvalue() == b"? \xe4 ?\n"
 
 
 def test_a_gpu_without_memory_in_main_is_one_line_and_exit_5(capsys: pytest.CaptureFixture[str]) -> None:
