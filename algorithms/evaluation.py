@@ -2,7 +2,6 @@
 
 import bisect
 import contextlib
-import json
 import secrets
 import statistics
 import sys
@@ -37,7 +36,7 @@ from utils import checkpoint, cpu
 from utils.command_line import say
 from utils.devices import choose_device
 from utils.errors import CannotBeDrawn, CheckpointError, UsageError
-from utils.values import shown
+from utils.values import json_text, shown
 
 Look = Callable[[bool], None]
 
@@ -369,7 +368,7 @@ def _as_json(result: Result) -> str:
         figures |= {"agent_means": agents, "team_mean": team_mean(result.episodes)}
     if (video := result.video) is not None:
         figures["video"] = {"path": str(video.path), "pictures": video.pictures, "fps": video.pictures_per_second}
-    return json.dumps(figures | {"episodes": [_plain(episode) for episode in result.episodes]})
+    return json_text(figures | {"episodes": [_plain(episode) for episode in result.episodes]})
 
 
 def _plain(episode: Episode) -> dict[str, object]:

@@ -115,6 +115,19 @@ def is_plain(value: object) -> bool:
     return value is None or isinstance(value, (str, int, bool))
 
 
+def json_text(value: object) -> str:
+    """Return JSON in one line; numbers that are not finite are null, as JSON has no word for them."""
+    return json.dumps(_with_nulls(value), allow_nan=False)
+
+
+def _with_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _with_nulls(element) for key, element in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_nulls(element) for element in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Say whether a value read from JSON is a number that can be computed with: finite, and of 64 bits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -1,6 +1,5 @@
 """`appo compare`: in what runs differ, and how well they learned at equal env steps and after equal time."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from utils.command_line import format_help, leading_words, parse_command_line, p
 from utils.config import flag, flags_of
 from utils.errors import UsageError
 from utils.metrics import duration, short_number
-from utils.values import shown
+from utils.values import json_text, shown
 
 USAGE = "appo compare RUN RUN... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2"
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
@@ -80,7 +79,7 @@ def compare(config: CompareConfig) -> int:
     sections = comparison(found)
     if config.json:
         tables = {title: {row.name: row.values for row in rows} for title, rows in sections.items()}
-        say(json.dumps({"runs": [run.name for run in found], **tables}))
+        say(json_text({"runs": [run.name for run in found], **tables}))
     else:
         say("\n".join(_text([run.name for run in found], sections)))
     return 0

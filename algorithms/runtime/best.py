@@ -32,7 +32,7 @@ class Best:
         self.value = self._kept()
 
     def better(self, progress: PolicyProgress) -> float | None:
-        """The metric of a policy, over a full window of episodes, if it is better than ever; higher is better."""
+        """The metric of a policy, over a full window of episodes, if finite and better than ever; higher is better."""
         name, _, kind = self.config.save_best_metric.rpartition("/")
         statistic = progress.statistics().get(name)
         if self.config.save_best_after < 0 or progress.totals["env_steps"] < self.config.save_best_after:
@@ -40,7 +40,7 @@ class Best:
         if statistic is None or statistic.count < progress.stats_avg:
             return None
         value = {"mean": statistic.mean, "min": statistic.min, "max": statistic.max}[kind]
-        return value if value > self.value else None
+        return value if math.isfinite(value) and value > self.value else None
 
     def mark(self, state: LearnerState, value: float) -> LearnerState:
         """The state with what makes it the best."""

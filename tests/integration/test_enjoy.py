@@ -1,5 +1,6 @@
 """Playing checkpoints: how episodes are played and reported."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 
 from algorithms import cli
+from algorithms import evaluation as evaluating
 from algorithms.appo.build import new_model
 from algorithms.appo.config import Config
 from algorithms.evaluation import Player, find_run, load_player, make_envs, play
 from algorithms.evaluation_config import EvaluationConfig
+from algorithms.tally import Episode
 from envs.make import make_group
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from envs.toy_agents import shift_of
@@ -181,6 +184,15 @@ def test_text_has_a_line_per_episode_and_a_summary(runs: Path, capfd: pytest.Cap
     assert lines[0].endswith("env steps, seed 1")
     assert [line.split()[0] for line in lines[1:4]] == ["episode", "1", "2"]
     assert lines[4].startswith("2 episodes: return ")
+
+
+def test_statistics_that_are_not_finite_are_null(
+    runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episode = Episode(1.0, 2, {"x": math.nan, "y": -math.inf, "z": 0.5})
+    monkeypatch.setattr(evaluating, "play", lambda *arguments: [episode])
+    played = enjoyed(capfd, runs, "--experiment=memory")
+    assert played["episodes"] == [{"return": 1.0, "length": 2, "stats": {"x": None, "y": None, "z": 0.5}}]
 
 
 @pytest.mark.parametrize(

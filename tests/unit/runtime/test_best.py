@@ -1,4 +1,5 @@
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def test_a_window_that_is_not_full_is_no_record(tmp_path: Path, monkeypatch: pyt
     saving.played(9.0, env_steps=200)
     assert saving.asked(10.0) == []
     saving.played(9.0, env_steps=200)
+    assert saving.asked(10.0) == [SaveState(0)]
+
+
+def test_what_is_not_finite_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, **BEST)
+    saving.played(9.0, math.inf, env_steps=200)
+    assert saving.asked(10.0) == []
+    saving.played(9.0, 8.0, env_steps=300)
     assert saving.asked(10.0) == [SaveState(0)]
 
 
