@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -116,7 +117,10 @@ def grouped(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
     labels: dict[str, list[Curve]] = {}
     for group in groups:
         label = _label(group, names)
-        labels[label if label not in labels else f"{label} ({group[0].name})"] = group
+        name = group[0].name
+        more = (f"{label} ({name}, {number})" for number in count(2))
+        free = next(text for text in chain((label, f"{label} ({name})"), more) if text not in labels)
+        labels[free] = group
     return labels
 
 
@@ -156,7 +160,8 @@ def draw(groups: Mapping[str, Sequence[Curve]], axis: Axis, path: Path) -> None:
 
     figure = Figure(figsize=(7.2, 4.2), dpi=130, layout="constrained")
     axes = figure.add_subplot()
-    for number, (label, curves) in enumerate(groups.items()):
+    for number, (name, curves) in enumerate(groups.items()):
+        label = f" {name}" if name.startswith("_") else name  # matplotlib leaves out what begins with that
         _draw_group(axes, [curve.points for curve in curves], axis, label, COLOURS[number % len(COLOURS)])
     envs = {str(curve.flags.get("env", "?")) for curves in groups.values() for curve in curves}
     axes.set_title(", ".join(shown(env) for env in sorted(envs)), loc="left", fontsize=11, parse_math=False)

@@ -41,6 +41,19 @@ def test_a_group_is_named_by_what_it_is_if_there_is_nothing_to_tell_it_from() ->
     ]
 
 
+def test_groups_of_the_same_name_are_all_drawn() -> None:
+    other = curve("a", learning_rate=2, gamma=2)
+    groups = grouped([other, *(curve("a", learning_rate=1, gamma=1, rollout=n) for n in range(4))])
+    assert list(groups) == [
+        "learning_rate=2 gamma=2 + 1 more",
+        "learning_rate=1 gamma=1 + 1 more",
+        "learning_rate=1 gamma=1 + 1 more (a)",
+        "learning_rate=1 gamma=1 + 1 more (a, 2)",
+        "learning_rate=1 gamma=1 + 1 more (a, 3)",
+    ]
+    assert [group[0].flags.get("rollout") for group in groups.values()] == [None, 0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [([5.0], 5.0), ([1.0, 2.0, 3.0, 100.0], 2.5), ([0.0, 1.0, 2.0, 3.0, 100.0], 2.0), ([1.0, 2.0, 6.0], 2.5)],
@@ -95,6 +108,13 @@ def test_what_is_wrong_is_one_line(runs: Path, argv: list[str], expected: str) -
         cli.plot(argv)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_begins_with_an_underscore_has_a_legend(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plotting, "_save", lambda figure, path: drawn.append(figure))
+    plotting.draw({"_x": [Curve("_x", {}, line(0, 100, 1.0))]}, "env_steps", Path("x.png"))
+    assert [text.get_text().strip() for text in drawn[0].legends[0].get_texts()] == ["_x"]
 
 
 def test_without_matplotlib_it_says_what_to_install(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
