@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from envs.spaces import Space, choices_of, flat_action_spaces
 from envs.spec import MASK_KEY, EnvSpec
 from utils.command_line import say
 from utils.errors import AppoError, UsageError
+from utils.files import replaced_when_whole
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 MEMORY = ("first", "rnn_state")
@@ -94,15 +94,9 @@ def export_policy(policy: Policy, path: Path) -> Exported:
     """
     network = _Network(policy.model, policy.spec, policy.action_space).eval()
     described = _description(policy, network)
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
+    with replaced_when_whole(path) as temporary:
         _write(network, described, temporary)
         worst = _checked(network, policy.model, temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return Exported(described, worst)
 
 

@@ -1,16 +1,18 @@
 """Small files of settings: read without evaluating anything, written so that a crash leaves the old or the new one."""
 
+import contextlib
 import errno
 import importlib
 import json
 import os
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from utils.errors import UsageError
+from utils.values import shown
 
 OWN_BYTES = 16 << 20
 """More than any file of settings or of a run's status has."""
@@ -43,6 +45,28 @@ def write_json_atomic(path: Path, value: object, *, durable: bool = True, indent
         raise
     if durable:
         _sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def replaced_when_whole(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside a file that the user has named; what is written there takes its place at the end.
+
+    Raises:
+        UsageError: no file can be written there.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        # Hidden, and of a length that every file system takes.
+        temporary = path.with_name(f".{path.stem[:40]}-{os.getpid()}{path.suffix}")
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):  # what was raised before says why
+                temporary.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {shown(str(path))}: {error.strerror or error}") from None
 
 
 def _sync_directory(path: Path) -> None:

@@ -5,7 +5,6 @@ lucky or failed seed does not move (Agarwal et al. 2021, arXiv:2108.13264). The 
 four on that of the middle half. Both end with the shortest run.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -23,6 +22,7 @@ from algorithms.runtime.curves import Axis, Point, read_curve
 from utils.command_line import format_help, leading_words, parse_command_line, print_and_exit, say, wants_help, words_of
 from utils.config import flag, flags_of
 from utils.errors import UsageError
+from utils.files import replaced_when_whole
 from utils.values import shown
 
 if TYPE_CHECKING:
@@ -203,13 +203,10 @@ def _label(group: Sequence[Curve], names: Sequence[str]) -> str:
 
 def _save(figure: Any, path: Path) -> None:
     """Write the file in one step, so that whoever looks sees the old or the new one."""
-    temporary = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix or '.png'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(temporary)
-        os.replace(temporary, path)
-    except (OSError, ValueError) as error:  # ValueError: a format it does not know
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot write {shown(str(path))}: {reason}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced_when_whole(path) as temporary:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            figure.savefig(temporary, format=path.suffix[1:] or "png")
+        except ValueError as error:  # a format it does not know
+            raise UsageError(f"cannot write {shown(str(path))}: {error}") from None

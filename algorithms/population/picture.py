@@ -10,7 +10,8 @@ from algorithms.appo.runs import find_run
 from algorithms.population.lineage import LINEAGE_FILE, Event, numbers_of, read_events
 from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
 from utils.config import flag, flags_of
-from utils.errors import ResourceError, UsageError
+from utils.errors import UsageError
+from utils.files import replaced_when_whole
 from utils.values import is_number, shown
 
 USAGE = "appo lineage RUN [-o PICTURE] [flags]      for example: appo lineage CartPole-v1_1 -o lineage.png"
@@ -92,8 +93,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
     """Lanes of policies over their env steps, arrows where one is copied, and below every number that ever changed.
 
     Raises:
-        UsageError: matplotlib is not installed, or knows no such kind of picture.
-        ResourceError: the picture cannot be written.
+        UsageError: matplotlib is not installed or knows no such kind of picture, or the file cannot be written.
     """
     try:
         import matplotlib as mpl
@@ -118,11 +118,10 @@ def draw(events: Sequence[Event], path: Path) -> None:
     axes[-1][0].xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.tight_layout()
     try:
-        figure.savefig(path, dpi=110)
+        with replaced_when_whole(path) as temporary:
+            figure.savefig(temporary, dpi=110, format=path.suffix[1:] or "png")
     except ValueError as error:
         raise UsageError(f"cannot draw {path}: {error}") from None
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror}") from error
     finally:
         pyplot.close(figure)
 

@@ -161,3 +161,12 @@ def test_without_its_packages_it_says_which(monkeypatch: pytest.MonkeyPatch) -> 
         cli.export(["x"])
     with pytest.raises(UsageError, match="appo export needs a run"):
         cli.export([])
+
+
+def test_a_place_for_no_file_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load_policy(runs / "cartpole")
+    monkeypatch.setattr(exporting, "_write", lambda network, metadata, path: path.touch())
+    monkeypatch.setattr(exporting, "_checked", lambda *arguments: 0.0)
+    for place in (Path("/"), runs, runs / "cartpole" / "config.json" / "x.onnx", runs / f"{'x' * 251}.onnx"):
+        with pytest.raises(UsageError, match=r"^cannot write "):
+            exporting.export_policy(policy, place)

@@ -30,7 +30,7 @@ from envs.presets import preset
 from utils.command_line import negation, parse_command_line
 from utils.config import flag, flags_of
 from utils.errors import UsageError
-from utils.files import append_json_line, read_mapping, write_json_atomic
+from utils.files import append_json_line, read_mapping, replaced_when_whole, write_json_atomic
 from utils.values import parse_text, shown
 
 
@@ -606,6 +606,35 @@ def test_json_is_replaced_in_one_step_or_not_at_all(monkeypatch: pytest.MonkeyPa
         write_json_atomic(path, {"a": 2})
     assert read_mapping(path) == {"a": 1}
     assert os.listdir() == ["x.json"]
+
+
+def test_a_file_that_the_user_has_named_is_replaced_when_it_is_whole() -> None:
+    path = Path("x.txt")
+    for text in ("old", "new"):
+        with replaced_when_whole(path) as temporary:
+            temporary.write_text(text)
+    with pytest.raises(UnicodeEncodeError), replaced_when_whole(path) as temporary:
+        temporary.write_text("half \udcff", encoding="utf-8")
+    assert path.read_text() == "new"
+    assert os.listdir() == ["x.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "Is a directory"),
+        ("..", "Is a directory"),
+        ("/", "Is a directory"),
+        ("x.txt/y", "Not a directory"),
+        ("missing/y", "No such file or directory"),
+        ("y" * 256, "File name too long"),
+    ],
+)
+def test_a_place_for_no_file_is_one_line(name: str, reason: str) -> None:
+    Path("x.txt").touch()
+    with pytest.raises(UsageError, match=f"^cannot write .*: {reason}$"), replaced_when_whole(Path(name)) as temporary:
+        temporary.write_text("")
+    assert os.listdir() == ["x.txt"]
 
 
 def test_lines_of_json_are_appended() -> None:

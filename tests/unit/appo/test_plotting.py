@@ -100,6 +100,10 @@ def test_a_picture_of_runs(runs: Path, capsys, axis: str) -> None:
         (["young"], "there is nothing to draw"),
         (["r0", "-o", "x.docx"], "cannot write x.docx: Format 'docx' is not supported"),
         (["r0", "-o", "/proc/x.png"], "cannot write /proc/x.png: "),
+        (["r0", "-o", ""], "cannot write .: Is a directory"),
+        (["r0", "-o", "/"], "cannot write /: Is a directory"),
+        (["r0", "-o", "train_dir/r0/config.json/x.png"], "config.json/x.png: Not a directory"),
+        (["r0", "-o", f"{'x' * 252}.png"], f"cannot write {'x' * 77}...: File name too long"),
         (["r0", "--x=days"], "--x=days is not one of env_steps, hours"),
     ],
 )

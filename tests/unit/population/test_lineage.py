@@ -120,3 +120,6 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"needs matplotlib: pip install appo\[plots\]"):
         lineage(LineageConfig(run=str(tmp_path)))
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="cannot write /: Is a directory"):
+        lineage(LineageConfig(run=str(tmp_path), output="/"))
