@@ -69,7 +69,8 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
     """Write what is to be uploaded into a new folder, which is itself a run that can be played.
 
     Raises:
-        UsageError: the folder exists, or a text in it names a folder or the machine.
+        UsageError: the folder exists, there is no such video, or a text in it names a folder or the machine.
+        ResourceError: the checkpoint cannot be written. Whatever is raised, no new folder is left.
     """
     source = find_run_folder(config.run, Path(config.train_dir))
     run = find_run(
@@ -80,20 +81,22 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
             load_checkpoint_kind=config.load_checkpoint_kind,
         )
     )
+    if config.video and not os.path.isfile(config.video):
+        raise UsageError(f"--video={shown(config.video)}: there is no such file")
     try:
-        folder.mkdir(parents=True)
-        flags = {name: value for name, value in run.config.to_flat().items() if name not in PLACES}
-        (folder / CONFIG_FILE).write_text(json.dumps(flags, indent=2) + "\n", encoding="utf-8")
-        checkpoint.save(folder / f"checkpoint_p{config.policy_index}", run.checkpoint.name, dict(run.files))
-        if config.video:
-            shutil.copyfile(config.video, folder / f"replay{Path(config.video).suffix.lower()}")
-        (folder / CARD).write_text(model_card(run, config), encoding="utf-8")
-        _refuse_leaks(folder)
+        with contextlib.ExitStack() as undo:
+            folder.mkdir(parents=True)
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            flags = {name: value for name, value in run.config.to_flat().items() if name not in PLACES}
+            (folder / CONFIG_FILE).write_text(json.dumps(flags, indent=2) + "\n", encoding="utf-8")
+            checkpoint.save(folder / f"checkpoint_p{config.policy_index}", run.checkpoint.name, dict(run.files))
+            if config.video:
+                shutil.copyfile(config.video, folder / f"replay{Path(config.video).suffix.lower()}")
+            (folder / CARD).write_text(model_card(run, config), encoding="utf-8")
+            _refuse_leaks(folder)
+            undo.pop_all()
     except OSError as error:
         raise UsageError(f"cannot write {shown(str(folder))}: {error.strerror}: {error.filename}") from None
-    except UsageError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def names_in(folder: Path) -> list[str]:

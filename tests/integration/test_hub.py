@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -132,6 +133,24 @@ def test_a_flag_that_names_a_folder_is_refused(runs: Path, tmp_path: Path) -> No
     with pytest.raises(UsageError, match=r"would give away .*/home/somebody/levels\.json: change that flag"):
         make_bundle(HubConfig(run=str(run)), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_what_fails_leaves_no_folder_in_the_way(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = HubConfig(run=str(runs / "counter"), video=str(tmp_path / "x.gif"))
+    with pytest.raises(UsageError, match=r"^--video=.*x\.gif: there is no such file$"):
+        make_bundle(config, tmp_path / "bundle")
+    (tmp_path / "x.gif").write_bytes(b"GIF89a")
+
+    for error, kind in ((OSError(28, "No space left"), UsageError), (KeyboardInterrupt(), KeyboardInterrupt)):
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "copyfile", Mock(side_effect=error))
+            with pytest.raises(kind):
+                make_bundle(config, tmp_path / "bundle")
+        assert not (tmp_path / "bundle").exists()
+    make_bundle(config, tmp_path / "bundle")
+    with pytest.raises(UsageError, match="File exists"):
+        make_bundle(config, tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "replay.gif").read_bytes() == b"GIF89a"
 
 
 def test_a_repository_that_lies_becomes_no_run(runs: Path, tmp_path: Path, fake: FakeHub) -> None:
