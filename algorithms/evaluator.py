@@ -88,6 +88,8 @@ def evaluate(config: EvaluatorConfig) -> int:
 class Evaluator:
     """Plays the newest checkpoints of a run, every policy in the same episodes.
 
+    A single look at a run that cannot be written keeps nothing, and says so.
+
     Args:
         directory: of the run.
         config: how.
@@ -102,17 +104,24 @@ class Evaluator:
         self.results = directory / "eval"
         self._seen: dict[int, str] = {}
         self._envs: GroupEnv | None = None
+        self._log: MetricsLog | None = None
         self._writers: dict[int, EventWriter] = {}
         self._filming = Filming(self.results / "videos", config.video_every_min)
 
     def __enter__(self) -> Self:
-        self.results.mkdir(exist_ok=True)
-        self._log = MetricsLog(self.results / "results.jsonl")
+        try:
+            self.results.mkdir(exist_ok=True)
+            self._log = MetricsLog(self.results / "results.jsonl")
+        except OSError as error:
+            if self.config.every_sec:  # nobody may be there to read what is printed
+                raise ResourceError(f"cannot write {self.results}: {error.strerror}") from None
+            sys.stderr.write(f"warning: results are not kept: cannot write {self.results}: {error.strerror}\n")
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._close_envs()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
         for writer in self._writers.values():
             writer.close()
 
@@ -154,6 +163,9 @@ class Evaluator:
         found = [self._evaluated(run, policy, mode) for mode in MODES]
         for one in found:
             say(one.line())
+        if self._log is None:
+            return found
+        for one in found:
             self._log.append(one._asdict() | {"seed": self.config.seed, "env_kwargs": self.config.env_kwargs})
         self._show(policy, found)
         (chosen,) = (one for one in found if one.mode == self.config.best_by)

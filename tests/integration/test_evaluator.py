@@ -138,6 +138,24 @@ def test_nothing_to_evaluate(runs: Path, tmp_path: Path) -> None:
         cli.evaluate([])
 
 
+def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(runs, "counter", tmp_path, "/600")
+    (run / "eval").touch()
+    before = sorted(run.rglob("*"))
+    assert cli.evaluate([str(run), "--episodes=2"]) == 0
+    printed = capfd.readouterr()
+    assert printed.out.count("policy 0 at 600 env steps, ") == printed.out.count("\n") == 2
+    assert printed.err == f"warning: results are not kept: cannot write {run / 'eval'}: File exists\n"
+    assert sorted(run.rglob("*")) == before
+    with (
+        pytest.raises(ResourceError, match=r"^cannot write .*eval: File exists$"),
+        Evaluator(run, EvaluatorConfig(every_sec=1.0)),
+    ):
+        pass
+
+
 def test_following_ends_after_the_last_checkpoint(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = copied(runs, "counter", tmp_path, "/600")
     (run / "status.json").write_text('{"state": "finished"}')
