@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import socket
 import statistics
@@ -26,7 +27,7 @@ from algorithms.runtime.tracking import PLACES
 from algorithms.sharing_config import HubConfig
 from envs.presets import OF_KINDS, preset
 from utils import checkpoint
-from utils.command_line import say, words_of
+from utils.command_line import say, words_of_flag
 from utils.directories import replace_directory
 from utils.errors import CheckpointError, ResourceError, UsageError
 from utils.values import shown
@@ -128,7 +129,7 @@ def model_card(run: Run, config: HubConfig) -> str:
     code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
     own = f"\nIts own code is not part of this repository: {', '.join(f'`{text}`' for text in code)}.\n" if code else ""
     changed = {key: value for key, value in run.config.to_flat().items() if _is_told(env, key, value)}
-    flags = " ".join(f"--{key}={words_of(value)}" for key, value in changed.items())
+    flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
     versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "gymnasium", "numpy"))
     return f"""---
 {_front_matter(env, figures)}

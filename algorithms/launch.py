@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import multiprocessing.connection
 import os
 import re
@@ -11,7 +10,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -26,8 +25,8 @@ from utils.command_line import (
     parse_command_line,
     print_and_exit,
     say,
+    text_of,
     wants_help,
-    words_of,
 )
 from utils.config import flag, flags_of
 from utils.errors import Interrupted, ResourceError, StopNow, UsageError
@@ -226,8 +225,8 @@ def _values(name: str, given: object) -> list[str]:
     if name not in FLAGS:
         raise UsageError(f"--grid: unknown flag {shown(name)}{nearest(name, FLAGS)}")
     if isinstance(given, list):
-        return [json.dumps(value) if isinstance(value, Mapping) else words_of(value) for value in given]
-    return [word.strip() for word in given.split(",")] if isinstance(given, str) else [words_of(given)]
+        return [text_of(value) for value in given]
+    return [word.strip() for word in given.split(",")] if isinstance(given, str) else [text_of(given)]
 
 
 def _make(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ from typing import NoReturn
 
 from utils.config import Flag
 from utils.errors import UsageError
-from utils.values import nearest, parse_bool, parse_text, parse_words, shown
+from utils.values import nearest, parse_bool, parse_json_word, parse_text, parse_words, shown
 
 METAVARS = {
     "int": "INT",
@@ -23,6 +24,8 @@ METAVARS = {
     "dict": "K=V",
 }
 LISTS = ("ints", "strs", "dict")
+PLAIN_WORD = re.compile(r"(?!(?i:none)$)[\w./:@+][^\s,=()\[\]{}\"']*")
+"""Read as itself among words, and as a key."""
 DESCRIPTION = "Booleans: --x or --x=True, --no_x or --x=False. Also: --help, --version."
 
 Groups = Mapping[str, Mapping[str, Flag]]
@@ -154,10 +157,39 @@ def words_of(value: object) -> str:
     if isinstance(value, (tuple, list)):
         return ",".join(words_of(element) for element in value) or "empty"
     if isinstance(value, dict):
-        return " ".join(f"{key}={words_of(element)}" for key, element in value.items()) or "empty"
+        return " ".join(_entries(value)) or "empty"
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return "none" if value is None else shown(value) if value != "" else "empty"
+
+
+def words_of_flag(name: str, value: object) -> list[str]:
+    """Return the words of a command line that give a flag this plain value, uncut."""
+    if isinstance(value, dict):
+        return [f"--{name}", *_entries(value)]
+    return [f"--{name}={text_of(value)}"]
+
+
+def text_of(value: object) -> str:
+    """Return the text that a flag reads as this plain value, uncut."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, (tuple, list)):
+        as_json = any(isinstance(element, str) and not PLAIN_WORD.fullmatch(element) for element in value)
+        return json.dumps(value) if as_json else ",".join(map(text_of, value))
+    return value if isinstance(value, str) else words_of(value)
+
+
+def _entries(mapping: Mapping[str, object]) -> list[str]:
+    """Words like key=value that a flag reads as this mapping; JSON where a word would be read as something else."""
+    if not all(PLAIN_WORD.fullmatch(key) for key in mapping):
+        return [json.dumps(mapping)]
+    return [f"{key}={_entry(value)}" for key, value in mapping.items()]
+
+
+def _entry(value: object) -> str:
+    plain = isinstance(value, str) and value.isprintable() and parse_json_word(value) == value
+    return str(value) if plain else json.dumps(value)
 
 
 def _normalized(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:

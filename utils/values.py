@@ -178,6 +178,8 @@ def _parse_word(text: str) -> str:
 
 def _elements(text: str) -> list[str]:
     inner = text.strip()
+    if inner.startswith('["'):  # words that hold commas or spaces
+        return [_str_element(element) for element in json.loads(inner)]
     if inner[:1] + inner[-1:] in ("[]", "()"):
         inner = inner[1:-1].strip()
     inner = inner.removesuffix(",").rstrip()

@@ -23,6 +23,8 @@ from algorithms.appo.starting import (
     measured_before,
     old_run_out_of_the_way,
     refuse_links,
+    refuse_unwritable,
+    remove_old,
     seed_of_resumed,
 )
 from algorithms.appo.tuning import choose, is_open, report
@@ -186,6 +188,7 @@ class APPO:
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         measured = {"machine": self.machine, "costs": found.costs.plain()} if found.costs else None
         resumed = fill(blocks, self.config, model, seed, measured)
+        remove_old(self.directory)
         breeding = Breeding.of(self.config, spec.reward_shaping, seed)
         traits = traits_of_start(self.config, breeding, resumed)
         blueprint = replace(blueprint, traits=tuple(traits))
@@ -336,6 +339,7 @@ def _make_directory(directory: Path) -> None:
         (directory / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
+    refuse_unwritable(directory)
     refuse_links(directory)
 
 

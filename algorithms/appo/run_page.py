@@ -17,8 +17,7 @@ from algorithms.appo.runs import saved_flags
 from algorithms.runtime.status import read_status
 from envs.presets import preset
 from utils import cpu
-from utils.command_line import words_of
-from utils.config import Flag
+from utils.command_line import words_of, words_of_flag
 from utils.devices import choose_device
 from utils.errors import StopNow
 from utils.metrics import duration, short_number
@@ -102,7 +101,7 @@ def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], n
         by_kind: of the same configuration.
         names: of those to set.
     """
-    return [word for name in unusual(flags, by_kind, names) for word in _words(FLAGS[name], flags[name])]
+    return [word for name in unusual(flags, by_kind, names) for word in words_of_flag(name, flags[name])]
 
 
 def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
@@ -111,12 +110,6 @@ def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: S
     usual = {name: _plain(flag.default) for name, flag in FLAGS.items()}
     usual |= {name: _plain(value) for name, value in by_preset.items()}
     return [name for name in names if flags[name] != usual[name]]
-
-
-def _words(flag: Flag, value: Any) -> list[str]:
-    if flag.kind == "dict":
-        return [f"--{flag.name}", *(f"{key}={words_of(element)}" for key, element in value.items())]
-    return [f"--{flag.name}={'' if value in ('', []) else words_of(value)}"]
 
 
 def _plain(value: object) -> object:

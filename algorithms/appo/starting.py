@@ -1,6 +1,7 @@
 """How a start deals with what earlier ones have left: it goes on with it, sets it aside, or begins with its weights."""
 
 import contextlib
+import glob
 import json
 import logging
 import os
@@ -43,7 +44,9 @@ COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], *SHAPES)
 
 @contextlib.contextmanager
 def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
-    """Rename or remove the folder of an existing run, if that is asked for; its lock is held while entered.
+    """Set the folder of an existing run aside, if that is asked for; its lock is held while entered.
+
+    It comes back if no other run has begun in its place. `remove_old` removes what is to be overwritten.
 
     Raises:
         DirectoryInUse: another process trains in it.
@@ -64,10 +67,29 @@ def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
             raise UsageError(f"cannot rename {shown(str(directory))}: {error.strerror}") from None
         if behavior == "restart":
             log.info("the old run is %s now", aside)
-        else:
-            shutil.rmtree(aside, ignore_errors=True)
-            log.info("the old run in %s is removed", directory)
-        yield
+        try:
+            yield
+        finally:
+            if not (directory / CONFIG_FILE).exists():
+                _bring_back(aside, directory)
+
+
+def _bring_back(aside: Path, directory: Path) -> None:
+    """A start that fails must not cost the run that was there."""
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        os.rename(aside, directory)
+    except OSError as error:
+        log.warning("the old run is %s now, and cannot be renamed back: %s", aside, error.strerror)
+    else:
+        log.info("no new run has begun: %s is as it was", directory)
+
+
+def remove_old(directory: Path) -> None:
+    """Remove what `--restart_behavior=overwrite` has set aside, and what a crash has left of that."""
+    for aside in directory.parent.glob(f".removed-{glob.escape(directory.name)}-{'[0-9a-f]' * 8}"):
+        shutil.rmtree(aside, ignore_errors=True)
+        log.info("the old run in %s is removed", directory)
 
 
 def _unused_name(directory: Path) -> Path:
@@ -78,8 +100,18 @@ def _unused_name(directory: Path) -> Path:
 
 
 def _hidden_name(directory: Path) -> Path:
-    """A crash while files are removed leaves no run that looks whole."""
+    """A crash while files are removed leaves no run that looks whole; see `remove_old`."""
     return directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
+
+
+def refuse_unwritable(directory: Path) -> None:
+    """Refuse to train in a folder in which something cannot be read or written (UsageError): it is found out later."""
+    folders = [directory, directory / "logs", *directory.glob("checkpoint_p*")]
+    files = [path for folder in folders[:2] for path in folder.glob("*") if path.is_file()]
+    needs = [*((folder, os.R_OK | os.W_OK | os.X_OK) for folder in folders), *((f, os.R_OK | os.W_OK) for f in files)]
+    for path, needed in needs:
+        if not os.access(path, needed):
+            raise UsageError(f"cannot write the run to {shown(str(directory))}: no permission for {shown(str(path))}")
 
 
 def refuse_links(directory: Path) -> None:

@@ -47,6 +47,20 @@ def test_all_combinations_seed_by_seed() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ('wandb_tags=[[],["a","b c"]]', ["--wandb_tags=", '--wandb_tags=["a", "b c"]']),
+        ('wandb_group=["","x y"]', ["--wandb_group=", "--wandb_group=x y"]),
+        (f'wandb_group=["{"x" * 100}"]', [f"--wandb_group={'x' * 100}"]),
+        ('env_kwargs={"sizes": [3, 4], "text": "a"}', ['--env_kwargs={"sizes": [3, 4], "text": "a"}']),
+    ],
+)
+def test_values_given_as_json_stay_what_they_are(grid: str, words: list[str]) -> None:
+    jobs = jobs_of(parse_launch(["--name=a", "--grid", grid, "--", "--env=CartPole-v1"]))
+    assert [job.words[2] for job in jobs] == words
+
+
 def test_a_dry_run_prints_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--name=a", "--grid", 'env_kwargs=[{"x": 1}]', "--dry_run", "--", "--env=CartPole-v1"]
     assert cli.launch(words) == 0

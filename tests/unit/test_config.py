@@ -27,7 +27,7 @@ from algorithms.cli import describe
 from algorithms.evaluation_config import EvaluationConfig, parse_enjoy
 from envs import presets
 from envs.presets import preset
-from utils.command_line import negation, parse_command_line
+from utils.command_line import negation, parse_command_line, text_of, words_of_flag
 from utils.config import flag, flags_of
 from utils.errors import UsageError
 from utils.files import append_json_line, read_mapping, replaced_when_whole, write_json_atomic
@@ -715,6 +715,36 @@ def test_any_plain_value_of_any_flag_is_accepted_or_one_line(value: object) -> N
             Config.from_flat({name: value})
         except UsageError as error:
             assert "\n" not in str(error)  # noqa: PT017 (both outcomes are right)
+
+
+TAG = st.text(st.characters(exclude_characters="\0"), min_size=1)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.dictionaries(st.text(), PLAIN, max_size=3), st.lists(st.text(st.characters(exclude_characters="\0"), min_size=1))
+)
+def test_words_of_a_flag_give_its_value_again(mapping: dict[str, object], tags: list[str]) -> None:
+    """As the page of a run, a card and a grid write them."""
+    words = [*words_of_flag("env_kwargs", mapping), *words_of_flag("wandb_tags", tags)]
+    assert parse_command_line(words, FLAGS) == {"env_kwargs": mapping, "wandb_tags": tuple(tags)}
+    assert parse_command_line([f"--env_kwargs={text_of(mapping)}"], FLAGS) == {"env_kwargs": mapping}
+
+
+def test_words_of_a_flag_are_those_that_one_types() -> None:
+    assert words_of_flag("env_kwargs", {"repeat": 0.25, "name": "a b", "text": "10", "sizes": [1, {"a": None}]}) == [
+        "--env_kwargs", "repeat=0.25", "name=a b", 'text="10"', 'sizes=[1, {"a": null}]'
+    ]  # fmt: skip
+    assert words_of_flag("wandb_tags", ["a", "m:C"]) == ["--wandb_tags=a,m:C"]
+    assert words_of_flag("wandb_tags", ["a b"]) == ['--wandb_tags=["a b"]']
+    assert words_of_flag("wandb_tags", ()) == ["--wandb_tags="]
+    assert words_of_flag("train_dir", "x" * 200) == ["--train_dir=" + "x" * 200]
+    assert words_of_flag("horizon", None) == ["--horizon=none"]
 
 
 def test_shown_is_one_bounded_line() -> None:

@@ -60,6 +60,8 @@ def test_the_page_says_what_was_trained_how_it_ended_and_how_to_repeat_it(config
     [
         ["--env=CartPole-v1"],
         ["--env=CartPole-v1", "--encoder_mlp_layers=16,8", "--no_normalize_returns", "--train_until_return=-1.5"],
+        ["--env=CartPole-v1", '--env_kwargs={"config": {"lanes": 2}, "sizes": [3, 4], "maybe": null, "text": "10"}'],
+        ["--env=CartPole-v1", f"--wandb_group={'x' * 100}", '--wandb_tags=["a b", "c,d"]'],
         ["--env=a.b:C d", "--env_kwargs", "size=3", "name=x y", "--horizon=none", "--seed=3", "--actor_worker_gpus="],
     ],
 )

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from algorithms.appo.starting import (
     journal,
     measured_before,
     old_run_out_of_the_way,
+    refuse_unwritable,
+    remove_old,
     seed_of_leg,
     seed_of_resumed,
 )
@@ -92,10 +95,50 @@ def test_a_restart_renames_the_old_run_and_overwriting_removes_it() -> None:
         directory = started().run.run_directory
         with old_run_out_of_the_way(directory, "restart"):
             assert not directory.exists()
+            started()
         assert json.loads(Path(f"train_dir/a.bak{number}/config.json").read_text())["experiment"] == "a"
-    directory = started().run.run_directory
+    for other in (".removed-a-b-0123abcd", ".removed-a-0123abcde"):
+        Path("train_dir", other).mkdir()
+    Path("train_dir/.removed-a-0123abcd").mkdir()  # a crash has left it
     with old_run_out_of_the_way(directory, "overwrite"):
-        assert sorted(path.name for path in Path("train_dir").iterdir()) == ["a.bak1", "a.bak2"]
+        assert not directory.exists()
+        started("--gamma=0.5")
+        remove_old(directory)
+    assert sorted(path.name for path in Path("train_dir").iterdir()) == [
+        ".removed-a-0123abcde", ".removed-a-b-0123abcd", "a", "a.bak1", "a.bak2"
+    ]  # fmt: skip
+    assert json.loads(Path("train_dir/a/config.json").read_text())["gamma"] == 0.5
+
+
+@pytest.mark.parametrize("behavior", ["restart", "overwrite"])
+def test_a_start_that_fails_brings_the_old_run_back(behavior: str) -> None:
+    directory = started("--gamma=0.5").run.run_directory
+    before = sorted(Path("train_dir").rglob("*"))
+
+    def start() -> None:
+        with old_run_out_of_the_way(directory, behavior):
+            (directory / "logs").mkdir(parents=True)
+            (directory / "status.json").write_text("{}")
+            raise UsageError("the environment cannot be made")
+
+    with pytest.raises(UsageError, match="cannot be made"):
+        start()
+    assert sorted(Path("train_dir").rglob("*")) == before
+    assert json.loads((directory / "config.json").read_text())["gamma"] == 0.5
+
+
+@pytest.mark.parametrize("place", ["", "logs", "logs/main.log", "metrics.jsonl", "checkpoint_p0"])
+def test_a_run_that_cannot_be_written_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = started().run.run_directory
+    (directory / "checkpoint_p0").mkdir()
+    for file in ("logs/main.log", "metrics.jsonl"):
+        (directory / file).touch()
+    refuse_unwritable(directory)
+    monkeypatch.setattr(os, "access", lambda path, _: path != directory / place)
+    with pytest.raises(
+        UsageError, match=f"cannot write the run to train_dir/a: no permission for {directory / place}$"
+    ):
+        refuse_unwritable(directory)
 
 
 @pytest.mark.parametrize("behavior", ["restart", "overwrite"])
