@@ -25,7 +25,7 @@ from utils.command_line import (
     parse_command_line,
     print_and_exit,
     say,
-    text_of,
+    flag_text,
     wants_help,
 )
 from utils.config import flag, flags_of
@@ -225,8 +225,8 @@ def _values(name: str, given: object) -> list[str]:
     if name not in FLAGS:
         raise UsageError(f"--grid: unknown flag {shown(name)}{nearest(name, FLAGS)}")
     if isinstance(given, list):
-        return [text_of(value) for value in given]
-    return [word.strip() for word in given.split(",")] if isinstance(given, str) else [text_of(given)]
+        return [flag_text(value) for value in given]
+    return [word.strip() for word in given.split(",")] if isinstance(given, str) else [flag_text(given)]
 
 
 def _make(folder: Path) -> None:

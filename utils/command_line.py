@@ -167,16 +167,16 @@ def words_of_flag(name: str, value: object) -> list[str]:
     """Return the words of a command line that give a flag this plain value, uncut."""
     if isinstance(value, dict):
         return [f"--{name}", *_entries(value)]
-    return [f"--{name}={text_of(value)}"]
+    return [f"--{name}={flag_text(value)}"]
 
 
-def text_of(value: object) -> str:
+def flag_text(value: object) -> str:
     """Return the text that a flag reads as this plain value, uncut."""
     if isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, (tuple, list)):
         as_json = any(isinstance(element, str) and not PLAIN_WORD.fullmatch(element) for element in value)
-        return json.dumps(value) if as_json else ",".join(map(text_of, value))
+        return json.dumps(value) if as_json else ",".join(map(flag_text, value))
     return value if isinstance(value, str) else words_of(value)
 
 

@@ -27,7 +27,7 @@ from algorithms.cli import describe
 from algorithms.evaluation_config import EvaluationConfig, parse_enjoy
 from envs import presets
 from envs.presets import preset
-from utils.command_line import negation, parse_command_line, text_of, words_of_flag
+from utils.command_line import negation, parse_command_line, flag_text, words_of_flag
 from utils.config import flag, flags_of
 from utils.errors import UsageError
 from utils.files import append_json_line, read_mapping, replaced_when_whole, write_json_atomic
@@ -733,7 +733,7 @@ def test_words_of_a_flag_give_its_value_again(mapping: dict[str, object], tags: 
     """As the page of a run, a card and a grid write them."""
     words = [*words_of_flag("env_kwargs", mapping), *words_of_flag("wandb_tags", tags)]
     assert parse_command_line(words, FLAGS) == {"env_kwargs": mapping, "wandb_tags": tuple(tags)}
-    assert parse_command_line([f"--env_kwargs={text_of(mapping)}"], FLAGS) == {"env_kwargs": mapping}
+    assert parse_command_line([f"--env_kwargs={flag_text(mapping)}"], FLAGS) == {"env_kwargs": mapping}
 
 
 def test_words_of_a_flag_are_those_that_one_types() -> None:
