@@ -36,8 +36,8 @@ MOST_OF_THE_CORES = 0.015
 """What evaluations may take of all cores' time on average, so that training hardly feels them."""
 LONGEST_SLEEP_SECONDS = 1.0
 LIVING_STATES = ("starting", "training")
-SETTINGS = ("best_by", "episodes", "max_num_frames", "seed", "env_kwargs")
-"""Flags without which means cannot be compared."""
+SETTINGS = ("best_by", "env_kwargs")
+"""Flags that means must have in common to be compared."""
 
 
 class Evaluation(NamedTuple):
@@ -95,7 +95,7 @@ class Evaluator:
         config: how.
 
     Attributes:
-        settings: the flags without which means cannot be compared.
+        settings: the flags that means must have in common to be compared.
     """
 
     def __init__(self, directory: Path, config: EvaluatorConfig) -> None:
@@ -209,11 +209,11 @@ class Evaluator:
         One that was measured with other flags cannot be compared, and gives way; what plays in another environment
         than the flags of the run describe takes nobody's place.
         """
-        if self.config.env_kwargs not in ({}, run.config.logging.eval_env_kwargs):
+        if self.config.env_kwargs != run.config.logging.eval_env_kwargs:
             say("not kept as the best: --env_kwargs are not the --eval_env_kwargs of the run")
             return
         before = best_kept(folder)
-        comparable = before is not None and before["settings"] == self.settings
+        comparable = before is not None and before["settings"] in (None, self.settings)
         if not one.episodes or (before and comparable and one.mean <= before["value"]):
             return
         mark = {"metric": EVALUATED_METRIC, "value": one.mean, "low": one.low, "high": one.high}

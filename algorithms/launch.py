@@ -20,12 +20,12 @@ from algorithms.appo.listing import RunSummary, summary
 from algorithms.appo.runs import check_folders, check_name
 from algorithms.runtime.signals import SignalWatch
 from utils.command_line import (
+    flag_text,
     format_help,
     own_command,
     parse_command_line,
     print_and_exit,
     say,
-    flag_text,
     wants_help,
 )
 from utils.config import flag, flags_of

@@ -84,21 +84,21 @@ def test_only_what_was_measured_alike_is_compared(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = copied(runs, "counter", tmp_path, "/100", config={"eval_env_kwargs": {"horizon": 3}})
-    means = iter([700.0, 7.0, 5.0, 6.0, 3.0, 2.0])
+    means = iter([700.0, 7.0, 70.0, 6.0, 9.0, 2.0])
 
     def evaluated(self: Evaluator, run: Any, policy: int, mode: str) -> Evaluation:
-        mean = next(means) if mode == "sampled" else 0.0
+        mean = next(means) if mode == "sampled" else 1.0
         return Evaluation(policy, 100, mode, 5, mean, 0.1, mean, mean, 0.0)
 
     monkeypatch.setattr(Evaluator, "_evaluated", evaluated)
-    values, said = [], []
+    values, said, own = [], [], {"horizon": 3}
     for flags in (
         {"env_kwargs": {"bonus": 100}},
+        {"env_kwargs": own},
         {},
-        {},
-        {"seed": 8},
-        {"episodes": 9},
-        {"episodes": 9, "env_kwargs": {"horizon": 3}},
+        {"env_kwargs": own, "seed": 8},
+        {"env_kwargs": own, "episodes": 9},
+        {"env_kwargs": own, "best_by": "most_probable"},
     ):
         with Evaluator(run, EvaluatorConfig(**flags)) as one:  # type: ignore[arg-type]
             one.look()
@@ -106,16 +106,16 @@ def test_only_what_was_measured_alike_is_compared(
         values.append(kept and kept["value"])
         (*_, last) = capsys.readouterr().out.splitlines()
         said.append(last.partition("; ")[2] if "the best so far" in last else last[:20])
-    assert values == [None, 7.0, 7.0, 6.0, 3.0, 2.0]
-    other = "the one before was measured with other flags"
-    assert said == ["not kept as the best", "", "policy 0 at 100 env ", other, other, other]
+    assert values == [None, 7.0, 7.0, 7.0, 9.0, 1.0]
+    other, not_kept = "the one before was measured with other flags", "not kept as the best"
+    assert said == [not_kept, "", not_kept, "policy 0 at 100 env ", "", other]
     assert [(record["seed"], record["env_kwargs"]) for record in results(run)[::2]] == [
         (1_000_000, {"bonus": 100}),
+        (1_000_000, own),
         (1_000_000, {}),
-        (1_000_000, {}),
-        (8, {}),
-        (1_000_000, {}),
-        (1_000_000, {"horizon": 3}),
+        (8, own),
+        (1_000_000, own),
+        (1_000_000, own),
     ]
 
 

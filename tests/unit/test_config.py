@@ -27,7 +27,7 @@ from algorithms.cli import describe
 from algorithms.evaluation_config import EvaluationConfig, parse_enjoy
 from envs import presets
 from envs.presets import preset
-from utils.command_line import negation, parse_command_line, flag_text, words_of_flag
+from utils.command_line import flag_text, negation, parse_command_line, words_of_flag
 from utils.config import flag, flags_of
 from utils.errors import UsageError
 from utils.files import append_json_line, read_mapping, replaced_when_whole, write_json_atomic
