@@ -228,8 +228,8 @@ def hostile(folder: Path, *words: str, once: bool = True) -> tuple[TrainingRun, 
     ],
 )
 def test_a_run_goes_on_after_a_fault(tmp_path: Path, fault: str, line: str) -> None:
-    # Alone, the other actor needs seconds for the rest: the run does not end before the fault is noticed.
-    run, stderr, exit_code = hostile(tmp_path, f"fault={fault}", "at=100", "pause=0.002")
+    # Alone, the other actor needs ten seconds for the rest: the run does not end before the fault is noticed.
+    run, stderr, exit_code = hostile(tmp_path, f"fault={fault}", "at=20", "pause=0.004")
     assert exit_code == 0, stderr
     assert line in stderr
     check_history(run)
