@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
+from utils import interrupts
 from utils.command_line import flush_or_drop, print_and_exit, say, words_of
 from utils.errors import AppoError, UsageError, without_gpu_memory
 from utils.values import nearest, shown
@@ -17,7 +18,8 @@ def run_command(command: Callable[[], int]) -> int:
     """Run a command and return its exit code; a failure the user can act on is one line on stderr, not a traceback."""
     try:
         try:
-            return command()
+            with interrupts.kept():
+                return command()
         except RuntimeError as error:
             if lack := without_gpu_memory(error):
                 raise lack from error

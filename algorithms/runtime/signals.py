@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from utils import interrupts
 from utils.errors import Interrupted, StopNow, Terminated
 
 
@@ -35,6 +36,8 @@ class SignalWatch:
     def __enter__(self) -> "SignalWatch":
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
+            if interrupts.came():
+                self._ask(Interrupted("interrupted by Ctrl-C"))
         return self
 
     def __exit__(

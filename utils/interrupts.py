@@ -1,0 +1,33 @@
+"""Ctrl-C before anyone watches for signals: Python loses a KeyboardInterrupt that a callback of an import raises."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_came = threading.Event()
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """While entered, a Ctrl-C raises KeyboardInterrupt as ever, and `came` knows of it should that be lost."""
+    _came.clear()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def came() -> bool:
+    """Whether a Ctrl-C has come since the command began, and before another handler took its place."""
+    return _came.is_set()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _came.set()
+    raise KeyboardInterrupt
