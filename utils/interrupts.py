@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_came = threading.Event()
+_came: list[int] = []  # without a lock, which a second signal would wait for
 
 
 @contextmanager
@@ -25,9 +25,9 @@ def kept() -> Iterator[None]:
 
 def came() -> bool:
     """Whether a Ctrl-C has come since the command began, and before another handler took its place."""
-    return _came.is_set()
+    return bool(_came)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    _came.set()
+    _came.append(number)
     raise KeyboardInterrupt
