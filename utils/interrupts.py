@@ -12,8 +12,8 @@ _came: list[int] = []  # without a lock, which a second signal would wait for
 @contextmanager
 def kept() -> Iterator[None]:
     """While entered, a Ctrl-C raises KeyboardInterrupt as ever, and `came` knows of it should that be lost."""
-    _came.clear()
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, in the background
         yield
         return
     before = signal.signal(signal.SIGINT, _interrupt)
@@ -21,6 +21,7 @@ def kept() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        _came.clear()
 
 
 def came() -> bool:

@@ -107,7 +107,7 @@ def _hidden_name(directory: Path) -> Path:
 def refuse_unwritable(directory: Path) -> None:
     """Refuse to train in a folder in which something cannot be read or written (UsageError): it is found out later."""
     folders = [directory, directory / "logs", *directory.glob("checkpoint_p*")]
-    files = [path for folder in folders[:2] for path in folder.glob("*") if path.is_file()]
+    files = [path for folder in folders[:2] for path in folder.glob("*") if os.path.isfile(path)]
     needs = [*((folder, os.R_OK | os.W_OK | os.X_OK) for folder in folders), *((f, os.R_OK | os.W_OK) for f in files)]
     for path, needed in needs:
         if not os.access(path, needed):

@@ -29,6 +29,19 @@ def test_a_ctrl_c_that_python_has_lost_ends_the_run() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_what_interrupted_one_command_is_not_said_to_the_next() -> None:
+    assert run_command(lambda: watched(lost=True)) == Interrupted.exit_code
+    assert watched(lost=False) == 0
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run_command(lambda: interrupt() or 0) == 0  # type: ignore[func-returns-value]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(lambda: interrupt() or 0) == Interrupted.exit_code  # type: ignore[func-returns-value]
     assert capsys.readouterr().err == "error: interrupted\n"
