@@ -1,4 +1,4 @@
-"""Ctrl-C before anyone watches for signals: Python loses a KeyboardInterrupt that a callback of an import raises."""
+"""Ctrl-C before anyone watches for signals: during an import, Python may lose a KeyboardInterrupt, or hide it."""
 
 import signal
 import threading
@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from utils.errors import Interrupted
+
 _came: list[int] = []  # without a lock, which a second signal would wait for
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """While entered, a Ctrl-C raises KeyboardInterrupt as ever, and `came` knows of it should that be lost."""
+    """While entered, a Ctrl-C raises KeyboardInterrupt, whatever error may hide it, and `came` knows of a lost one."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, in the background
         yield
@@ -19,6 +21,10 @@ def kept() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
+    except Exception as error:
+        if not isinstance(error, Interrupted) and any(isinstance(e, KeyboardInterrupt) for e in _causes(error)):
+            raise KeyboardInterrupt from error
+        raise
     finally:
         signal.signal(signal.SIGINT, before)
         _came.clear()
@@ -27,6 +33,14 @@ def kept() -> Iterator[None]:
 def came() -> bool:
     """Whether a Ctrl-C has come since the command began, and before another handler took its place."""
     return bool(_came)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those it was raised from or while handling."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -34,6 +34,20 @@ def test_what_interrupted_one_command_is_not_said_to_the_next() -> None:
     assert watched(lost=False) == 0
 
 
+class Interrupting:
+    def __set_name__(self, owner: type, name: str) -> None:
+        interrupt()
+
+
+def test_a_ctrl_c_that_python_makes_another_error_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        type("Owner", (), {"field": Interrupting()})  # up to Python 3.11, a RuntimeError from the KeyboardInterrupt
+        return 0
+
+    assert run_command(command) == Interrupted.exit_code
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
