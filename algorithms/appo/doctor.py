@@ -31,7 +31,7 @@ from envs.spec import EnvSpec
 from utils import cpu, descriptors
 from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
 from utils.config import flag, flags_of
-from utils.devices import choose_device
+from utils.devices import choose_device, cuda_obstacle, has_gpu
 from utils.errors import AppoError, Interrupted
 from utils.values import shown
 
@@ -260,8 +260,8 @@ def recommendation(found: Found, cores: int) -> Finding:
 
 
 def _gpu() -> Finding:
-    if choose_device("auto") != "cuda":
-        return Finding("gpu", "ok", "none is visible, networks run on the CPU")
+    if obstacle := cuda_obstacle():
+        return Finding("gpu", "note" if has_gpu() else "ok", f"{obstacle}; networks run on the CPU")
     try:
         import torch
 

@@ -74,9 +74,11 @@ class BatchSource(Protocol):
 
     Attributes:
         staged_samples: steps in the batch that is being filled; they are lost with the process.
+        hold: whether slots are released only after training.
     """
 
     staged_samples: int
+    hold: bool
 
     @property
     def waiting(self) -> int:

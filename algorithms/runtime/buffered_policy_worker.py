@@ -174,5 +174,6 @@ class BufferedPolicyWorker(PolicyWorker):
             return self.device.capture(run, self.generator)
         except RuntimeError as error:
             self._capturable = False
+            self._buckets.clear()  # their graphs draw from a generator that has half a capture behind it
             log.warning("the forward pass cannot be captured and runs as it is: %s", error)
             return run

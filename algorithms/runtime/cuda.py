@@ -5,9 +5,11 @@ inference in the learner's process must not queue up behind training. Written fo
 """
 
 import contextlib
+import gc
 import logging
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -18,13 +20,16 @@ from algorithms.runtime.arena import Arena
 from algorithms.runtime.device import CaptureError, Event, SideStream
 from algorithms.runtime.messages import Message
 from algorithms.runtime.node import Worker
+from utils.errors import ResourceError
 
 log = logging.getLogger(__name__)
 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
-SUCCESS, ALREADY_REGISTERED = 0, 712  # cudaSuccess, cudaErrorHostMemoryAlreadyRegistered
+SUCCESS = 0
 NAP_SECONDS = 1e-4
 HIGH_PRIORITY = -1
+
+_registered: set[int] = set()  # addresses of arenas; a process may have several workers around one
 
 
 class CudaStream:
@@ -87,11 +92,16 @@ class CudaDevice:
 
     Args:
         urgent: whether the work of a worker made here goes before that of others, where both wait.
+
+    Raises:
+        ResourceError: torch cannot use the GPU.
     """
 
     name, is_host = "cuda", False
 
     def __init__(self, urgent: bool = False) -> None:
+        if not torch.cuda.is_available():
+            raise ResourceError("torch cannot use the GPU of this machine with this driver; --device=cpu does without")
         self._priority = HIGH_PRIORITY if urgent else 0
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -104,16 +114,19 @@ class CudaDevice:
 
     def register(self, arena: Arena) -> None:
         """Pin this process's mapping of the arena; where that is refused, copies are slower and just as right."""
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        code = int(runtime.cudaHostRegister(arena.address, arena.nbytes, PORTABLE))
-        if code == SUCCESS:
+        address = arena.address
+        if address in _registered:
             return
-        # The runtime keeps the error, also that of a second worker in the process, until someone asks for it: let that
-        # not be the next kernel.
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(address, arena.nbytes, PORTABLE))
+        if code == SUCCESS:
+            _registered.add(address)
+            weakref.finalize(arena, _unregister, address).atexit = False  # CUDA may be gone before
+            return
+        # The runtime keeps the error until someone asks for it: let that not be the next kernel.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self.name)
-        if code != ALREADY_REGISTERED:
-            log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
+        log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
 
     def side_stream(self) -> SideStream:
         """A new stream."""
@@ -145,7 +158,7 @@ class CudaDevice:
                 warnings.simplefilter("ignore")
                 graph.register_generator_state(generator)
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            with _without_collections(), torch.cuda.graph(graph, pool=self._pool, stream=stream):
                 function()
         except RuntimeError as error:
             self._clear_up(stream, generator)
@@ -175,6 +188,26 @@ class CudaDevice:
             if used is not None:
                 fresh = Generator(self.name).manual_seed((used.initial_seed() + 1) % 2**63)
                 used.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def _unregister(address: int) -> None:
+    """Before other memory is mapped at the address, which CUDA would take for the pages that it knows."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+    _registered.discard(address)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """While entered, garbage waits: a graph that is destroyed ends the capture of another."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _event(stream: torch.cuda.Stream) -> Event:

@@ -67,6 +67,12 @@ class DeviceBatches(ColumnBatches):
         fields |= {name: torch.from_numpy(a) for name, a in self._staging.items()}
         return Batch(obs={key: buffer[f"obs.{key}"] for key in self.trajectories.obs}, **fields)
 
+    def trained(self) -> Iterator[SlotReleased]:
+        """Release what was held when the device has read it: not all of it need be in a batch that has arrived."""
+        held, self.held = self.held, []
+        for message in held:
+            yield from self._used_up(message)
+
     @property
     def waiting(self) -> int:
         """Slots that are not used up or not yet uploaded, and a batch that has not arrived."""
@@ -104,6 +110,7 @@ class DeviceBatches(ColumnBatches):
 
     def _allocate(self) -> None:
         """Memory for batches: on the host for what is counted, on the device, twice, for the rest."""
+        self.stream.lead()  # what is still copied into earlier buffers must not end up in what takes their place
         uploaded = {name: a for name, a in self._sources.items() if name not in COUNTED}
         uploaded |= {f"obs.{key}": a for key, a in self.trajectories.obs.items()}
         self._slots = {name: torch.from_numpy(a) for name, a in uploaded.items()}

@@ -255,6 +255,8 @@ class LearnerWorker:
                 failpoint("learner.step")
                 clock.enter(TRAINING)
             clock.enter(FRAMEWORK)
+            if self.batches.hold:
+                self.publisher.flush()  # who goes on sampling then does so with the new weights
             yield from self._released(self.batches.trained())
             if self.plan.passes_version(before, self.totals["env_steps"]):
                 self._save(asked=False)

@@ -47,6 +47,18 @@ def test_each_size_is_captured_once_and_replayed_on_its_buffers(monkeypatch: pyt
     assert acting.close(world.worker.live_state, plain.worker.live_state)
 
 
+def test_what_was_captured_before_a_capture_failed_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = RecordingDevice()
+    world = buffered(monkeypatch, device)
+    list(world.worker.answer([acting.request(0, 0)]))
+    device.refuses = "capture"
+    list(world.worker.answer([acting.request(group, 1) for group in range(2)]))
+    assert (len(device.captured), device.replays) == (1, 1)
+    list(world.worker.answer([acting.request(0, 2)]))
+    assert device.replays == 1
+    assert world.world.trajectories.policy_version[0, :3].min() == 1
+
+
 @pytest.mark.parametrize("refuses", ["strict", "capture"])
 def test_what_cannot_be_captured_runs_as_it_is_after_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refuses: str

@@ -95,6 +95,18 @@ def test_a_batch_stays_while_the_next_is_filled() -> None:
     assert taken[0].obs["obs"].data_ptr() == taken[2].obs["obs"].data_ptr() != taken[1].obs["obs"].data_ptr()
 
 
+def test_slots_that_are_held_in_vain_are_released_behind_their_copies() -> None:
+    world, device = numbered_world(), LateDevice()
+    slots = range(len(world.trajectories.owner))
+    batches = batches_of(world, len(slots) * ROWS + 1, device, hold=True)
+    give(batches, world, *slots)
+    assert list(batches.fill(1)) == []
+    assert batches.counts().held == len(slots)
+    for event in device.streams[0].events:
+        event.reached = True
+    assert list(batches.fill(1)) == [SlotReleased(0, slot, 1) for slot in slots]
+
+
 @pytest.mark.parametrize("hold", [False, True])
 def test_synchronous_runs_hold_slots_until_the_batch_is_trained(hold: bool) -> None:
     world = numbered_world()

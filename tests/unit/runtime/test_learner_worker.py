@@ -355,6 +355,16 @@ def test_a_publication_under_way_keeps_the_worker_at_work(monkeypatch: pytest.Mo
     assert training.ring.fetch(0)[1].tolist() == [2.0] * WEIGHTS  # type: ignore[union-attr]
 
 
+def test_slots_that_are_held_are_released_when_the_weights_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = LateDevice()
+    monkeypatch.setattr(module, "device_of", lambda name: device)
+    training = Training(monkeypatch)
+    training.worker.batches.hold = True
+    training.give(0)
+    assert [message for message in training.work() if isinstance(message, SlotReleased)] == [SlotReleased(0, 0, 1)]
+    assert (training.learner.version, training.ring.published) == (3, 3)
+
+
 def test_a_state_that_is_not_finite_never_takes_the_place_of_a_good_one(
     training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
