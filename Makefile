@@ -35,7 +35,7 @@ train: install
 	@echo "  $(VENV)/bin/appo train --env=Acrobot-v1             train another environment"
 	@echo "  $(VENV)/bin/appo train --env=my_module:MyEnv        train your own, a gymnasium.Env in my_module.py"
 	@echo "  $(VENV)/bin/appo train --help                       all flags"
-	@echo "  $(VENV)/bin/appo plot <run> -o curve.png            its learning curve, which is also in train_dir/<run>/README.md"
+	@echo "  $(VENV)/bin/appo plot <run> -o curve.png            its learning curve; of runs of more than 5 s it is in train_dir/<run>/README.md"
 	@echo "All figures are in train_dir/<run>/metrics.jsonl; tensorboard --logdir=train_dir draws them (pip install tensorboard)."
 
 test: install

@@ -10,31 +10,35 @@ from collections.abc import Callable, Mapping, Sequence
 
 from utils import interrupts
 from utils.command_line import flush_or_drop, print_and_exit, say, words_of
-from utils.errors import AppoError, UsageError, without_gpu_memory
+from utils.errors import AppoError, Interrupted, UsageError, without_gpu_memory
 from utils.values import nearest, shown
 
 
 def run_command(command: Callable[[], int]) -> int:
     """Run a command and return its exit code; a failure the user can act on is one line on stderr, not a traceback."""
-    try:
+    with interrupts.kept():
         try:
-            with interrupts.kept():
-                return command()
-        except RuntimeError as error:
-            if lack := without_gpu_memory(error):
-                raise lack from error
-            raise
-    except AppoError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        if error.exit_code != UsageError.exit_code:
-            cause = traceback.format_exception(error.__cause__) if error.__cause__ else ()
-            sys.stderr.write(error.traceback or "".join(cause))
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted\n")
-        return 130
-    finally:
-        flush_or_drop()
+            return command()
+        except KeyboardInterrupt:
+            return _interrupted()
+        except Exception as error:
+            if interrupts.is_behind(error):
+                return _interrupted()
+            told = error if isinstance(error, AppoError) else without_gpu_memory(error)
+            if told is None:
+                raise
+            sys.stderr.write(f"error: {' '.join(str(told).split())}\n")
+            if told.exit_code != UsageError.exit_code:
+                cause = error if told is not error else error.__cause__
+                sys.stderr.write(told.traceback or "".join(traceback.format_exception(cause) if cause else ()))
+            return told.exit_code
+        finally:
+            flush_or_drop()
+
+
+def _interrupted() -> int:
+    sys.stderr.write("error: interrupted\n")
+    return Interrupted.exit_code
 
 
 def train(argv: Sequence[str]) -> int:

@@ -2,18 +2,22 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from utils.errors import Interrupted
 
-_came: list[int] = []  # without a lock, which a second signal would wait for
+SAME_PRESS_SECONDS = 0.2
+"""Within them a second signal is the first one: who starts us may pass on what the terminal has sent to us as well."""
+
+_came: list[float] = []  # monotonic times; without a lock, which a second signal would wait for
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """While entered, a Ctrl-C raises KeyboardInterrupt, whatever error may hide it, and `came` knows of a lost one."""
+    """While entered, a Ctrl-C raises KeyboardInterrupt, and `came` knows of it, should Python lose that."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, in the background
         yield
@@ -21,10 +25,6 @@ def kept() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
-    except Exception as error:
-        if not isinstance(error, Interrupted) and any(isinstance(e, KeyboardInterrupt) for e in _causes(error)):
-            raise KeyboardInterrupt from error
-        raise
     finally:
         signal.signal(signal.SIGINT, before)
         _came.clear()
@@ -33,6 +33,11 @@ def kept() -> Iterator[None]:
 def came() -> bool:
     """Whether a Ctrl-C has come since the command began, and before another handler took its place."""
     return bool(_came)
+
+
+def is_behind(error: Exception) -> bool:
+    """Whether a KeyboardInterrupt has become this error on its way."""
+    return not isinstance(error, Interrupted) and any(isinstance(e, KeyboardInterrupt) for e in _causes(error))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -44,5 +49,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    _came.append(number)
-    raise KeyboardInterrupt
+    now = time.monotonic()
+    if not _came or now - _came[-1] >= SAME_PRESS_SECONDS:
+        _came.append(now)
+        raise KeyboardInterrupt

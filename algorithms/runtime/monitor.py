@@ -34,7 +34,7 @@ from utils.metrics import (
 )
 from utils.windows import RateMeter, RunningStatistic
 
-FIRST_SUMMARY_SECONDS = 1.0
+FIRST_SUMMARY_SECONDS = 0.25
 LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate only says that no budget was set
 COUNTERS = ("env_steps", "samples", "discarded")
 HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl; TensorBoard tags follow

@@ -1,9 +1,11 @@
 """How a person or a scheduler ends a run."""
 
 import contextlib
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -26,6 +28,7 @@ class SignalWatch:
     def __init__(self) -> None:
         self.request: Interrupted | None = None
         self._raising = self._stopping_now = False
+        self._pressed = -math.inf  # when Ctrl-C was
         self._handlers: dict[signal.Signals, Any] = {
             signal.SIGINT: self._interrupt,
             signal.SIGTERM: self._terminate,
@@ -37,6 +40,7 @@ class SignalWatch:
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
             if interrupts.came():
+                self._pressed = time.monotonic()
                 self._ask(Interrupted("interrupted by Ctrl-C"))
         return self
 
@@ -70,6 +74,10 @@ class SignalWatch:
             self._raising = False
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        now, before = time.monotonic(), self._pressed
+        if now - before < interrupts.SAME_PRESS_SECONDS:
+            return
+        self._pressed = now
         if self._stopping_now:
             os._exit(Interrupted.exit_code)
         if self.request is not None:

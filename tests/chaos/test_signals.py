@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.runs import HOSTILE, TrainingRun, checkpoint_steps, kill
 from utils import checkpoint
+from utils.interrupts import SAME_PRESS_SECONDS
 
 END_SECONDS = 25.0  # the promise is 5
 STOPPING = "\nstopping: saving what was learned; Ctrl-C again ends at once without saving\n"
@@ -61,6 +62,19 @@ def test_ctrl_c_saves_though_an_environment_hangs(tmp_path: Path) -> None:
     assert checkpoint_steps(run.directory)[-1] >= max(reported, 1)
 
 
+def test_a_ctrl_c_that_comes_twice_is_one(tmp_path: Path) -> None:
+    """From the terminal and from who has started us, such as timeout, which tells its child and then all its group."""
+    with TrainingRun(tmp_path, "--inference=local") as run:
+        run.wait_for_env_steps()
+        reported = run.env_steps()
+        run.interrupt()
+        run.interrupt()
+        ended = run.wait()
+        run.seconds_until_gone(END_SECONDS)
+    assert (ended.exit_code, ended.stderr) == (130, STOPPING)
+    assert checkpoint_steps(run.directory)[-1] >= reported
+
+
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     """Though an environment hangs, so that the first one is still waiting."""
     stamp = tmp_path / "stamp"
@@ -69,6 +83,8 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         run.wait_until(stamp.exists, "hang")
         run.interrupt()
         run.wait_until(lambda: run.stderr == STOPPING, "answer to the first Ctrl-C")
+        answered = time.monotonic()
+        run.wait_until(lambda: time.monotonic() - answered > SAME_PRESS_SECONDS, "time for another press")
         run.interrupt()
         ended = run.wait()
         run.seconds_until_gone(END_SECONDS)

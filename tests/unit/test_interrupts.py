@@ -29,6 +29,18 @@ def test_a_ctrl_c_that_python_has_lost_ends_the_run() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_ctrl_c_that_comes_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        try:
+            interrupt()
+        finally:
+            interrupt()
+        return 0
+
+    assert run_command(command) == Interrupted.exit_code
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
 def test_what_interrupted_one_command_is_not_said_to_the_next() -> None:
     assert run_command(lambda: watched(lost=True)) == Interrupted.exit_code
     assert watched(lost=False) == 0
