@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 PHASES = ("framework", "env", "reset", "inference", "training", "copying", "waiting", "waiting_for_slots")
 FRAMEWORK, ENV, RESET, INFERENCE, TRAINING, COPYING, WAITING, WAITING_FOR_SLOTS = range(len(PHASES))
-SAMPLE_INTERVAL_NS = 5_000_000  # of a phase
+SAMPLE_INTERVAL_NS = 50_000_000  # of a phase; more often than the scheduler looks costs switches between processes
 
 
 class Spent(NamedTuple):

@@ -219,7 +219,7 @@ def test_summaries_come_often_at_first_and_then_as_configured(watched: Watched, 
                 written.append(tenth / 10)
             if caplog.records:
                 lines.append(tenth / 10)
-    assert written == [1.0, 3.0, 7.0, 12.0, 17.0, 22.0, 27.0]
+    assert written == [0.3, 0.8, 1.8, 3.8, 7.8, 12.8, 17.8, 22.8, 27.8]
     assert lines == [2.0, 12.0, 22.0]
     monitor.close()
 
@@ -241,7 +241,7 @@ def test_the_first_figures_are_written_when_the_first_episode_has_ended(watched:
     assert watched.records() == []
     for end in range(2):
         monitor.handle(episodes((0, 1.0, 10)))
-        monitor.tick(watched.now + end)
+        monitor.tick(watched.now + end / 10)
         (record,) = watched.records()
         assert (record["reward/mean"], record["perf/episodes"]) == (1.0, 1.0)
     monitor.close()
