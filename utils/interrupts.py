@@ -1,6 +1,7 @@
 """Ctrl-C before anyone watches for signals: during an import, Python may lose a KeyboardInterrupt, or hide it."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,10 +23,17 @@ def kept() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, in the background
         yield
         return
-    before = signal.signal(signal.SIGINT, _interrupt)
+    before, tell = signal.signal(signal.SIGINT, _interrupt), sys.unraisablehook
+
+    def tell_others(lost: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt):  # of that we know
+            tell(lost)
+
+    sys.unraisablehook = tell_others
     try:
         yield
     finally:
+        sys.unraisablehook = tell
         signal.signal(signal.SIGINT, before)
         _came.clear()
 

@@ -46,6 +46,20 @@ def test_what_interrupted_one_command_is_not_said_to_the_next() -> None:
     assert watched(lost=False) == 0
 
 
+class InterruptedAtItsEnd:
+    def __del__(self) -> None:
+        interrupt()
+
+
+def test_a_ctrl_c_that_python_drops_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        InterruptedAtItsEnd()
+        return watched(lost=False)
+
+    assert run_command(command) == Interrupted.exit_code
+    assert capfd.readouterr().err == "error: interrupted by Ctrl-C\n"
+
+
 class Interrupting:
     def __set_name__(self, owner: type, name: str) -> None:
         interrupt()
