@@ -88,6 +88,7 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
         channels.send(WorkerReady(plan.name))
         if plan.runs_environments:  # only now: one that takes the place of another is waited for
             cpu.set_niceness(plan.niceness, group=True)
+            prctl.take_long_turns()
         timekeeper = Timekeeper(plan.name, plan.workers[0].role, runs_environments=plan.runs_environments)
         _loop(node, channels, heartbeat, timekeeper)
     except (
@@ -180,6 +181,8 @@ def _enter(plan: ProcessPlan) -> None:
     cpu.allocator_settings()
     if not plan.runs_environments:
         cpu.set_niceness(plan.niceness)
+    if plan.workers[0].role == "learner":
+        prctl.take_long_turns()
     if plan.cores:
         cpu.pin_to(plan.cores)
     cpu.limit_threads(plan.threads)

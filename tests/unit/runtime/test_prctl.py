@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.prctl import sleeps
+from algorithms.runtime import prctl
+from algorithms.runtime.prctl import TURN_SECONDS, sleeps
 
 ROOT = Path(__file__).resolve().parents[3]
+TURNS = """
+import os
+from algorithms.runtime.prctl import take_long_turns
+niceness = os.nice(3)
+print(take_long_turns(), take_long_turns(0.01), os.nice(0) - niceness)
+"""
 CODE = "import sys; from algorithms.runtime import prctl; prctl.die_with_parent(int(sys.argv[1])); print('lives')"
 
 
@@ -39,3 +46,17 @@ def test_who_sleeps_and_who_only_lacks_a_core() -> None:
         assert comes_to(False)
         child.kill()
     assert sleeps(child.pid)
+
+
+def test_long_turns_change_nothing_else() -> None:
+    command = [sys.executable, "-S", "-c", TURNS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert not done.stderr
+    turns, shorter, nicer = done.stdout.split()
+    assert (float(turns), float(shorter)) in [(TURN_SECONDS, 0.01), (0.0, 0.0)]  # the latter before Linux 6.12
+    assert nicer == "0"
+
+
+def test_other_processors_have_the_turns_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prctl, "_SCHED_CALLS", {})
+    assert prctl.take_long_turns() == 0.0
