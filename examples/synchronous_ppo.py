@@ -24,7 +24,7 @@ from algorithms.models.config import ModelConfig
 from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae
-from algorithms.runtime.arena import Arena
+from algorithms.runtime.arena import Arena, Array
 from algorithms.runtime.batches import Batch, ColumnBatches
 from algorithms.runtime.env_group import EnvGroup, GroupPlan
 from algorithms.runtime.flat_module import FlatModule, split
@@ -143,10 +143,11 @@ class PPO:
         """The loss of the last step."""
         return {"loss": self.last_loss}
 
-    def state(self) -> LearnerState:
+    def state(self, into: Array | None = None) -> LearnerState:
         """Weights, Adam's moments and counters; there are no running statistics."""
-        vectors = np.zeros((3, len(self.flat.flat)), np.float32)
+        vectors = np.empty((3, len(self.flat.flat)), np.float32) if into is None else into
         vectors[0], vectors[1:, : self.flat.num_parameters] = self.flat.flat.numpy(), self.adam.moments().numpy()
+        vectors[1:, self.flat.num_parameters :] = 0
         meta = {"version": self.version, "updates": self.updates, **self.adam.meta()}
         return LearnerState(vectors, np.zeros(0), meta)
 

@@ -19,6 +19,7 @@ from algorithms.models.actor_critic import ActorCritic
 from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae, vtrace
+from algorithms.runtime.arena import Array
 from algorithms.runtime.batches import Batch
 from algorithms.runtime.flat_module import FlatModule, split
 from algorithms.runtime.rollback import SKIPPED_IN_A_ROW
@@ -201,11 +202,12 @@ class Learner:
         self._metric_count = 0
         return {**dict(zip(METRICS, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
 
-    def state(self) -> LearnerState:
-        """Everything that training continues from."""
-        vectors = np.zeros((3, len(self.flat.flat)), np.float32)
+    def state(self, into: Array | None = None) -> LearnerState:
+        """Everything that training continues from, its vectors [3, P] in memory that is given, or in new one."""
+        vectors = np.empty((3, len(self.flat.flat)), np.float32) if into is None else into
         vectors[0] = self.flat.flat.cpu().numpy()
         vectors[1:, : self.flat.num_parameters] = self.optimizer.moments().cpu().numpy()
+        vectors[1:, self.flat.num_parameters :] = 0
         meta = {
             "version": self.version,
             "updates": self.updates,

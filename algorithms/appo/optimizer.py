@@ -24,7 +24,8 @@ class FlatAdam:
 
     def __init__(self, weights: Tensor, config: LearningConfig) -> None:
         self.config, self.weights = config, weights
-        self.gradient, self._mean, self._mean_square = (torch.zeros_like(weights) for _ in range(3))
+        self.gradient, self._moments = torch.zeros_like(weights), weights.new_zeros(2, len(weights))
+        self._mean, self._mean_square = self._moments
         self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=weights.device)
         self._steps, self._kl, self.skipped_in_a_row = (torch.zeros_like(self.learning_rate) for _ in range(3))
 
@@ -96,8 +97,8 @@ class FlatAdam:
         self._kl.zero_()
 
     def moments(self) -> Tensor:
-        """First and second moments, [2, P]; zero before the first step."""
-        return torch.stack((self._mean, self._mean_square))
+        """First and second moments, [2, P], themselves and no copy; zero before the first step."""
+        return self._moments
 
     def meta(self) -> dict[str, float]:
         """Steps made and skipped in a row and the learning rate, as plain values."""
@@ -108,7 +109,6 @@ class FlatAdam:
         """Continue from moments [2, P] and `meta`; a constant or linear rate is the flags' business."""
         self.skipped_in_a_row.zero_()
         self._steps.fill_(meta["adam_steps"])
-        self._mean.copy_(moments[0])
-        self._mean_square.copy_(moments[1])
+        self._moments.copy_(moments)
         if self.config.lr_schedule.startswith("kl_adaptive"):
             self.learning_rate.fill_(meta["learning_rate"])

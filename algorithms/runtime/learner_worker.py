@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
-from algorithms.runtime.arena import Arena
+from algorithms.runtime.arena import Arena, Array
 from algorithms.runtime.batches import Batch, BatchSource
 from algorithms.runtime.device import device_of
 from algorithms.runtime.flat_module import FlatModule
@@ -55,8 +55,8 @@ class Learner(Protocol):
         """Means since the last call; `skipped_in_a_row`, if an update can be skipped, is what it is now."""
         ...
 
-    def state(self) -> LearnerState:
-        """Everything that training continues from."""
+    def state(self, into: Array | None = None) -> LearnerState:
+        """Everything that training continues from, its vectors [3, P] in memory that is given, or in new one."""
         ...
 
     def restore(self, state: LearnerState) -> None:
@@ -320,19 +320,20 @@ class LearnerWorker:
     def _save(self, *, asked: bool = True) -> StateSaved:
         """Write the state if it is good; unasked not after a skipped update, of which its weights may be the cause."""
         before = clock.enter(COPYING)
-        state = self._state()
-        if state.is_finite and (asked or not state.meta.get(SKIPPED_IN_A_ROW)):
-            self.block.write(state)
-        elif not (state.is_finite or self._refused):
+        state = self._state(self.block.begin())
+        is_finite = state.is_finite
+        if is_finite and (asked or not state.meta.get(SKIPPED_IN_A_ROW)):
+            self.block.commit(state)
+        elif not (is_finite or self._refused):
             log.warning("version %d is not finite: the last good state is kept", self.learner.version)
-        self._refused = not state.is_finite
+        self._refused = not is_finite
         clock.enter(before)
         self._saved = time.monotonic()
         return StateSaved(self.address.index, self.totals["env_steps"])
 
-    def _state(self) -> LearnerState:
-        """What is saved."""
-        state = self.learner.state()
+    def _state(self, into: Array) -> LearnerState:
+        """What is saved, its vectors [3, P] where they are to be."""
+        state = self.learner.state(into)
         self._refresh_totals()
         state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})
         return state

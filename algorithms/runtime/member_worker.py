@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from algorithms.runtime.arena import Array
 from algorithms.runtime.batches import BatchSource, ColumnBatches
 from algorithms.runtime.learner_worker import Learner, LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.messages import Address, Adopt, Message, SetHyperparameters, TraitsSet
@@ -97,8 +98,8 @@ class MemberWorker(LearnerWorker):
         log.info("went on from policy %d at %d env steps", source, state.meta["env_steps"])
         return int(state.meta["env_steps"])
 
-    def _state(self) -> LearnerState:
-        state = super()._state()
+    def _state(self, into: Array) -> LearnerState:
+        state = super()._state(into)
         state.meta[KEY] = self.traits.plain()
         return state
 

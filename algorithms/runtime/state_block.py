@@ -34,7 +34,8 @@ class LearnerState:
     @property
     def is_finite(self) -> bool:
         """Whether training can go on from it: a single NaN in weights or moments would spread for ever."""
-        return bool(np.isfinite(self.vectors).all() and np.isfinite(self.moments).all())
+        with np.errstate(invalid="ignore"):  # a sum is not finite if one of its terms is not, and takes no memory
+            return all(bool(np.isfinite(a.sum(dtype=np.float64))) for a in (self.vectors, self.moments))
 
 
 class StateBlock:
@@ -79,14 +80,28 @@ class StateBlock:
         Raises:
             ValueError: the plain values do not fit.
         """
+        self.begin()[:] = state.vectors
+        self.commit(state)
+
+    def begin(self) -> Array:
+        """The vectors [3, P] of the older copy, which is lost; what is written there is the latest after `commit`."""
+        number = self.writes + 1
+        self._sequence[number % 2] = 2 * number - 1
+        barrier()
+        vectors: Array = self._vectors[number % 2]
+        return vectors
+
+    def commit(self, state: LearnerState) -> None:
+        """Make a state the latest, the vectors of which have been written since `begin`.
+
+        Raises:
+            ValueError: the plain values do not fit.
+        """
         text = json.dumps(state.meta).encode()
         if len(text) + 8 > META_BYTES:
             raise ValueError(f"a learner's plain state takes {len(text)} bytes; {META_BYTES - 8} are reserved")
         number = self.writes + 1
         place = number % 2
-        self._sequence[place] = 2 * number - 1
-        barrier()
-        self._vectors[place] = state.vectors
         self._moments[place] = state.moments
         self._meta[place, :8] = np.frombuffer(len(text).to_bytes(8, "little"), np.uint8)
         self._meta[place, 8 : 8 + len(text)] = np.frombuffer(text, np.uint8)

@@ -1,8 +1,9 @@
-"""How a learner's weights reach policy workers: a ring of flat vectors in the arena, without any lock.
+"""How a learner's weights reach policy workers: a ring of two flat vectors in the arena, without any lock.
 
-Each of the K buffers has a sequence word: odd from before its first byte is written until after the last, then twice
-the version. A reader accepts a copy only if the word was right before and after, and the checksum that travelled with
-the copy agrees. Relies on the store order of x86-64; elsewhere publishing and fetching make one system call in
+Each buffer has a sequence word: odd from before its first byte is written until after the last, then twice the version.
+The newest version is never written over, so one is always whole. A reader accepts a copy only if the word was right
+before and after, and the checksum that travelled with the copy agrees: the writer overtakes it when it publishes twice
+meanwhile. Relies on the store order of x86-64; elsewhere publishing and fetching make one system call in
 between.
 """
 
@@ -14,7 +15,6 @@ import numpy as np
 from algorithms.runtime.arena import Arena, Array, Field
 from utils.failpoints import failpoint
 
-RING = 4
 FETCH_ATTEMPTS = 8
 STRONG_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
 
@@ -45,9 +45,9 @@ class WeightRing:
     def declare(policy: int, size: int) -> list[Field]:
         """The arena fields of one policy with `size` float32 values."""
         return [
-            Field(f"weights.{policy}.buffer", (RING, size), "float32"),
-            Field(f"weights.{policy}.sequence", (RING,), "int64"),
-            Field(f"weights.{policy}.checksum", (RING,), "uint64"),
+            Field(f"weights.{policy}.buffer", (2, size), "float32"),
+            Field(f"weights.{policy}.sequence", (2,), "int64"),
+            Field(f"weights.{policy}.checksum", (2,), "uint64"),
             Field(f"weights.{policy}.published", (1,), "int64"),
         ]
 
@@ -63,7 +63,7 @@ class WeightRing:
 
     def begin(self, version: int) -> Array:
         """The buffer [P] that the weights of `version` must be written into before they are committed."""
-        place = version % RING
+        place = 1 - (self._place_of(self.published) or 0)
         self._sequence[place] = 2 * version - 1
         barrier()
         buffer: Array = self._buffer[place]
@@ -71,7 +71,7 @@ class WeightRing:
 
     def commit(self, version: int) -> None:
         """Make what was written since `begin` the newest."""
-        place = version % RING
+        place = int((self._sequence == 2 * version - 1).argmax())
         self._checksum[place] = checksum(self._buffer[place])
         failpoint("learner.publish")
         barrier()
@@ -89,21 +89,28 @@ class WeightRing:
             newest = self.published
             if newest == version:
                 break
-            place = newest % RING
-            before = int(self._sequence[place])
+            place = self._place_of(newest)
+            if place is None:
+                continue
             barrier()
             copy, expected = self._buffer[place].copy(), self._checksum[place]
             barrier()
-            if before == int(self._sequence[place]) == 2 * newest and checksum(copy) == expected:
+            if int(self._sequence[place]) == 2 * newest and checksum(copy) == expected:
                 return newest, copy
         return version, None
 
     def damaged(self) -> int | None:
         """The newest version if what lies in its buffer is not what was published; None if it is, or is overwritten."""
         newest = self.published
-        place = newest % RING
-        before = int(self._sequence[place])
+        place = self._place_of(newest)
+        if place is None:
+            return None
         barrier()
         differs = checksum(self._buffer[place]) != self._checksum[place]
         barrier()
-        return newest if differs and before == int(self._sequence[place]) == 2 * newest else None
+        return newest if differs and int(self._sequence[place]) == 2 * newest else None
+
+    def _place_of(self, version: int) -> int | None:
+        """The buffer that has a version whole; None if none has."""
+        first, second = self._sequence.tolist()
+        return 0 if first == 2 * version else 1 if second == 2 * version else None

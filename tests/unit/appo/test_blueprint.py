@@ -60,7 +60,7 @@ def test_the_arena_holds_everything_the_workers_share() -> None:
     assert fields["heartbeat"].shape == (6, 16)
     weights = blueprint.model.num_weights
     for policy in range(2):
-        assert fields[f"weights.{policy}.buffer"].shape == (4, weights)
+        assert fields[f"weights.{policy}.buffer"].shape == (2, weights)
         assert fields[f"state.{policy}.vectors"].shape == (2, 3, weights)
         assert fields[f"state.{policy}.moments"].shape == (2, 1 + 2 * 4 + 3)
     assert weights == len(new_model(blueprint.config, blueprint.spec, "cpu").flat)
