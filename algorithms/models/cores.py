@@ -149,9 +149,10 @@ def unroll_segments(cell: recurrent.Cell, x: Tensor, first: Tensor, state: Tenso
         [T+1,B,D'].
     """
     num_segments, num_columns = state.shape[:2]
-    steps, starts = _side_by_side(x[:-1], num_segments), _side_by_side(first[:-1], num_segments)
+    rows, last_row = torch.split(x, [len(x) - 1, 1])
+    steps, starts = _side_by_side(rows, num_segments), _side_by_side(first[:-1], num_segments)
     y, after = recurrent.unroll(cell, steps, starts, state.detach().flatten(0, 1))
-    y_last, _ = recurrent.unroll(cell, x[-1:], first[-1:], after[-num_columns:])
+    y_last, _ = recurrent.unroll(cell, last_row, first[-1:], after[-num_columns:])
     return torch.cat((_one_after_another(y, num_segments), y_last))
 
 

@@ -62,8 +62,9 @@ def unroll(cell: Cell, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor,
         raise ValueError("x: expected at least one step, got 0")
     outputs = []
     ranges = segments_at_resets(first) if first.device.type == "cpu" else single_steps(first.shape[0])
-    for start, end in ranges:
+    segments = torch.split(x, [end - start for start, end in ranges])  # the gradient of a slice would be as long as x
+    for (start, _), segment in zip(ranges, segments, strict=True):
         state = state.masked_fill(first[start].unsqueeze(-1), 0.0)
-        output, state = cell(x[start:end], state)
+        output, state = cell(segment, state)
         outputs.append(output)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state
