@@ -128,7 +128,9 @@ class Topology:
 
 
 def slots_per_group(*, minimum: int, waiting_batches: int, batch_columns: int, rows: int, groups: int) -> int:
-    """Slots a group needs so that `waiting_batches` macro batches can wait while one is trained and one is written.
+    """Slots a group needs so that `waiting_batches` macro batches can wait while one is written.
+
+    The batch that is trained has been copied out of its slots.
 
     Args:
         minimum: lower bound set by the user.
@@ -140,7 +142,7 @@ def slots_per_group(*, minimum: int, waiting_batches: int, batch_columns: int, r
     batch_slots = -(-batch_columns // rows)
     if not waiting_batches:
         return -(-batch_slots // groups)
-    return max(minimum, 1 + -(-(1 + waiting_batches) * batch_slots // groups))
+    return max(minimum, 1 + -(-waiting_batches * batch_slots // groups))
 
 
 def check_slots(*, slots: int, rows: int, groups: int, batch_columns: int) -> None:

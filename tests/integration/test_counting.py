@@ -205,7 +205,7 @@ def test_a_slow_learner_bounds_the_lag_by_the_slots(tmp_path: Path, accumulate: 
     run = run_command(tmp_path / "run", failpoints="learner.batch:sleep=0.1", **flags)
     assert run.returncode == 0, run.stderr
     batches_waiting = accumulate // MINIBATCHES
-    slots_per_group = max(2, 1 + (1 + batches_waiting) * COLUMNS // (2 * ENVS)) if accumulate else COLUMNS // (2 * ENVS)
+    slots_per_group = max(2, 1 + batches_waiting * COLUMNS // (2 * ENVS)) if accumulate else COLUMNS // (2 * ENVS)
     assert f"{slots_per_group} slots each" in run.stdout
     slots = 2 * slots_per_group
     # A step waits at most until all slots and what is copied out already have been trained on, all but its own batch.

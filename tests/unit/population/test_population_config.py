@@ -64,5 +64,5 @@ def test_slots_suffice_for_the_largest_batch_that_there_may_be() -> None:
     assert grown.largest_batch_size == 1536
     sampling = replace(plan_workers(plain, 2, "local"), num_workers=2, num_envs_per_worker=2, num_splits=1)
     slots = [topology_of(config, sampling, 1).slots_per_group for config in (plain, grown)]
-    # two macro batches of both policies, in two groups of two rows, and the slot that is filled
-    assert slots == [1 + 8, 1 + 48]
+    # a macro batch of both policies, in two groups of two rows, and the slot that is filled
+    assert slots == [1 + 4, 1 + 24]

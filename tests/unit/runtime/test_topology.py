@@ -110,13 +110,13 @@ def test_addresses_of_messages() -> None:
 @pytest.mark.parametrize(
     ("minimum", "waiting", "columns", "rows", "groups", "expected"),
     [
-        (2, 2, 32, 8, 4, 4),  # 1 + 3 batches of 4 slots over 4 groups
-        (2, 2, 32, 8, 3, 5),
+        (2, 2, 32, 8, 4, 3),  # 1 + 2 batches of 4 slots over 4 groups
+        (2, 2, 32, 8, 3, 4),
         (2, 1, 32, 64, 2, 2),  # a slot holds more than a batch
         (7, 1, 32, 64, 2, 7),
         (2, 0, 32, 8, 4, 1),  # synchronous: exactly one batch, whatever the minimum
         (2, 0, 33, 8, 4, 2),
-        (1, 2, 1, 1, 1, 4),
+        (1, 2, 1, 1, 1, 3),
     ],
 )
 def test_slots_per_group(minimum: int, waiting: int, columns: int, rows: int, groups: int, expected: int) -> None:
