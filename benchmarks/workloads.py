@@ -57,6 +57,9 @@ WORKLOADS = {
         PONG | {"rollout": 32, "batch_size": 256, "num_batches_per_iteration": 4, "ppo_epochs": 4},
         "Pong, Nature network, 4 epochs",
     ),
+    "pong_fp32": Workload(
+        "ALE/Pong-v5", PONG | ONE_PASS | {"precision": "fp32"}, "Pong, Nature network, 1 epoch, float32"
+    ),
     "vizdoom": Workload(
         "VizdoomBasic-v1",
         ONE_PASS | {"batch_size": 2048, "normalize_images": False, "hidden_size": 512},

@@ -50,7 +50,7 @@ class Peer(NamedTuple):
 SAMPLE_FACTORY = Peer(
     "sample_factory",
     "sample_factory_driver.py",
-    ("pong", "pong_4_epochs", "vizdoom", "cartpole", "cartpole_vector", "halfcheetah"),
+    ("pong", "pong_4_epochs", "pong_fp32", "vizdoom", "cartpole", "cartpole_vector", "halfcheetah"),
     {},
 )
 PEERS = {
@@ -60,8 +60,9 @@ PEERS = {
         "envpool", "cleanrl_envpool_driver.py", ("pong", "pong_4_epochs", "cartpole", "halfcheetah"), {}
     ),
 }
-# It steps single environments only, so a vector entry point is compared with what it does for the same environment.
-SAME_FOR_PEERS = {"cartpole_vector": "cartpole"}
+# It computes in float32 in any case, and steps single environments only, so a vector entry point is compared with what
+# it does for the same environment.
+SAME_FOR_PEERS = {"pong_fp32": "pong", "cartpole_vector": "cartpole"}
 
 
 def contenders(workload: str, wanted: Sequence[str]) -> list[str]:
