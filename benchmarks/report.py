@@ -98,8 +98,8 @@ METHOD = """\
   33 + 27 + 18 + 16; for the gradients 41 + 84 + 53 + 37 us instead of 33 + 54 + 37 + 33. Perfect kernels could save 60
   of the 385 us of an update. The rest: images made blocks, twice, 36; ReLU 8; losses, heads and Adam 29. Cutting blocks
   for the second convolution too costs as much as it saves.
-- **ELU by exp, subtraction and maximum**: 22 us instead of 27 for what the first convolution of VizDoom makes of an image
-  (bf16, AVX-512), with errors of 0.002 near zero.
+- **ELU by exp, subtraction and maximum**: 22 us instead of 27 for what the first convolution of VizDoom makes of an
+  image (bf16, AVX-512), with errors of 0.002 near zero.
 - **SCHED_BATCH, or turns of 10 or 100 ms** for processes that share a core: Pong is 2 to 5 % faster than with the usual
   1.4 to 3 ms; with turns of 30 ms, which learners and actors take, it is 5 to 7 %.
 - **Batches of all images at once**: 32 at once take 10 to 15 % less time in training, and less memory.
