@@ -100,8 +100,9 @@ METHOD = """\
   for the second convolution too costs as much as it saves.
 - **ELU by exp, subtraction and maximum**: 22 us instead of 27 for what the first convolution of VizDoom makes of an
   image (bf16, AVX-512), with errors of 0.002 near zero.
-- **SCHED_BATCH, or turns of 10 or 100 ms** for processes that share a core: Pong is 2 to 5 % faster than with the usual
-  1.4 to 3 ms; with turns of 30 ms, which learners and actors take, it is 5 to 7 %.
+- **SCHED_BATCH, or turns of 30 or 100 ms** for processes that share a core: Pong is 2, 6 and 4 % faster than with the
+  usual 1.4 ms; turns of 10 ms, which learners and actors take, make 5 %. With 30 ms, as Pong, VizDoom and the limits
+  were measured above, actors wait half a second beside several other programs.
 - **Batches of all images at once**: 32 at once take 10 to 15 % less time in training, and less memory.
 
 ## Measuring again

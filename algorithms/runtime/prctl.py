@@ -7,8 +7,12 @@ import signal
 import struct
 from pathlib import Path
 
-TURN_SECONDS = 0.03
-"""For which a process that computes without end keeps its core while others wait; 1 to 4 ms are usual."""
+TURN_SECONDS = 0.01
+"""For which a process that computes without end keeps its core while others wait; 1 to 4 ms are usual.
+
+With longer ones an actor, which has a tenth of the learner's weight, would wait for half a second and more beside
+several other programs.
+"""
 
 _PR_SET_PDEATHSIG = 1
 _SCHED_CALLS = {"x86_64": (315, 314), "aarch64": (275, 274)}  # sched_getattr and sched_setattr, which libc has not
@@ -45,8 +49,8 @@ def die_earlier(score: int) -> None:
 def take_long_turns(seconds: float = TURN_SECONDS) -> float:
     """Let the calling thread, and those it starts, run that long before another of its priority has its turn.
 
-    With more processes than cores, every switch costs the caches: Pong, VizDoom and HalfCheetah on two cores are 5 %
-    faster. Whoever wakes and has shorter turns, as other programs do, still interrupts.
+    With more processes than cores, every switch costs the caches: Pong on two cores is 5 % faster. Whoever wakes and
+    has shorter turns, as other programs do, still interrupts.
 
     Returns:
         How long turns are now; 0 where the kernel does not say (Linux before 6.12, other systems).
