@@ -60,8 +60,8 @@ PEERS = {
         "envpool", "cleanrl_envpool_driver.py", ("pong", "pong_4_epochs", "cartpole", "halfcheetah"), {}
     ),
 }
-# It computes in float32 in any case, and steps single environments only, so a vector entry point is compared with what
-# it does for the same environment.
+# Peers compute in float32 in any case, and Sample Factory steps single environments only, so a vector entry point is
+# compared with what it does for the same environment.
 SAME_FOR_PEERS = {"pong_fp32": "pong", "cartpole_vector": "cartpole"}
 
 
