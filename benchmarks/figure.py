@@ -13,6 +13,7 @@ LABELS = {
     "sample_factory": "Sample Factory 2",
     "sample_factory_malloc": "Sample Factory 2,\nallocator tuned",
     "cleanrl_envpool": "CleanRL-style\n+ EnvPool",
+    "pufferlib": "PufferLib 3",
 }
 
 

@@ -40,6 +40,7 @@ NAMES = {
     "sample_factory": "Sample Factory 2.1.1",
     "sample_factory_malloc": "the same, allocator tuned",
     "cleanrl_envpool": "CleanRL-style PPO + EnvPool",
+    "pufferlib": "PufferLib 3.0.0",
 }
 
 LEARNING_TASKS = {

@@ -1,4 +1,4 @@
-"""Side by side with Sample Factory 2, and with PPO in the manner of CleanRL on EnvPool.
+"""Side by side with Sample Factory 2, with PPO in the manner of CleanRL on EnvPool, and with PufferLib 3.
 
     python -m benchmarks.peers [--workload NAME ...] [--contender NAME ...] [--cache=DIR] [--json=FILE]
 
@@ -59,6 +59,7 @@ PEERS = {
     "cleanrl_envpool": Peer(
         "envpool", "cleanrl_envpool_driver.py", ("pong", "pong_4_epochs", "cartpole", "halfcheetah"), {}
     ),
+    "pufferlib": Peer("pufferlib", "pufferlib_driver.py", ("cartpole",), {}),
 }
 # Peers compute in float32 in any case, and Sample Factory steps single environments only, so a vector entry point is
 # compared with what it does for the same environment.

@@ -1,8 +1,16 @@
 """The peers' own interpreters: virtual environments with pinned versions, made once under a cache directory."""
 
+import hashlib
+import io
+import os
 import subprocess
 import sys
+import tarfile
+import tempfile
+import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from utils.errors import ResourceError
 
@@ -22,6 +30,38 @@ REQUIREMENTS = {
         "setuptools<81",
     ),
     "envpool": (TORCH, "envpool==1.2.5"),
+    # The last three are what its setup.py wants to be there; gymnasium is then the one that it asks for itself.
+    "pufferlib": (TORCH, "numpy<2", "setuptools<81", "wheel"),
+}
+
+
+class Source(NamedTuple):
+    """A package that has to be built here, and mended first.
+
+    Attributes:
+        url: of its archive, which holds one folder.
+        sha256: of that.
+        wrong, right: text of its setup.py, and what belongs there.
+        environment: variables of the build.
+    """
+
+    url: str
+    sha256: str
+    wrong: str
+    right: str
+    environment: dict[str, str]
+
+
+# Without its games in C, whose libraries come from GitHub; the variable for that leaves a name without a value.
+SOURCES = {
+    "pufferlib": Source(
+        "https://files.pythonhosted.org/packages/7c/e1/"
+        "5292f9b69c6263707b40ba04a87e6b9bcc177281d31092f77afd90c412f1/pufferlib-3.0.0.tar.gz",
+        "7df3a3e3f5f894d78d2a1f5374097890aec01473183e748abefe4f3faa10eaa9",
+        "c_extensions = []\n",
+        "c_extensions = c_extension_paths = []\n",
+        {"NO_OCEAN": "1"},
+    )
 }
 
 
@@ -33,19 +73,49 @@ def interpreter(name: str, cache: Path) -> Path:
     """
     home = cache.expanduser() / name
     python, stamp = home / "bin" / "python", home / "installed.txt"
-    wanted = "\n".join(REQUIREMENTS[name]) + "\n"
+    source = SOURCES.get(name)
+    wanted = "\n".join([*REQUIREMENTS[name], *([source.url] if source else [])]) + "\n"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
-    print(f"installing {', '.join(REQUIREMENTS[name])} into {home} ...", flush=True)
+    print(f"installing {', '.join(wanted.split())} into {home} ...", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
     for packages in ((TORCH,), REQUIREMENTS[name]):
-        done = subprocess.run(
-            [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", *packages],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise ResourceError(f"pip could not install the peer {name}: {done.stderr.strip().splitlines()[-1]}")
+        _install(name, python, packages, {})
+    if source:
+        with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
+            _install(name, python, ["--no-build-isolation", str(_mended(source, Path(folder)))], source.environment)
     stamp.write_text(wanted, encoding="utf-8")  # last, so that an interrupted installation is repeated
     return python
+
+
+def _install(name: str, python: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
+    # A compiler for CUDA on the path would be taken for a GPU.
+    paths = (path for path in os.environ["PATH"].split(os.pathsep) if not Path(path, "nvcc").exists())
+    done = subprocess.run(
+        [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment, "PATH": os.pathsep.join(paths)},
+    )
+    if done.returncode:
+        raise ResourceError(f"pip could not install the peer {name}: {done.stderr.strip().splitlines()[-1]}")
+
+
+def _mended(source: Source, folder: Path) -> Path:
+    """Where the archive of a source was unpacked, its setup.py put right."""
+    try:
+        with urllib.request.urlopen(source.url) as answer:  # noqa: S310 (https)
+            archive = answer.read()
+    except OSError as error:
+        raise ResourceError(f"{source.url} cannot be read: {error}") from error
+    found = hashlib.sha256(archive).hexdigest()
+    if found != source.sha256:
+        raise ResourceError(f"{source.url} is not what it was: SHA-256 {found} instead of {source.sha256}")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        packed.extractall(folder, filter="data")
+    (unpacked,) = folder.iterdir()
+    script = unpacked / "setup.py"
+    text = script.read_text(encoding="utf-8")
+    script.write_text(text.replace(source.wrong, source.right), encoding="utf-8")
+    return unpacked
