@@ -29,7 +29,7 @@ from envs.spaces import num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
-from envs.wrappers import RepeatAction, make_registered, stack_frames
+from envs.wrappers import RepeatAction, know_actions_sooner, make_registered, stack_frames
 from utils.errors import CannotBeDrawn, UsageError
 from utils.user_modules import import_user_module
 from utils.values import nearest
@@ -159,6 +159,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
             env = _make_plain(config, target, arguments)
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"{config.env} made a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
+    know_actions_sooner(env)
     return env
 
 

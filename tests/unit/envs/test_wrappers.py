@@ -1,3 +1,5 @@
+import copy
+import pickle
 from typing import Any
 
 import gymnasium
@@ -8,7 +10,7 @@ from gymnasium import spaces
 from envs.config import EnvConfig
 from envs.make import make_group, make_single
 from envs.toy import Counter, counter_length, counter_step, register_toys
-from envs.wrappers import RepeatAction, make_registered, stack_frames
+from envs.wrappers import RepeatAction, know_actions_sooner, make_registered, stack_frames
 from tests.unit.envs.rollouts import collect
 from utils.errors import SpaceMismatch, UsageError
 
@@ -247,3 +249,32 @@ def test_making_an_environment_leaves_out_the_checks() -> None:
     assert type(env).__name__ == "Target"
     assert env.action_space.shape == (3,)
     assert (registration.order_enforce, registration.disable_env_checker) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(2), spaces.Discrete(3, start=-1), spaces.Discrete(200, start=-100, dtype=np.int16)]
+)
+def test_choices_are_known_sooner_and_are_the_same(space: spaces.Discrete) -> None:
+    env = Numbered((2,))
+    env.action_space = space
+    values = [*range(-102, 103), True, 0.0, 1.5, "1", None, 2**70, np.int64(1), np.uint8(2), np.array(1), np.array([1])]
+    expected = [space.contains(value) for value in values]
+    know_actions_sooner(env)
+    for known in (space, copy.deepcopy(space), pickle.loads(pickle.dumps(space))):
+        assert "contains" in vars(known)
+        assert [known.contains(value) for value in values] == expected
+        assert [value in known for value in values] == expected
+        assert known == spaces.Discrete(space.n, start=space.start, dtype=space.dtype.type)
+        assert known.contains(known.sample())
+
+
+def test_only_plain_choices_are_known_sooner() -> None:
+    class Odd(spaces.Discrete):
+        def contains(self, x: Any) -> bool:
+            return bool(x == 1)
+
+    env = Numbered((2,))
+    env.action_space = Odd(2)
+    know_actions_sooner(env)
+    assert "contains" not in vars(env.action_space)
+    assert "contains" in vars(make_single(EnvConfig(env="CartPole-v1")).action_space)
