@@ -49,14 +49,16 @@ class VerifyingLearner(Learner):
         """Recompute every step of a batch [T, B], observations scaled by the statistics of the version that acted."""
         now, model = self.flat.flat.clone(), self.model
         obs = {key: batch.obs[key].flatten(0, 1) for key in model.keys}
-        scaled = model.scaled(obs)
+        unscaled = [key for key in model.keys_scaled_later if not model.scaling_of(key).running]  # until in the network
+        scaled = model.scaled(obs) | {key: obs[key] for key in unscaled}
         try:
             for version in torch.unique(batch.policy_version[batch.valid]).tolist():
                 self.flat.flat.copy_(self.published[version])
                 acted = batch.policy_version == version
                 rows = torch.cat((acted, acted[-1:])).flatten()  # the bootstrap observation is compared with nothing
                 for key, value in model.scaled(obs).items():
-                    scaled[key][rows] = value[rows]
+                    if key not in unscaled:
+                        scaled[key][rows] = value[rows]
             logits, value = model.unroll_scaled(scaled, batch.first, batch.rnn_state)
             value = model.denormalize_value(value)
         finally:

@@ -59,7 +59,7 @@ class Encoder(nn.Sequential):
     def scale_with(self, scaling: InputScaling) -> None:
         """Take images as bytes from now on too, and scale them here: on a CPU a few at a time, never kept as floats."""
         first = self[1]
-        self._bytes = Bytes(scaling, self[0], first.blocks if isinstance(first, FirstConv2d) else None)
+        self._bytes = Bytes(scaling, self[0], first if isinstance(first, FirstConv2d) else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of x [N,*]."""

@@ -125,19 +125,26 @@ class FirstConv2d(nn.Conv2d):
     In bf16 on a CPU it is computed with a kernel 1/stride as large over blocks of stride x stride pixels: the same
     products and sums, but over so many channels that the matrix units of the processor are full. Its weight is the
     usual one, [O,C,k,k].
+
+    Attributes:
+        divisor: What the kernel has to be divided by for blocks as they come, because they were not.
     """
 
     def __init__(self, channels: int, out_channels: int, kernel: int, stride: int, channels_first: bool) -> None:
         super().__init__(channels, out_channels, kernel, stride)
         self.blocks = Blocks(stride, channels, channels_first)
+        self.divisor = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve images x [N,C,H,W], or their blocks [N,depth,rows,columns]."""
-        if x.shape[1] == self.in_channels:
-            if not by_blocks(x):
-                return super().forward(x)
+        weight = self.weight
+        if x.shape[1] != self.in_channels:
+            weight = weight.to(x.dtype) / self.divisor  # rounded first, as weights to act with are
+        elif by_blocks(x):
             x = self.blocks.of_planes(x.to(torch.get_autocast_dtype("cpu")))
-        return nn.functional.conv2d(x, self.blocks.of_planes(self.weight), self.bias)
+        else:
+            return super().forward(x)
+        return nn.functional.conv2d(x, self.blocks.of_planes(weight), self.bias)
 
 
 class Bytes:
@@ -146,15 +153,19 @@ class Bytes:
     Args:
         scaling: To floats; the module belongs to the model.
         arrange: The channels last.
-        blocks: That the first convolution takes in bf16, if it does.
+        first: The first convolution, if it takes blocks in bf16.
     """
 
-    def __init__(self, scaling: InputScaling, arrange: nn.Module, blocks: Blocks | None) -> None:
-        self.scaling, self.arrange, self.blocks = scaling, arrange, blocks
+    def __init__(self, scaling: InputScaling, arrange: nn.Module, first: FirstConv2d | None) -> None:
+        self.scaling, self.arrange = scaling, arrange
+        self.blocks = first.blocks if first else None
+        self._divides = not scaling.running and scaling.subtract_mean == 0.0
+        if first and self._divides:  # bytes are exact in bf16, and a kernel is smaller than images
+            first.divisor = scaling.scale
         self._scratch: dict[int, Tensor] = {}  # by thread
 
     def prepare(self, images: Tensor) -> Tensor:
-        """The images as floats, or in bf16 their blocks, until the thread's next call.
+        """The images as floats, or in bf16 the blocks for the first convolution, until the thread's next call.
 
         New memory for each would leave holes between what is kept.
         """
@@ -174,10 +185,9 @@ class Bytes:
         with torch.no_grad():
             found = blocks.of(images)
             scratch = self._room(found.shape[1:], dtype, torch.contiguous_format)[: len(found)]
-            if self.scaling.running or self.scaling.subtract_mean != 0.0:
-                scratch.copy_(self.scaling.write(found, torch.empty_like(found, dtype=torch.float32), blocks))
-            else:  # bytes are exact in bf16, and a quotient is rounded once
-                self.scaling.write(found, scratch)
+            if not self._divides:
+                found = self.scaling.write(found, torch.empty_like(found, dtype=torch.float32), blocks)
+            scratch.copy_(found)
         return scratch.permute(0, 3, 1, 2)
 
     def _room(self, shape: torch.Size, dtype: torch.dtype, layout: torch.memory_format) -> Tensor:

@@ -60,12 +60,14 @@ def test_a_first_convolution_of_blocks_is_the_same_convolution(
 @pytest.mark.parametrize("shape", [(4, 84, 84), (84, 84, 3)])
 @pytest.mark.parametrize("running", [False, True])
 @pytest.mark.parametrize("subtracted", [0.0, 3.0])
+@pytest.mark.parametrize("scale", [255.0, 256.0])
 def test_a_first_convolution_takes_blocks_of_bytes_in_bf16(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], running: bool, subtracted: float
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], running: bool, subtracted: float, scale: float
 ) -> None:
+    torch.manual_seed(5)  # a nonlinearity near zero can multiply errors
     cut: list[torch.dtype] = []
     encoder, images = conv_encoder(shape, CONVNET_ATARI, (8,), "relu"), torch.randint(0, 256, (3, *shape)).byte()
-    scaling = InputScaling(shape, subtract_mean=subtracted, scale=255.0, running=running)
+    scaling = InputScaling(shape, subtract_mean=subtracted, scale=scale, running=running)
     if running:
         scaling.mean.copy_(torch.rand(shape) * 100)
         scaling.inv_std.copy_(torch.rand(shape) / 100)
@@ -80,8 +82,11 @@ def test_a_first_convolution_takes_blocks_of_bytes_in_bf16(
         found.append((features.float(), *torch.autograd.grad(features.float().mean(), list(encoder.parameters()))))
         assert cut[:1] == [taken] * (taken is not None)
     in_bf16, of_floats, in_float32 = found
-    for one, other in zip(in_bf16, of_floats, strict=True):
-        assert torch.equal(one, other)  # the same bf16 numbers, whichever way they came
+    for one, other, exact in zip(in_bf16, of_floats, in_float32, strict=True):
+        if running or subtracted or scale == 256.0:
+            assert torch.equal(one, other)  # the same bf16 numbers, whichever way they came
+        else:  # kernels are divided instead of images, and rounded then; a power of two changes no rounding
+            assert (one - exact).norm() < 0.1 * exact.norm()
     torch.testing.assert_close(in_bf16[0], in_float32[0], rtol=0.1, atol=0.02)
     assert encoder[1].weight.shape == (32, min(shape), 8, 8)
 
