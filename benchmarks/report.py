@@ -97,8 +97,8 @@ METHOD = """\
 - **Other kernels in bf16 with AVX-512**: per image of the Nature network, 32 at once, oneDNN takes 33 + 26 + 18 us for
   the convolutions forward and 18 for the linear layer, where a large matrix product of as many multiplications takes
   33 + 27 + 18 + 16; for the gradients 41 + 84 + 53 + 37 us instead of 33 + 54 + 37 + 33. Perfect kernels could save 60
-  of the 385 us of an update. The rest: images made blocks, twice, 36, a third less since the kernel is scaled instead of
-  them; ReLU 8; losses, heads and Adam 29. Cutting blocks for the second convolution too costs as much as it saves.
+  of the 385 us of an update. The rest: images made blocks, twice, 36, a third less since the kernel is scaled instead;
+  ReLU 8; losses, heads and Adam 29. Cutting blocks for the second convolution too costs as much as it saves.
 - **ELU by exp, subtraction and maximum**: 22 us instead of 27 for what the first convolution of VizDoom makes of an
   image (bf16, AVX-512), with errors of 0.002 near zero.
 - **SCHED_BATCH, or turns of 30 or 100 ms** for processes that share a core: Pong is 2, 6 and 4 % faster than with the
