@@ -72,7 +72,7 @@ WORKLOADS = {
     ),
     "cartpole_vector": Workload(
         "CartPole-v1",
-        # Batches are made in 10 ms: where two may wait, as with Sample Factory, actors and learner wait less for turns.
+        # Batches are made in 20 ms: where two may wait, as with Sample Factory, actors and learner wait less for turns.
         ONE_PASS | {"batch_size": 16384, "num_envs_per_worker": 256, "num_minibatches_to_accumulate": 2},
         "CartPole from its vector entry point, MLP 64x64, batch 16,384",
     ),

@@ -16,12 +16,14 @@ from ast import literal_eval
 from pathlib import Path
 
 import gymnasium
-import pufferlib.emulation
-import pufferlib.pufferl
-import pufferlib.pytorch
-import pufferlib.vector
 import torch
 from torch import nn
+
+os.chdir(sys.argv[2])  # importing it puts a link into the current folder
+import pufferlib.emulation  # noqa: E402
+import pufferlib.pufferl  # noqa: E402
+import pufferlib.pytorch  # noqa: E402
+import pufferlib.vector  # noqa: E402
 
 ENVS, ROLLOUT, HIDDEN = 32, 32, 64
 WORKLOADS = {"cartpole": "CartPole-v1"}
