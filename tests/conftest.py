@@ -9,3 +9,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same on every machine: what only a GPU can show is in benchmarks/gpu_check.py.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# Encoders divide images between threads, and tests of that say how many there are; two cores are soon oversubscribed.
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from algorithms.models.images import IMAGES_AT_ONCE, Bytes, ChannelsLast, FirstConv2d, InputScaling
+from algorithms.models.images import IMAGES_AT_ONCE, Bytes, ChannelsLast, FirstConv2d, FlattenImages, InputScaling
 from algorithms.models.side_by_side import side_by_side
 from envs.spec import is_channels_first
 
@@ -195,7 +195,7 @@ def _linear_layers(size: int, layer_sizes: tuple[int, ...], activation: str) -> 
 def _with_linear_layers(
     layers: list[nn.Module], shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str
 ) -> Encoder:
-    image_layers = nn.Sequential(*layers, nn.Flatten())
+    image_layers = nn.Sequential(*layers, FlattenImages() if activation == "elu" else nn.Flatten())
     with torch.no_grad():
         num_features = image_layers(torch.zeros(1, *shape)).shape[1]
     linear_layers, size = _linear_layers(num_features, layer_sizes, activation)

@@ -30,10 +30,14 @@ class FlatModule:
         self._originals: list[Tensor] = []
 
     def compute_with_copies(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
-        """Let the module compute with copies of some parameters in another type; only `load` brings them up to date."""
+        """Let the module compute with copies of some parameters in another type; only `load` brings them up to date.
+
+        Kernels have their channels last in memory, where convolutions would put them at every call.
+        """
         for parameter in parameters:
+            layout = torch.channels_last if parameter.dim() == 4 else torch.contiguous_format
             self._originals.append(parameter.data)
-            parameter.data = parameter.data.to(dtype)
+            parameter.data = parameter.data.to(dtype, memory_format=layout)
             self._copies.append(parameter.data)
 
     @torch.no_grad()

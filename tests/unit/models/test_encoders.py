@@ -18,7 +18,7 @@ from algorithms.models.encoders import (
     is_channels_first,
     mlp_encoder,
 )
-from algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, InputScaling
+from algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, FlattenImages, InputScaling
 from tests.unit.models.cases import config_of
 
 
@@ -216,6 +216,20 @@ def test_no_extra_layers_leave_the_convolution_features() -> None:
     assert conv_encoder((4, 84, 84), CONVNET_ATARI, (), "relu").output_size == 64 * 7 * 7
     assert conv_encoder((3, 72, 128), CONVNET_SIMPLE, (), "relu").output_size == 128 * 3 * 6
     assert impala_encoder((4, 84, 84), (), "relu").output_size == 32 * 11 * 11
+
+
+def test_the_gradient_of_images_has_their_channels_last_as_they_have() -> None:
+    images = torch.rand(2, 5, 4, 3).permute(0, 3, 1, 2).requires_grad_()
+    flatten, weights = FlattenImages(), torch.rand(2, 60)
+    seen: list[torch.Tensor] = []
+    shown = images.clone(memory_format=torch.channels_last)
+    rows = flatten(shown)
+    shown.register_hook(seen.append)
+    (rows * weights).sum().backward()
+    assert torch.equal(rows, images.flatten(1))
+    assert torch.equal(seen[0], weights.view(2, 3, 5, 4))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert not weights.view(2, 3, 5, 4).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_impala_has_fifteen_convolutions() -> None:

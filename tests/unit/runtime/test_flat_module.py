@@ -37,6 +37,16 @@ def test_copies_in_another_type_follow_what_is_loaded() -> None:
     assert module.bias.item() == weights[0]
 
 
+def test_copies_of_kernels_have_their_channels_last() -> None:
+    module = nn.Conv2d(2, 3, (1, 2))
+    flat = FlatModule(module)
+    flat.compute_with_copies(module.parameters(), torch.bfloat16)
+    flat.load(torch.arange(15.0).numpy())
+    assert module.weight.is_contiguous(memory_format=torch.channels_last)
+    assert not flat.flat[:12].view(3, 2, 1, 2).is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(module.weight, torch.arange(12.0).view(3, 2, 1, 2))
+
+
 def test_vector_and_module_are_one_memory() -> None:
     module = Small()
     flat = FlatModule(module)
