@@ -206,9 +206,12 @@ def own_memory_kb(pid: int) -> int:
 
 
 def hostile(folder: Path, *words: str, once: bool = True) -> tuple[TrainingRun, str, int]:
-    """A run with a fault in one actor; the run, its stderr and its exit code."""
+    """A run with a fault in one actor; the run, its stderr and its exit code.
+
+    With a fault that comes again only that ends the run: the other actor alone never gets to the end of it.
+    """
     kwargs = ["--env_kwargs", f"stamp={folder / 'stamp'}", f"once={once}", "process=actor_1", *words]
-    flags = ["--inference=central", "--step_timeout_seconds=1", "--train_for_env_steps=2500"]
+    flags = ["--inference=central", "--step_timeout_seconds=1", f"--train_for_env_steps={2500 if once else 10**9}"]
     with TrainingRun(folder, *flags, *kwargs, env=HOSTILE) as run:
         ended = run.wait()
         run.seconds_until_gone(GONE_SECONDS)
