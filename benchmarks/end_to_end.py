@@ -3,8 +3,9 @@
     python -m benchmarks.end_to_end [--workload NAME ...] [--env=ID [flags of train_appo.py]] [--json=FILE]
 
 The limit is all cores busy with what one sample costs in isolation (the environment's step by `env_alone`, acting and
-training by `network_alone`, each measured on one core just before every run) and with nothing else. A run that
-throws away more than 1 % of what it collects does not count.
+training by `network_alone`, each measured on one core just before every run) and with nothing else. What the
+environment's step costs with all cores at it tells whether they are as fast together as one is alone. A run that throws
+away more than 1 % of what it collects does not count.
 """
 
 import argparse
@@ -18,12 +19,14 @@ from typing import Any
 
 from algorithms.cli import run_command
 from benchmarks import measuring, runs
+from benchmarks.measuring import Spread
 from benchmarks.network_alone import inference_microseconds, training_microseconds
 from benchmarks.runs import Timing
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
 from utils import cpu
 
 UNIT_COSTS = ("environment", "inference", "training")
+TOGETHER = "environment_on_all_cores"  # core time per step, in as many processes at once
 
 
 def measure(name: str, workload: Workload, repeats: int, timing: Timing, before: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +40,9 @@ def measure(name: str, workload: Workload, repeats: int, timing: Timing, before:
         "what": workload.what,
         "seconds": timing.seconds,
         "cores": cpu.available_cores(),
-        "unit_costs": {part: statistics.median(of[part] for of in costs) for part in UNIT_COSTS},
+        "unit_costs": {
+            part: statistics.median(of[part] for of in costs if part in of) for part in (*UNIT_COSTS, TOGETHER)
+        },
         "costs": costs,
         "runs": observed,
     }
@@ -55,23 +60,32 @@ def unit_costs(workload: Workload, prefix: Sequence[str]) -> dict[str, float]:
         "environment": found["env_alone"]["one"]["adapter"]["median"],
         "inference": inference_microseconds(found["network_alone"]),
         "training": training_microseconds(found["network_alone"]),
+        TOGETHER: found["env_alone"]["all"]["adapter"]["median"],
     }
 
 
 def limit(result: Mapping[str, Any]) -> float:
     """Samples per second of a result that no framework could exceed on this machine."""
-    costs = result["unit_costs"]
+    return _at_most(result, result["unit_costs"])
+
+
+def reached(result: Mapping[str, Any]) -> Spread:
+    """Share of the limit by run, each beside the unit costs measured just before it, as a machine changes its pace."""
+    costs, observed = result["costs"], result["runs"]
+    if len(costs) != len(observed):
+        costs = [result["unit_costs"]] * len(observed)
+    return measuring.spread(
+        [run["samples_per_second"] / _at_most(result, of) for run, of in zip(observed, costs, strict=True)]
+    )
+
+
+def _at_most(result: Mapping[str, Any], costs: Mapping[str, float]) -> float:
     return measuring.steps_per_second_at_most(result["cores"], [costs[name] for name in UNIT_COSTS])
-
-
-def reached(result: Mapping[str, Any]) -> float:
-    """Share of the limit."""
-    return measuring.spread([run["samples_per_second"] for run in result["runs"]]).median / limit(result)
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The results as people read them."""
-    head = "samples/s  lowest - highest     limit  reached  env + act + train us   PSS MiB  CPU us by role"
+    head = "samples/s  lowest - highest     limit  reached  env + act + train us  env on all   PSS MiB  CPU us by role"
     lines = [f"{'':<16}  {head}"]
     for name, result in results.items():
         r = runs.summary(result["runs"])
@@ -79,9 +93,10 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         extremes = f"{speed.lowest:,.0f} - {speed.highest:,.0f}"
         units = " + ".join(f"{result['unit_costs'][part]:.1f}" for part in UNIT_COSTS)
         roles = ", ".join(f"{role} {us:.1f}" for role, us in r["cpu_microseconds"].items())
+        share = reached(result).median
         lines.append(
-            f"{name:<16}  {speed.median:>9,.0f}  {extremes:>16}  {limit(result):>8,.0f}  {reached(result):>7.0%}  "
-            f"{units:>21}  {r['pss_mib']:>8,.0f}  {roles}"
+            f"{name:<16}  {speed.median:>9,.0f}  {extremes:>16}  {limit(result):>8,.0f}  {share:>7.0%}  "
+            f"{units:>20}  {result['unit_costs'][TOGETHER]:>10.1f}  {r['pss_mib']:>8,.0f}  {roles}"
             + ("" if r["counts"] else "  DISCARDS TOO MUCH, does not count")
         )
     return "\n".join(lines)

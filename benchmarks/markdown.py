@@ -33,8 +33,12 @@ def machine_heading(machine: Mapping[str, Any]) -> str:
 
 
 def measured(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """When, and of which commits; of results by seed, of every seed."""
-    marks = [mark for result in results.values() for mark in (result, *result.get("seeds", {}).values())]
+    """When, and of which commits; of results by seed, of every seed, and of those that were added to, of all before."""
+    marks = [
+        mark
+        for result in results.values()
+        for mark in (result, *result.get("before", ()), *result.get("seeds", {}).values())
+    ]
     commits = sorted({mark["commit"] for mark in marks if "commit" in mark})
     dates = sorted({mark["date"][:10] for mark in marks if "date" in mark})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"

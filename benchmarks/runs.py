@@ -93,6 +93,8 @@ def each_workload(
     for name in names:
         before = measuring.earlier(arguments.json, name) if arguments.add else {}
         results[name] = measure(name, before)
+        if before:
+            results[name]["before"] = [*before.get("before", ()), {mark: before[mark] for mark in ("commit", "date")}]
         measuring.save(arguments.json, benchmark, {name: results[name]})
     return results
 

@@ -1,3 +1,4 @@
+import argparse
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from benchmarks import (
     end_to_end,
     growth,
     learning,
+    markdown,
     measuring,
     network_alone,
     placements,
@@ -53,9 +55,16 @@ class TestFigures:
 
     def test_limit(self) -> None:
         costs = {"environment": 340.0, "inference": 45.0, "training": 115.0}
-        result = {"cores": 2, "unit_costs": costs, "runs": [run_of(1000), run_of(3000), run_of(2000)]}
+        runs = [run_of(1000), run_of(3000), run_of(2000)]
+        result = {"cores": 2, "unit_costs": costs, "costs": [costs], "runs": runs}
         assert end_to_end.limit(result) == 4000
-        assert end_to_end.reached(result) == 0.5
+        assert end_to_end.reached(result) == (0.5, 0.25, 0.75, 3)
+
+    def test_runs_are_compared_with_the_costs_just_before(self) -> None:
+        costs = [{"environment": us, "inference": 0.0, "training": 100.0} for us in (900.0, 100.0, 400.0)]
+        runs = [run_of(1000), run_of(3000), run_of(2000)]
+        result = {"cores": 2, "unit_costs": costs[2], "costs": costs, "runs": runs}
+        assert end_to_end.reached(result) == (0.5, 0.3, 0.5, 3)
 
     def test_costs_in_the_limit(self) -> None:
         """The cheapest way to act, and every epoch."""
@@ -239,6 +248,17 @@ class TestFiles:
         assert measuring.earlier(path, "a")["n"] == 3
         assert measuring.earlier(path, "b")["n"] == 2
         assert {"commit", "date"} < set(measuring.earlier(path, "b"))
+
+    def test_a_result_that_is_added_to_keeps_when_it_was_measured_before(self, tmp_path: Path) -> None:
+        arguments = argparse.Namespace(json=tmp_path / "x.json", add=True)
+        for _ in range(3):
+            runs.each_workload("end_to_end", arguments, ["a"], lambda _, before: {"n": before.get("n", 0) + 1})
+        found = measuring.earlier(arguments.json, "a")
+        assert found["n"] == 3
+        assert [set(marks) for marks in found["before"]] == [{"commit", "date"}] * 2
+        found["before"][1] |= {"commit": "0ld", "date": "1999-01-01 00:00"}
+        assert "Measured on 1999-01-01 to " in markdown.measured({"a": found})
+        assert "0ld" in markdown.measured({"a": found})
 
     def test_machines_and_benchmarks_are_not_mixed(self, tmp_path: Path) -> None:
         path = tmp_path / "x.json"
