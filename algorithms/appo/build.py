@@ -13,6 +13,7 @@ from algorithms.appo.reproduction import VerifyingLearner
 from algorithms.appo.tune import Tune
 from algorithms.models.actor_critic import TowerActorCritic
 from algorithms.models.build import build_model
+from algorithms.models.encoders import share_images
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.batches import BatchSource, ColumnBatches
 from algorithms.runtime.buffered_policy_worker import BufferedPolicyWorker
@@ -127,6 +128,7 @@ def _learner(
     if computes_in_bf16(c, flat.module, device.name):
         assert isinstance(flat.module, TowerActorCritic)
         flat.module.compute_in_bf16()
+    share_images(flat.module)
     kind = VerifyingLearner if c.logging.verify_reproduction else kind
     learner = kind(flat, b.spec, b.learning_of(policy), _torch_seed(b.seeds("learner", policy)))
     plan = TrainingPlan(

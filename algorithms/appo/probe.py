@@ -13,6 +13,7 @@ from algorithms.appo.rehearsal import LARGEST_BYTES, observation_bytes
 from algorithms.appo.statistics import RunningStatistics
 from algorithms.appo.tuning import Curve, rising
 from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.encoders import share_images
 from algorithms.population.config import PopulationConfig
 from algorithms.runtime.arena import Arena
 from algorithms.runtime.config import LoggingConfig
@@ -57,7 +58,7 @@ class NetworkProbe:
 
     Attributes:
         description: what memory the model needs.
-        columns, alone_seconds: of the largest minibatch that there was time to train, and what it took one thread.
+        columns: of the largest minibatch that there was time to train.
 
     Raises:
         UsageError: the model cannot be made as the flags ask.
@@ -69,7 +70,7 @@ class NetworkProbe:
         self.flat = new_model(config, spec, "cpu")
         assert isinstance(self.flat.module, ActorCritic)
         statistics = RunningStatistics(self.flat.module, config.learning.normalize_returns)
-        num_moments, self.columns, self.alone_seconds = statistics.to_array().size, 1, 0.0
+        num_moments, self.columns = statistics.to_array().size, 1
         self.description = ModelDescription(self.flat.table, self.flat.module.rnn_state_size, num_moments)
 
     def costs(self) -> tuple[Curve, Curve]:
@@ -85,11 +86,20 @@ class NetworkProbe:
         return rising(acting), ((threads, self.training_seconds()),)
 
     def threads_ratio(self, threads: int) -> float:
-        """The seconds of training by that many threads, with nothing beside them, in those by one."""
+        """The seconds of training by that many threads, with nothing beside them, in those by one, by turns."""
         train = self.update(self.columns)
-        cpu.limit_threads(threads)
-        train()  # makes new plans of convolutions
-        return _timed(train) / self.alone_seconds
+
+        def seconds(count: int) -> float:
+            cpu.limit_threads(count)
+            share_images(self.flat.module)
+            return _timed(train)
+
+        seconds(threads)  # starts them, and makes new plans of convolutions
+        ratios: list[float] = []
+        begin = time.perf_counter()
+        while not ratios or time.perf_counter() - begin < TRAINING_SECONDS:
+            ratios.append(seconds(threads) / seconds(1))
+        return statistics.median(ratios)
 
     def acting_seconds(self, rows: int) -> float:
         """Seconds in which a policy worker answers a request for that many rows."""
@@ -115,12 +125,12 @@ class NetworkProbe:
         """
         learning = self.config.learning
         size = learning.batch_size // learning.rollout
-        one = self.alone_seconds = self.update_seconds(1, TRAINING_SECONDS / 10)
+        one = many = each = self.update_seconds(1, TRAINING_SECONDS / 10)
         self.columns = max(1, min(int(TRAINING_SECONDS / max(one, 1e-6)), size))
         if self.columns > 1:
-            self.alone_seconds = self.update_seconds(self.columns, TRAINING_SECONDS)
-        each = (self.alone_seconds - one) / (self.columns - 1) if self.columns > 1 else one
-        seconds = self.alone_seconds + max(0.0, each) * (size - self.columns)
+            many = self.update_seconds(self.columns, TRAINING_SECONDS)
+            each = (many - one) / (self.columns - 1)
+        seconds = many + max(0.0, each) * (size - self.columns)
         return seconds / size / learning.rollout * learning.ppo_epochs
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:

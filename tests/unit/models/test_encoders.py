@@ -17,6 +17,7 @@ from algorithms.models.encoders import (
     impala_encoder,
     is_channels_first,
     mlp_encoder,
+    share_images,
 )
 from algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, FlattenImages, InputScaling
 from tests.unit.models.cases import config_of
@@ -140,7 +141,7 @@ def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf1
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     found = []
     for threads in (1, 2, 2):
-        torch.set_num_threads(threads)
+        encoder.threads = threads
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             with torch.inference_mode():
                 acting = encoder(images)
@@ -148,7 +149,6 @@ def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf1
         assert torch.equal(acting, features)
         assert features.dtype == (torch.bfloat16 if bf16 else torch.float32)
         found.append((features, *torch.autograd.grad(features.float().square().mean(), trained)))
-    torch.set_num_threads(1)
     alone, together, again = found
     for one, two, repeated in zip(alone, together, again, strict=True):
         assert torch.equal(two, repeated)
@@ -161,18 +161,29 @@ def test_estimates_of_spectral_norms_advance_once_however_many_threads_there_are
         torch.manual_seed(0)
         encoder = conv_encoder_of_simple()
         spectral_norm(encoder[-2])
-        torch.set_num_threads(threads)
+        encoder.threads = threads
         encoder(images)
-        torch.set_num_threads(1)
         found.append(dict(encoder.named_buffers()))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_what_fails_on_a_thread_fails_here() -> None:
-    torch.set_num_threads(2)
+    encoder = conv_encoder_of_simple()
+    encoder.threads = 2
+    with pytest.raises(RuntimeError, match="expected input"):
+        encoder(torch.rand(2 * IMAGES_AT_ONCE, 4, 36, 36))
+
+
+def test_encoders_of_images_take_the_threads_of_operations() -> None:
+    images, others = conv_encoder_of_simple(), mlp_encoder((4,), (8,), "relu")
     try:
-        with pytest.raises(RuntimeError, match="expected input"):
-            conv_encoder_of_simple()(torch.rand(2 * IMAGES_AT_ONCE, 4, 36, 36))
+        torch.set_num_threads(3)
+        share_images(others)
+        assert (others.threads, torch.get_num_threads()) == (1, 3)
+        share_images(nn.ModuleList([images, others]))
+        assert (images.threads, others.threads, torch.get_num_threads()) == (3, 1, 1)
+        share_images(images)
+        assert images.threads == 1
     finally:
         torch.set_num_threads(1)
 
