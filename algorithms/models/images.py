@@ -14,8 +14,8 @@ from envs.spec import is_channels_first
 CLIP = 10.0
 """Bound of a standardised observation, in standard deviations."""
 
-IMAGES_AT_ONCE = 32
-"""Of an encoder on a CPU."""
+IMAGES_AT_ONCE = {torch.float32: 32, torch.bfloat16: 64}
+"""Of an encoder on a CPU, by what it computes with."""
 
 WORD = 4
 """Bytes that are moved as one."""
@@ -130,9 +130,10 @@ class Blocks:
         return self.of(x if self.channels_first else x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def by_blocks(x: Tensor) -> bool:
-    """Whether the first convolution takes the blocks of x now."""
-    return x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+def computed_in(x: Tensor) -> torch.dtype:
+    """What layers compute with for images x now; in bf16 on a CPU the first convolution takes their blocks."""
+    is_autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    return torch.get_autocast_dtype("cpu") if is_autocast else torch.float32
 
 
 class FirstConv2d(nn.Conv2d):
@@ -153,14 +154,20 @@ class FirstConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve images x [N,C,H,W], or their blocks [N,depth,rows,columns]."""
-        weight = self.weight
-        if x.shape[1] != self.in_channels:
-            weight = weight.to(x.dtype) / self.divisor  # rounded first, as weights to act with are
-        elif by_blocks(x):
-            x = self.blocks.of_planes(x.to(torch.get_autocast_dtype("cpu")))
-        else:
+        are_blocks, dtype = x.shape[1] != self.in_channels, computed_in(x)
+        if dtype == torch.float32 and not are_blocks:
             return super().forward(x)
-        return nn.functional.conv2d(x, self.blocks.of_planes(weight), self.bias)
+        return self.convolve(x, self.kernel(dtype, divided=are_blocks), self.bias)
+
+    def kernel(self, dtype: torch.dtype, *, divided: bool) -> Tensor:
+        """The kernel for blocks [O,depth,k/stride,k/stride], divided or not."""
+        weight = self.weight.to(dtype)  # rounded first, as weights to act with are
+        return self.blocks.of_planes(weight / self.divisor if divided else weight)
+
+    def convolve(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        """Convolve images x [N,C,H,W], or their blocks [N,depth,rows,columns], with a kernel for blocks."""
+        blocks = self.blocks.of_planes(x.to(kernel.dtype)) if x.shape[1] == self.in_channels else x
+        return nn.functional.conv2d(blocks, kernel, bias)
 
 
 class Bytes:
@@ -185,7 +192,7 @@ class Bytes:
 
         New memory for each would leave holes between what is kept.
         """
-        return self._prepare(images, torch.get_autocast_dtype("cpu") if by_blocks(images) else torch.float32)
+        return self._prepare(images, computed_in(images))
 
     def _prepare(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         if self.blocks and dtype != torch.float32:
@@ -214,7 +221,7 @@ class Bytes:
         scratch = self._scratch.get(thread)
         if scratch is None or scratch.shape[1:] != shape or scratch.dtype != dtype:
             with torch.inference_mode(False):  # or it could not be written to outside of it
-                scratch = torch.empty(IMAGES_AT_ONCE, *shape, dtype=dtype, memory_format=layout)
+                scratch = torch.empty(IMAGES_AT_ONCE[dtype], *shape, dtype=dtype, memory_format=layout)
             self._scratch[thread] = scratch
         return scratch
 

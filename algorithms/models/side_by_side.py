@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Result = TypeVar("Result")
@@ -22,16 +22,16 @@ Rows = Callable[[Tensor], Tensor]
 """Maps rows [N,*] to rows [N,*], each for itself."""
 
 
-def side_by_side(function: Rows, parts: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> Tensor:
+def side_by_side(function: Rows, parts: Sequence[Tensor], trained: Sequence[Tensor]) -> Tensor:
     """What a function makes of each part [n,*] on a thread of its own; all of it in one [N,*].
 
-    Gradients flow to the parameters, none to the parts; they are added up in the order of the parts, so that the result
-    does not depend on which thread is faster.
+    Gradients flow to the tensors to be trained with which it does that, if they require any, and none to the parts;
+    they are added up in the order of the parts, so that the result does not depend on which thread is faster.
     """
     if not torch.is_grad_enabled():
         return torch.cat(_on_threads(function, parts))
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    features: Tensor = _SideBySide.apply(function, parts, *trained)  # type: ignore[no-untyped-call]
+    required = [tensor for tensor in trained if tensor.requires_grad]
+    features: Tensor = _SideBySide.apply(function, parts, *required)  # type: ignore[no-untyped-call]
     return features
 
 
@@ -39,10 +39,10 @@ class _SideBySide(torch.autograd.Function):
     """Every part has a graph of its own, so that its thread can go through it backward too."""
 
     @staticmethod
-    def forward(ctx: Any, function: Rows, parts: Sequence[Tensor], *parameters: nn.Parameter) -> Tensor:
+    def forward(ctx: Any, function: Rows, parts: Sequence[Tensor], *trained: Tensor) -> Tensor:
         with torch.enable_grad():
             ctx.features = _on_threads(function, parts)
-        ctx.parameters = parameters
+        ctx.trained = trained
         return torch.cat([features.detach() for features in ctx.features])
 
     @staticmethod
@@ -50,7 +50,7 @@ class _SideBySide(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         def differentiate(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
             features, of_features = pair
-            gradients: tuple[Tensor, ...] = torch.autograd.grad(features, ctx.parameters, of_features)
+            gradients: tuple[Tensor, ...] = torch.autograd.grad(features, ctx.trained, of_features)
             return gradients
 
         pieces = torch.split(gradient, [len(features) for features in ctx.features])

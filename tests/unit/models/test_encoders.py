@@ -22,6 +22,8 @@ from algorithms.models.encoders import (
 from algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, FlattenImages, InputScaling
 from tests.unit.models.cases import config_of
 
+AT_ONCE = IMAGES_AT_ONCE[torch.float32]
+
 
 def conv_encoder_of_simple(shape: tuple[int, ...] = (3, 36, 36)) -> Encoder:
     return conv_encoder(shape, CONVNET_SIMPLE, (16,), "elu")
@@ -76,12 +78,12 @@ def test_a_first_convolution_takes_blocks_of_bytes_in_bf16(
     blocks_of = Blocks.of
     monkeypatch.setattr(Blocks, "of", lambda blocks, x: cut.append(x.dtype) or blocks_of(blocks, x))
     found = []
-    for x, taken in ((images, torch.uint8), (scaling(images), torch.bfloat16), (images, None)):
+    for x, bf16 in ((images, True), (scaling(images), True), (images, False)):
         cut.clear()
-        with torch.autocast("cpu", torch.bfloat16, enabled=taken is not None):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             features = encoder(x)
         found.append((features.float(), *torch.autograd.grad(features.float().mean(), list(encoder.parameters()))))
-        assert cut[:1] == [taken] * (taken is not None)
+        assert (torch.uint8 in cut, bool(cut)) == (bf16 and x is images, bf16)
     in_bf16, of_floats, in_float32 = found
     for one, other, exact in zip(in_bf16, of_floats, in_float32, strict=True):
         if running or subtracted or scale == 256.0:
@@ -94,7 +96,7 @@ def test_a_first_convolution_takes_blocks_of_bytes_in_bf16(
 
 @pytest.mark.parametrize("make", [conv_encoder_of_simple, impala_encoder_of_one])
 def test_images_taken_by_parts_have_the_features_and_gradients_of_the_whole(make: Callable[[], Encoder]) -> None:
-    encoder, images = make(), torch.rand(IMAGES_AT_ONCE + 3, 3, 36, 36)
+    encoder, images = make(), torch.rand(AT_ONCE + 3, 3, 36, 36)
     layer_by_layer = nn.Sequential(*encoder)
     found = []
     for network in (encoder, layer_by_layer):
@@ -111,7 +113,7 @@ def test_images_taken_by_parts_have_the_features_and_gradients_of_the_whole(make
 def test_images_that_come_as_bytes_are_scaled_in_the_encoder_and_kept_as_bytes(
     monkeypatch: pytest.MonkeyPatch, make: Callable[..., Encoder], shape: tuple[int, ...], running: bool
 ) -> None:
-    encoder, images = make(shape), torch.randint(0, 256, (IMAGES_AT_ONCE + 3, *shape), dtype=torch.uint8)
+    encoder, images = make(shape), torch.randint(0, 256, (AT_ONCE + 3, *shape), dtype=torch.uint8)
     scaling = InputScaling(shape, subtract_mean=3.0, scale=200.0, running=running)
     encoder.scale_with(scaling)
     written: list[int] = []
@@ -135,7 +137,7 @@ def test_images_that_come_as_bytes_are_scaled_in_the_encoder_and_kept_as_bytes(
     ("make", "bf16"), [(conv_encoder_of_simple, False), (conv_encoder_of_simple, True), (impala_encoder_of_one, False)]
 )
 def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf16: bool) -> None:
-    encoder, images = make(), torch.randint(0, 256, (3 * IMAGES_AT_ONCE, 3, 36, 36), dtype=torch.uint8)
+    encoder, images = make(), torch.randint(0, 256, (3 * AT_ONCE, 3, 36, 36), dtype=torch.uint8)
     encoder.scale_with(InputScaling((3, 36, 36), subtract_mean=0.0, scale=255.0, running=False))
     encoder[1].bias.requires_grad_(False)
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
@@ -155,8 +157,28 @@ def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf1
         torch.testing.assert_close(two, one, rtol=0.05 if bf16 else 1e-4, atol=0.02 if bf16 else 1e-5)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_kernel_is_made_of_weights_once_for_all_images_and_threads(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    encoder, images = conv_encoder_of_simple(), torch.rand(5 * AT_ONCE, 3, 36, 36)
+    encoder.threads, made, kernel = threads, 0, FirstConv2d.kernel
+
+    def counted(layer: FirstConv2d, dtype: torch.dtype, *, divided: bool) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        return kernel(layer, dtype, divided=divided)
+
+    monkeypatch.setattr(FirstConv2d, "kernel", counted)
+    with torch.autocast("cpu", torch.bfloat16):
+        features = encoder(images)
+    gradients = torch.autograd.grad(features.float().square().mean(), list(encoder.parameters()))
+    assert made == 1
+    assert [gradient.dtype for gradient in gradients] == [torch.float32] * 8
+
+
 def test_estimates_of_spectral_norms_advance_once_however_many_threads_there_are() -> None:
-    images, found = torch.rand(2 * IMAGES_AT_ONCE, 3, 36, 36), []
+    images, found = torch.rand(2 * AT_ONCE, 3, 36, 36), []
     for threads in (1, 2):
         torch.manual_seed(0)
         encoder = conv_encoder_of_simple()
@@ -171,7 +193,7 @@ def test_what_fails_on_a_thread_fails_here() -> None:
     encoder = conv_encoder_of_simple()
     encoder.threads = 2
     with pytest.raises(RuntimeError, match="expected input"):
-        encoder(torch.rand(2 * IMAGES_AT_ONCE, 4, 36, 36))
+        encoder(torch.rand(2 * AT_ONCE, 4, 36, 36))
 
 
 def test_encoders_of_images_take_the_threads_of_operations() -> None:
@@ -193,7 +215,7 @@ def test_what_else_keeps_the_scaled_images_gets_a_copy() -> None:
     shape = (3, 4, 4)
     squares = Encoder([nn.Identity(), Squares(), nn.Flatten()], 48, num_image_layers=3)
     squares.scale_with(InputScaling(shape, subtract_mean=0.0, scale=1.0, running=False))
-    images = torch.randint(0, 16, (2 * IMAGES_AT_ONCE, *shape), dtype=torch.uint8)
+    images = torch.randint(0, 16, (2 * AT_ONCE, *shape), dtype=torch.uint8)
     factor = squares[1].factor
     (gradient,) = torch.autograd.grad(squares(images).sum(), [factor])
     assert gradient.item() == images.double().square().sum().item()
