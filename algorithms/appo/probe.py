@@ -86,7 +86,10 @@ class NetworkProbe:
         return rising(acting), ((threads, self.training_seconds()),)
 
     def threads_ratio(self, threads: int) -> float:
-        """The seconds of training by that many threads, with nothing beside them, in those by one, by turns."""
+        """The seconds of training by that many threads, with nothing beside them, in those by one.
+
+        Both take turns, and the shortest times count: what else runs on a machine makes them longer, never shorter.
+        """
         train = self.update(self.columns)
 
         def seconds(count: int) -> float:
@@ -95,11 +98,11 @@ class NetworkProbe:
             return _timed(train)
 
         seconds(threads)  # starts them, and makes new plans of convolutions
-        ratios: list[float] = []
-        begin = time.perf_counter()
-        while not ratios or time.perf_counter() - begin < TRAINING_SECONDS:
-            ratios.append(seconds(threads) / seconds(1))
-        return statistics.median(ratios)
+        together, alone = seconds(threads), seconds(1)
+        end = time.perf_counter() + TRAINING_SECONDS
+        while time.perf_counter() < end:
+            together, alone = min(together, seconds(threads)), min(alone, seconds(1))
+        return together / alone
 
     def acting_seconds(self, rows: int) -> float:
         """Seconds in which a policy worker answers a request for that many rows."""

@@ -23,6 +23,8 @@ HAND_OVER_SECONDS = 60e-6
 PROCESS_BYTES = 64 << 20
 # Plans this close to the best are as good: measurements of a few milliseconds are no better than that.
 MARGIN = 0.04
+# More environments than fill a macro batch need slots, processes and time to come back to; they have to pay that much.
+MARGIN_OF_MORE = 0.1
 # Share of its time that an actor or a policy worker can be counted on for; episodes of a trained policy cost other than
 # those of a random one, and a plan that is short of actors loses more than one that has them to spare.
 RELIABLE = 0.8
@@ -160,10 +162,12 @@ def choose(
     plans = list(dict.fromkeys(candidates(config, cores, num_agents)))
     needs = {plan: memory(plan) + _private_bytes(plan, costs.env_bytes) for plan in plans}
     fitting = [plan for plan in plans if needs[plan] <= free_bytes] or [min(plans, key=needs.__getitem__)]
+    columns = config.learning.macro_batch_columns / num_agents
     rates = {plan: predict(costs, plan, config, num_agents, cores) for plan in fitting}
-    best = max(rates.values())
-    good = (plan for plan in fitting if rates[plan] >= (1 - MARGIN) * best)
-    chosen = min(good, key=lambda plan: _complexity(plan, config.learning.macro_batch_columns / num_agents))
+    worth = {plan: rate * (1 - MARGIN_OF_MORE * (_envs(plan) > columns)) for plan, rate in rates.items()}
+    best = max(worth.values())
+    good = (plan for plan in fitting if worth[plan] >= (1 - MARGIN) * best)
+    chosen = min(good, key=lambda plan: _complexity(plan, columns))
     return Plan(chosen, rates[chosen])
 
 
@@ -256,12 +260,16 @@ def _counts(given: int, limit: int) -> list[int]:
     return sorted(n for n in powers | {limit, limit - 1} if 1 <= n <= limit)
 
 
+def _envs(plan: Sampling) -> int:
+    return plan.num_workers * plan.num_envs_per_worker
+
+
 def _private_bytes(plan: Sampling, env_bytes: int) -> int:
     processes = plan.num_workers + (1 if plan.placement == "local" else 2)
-    return processes * PROCESS_BYTES + plan.num_workers * plan.num_envs_per_worker * env_bytes
+    return processes * PROCESS_BYTES + _envs(plan) * env_bytes
 
 
 def _complexity(plan: Sampling, columns: float) -> tuple[float, ...]:
     """Simpler plans first: as many environments as fill a batch, few processes, few groups, few threads."""
-    away = abs(math.log(plan.num_workers * plan.num_envs_per_worker / columns))
+    away = abs(math.log(_envs(plan) / columns))
     return plan.placement == "central", away, plan.num_workers, plan.num_splits, plan.learner_threads

@@ -119,8 +119,8 @@ class Encoder(nn.Sequential):
 def share_images(module: nn.Module) -> None:
     """Let the encoders of images in a module have the threads of this process, and operations of torch only one.
 
-    Those of operations spin for a while after each, in the way of the others: with both kinds an image of Pong took two
-    cores 223 us of wall time and 380 of CPU time in batches of 256, instead of 171 and 295; one thread alone took 255.
+    What else there is to do is too little to be divided: with both kinds of threads an image of Pong in batches of 256
+    took two cores 3 % longer, and where threads that wait for work spin a third longer.
     """
     encoders = [part for part in module.modules() if isinstance(part, Encoder) and part.num_image_layers]
     for encoder in encoders:
@@ -132,8 +132,8 @@ def share_images(module: nn.Module) -> None:
 def _rounded(layer: nn.Module, dtype: torch.dtype, are_bytes: bool) -> tuple[Layer, list[Tensor]]:
     """A layer for images that are bytes or not, its weights rounded and arranged; the tensors in it that are trained.
 
-    Done once, not for every few images of every thread: of 250 us per image to train on (Pong, batches of 256) it saves
-    5 with one thread, and 20 of 190 on each of two.
+    Done once, not for every few images of every thread: of 280 us per image to train on (Pong, batches of 256) it saves
+    7 with one thread, of 231 with two 23.
     """
     if not isinstance(layer, nn.Conv2d | nn.Linear):
         return layer, list(layer.parameters())

@@ -95,6 +95,14 @@ def test_choices() -> None:
     # a small group costs as much as a large one: twice the environments are worth it
     vector = replace(COSTS, env=((1, 100 * US), (64, 110 * US)), learn=((1, 0.1 * US),))
     assert chosen(vector) == Sampling("local", 2, 32, 1)
+    # and are not for less than a tenth
+    few, many = (Sampling("local", 2, envs, 1) for envs in (16, 32))
+    for fixed_us, expected in ((300, few), (1500, many)):
+        costs = replace(COSTS, env=((1, (100 + fixed_us) * US), (64, (6400 + fixed_us) * US)), learn=((1, 5 * US),))
+        rate, twice = (predict(costs, plan, config_of(), 1, 2) for plan in (few, many))
+        assert (twice / rate > 1.11) == (expected is many)
+        assert twice / rate > 1.04
+        assert chosen(costs) == expected
     # a forward pass costs the same for one row and for all
     fixed = replace(COSTS, act=((1, 800 * US), (64, 900 * US)), learn=((1, 5 * US),))
     assert chosen(fixed, cores=4) == Sampling("central", 4, 16, 2)
