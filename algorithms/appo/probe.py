@@ -1,6 +1,5 @@
 """What must be known of the model before memory is reserved, and what its forward passes and training cost."""
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,9 +28,10 @@ from utils.errors import UsageError
 ACTING_ROWS = (1, 4, 16, 64, 256)
 ACTING_STEPS = 3  # observations in a slot of a rollout of 2
 ACTING_SECONDS = 0.02  # per number of rows
-SLOWEST_ACTING_SECONDS = 0.02  # of a forward pass; more rows are not tried
+SLOWEST_ACTING_SECONDS = 0.005  # of a forward pass; more rows are not tried
 SLOWEST_FIRST_SECONDS = 0.5  # of a call that is made a second time
-TRAINING_SECONDS = 0.3  # of the largest minibatch that is tried
+LARGEST_SECONDS = 0.1  # of the largest minibatch that is tried
+TRAINING_SECONDS = 0.3  # of all that are timed
 NEVER = 1 << 60
 
 
@@ -88,7 +88,7 @@ class NetworkProbe:
     def threads_ratio(self, threads: int) -> float:
         """The seconds of training by that many threads, with nothing beside them, in those by one.
 
-        Both take turns, and the shortest times count: what else runs on a machine makes them longer, never shorter.
+        Both take turns, and the shortest times count, see `_seconds`.
         """
         train = self.update(self.columns)
 
@@ -129,11 +129,11 @@ class NetworkProbe:
         learning = self.config.learning
         size = learning.batch_size // learning.rollout
         one = many = each = self.update_seconds(1, TRAINING_SECONDS / 10)
-        self.columns = max(1, min(int(TRAINING_SECONDS / max(one, 1e-6)), size))
+        self.columns = max(1, min(int(LARGEST_SECONDS / max(one, 1e-6)), size))
         if self.columns > 1:
             many = self.update_seconds(self.columns, TRAINING_SECONDS)
-            each = (many - one) / (self.columns - 1)
-        seconds = many + max(0.0, each) * (size - self.columns)
+            each = max((many - one) / (self.columns - 1), many / self.columns / 2)  # `one` may have been disturbed
+        seconds = many + each * (size - self.columns)
         return seconds / size / learning.rollout * learning.ppo_epochs
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
@@ -191,16 +191,17 @@ def _check_exploration(config: Config, spec: EnvSpec) -> None:
 
 
 def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
-    """The median of some calls, after a first one that warms up; the first one's own where it took very long.
+    """The shortest of some calls, after a first one that warms up; the first one's own where it took very long.
 
-    A first call of a network asks for memory and makes plans of its convolutions: it takes up to ten times as long.
+    A first call of a network asks for memory and makes plans of its convolutions: it takes up to ten times as long. And
+    what else runs on a machine makes calls longer, never shorter.
     """
-    seconds: list[float] = []
-    while len(seconds) < 2 or sum(seconds) < budget_seconds:
+    first, seconds = _timed(function), list[float]()
+    if first > SLOWEST_FIRST_SECONDS:
+        return first
+    while len(seconds) < 2 or first + sum(seconds) < budget_seconds:
         seconds.append(_timed(function))
-        if seconds[0] > SLOWEST_FIRST_SECONDS:
-            return seconds[0]
-    return statistics.median(seconds[1:])
+    return min(seconds)
 
 
 def _timed(function: Callable[[], None]) -> float:

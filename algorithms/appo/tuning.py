@@ -28,6 +28,9 @@ MARGIN_OF_MORE = 0.1
 # Share of its time that an actor or a policy worker can be counted on for; episodes of a trained policy cost other than
 # those of a random one, and a plan that is short of actors loses more than one that has them to spare.
 RELIABLE = 0.8
+# The same of actors fewer than the cores, which stay idle if those are short: a step of one of 64 games of VizDoom, whose
+# memory the others have driven out of the caches, takes twice as long as of the few that were measured.
+RELIABLE_FEW = 0.6
 # The same of a learner, whose batches all cost the same, but whose core other processes want too.
 RELIABLE_LEARNER = 0.9
 # Environments of a plan by the number whose agents fill a macro batch with one trajectory each. Twice as many make
@@ -121,10 +124,11 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     step, act = at(costs.env, envs), at(costs.act, rows) / rows
     hand_over = HAND_OVER_SECONDS / (rollout * rows)
     sample = step / rows + hand_over
+    reliable = RELIABLE if plan.num_workers >= cores else RELIABLE_FEW
     total, preempted = learn * plan.learner_threads + hand_over, _preempted_seconds(learn, plan, cores)
     if plan.placement == "local":
         sample += act
-        limits = [plan.num_workers / (sample + preempted)]
+        limits = [reliable * plan.num_workers / (sample + preempted)]
     else:
         groups = plan.num_workers * plan.num_splits
         batch = max(rows, rows * groups // 2)
@@ -133,11 +137,15 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
         act = forward / batch + ROUND_TRIP_SECONDS / 2 / rows
         members = policies * config.sampling.policy_workers_per_policy
         cycle = step + forward + ROUND_TRIP_SECONDS
-        limits = [plan.num_workers / (sample + preempted), members / act, groups * rows / cycle]
+        limits = [
+            reliable * plan.num_workers / (sample + preempted),
+            RELIABLE * members / act,
+            RELIABLE * groups * rows / cycle,
+        ]
         total += act
     total += sample
     learner = RELIABLE_LEARNER * policies / (learn + hand_over)
-    return min(learner, *(RELIABLE * limit for limit in limits), cores / total)
+    return min(learner, *limits, cores / total)
 
 
 def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:

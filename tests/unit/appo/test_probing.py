@@ -113,7 +113,7 @@ def test_acting_and_training_are_timed(flags: dict[str, object], threads: int) -
 
 
 class Timed(NetworkProbe):
-    """A network whose forward passes take 4 ms per row, and whose training takes `sample` seconds per sample.
+    """A network whose forward passes take 1 ms per row, and whose training takes `sample` seconds per sample.
 
     A minibatch takes `step` seconds more, however large it is.
     """
@@ -124,7 +124,7 @@ class Timed(NetworkProbe):
         self.trained: list[int] = []
 
     def acting_seconds(self, rows: int) -> float:
-        return 0.004 * rows
+        return 0.001 * rows
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
         self.trained.append(columns)
@@ -147,14 +147,14 @@ def test_rows_need_not_be_whole_environments() -> None:
 
 
 def test_a_slow_forward_pass_is_not_tried_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Timed(0.001).costs()[0] == ((1, 0.004), (4, 0.016), (16, 0.064))
+    assert Timed(0.001).costs()[0] == ((1, 0.001), (4, 0.004), (16, 0.016))
     monkeypatch.setattr(probe, "LARGEST_BYTES", 4 * 3 * observation_bytes(SPEC))
-    assert Timed(0.001).costs()[0] == ((1, 0.004), (4, 0.016))
+    assert Timed(0.001).costs()[0] == ((1, 0.001), (4, 0.004))
 
 
 @pytest.mark.parametrize(
     ("sample", "step", "columns"),
-    [(2.5e-4, 0.0, [1, 16]), (5e-3, 0.0, [1, 15]), (5e-3, 0.05, [1, 4]), (0.05, 0.0, [1])],
+    [(2.5e-4, 0.0, [1, 16]), (2e-3, 0.0, [1, 12]), (2e-3, 0.01, [1, 5]), (0.05, 0.0, [1])],
 )
 def test_the_largest_minibatch_that_time_allows_says_what_the_real_one_takes(
     sample: float, step: float, columns: list[int]
@@ -162,6 +162,12 @@ def test_the_largest_minibatch_that_time_allows_says_what_the_real_one_takes(
     network = Timed(sample, step, batch_size=64)  # 16 columns of 4 steps
     assert network.training_seconds() == pytest.approx(3 * (sample + step / 64))  # epochs
     assert network.trained == columns
+
+
+def test_a_single_trajectory_that_took_long_does_not_make_training_quick() -> None:
+    network = Timed(1e-3, batch_size=64)
+    network.update_seconds = lambda columns, budget: 0.02  # type: ignore[method-assign]
+    assert network.training_seconds() == pytest.approx(3 * (0.02 + 0.002 * 11) / 64)
 
 
 # ---- what main makes of it

@@ -11,6 +11,7 @@ from algorithms.appo.tuning import (
     HAND_OVER_SECONDS,
     PROCESS_BYTES,
     RELIABLE,
+    RELIABLE_FEW,
     RELIABLE_LEARNER,
     ROUND_TRIP_SECONDS,
     Costs,
@@ -54,7 +55,7 @@ def test_the_slowest_part_decides() -> None:
     learner = 60 * US + hand_over
     assert predict(COSTS, plan, config_of(), 1, 2) == pytest.approx(2 / (actor + learner))  # all cores are busy
     one = replace(plan, num_workers=1)
-    assert predict(COSTS, one, config_of(), 1, 2) == pytest.approx(RELIABLE / actor)
+    assert predict(COSTS, one, config_of(), 1, 2) == pytest.approx(RELIABLE_FEW / actor)
     slow = replace(COSTS, learn=((1, 500 * US), (2, 300 * US)))
     learner = RELIABLE_LEARNER / (500 * US + hand_over)
     assert predict(slow, plan, config_of(), 1, 8) == pytest.approx(learner)
@@ -64,14 +65,14 @@ def test_the_slowest_part_decides() -> None:
     # a single actor has two thirds of a core while two threads train, and must not be left alone with them
     scaling = replace(COSTS, learn=((1, 390 * US), (2, 200 * US)))
     single = replace(one, learner_threads=2)
-    assert predict(scaling, single, config_of(), 1, 2) == pytest.approx(RELIABLE / (actor + 200 * US / 2))
+    assert predict(scaling, single, config_of(), 1, 2) == pytest.approx(RELIABLE_FEW / (actor + 200 * US / 2))
     assert predict(scaling, threads, config_of(), 1, 2) == pytest.approx(2 / (actor + 400 * US + hand_over))
 
 
 def test_agents_share_the_step_of_their_environment() -> None:
     plan, hand_over = Sampling("local", 1, 8, 1), HAND_OVER_SECONDS / (32 * 16)
     actor = (803 + 200) * US / 16 + hand_over
-    assert predict(COSTS, plan, config_of(), 2, 2) == pytest.approx(RELIABLE / actor)
+    assert predict(COSTS, plan, config_of(), 2, 2) == pytest.approx(RELIABLE_FEW / actor)
 
 
 def test_a_policy_worker_costs_messages_and_saves_by_larger_batches() -> None:
@@ -81,11 +82,11 @@ def test_a_policy_worker_costs_messages_and_saves_by_larger_batches() -> None:
     total = actor + policy_worker + 60 * US + hand_over
     assert predict(COSTS, plan, config_of(), 1, 2) == pytest.approx(2 / total)
     quick = replace(COSTS, learn=((1, 6 * US),))
-    assert predict(quick, plan, config_of(), 1, 16) == pytest.approx(RELIABLE * 2 / actor)
+    assert predict(quick, plan, config_of(), 1, 16) == pytest.approx(RELIABLE_FEW * 2 / actor)
     # one group per actor waits while its actions are computed
     single = replace(plan, num_splits=1)
     cycle = 1603 * US + 200 * US + ROUND_TRIP_SECONDS
-    assert predict(quick, single, config_of(), 1, 16) == pytest.approx(RELIABLE * 32 / cycle)
+    assert predict(quick, single, config_of(), 1, 2) == pytest.approx(RELIABLE * 32 / cycle)
 
 
 def test_choices() -> None:
