@@ -28,8 +28,8 @@ MARGIN_OF_MORE = 0.1
 # Share of its time that an actor or a policy worker can be counted on for; episodes of a trained policy cost other than
 # those of a random one, and a plan that is short of actors loses more than one that has them to spare.
 RELIABLE = 0.8
-# The same of actors fewer than the cores, which stay idle if those are short. A step of one of 64 games of VizDoom, whose
-# memory the others have driven out of the caches, takes twice as long as one of the few that were measured.
+# The same of actors fewer than the cores, which stay idle if those are short. A step of one of 64 games of VizDoom
+# takes twice as long as one of the few that were timed: the others have driven its memory out of the caches.
 RELIABLE_FEW = 0.6
 # The same of a learner, whose batches all cost the same, but whose core other processes want too.
 RELIABLE_LEARNER = 0.9

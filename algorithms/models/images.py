@@ -201,16 +201,16 @@ class Bytes:
 
     def _prepare_images(self, images: Tensor) -> Tensor:
         layout = torch.channels_last if is_channels_first(tuple(images.shape[1:])) else torch.contiguous_format
-        scratch = self._room(images.shape[1:], torch.float32, layout)
+        scratch = self._room(images.shape, torch.float32, layout)
         with torch.no_grad():
-            scaled = self.scaling.write(images, scratch[: len(images)])
+            scaled = self.scaling.write(images, scratch)
         prepared: Tensor = self.arrange(scaled)
         return prepared
 
     def _prepare_blocks(self, images: Tensor, blocks: Blocks, dtype: torch.dtype) -> Tensor:
         with torch.no_grad():
             found = blocks.of(images)
-            scratch = self._room(found.shape[1:], dtype, torch.contiguous_format)[: len(found)]
+            scratch = self._room(found.shape, dtype, torch.contiguous_format)
             if not self._divides:
                 found = self.scaling.write(found, torch.empty_like(found, dtype=torch.float32), blocks)
             scratch.copy_(found)
@@ -219,11 +219,11 @@ class Bytes:
     def _room(self, shape: torch.Size, dtype: torch.dtype, layout: torch.memory_format) -> Tensor:
         thread = threading.get_ident()
         scratch = self._scratch.get(thread)
-        if scratch is None or scratch.shape[1:] != shape or scratch.dtype != dtype:
+        if scratch is None or scratch.shape[1:] != shape[1:] or len(scratch) < shape[0] or scratch.dtype != dtype:
             with torch.inference_mode(False):  # or it could not be written to outside of it
-                scratch = torch.empty(IMAGES_AT_ONCE[dtype], *shape, dtype=dtype, memory_format=layout)
+                scratch = torch.empty(shape, dtype=dtype, memory_format=layout)
             self._scratch[thread] = scratch
-        return scratch
+        return scratch[: shape[0]]
 
     def kept(self, images: Tensor, prepared: Tensor) -> AbstractContextManager[object]:
         """Where a gradient will need the prepared images, keep the bytes, and prepare them once more for it.

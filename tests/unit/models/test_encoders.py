@@ -134,7 +134,8 @@ def test_images_that_come_as_bytes_are_scaled_in_the_encoder_and_kept_as_bytes(
 
 
 @pytest.mark.parametrize(
-    ("make", "bf16"), [(conv_encoder_of_simple, False), (conv_encoder_of_simple, True), (impala_encoder_of_one, False)]
+    ("make", "bf16"),
+    [(make, bf16) for make in (conv_encoder_of_simple, impala_encoder_of_one) for bf16 in (False, True)],
 )
 def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf16: bool) -> None:
     encoder, images = make(), torch.randint(0, 256, (3 * AT_ONCE, 3, 36, 36), dtype=torch.uint8)
