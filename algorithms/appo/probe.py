@@ -30,7 +30,7 @@ ACTING_STEPS = 3  # observations in a slot of a rollout of 2
 ACTING_SECONDS = 0.02  # per number of rows
 SLOWEST_ACTING_SECONDS = 0.005  # of a forward pass; more rows are not tried
 SLOWEST_FIRST_SECONDS = 0.5  # of a call that is made a second time
-LARGEST_SECONDS = 0.1  # of the largest minibatch that is tried
+LARGEST_SECONDS = 0.2  # of the largest minibatch that is tried
 TRAINING_SECONDS = 0.3  # of all that are timed
 NEVER = 1 << 60
 
@@ -129,10 +129,11 @@ class NetworkProbe:
         learning = self.config.learning
         size = learning.batch_size // learning.rollout
         one = many = each = self.update_seconds(1, TRAINING_SECONDS / 10)
-        self.columns = max(1, min(int(LARGEST_SECONDS / max(one, 1e-6)), size))
+        allowed = int(LARGEST_SECONDS / max(one, 1e-6))
+        self.columns = min(max(2, allowed), size) if allowed else 1  # what one takes may be the step's, not its own
         if self.columns > 1:
             many = self.update_seconds(self.columns, TRAINING_SECONDS)
-            each = max((many - one) / (self.columns - 1), many / self.columns / 2)  # `one` may have been disturbed
+            each = max((many - one) / (self.columns - 1), many / self.columns / 4)  # `one` may have been disturbed
         seconds = many + each * (size - self.columns)
         return seconds / size / learning.rollout * learning.ppo_epochs
 

@@ -154,7 +154,7 @@ def test_a_slow_forward_pass_is_not_tried_with_more_rows(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("sample", "step", "columns"),
-    [(2.5e-4, 0.0, [1, 16]), (2e-3, 0.0, [1, 12]), (2e-3, 0.01, [1, 5]), (0.05, 0.0, [1])],
+    [(2.5e-4, 0.0, [1, 16]), (4e-3, 0.0, [1, 12]), (4e-3, 0.024, [1, 5]), (0.02, 0.05, [1, 2]), (0.1, 0.0, [1])],
 )
 def test_the_largest_minibatch_that_time_allows_says_what_the_real_one_takes(
     sample: float, step: float, columns: list[int]
@@ -167,7 +167,7 @@ def test_the_largest_minibatch_that_time_allows_says_what_the_real_one_takes(
 def test_a_single_trajectory_that_took_long_does_not_make_training_quick() -> None:
     network = Timed(1e-3, batch_size=64)
     network.update_seconds = lambda columns, budget: 0.02  # type: ignore[method-assign]
-    assert network.training_seconds() == pytest.approx(3 * (0.02 + 0.002 * 11) / 64)
+    assert network.training_seconds() == pytest.approx(3 * (0.02 + 0.0005 * 6) / 64)
 
 
 # ---- what main makes of it
