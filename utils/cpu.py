@@ -213,11 +213,21 @@ def parse_bf16(text: str) -> bool:
     return False
 
 
+_threads = 1
+
+
+def threads() -> int:
+    """How many threads `limit_threads` has last allowed this process; one where nobody has asked for more."""
+    return _threads
+
+
 def limit_threads(count: int) -> None:
     """Let the numeric libraries of this process and of its children use that many threads.
 
     Environment variables reach libraries not loaded yet and children; threadpoolctl and torch those already loaded.
     """
+    global _threads  # noqa: PLW0603 - it is of the whole process, as what it stands for
+    _threads = count
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(count)))
     if "numpy" in sys.modules or "torch" in sys.modules:
         importlib.import_module("threadpoolctl").threadpool_limits(count)

@@ -128,7 +128,7 @@ def _learner(
     if computes_in_bf16(c, flat.module, device.name):
         assert isinstance(flat.module, TowerActorCritic)
         flat.module.compute_in_bf16()
-    share_images(flat.module)
+    share_images(flat.module, cpu.threads())
     kind = VerifyingLearner if c.logging.verify_reproduction else kind
     learner = kind(flat, b.spec, b.learning_of(policy), _torch_seed(b.seeds("learner", policy)))
     plan = TrainingPlan(

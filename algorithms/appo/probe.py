@@ -94,7 +94,7 @@ class NetworkProbe:
 
         def seconds(count: int) -> float:
             cpu.limit_threads(count)
-            share_images(self.flat.module)
+            share_images(self.flat.module, count)
             return _timed(train)
 
         seconds(threads)  # starts them, and makes new plans of convolutions

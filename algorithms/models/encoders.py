@@ -116,15 +116,15 @@ class Encoder(nn.Sequential):
             return _through(layers[1:], prepared)
 
 
-def share_images(module: nn.Module) -> None:
-    """Let the encoders of images in a module have the threads of this process, and operations of torch only one.
+def share_images(module: nn.Module, threads: int) -> None:
+    """Let the encoders of images in a module have that many threads, and operations of torch only one.
 
     What else there is to do is too little to be divided: with both kinds of threads an image of Pong in batches of 256
     took two cores 3 % longer, and where threads that wait for work spin a third longer.
     """
     encoders = [part for part in module.modules() if isinstance(part, Encoder) and part.num_image_layers]
     for encoder in encoders:
-        encoder.threads = torch.get_num_threads()
+        encoder.threads = threads
     if encoders:
         torch.set_num_threads(1)
 

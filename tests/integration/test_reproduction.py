@@ -13,9 +13,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from algorithms.appo.build import new_model
+from algorithms.models.encoders import Encoder
 from algorithms.runtime.trajectories import Trajectories
 from envs.toy_spaces import ACTIONS, OBSERVATIONS
 from tests.integration.runs import SerialRun, record
+from utils import cpu
 
 ROLLOUT = 16
 TOLERANCE = 1e-5  # of |difference| / (1 + |value|), in float32
@@ -313,3 +315,18 @@ def test_a_state_that_missed_a_step_is_caught(tmp_path: Path) -> None:
     run = serial_run(tmp_path / "run", "gru")
     assert largest_gap(run, collect_slots(run, stale_at=5 * ROLLOUT + 7)) > FAULT
     assert run.worker("learner").learner.largest > FAULT
+
+
+def test_every_learner_of_a_process_shares_its_images_among_the_threads(tmp_path: Path) -> None:
+    flags = COMMON | {"env": "toy/Spaces-v0", "env_kwargs": json.dumps({"observation": "image_hwc"}), "obs_scale": 255}
+    cpu.limit_threads(2)
+    try:
+        run = SerialRun(tmp_path / "run", **flags | {"num_policies": 2})
+        encoders = [
+            [part for part in run.worker("learner", policy).learner.model.modules() if isinstance(part, Encoder)]
+            for policy in (0, 1)
+        ]
+        assert [[encoder.threads for encoder in some] for some in encoders] == [[2], [2]]
+        assert torch.get_num_threads() == 1
+    finally:
+        cpu.limit_threads(1)

@@ -196,6 +196,9 @@ def test_every_core_is_used_and_none_twice_while_there_are_enough():
 def test_threads_are_limited_for_libraries_loaded_before_and_after_and_for_children():
     script = """
 import os, numpy, utils.cpu
+assert utils.cpu.threads() == 1
+utils.cpu.limit_threads(3)
+assert utils.cpu.threads() == 3
 utils.cpu.limit_threads(1)
 from threadpoolctl import threadpool_info
 assert all(pool["num_threads"] == 1 for pool in threadpool_info()), threadpool_info()
