@@ -1,5 +1,6 @@
 """What must be known of the model before memory is reserved, and what its forward passes and training cost."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ from algorithms.appo.config import Config
 from algorithms.appo.kinds import completed
 from algorithms.appo.rehearsal import LARGEST_BYTES, observation_bytes
 from algorithms.appo.statistics import RunningStatistics
-from algorithms.appo.tuning import Curve, rising
+from algorithms.appo.tuning import Curve, rising, usual_ratio
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.encoders import share_images
 from algorithms.population.config import PopulationConfig
@@ -88,9 +89,11 @@ class NetworkProbe:
     def threads_ratio(self, threads: int) -> float:
         """The seconds of training by that many threads, with nothing beside them, in those by one.
 
-        Both take turns, and the shortest times count, see `_seconds`.
+        Both take turns, and the shortest times count, see `_seconds`. Images are known to divide well: where they seem
+        not to, another program has one of the cores for the moment, so only half of what is measured is believed.
         """
         train = self.update(self.columns)
+        shared = share_images(self.flat.module, 1)
 
         def seconds(count: int) -> float:
             cpu.limit_threads(count)
@@ -102,7 +105,8 @@ class NetworkProbe:
         end = time.perf_counter() + TRAINING_SECONDS
         while time.perf_counter() < end:
             together, alone = min(together, seconds(threads)), min(alone, seconds(1))
-        return together / alone
+        ratio = together / alone
+        return math.sqrt(ratio * usual_ratio(threads)) if shared else ratio
 
     def acting_seconds(self, rows: int) -> float:
         """Seconds in which a policy worker answers a request for that many rows."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from algorithms.appo.blueprint import ModelDescription, Probe
 from algorithms.appo.config import Config
 from algorithms.appo.kinds import completed
-from algorithms.appo.tuning import Costs, threads_to_time
+from algorithms.appo.tuning import Costs, threads_to_time, usual_ratio
 from algorithms.runtime.janitor import Janitor
 from algorithms.runtime.launch import Inquiry
 from algorithms.runtime.messages import WorkerFailed
@@ -32,9 +32,6 @@ from utils.memory import held_bytes
 log = logging.getLogger(__name__)
 
 BUDGET_SECONDS = 2.0
-
-THREADS_EXPONENT = 0.7
-"""Of the speed of training over threads, where it was not measured."""
 
 Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
 """Makes an inquiry of a target and its arguments."""
@@ -96,7 +93,7 @@ def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
     """The costs with those of that many threads of the learner; a network that takes too long to time them is large."""
     if isinstance(ratio, WorkerFailed):
         return costs
-    share = ratio if isinstance(ratio, float) else threads**-THREADS_EXPONENT
+    share = ratio if isinstance(ratio, float) else usual_ratio(threads)
     (_, seconds), *_ = costs.learn
     return replace(costs, learn=(*costs.learn, (threads, seconds * share)))
 

@@ -33,6 +33,8 @@ RELIABLE = 0.8
 RELIABLE_FEW = 0.6
 # The same of a learner, whose batches all cost the same, but whose core other processes want too.
 RELIABLE_LEARNER = 0.9
+# Of the speed of training over threads, where it was not measured.
+THREADS_EXPONENT = 0.7
 # Environments of a plan by the number whose agents fill a macro batch with one trajectory each. Twice as many make
 # larger forward passes; fewer are for scarce memory.
 SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
@@ -239,6 +241,11 @@ def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Samp
 def thread_limit(cores: int) -> int:
     """Threads of the learner that can pay: half of the cores, as actors need the others, or both of two."""
     return max(min(2, cores), cores // 2)
+
+
+def usual_ratio(threads: int) -> float:
+    """Seconds of training by that many threads in those by one, where that was not measured."""
+    return float(threads**-THREADS_EXPONENT)
 
 
 def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -> int:

@@ -116,8 +116,8 @@ class Encoder(nn.Sequential):
             return _through(layers[1:], prepared)
 
 
-def share_images(module: nn.Module, threads: int) -> None:
-    """Let the encoders of images in a module have that many threads, and operations of torch only one.
+def share_images(module: nn.Module, threads: int) -> bool:
+    """Let encoders of images in a module, if there are any, have that many threads and operations of torch only one.
 
     What else there is to do is too little to be divided: with both kinds of threads an image of Pong in batches of 256
     took two cores 3 % longer, and where threads that wait for work spin a third longer.
@@ -127,6 +127,7 @@ def share_images(module: nn.Module, threads: int) -> None:
         encoder.threads = threads
     if encoders:
         torch.set_num_threads(1)
+    return bool(encoders)
 
 
 def _rounded(layer: nn.Module, dtype: torch.dtype, are_bytes: bool) -> tuple[Layer, list[Tensor]]:

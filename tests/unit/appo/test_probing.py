@@ -12,9 +12,9 @@ from algorithms.appo.blueprint import ModelDescription, Probe
 from algorithms.appo.config import Config, resolve
 from algorithms.appo.kinds import completed
 from algorithms.appo.probe import NetworkProbe
-from algorithms.appo.probing import BUDGET_SECONDS, THREADS_EXPONENT, find_out
+from algorithms.appo.probing import BUDGET_SECONDS, find_out
 from algorithms.appo.rehearsal import ROLLOUT, Making, Rehearsal, observation_bytes, stepping_costs
-from algorithms.appo.tuning import Costs
+from algorithms.appo.tuning import Costs, usual_ratio
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.supervisor import WorkerError
 from envs.make import make_group
@@ -170,6 +170,22 @@ def test_a_single_trajectory_that_took_long_does_not_make_training_quick() -> No
     assert network.training_seconds() == pytest.approx(3 * (0.02 + 0.0005 * 6) / 64)
 
 
+@pytest.mark.parametrize(("images", "ratio"), [(True, (0.98 * usual_ratio(2)) ** 0.5), (False, 0.98)])
+def test_half_is_believed_of_threads_that_do_not_seem_to_share_images_well(
+    monkeypatch: pytest.MonkeyPatch, images: bool, ratio: float
+) -> None:
+    counts: list[int] = []
+
+    def share(module: object, threads: int) -> bool:
+        counts.append(threads)
+        return images
+
+    monkeypatch.setattr(probe, "share_images", share)
+    monkeypatch.setattr(probe, "_timed", lambda train: {1: 1.0, 2: 0.98}[counts[-1]])
+    monkeypatch.setattr(probe, "TRAINING_SECONDS", 0.0)
+    assert Timed(1e-3).threads_ratio(2) == pytest.approx(ratio)
+
+
 # ---- what main makes of it
 
 
@@ -234,7 +250,7 @@ def test_threads_of_a_learner_that_would_be_the_limit_are_timed_on_a_still_machi
     assert found.costs == Costs(stepping, acting, training, 5)
     # A network that takes too long to find out needs them most.
     found = asked(Answers(SPEC, (stepping, 5)), Answers(MODEL, (acting, training), None))
-    assert found.costs == Costs(stepping, acting, ((1, 1e-3), (2, 1e-3 * 2**-THREADS_EXPONENT)), 5)
+    assert found.costs == Costs(stepping, acting, ((1, 1e-3), (2, 1e-3 * usual_ratio(2))), 5)
 
 
 @pytest.mark.parametrize("late", [None, WorkerFailed("probe", 3, "step raised", "")])

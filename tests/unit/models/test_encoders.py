@@ -201,9 +201,9 @@ def test_encoders_of_images_take_the_threads_of_operations() -> None:
     images, others = conv_encoder_of_simple(), mlp_encoder((4,), (8,), "relu")
     try:
         torch.set_num_threads(3)
-        share_images(others, 3)
+        assert not share_images(others, 3)
         assert (others.threads, torch.get_num_threads()) == (1, 3)
-        share_images(nn.ModuleList([images, others]), 3)
+        assert share_images(nn.ModuleList([images, others]), 3)
         assert (images.threads, others.threads, torch.get_num_threads()) == (3, 1, 1)
     finally:
         torch.set_num_threads(1)
