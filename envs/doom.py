@@ -125,7 +125,7 @@ def smallest_resolution(width: int, height: int) -> str:
 
 def _scratch_directory() -> Path:
     directory = Path(tempfile.gettempdir()) / f"vizdoom-{os.getuid()}"
-    directory.mkdir(exist_ok=True)
+    (directory / "_vizdoom").mkdir(parents=True, exist_ok=True)  # of engines that make it at once all but one fail
     return directory
 
 

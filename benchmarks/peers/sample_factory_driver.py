@@ -167,6 +167,7 @@ def report(runner, message, _policy):
 def main():
     workload, train_dir, *further = sys.argv[1:]
     os.chdir(train_dir)  # VizDoom leaves files where it is started
+    os.makedirs("_vizdoom", exist_ok=True)  # or one of the two workers dies as both make it, and training goes on
     register_env(workload, MAKERS[workload])
     flags = COMMON | FLAGS[workload] | {"env": workload, "train_dir": train_dir, "experiment": "run"}
     arguments = [*words(flags), *further]
