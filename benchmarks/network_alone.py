@@ -105,7 +105,8 @@ def floor(model: Any, obs: dict[str, Any], dtype: Any, seconds: float) -> dict[s
 def multiplications(model: Any, obs: dict[str, Any]) -> tuple[int, int]:
     """Of one forward pass of one row {key} [1, *]; and of the layers that see observations, alone.
 
-    A matrix multiplies once per row; a kernel once per pixel that it makes.
+    A matrix multiplies once per row; a kernel once per pixel that it makes. In bf16 kernels are not called as modules,
+    so this pass is in float32.
     """
     import torch
     from torch import nn
@@ -113,8 +114,13 @@ def multiplications(model: Any, obs: dict[str, Any]) -> tuple[int, int]:
     pixels: dict[nn.Module, int] = {}
     kernels = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     hooks = [k.register_forward_hook(lambda k, _, out: pixels.update({k: out[0, 0].numel()})) for k in kernels]
+    in_bf16 = [module for module in model.modules() if getattr(module, "bf16", False)]
+    for module in in_bf16:
+        module.bf16 = False
     with torch.inference_mode():
         model.act(obs, torch.zeros(1, dtype=torch.bool), torch.zeros(1, model.rnn_state_size))
+    for module in in_bf16:
+        module.bf16 = True
     for hook in hooks:
         hook.remove()
     of_kernels = [kernel.weight.numel() * pixels[kernel] for kernel in kernels]

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.appo.config import parse_train
+from algorithms.appo.probe import probe
+from algorithms.models.build import build_model
 from benchmarks import (
     end_to_end,
     growth,
@@ -95,6 +97,17 @@ class TestFigures:
         of_kernel = 3 * 8 * 4 * 16
         found = network_alone.multiplications(Model(), {"obs": torch.zeros(1, 3, 8, 8)})
         assert found == (of_kernel + 8 * 16 * 5, of_kernel)
+
+    def test_multiplications_in_bf16_are_the_same(self) -> None:
+        config = parse_train(["--env=toy/Spaces-v0", "--env_kwargs=observation=image_hwc"])
+        spec = probe(config).spec
+        model = build_model(config.model, spec)
+        obs = {"obs": torch.zeros(1, *spec.observations["obs"].shape, dtype=torch.uint8)}
+        in_float32 = network_alone.multiplications(model, obs)
+        model.compute_in_bf16()
+        assert network_alone.multiplications(model, obs) == in_float32
+        assert in_float32[1] == 3 * 32 * 8 * 8 * 8 * 9  # pixels of 36 x 40, by a kernel of 8 x 8 at steps of 4
+        assert model.actor.bf16
 
     def test_share_of_the_best_placement(self) -> None:
         found = {"central": [run_of(50)], "local": [run_of(100)], "serial": [run_of(60)], "auto": [run_of(95)]}

@@ -1,5 +1,6 @@
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,16 @@ def test_the_smallest_resolution_that_covers_the_size(width: int, height: int, n
     from envs.doom import smallest_resolution
 
     assert smallest_resolution(width, height) == name
+
+
+def test_engines_that_start_at_once_find_the_folder_that_each_would_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from envs import doom
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for _ in range(2):
+        assert (doom._scratch_directory() / "_vizdoom").is_dir()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1921, 1), (1, 1201)])
