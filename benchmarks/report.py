@@ -115,8 +115,8 @@ METHOD = """\
 - **Batches of all images at once**: 32 at once take 10 to 15 % less time in training, and less memory. In bf16 it is 64
   now: 2 % less than 32 for Pong, 8 % for VizDoom, 96 not better (Zen 5); in float32 64 are no faster than 32.
 - **More environments than self-tuning takes**: of Pong, which has 24 per actor, half as many again as fill a batch and
-  1.08 times as fast (four pairs of runs), 32 are no faster; 48 instead of 32 make VizDoom 3 % slower and HalfCheetah 5 %
-  (three pairs each, Zen 5).
+  1.08 times as fast (four pairs of runs), 32 are no faster. With 48 instead of 32 VizDoom is 3 % slower and HalfCheetah
+  5 % (three pairs each, Zen 5).
 - **Long turns for the threads of ALE too**, in which the environments of an actor are stepped: 1.007 (five pairs).
 - **Huge pages for the whole heap** (glibc.malloc.hugetlb=1), no fast bins: within the noise.
 
