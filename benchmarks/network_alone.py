@@ -117,12 +117,14 @@ def multiplications(model: Any, obs: dict[str, Any]) -> tuple[int, int]:
     in_bf16 = [module for module in model.modules() if getattr(module, "bf16", False)]
     for module in in_bf16:
         module.bf16 = False
-    with torch.inference_mode():
-        model.act(obs, torch.zeros(1, dtype=torch.bool), torch.zeros(1, model.rnn_state_size))
-    for module in in_bf16:
-        module.bf16 = True
-    for hook in hooks:
-        hook.remove()
+    try:
+        with torch.inference_mode():
+            model.act(obs, torch.zeros(1, dtype=torch.bool), torch.zeros(1, model.rnn_state_size))
+    finally:
+        for module in in_bf16:
+            module.bf16 = True
+        for hook in hooks:
+            hook.remove()
     of_kernels = [kernel.weight.numel() * pixels[kernel] for kernel in kernels]
     matrices = [p.numel() for p in model.parameters() if p.dim() == 2]
     first = of_kernels[0] if of_kernels else 0  # of small networks it is too little to matter

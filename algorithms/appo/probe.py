@@ -30,8 +30,9 @@ ACTING_ROWS = (1, 4, 16, 64, 256)
 ACTING_STEPS = 3  # observations in a slot of a rollout of 2
 ACTING_SECONDS = 0.02  # per number of rows
 SLOWEST_ACTING_SECONDS = 0.005  # of a forward pass; more rows are not tried
-SLOWEST_FIRST_SECONDS = 0.5  # of a call that is made a second time
-LARGEST_SECONDS = 0.2  # of the largest minibatch that is tried
+SLOWEST_ROW_SECONDS = 0.02  # the same of a single row, which says nothing of others
+SLOWEST_SECONDS = 0.5  # of calls; no more of them are made for the sake of a shortest one
+LARGEST_SECONDS = 0.2  # of the largest minibatch that is tried, unless that is two trajectories
 TRAINING_SECONDS = 0.3  # of all that are timed
 NEVER = 1 << 60
 
@@ -79,7 +80,8 @@ class NetworkProbe:
         row_bytes = ACTING_STEPS * observation_bytes(self.spec)
         acting: list[tuple[int, float]] = []
         for rows in ACTING_ROWS:
-            if acting and (acting[-1][1] > SLOWEST_ACTING_SECONDS or rows * row_bytes > LARGEST_BYTES):
+            slowest = SLOWEST_ACTING_SECONDS if len(acting) > 1 else SLOWEST_ROW_SECONDS
+            if acting and (acting[-1][1] > slowest or rows * row_bytes > LARGEST_BYTES):
                 break
             acting.append((rows, self.acting_seconds(rows)))
         threads = self.config.sampling.learner_main_loop_num_cores or 1
@@ -89,8 +91,9 @@ class NetworkProbe:
     def threads_ratio(self, threads: int) -> float:
         """The seconds of training by that many threads, with nothing beside them, in those by one.
 
-        Both take turns, and the shortest times count, see `_seconds`. Images are known to divide well: where they seem
-        not to, another program has one of the cores for the moment, so only half of what is measured is believed.
+        Both take turns, and the shortest times count, see `_seconds`. Images are known to divide well, and where they
+        seem not to, another program has one of the cores for the moment. So of what is measured of them half counts,
+        and half is the usual ratio.
         """
         train = self.update(self.columns)
         shared = share_images(self.flat.module, 1)
@@ -202,11 +205,11 @@ def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
     what else runs on a machine makes calls longer, never shorter.
     """
     first, seconds = _timed(function), list[float]()
-    if first > SLOWEST_FIRST_SECONDS:
-        return first
-    while len(seconds) < 2 or first + sum(seconds) < budget_seconds:
+    spent = first
+    while spent < (SLOWEST_SECONDS if len(seconds) < 2 else budget_seconds):
         seconds.append(_timed(function))
-    return min(seconds)
+        spent += seconds[-1]
+    return min(seconds, default=first)
 
 
 def _timed(function: Callable[[], None]) -> float:

@@ -35,13 +35,13 @@ RELIABLE_FEW = 0.6
 RELIABLE_LEARNER = 0.9
 # Of the speed of training over threads, where it was not measured.
 THREADS_EXPONENT = 0.7
-# Environments of a plan by the number whose agents fill a macro batch with one trajectory each. Twice as many make
-# larger forward passes; fewer are for scarce memory.
+# Environments of a plan by the number whose agents fill a macro batch with one trajectory each. More make larger
+# forward passes; fewer are for scarce memory.
 SHARES = (1.0, 1.5, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
 # An actor that acts itself loses 2 ms per step to caches that its environments and the learner's turns have emptied of
 # Python and weights, which a probe of warm ones does not see. Where a step of an environment takes so long that this
-# happens, but not so long that it plays no part, an actor of few rows had better have half as many environments again:
-# Pong with 24 per actor instead of 16 is 8 % faster. With 32 it is no faster than with 24, VizDoom with 48 slower.
+# happens, but not so long that it plays no part, groups of few rows had better have half as many environments again:
+# Pong with 24 per actor instead of 16 is 5 to 8 % faster. With 32 it is no faster than with 24, VizDoom with 48 slower.
 COLD_STEP_SECONDS = (150e-6, 1.5e-3)
 FEW_ROWS, SHARE_OF_FEW = 24, 1.5
 

@@ -89,7 +89,7 @@ class Encoder(nn.Sequential):
         """The layers for images x, and the tensors in them that gradients flow to."""
         dtype = computed_in(x)
         if dtype == torch.float32:
-            return list(self), list(self.parameters())
+            return list(self), list(self.parameters()) if self.threads > 1 else []
         are_bytes = self._bytes is not None and not x.is_floating_point()
         layers, trained = zip(*(_rounded(layer, dtype, are_bytes) for layer in self), strict=True)
         return list(layers), [tensor for tensors in trained for tensor in tensors]

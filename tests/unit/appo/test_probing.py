@@ -15,11 +15,13 @@ from algorithms.appo.probe import NetworkProbe
 from algorithms.appo.probing import BUDGET_SECONDS, find_out
 from algorithms.appo.rehearsal import ROLLOUT, Making, Rehearsal, observation_bytes, stepping_costs
 from algorithms.appo.tuning import Costs, usual_ratio
+from algorithms.models.encoders import Encoder
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.supervisor import WorkerError
 from envs.make import make_group
 from envs.spec import ActionPart, ActionSpec
 from tests.unit.runtime.worlds import SPEC
+from utils import cpu
 from utils.errors import UsageError
 from utils.memory import held_bytes
 
@@ -152,6 +154,13 @@ def test_a_slow_forward_pass_is_not_tried_with_more_rows(monkeypatch: pytest.Mon
     assert Timed(0.001).costs()[0] == ((1, 0.001), (4, 0.004))
 
 
+def test_a_single_row_that_takes_long_is_compared_with_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Timed(0.001)
+    for one, counts in ((0.006, [1, 4]), (0.03, [1])):
+        monkeypatch.setattr(network, "acting_seconds", lambda rows, one=one: one + 1e-3 * (rows - 1))
+        assert [rows for rows, _ in network.costs()[0]] == counts
+
+
 @pytest.mark.parametrize(
     ("sample", "step", "columns"),
     [(2.5e-4, 0.0, [1, 16]), (4e-3, 0.0, [1, 12]), (4e-3, 0.024, [1, 5]), (0.02, 0.05, [1, 2]), (0.1, 0.0, [1])],
@@ -170,9 +179,10 @@ def test_a_single_trajectory_that_took_long_does_not_make_training_quick() -> No
     assert network.training_seconds() == pytest.approx(3 * (0.02 + 0.0005 * 6) / 64)
 
 
-@pytest.mark.parametrize(("images", "ratio"), [(True, (0.98 * usual_ratio(2)) ** 0.5), (False, 0.98)])
-def test_half_is_believed_of_threads_that_do_not_seem_to_share_images_well(
-    monkeypatch: pytest.MonkeyPatch, images: bool, ratio: float
+@pytest.mark.parametrize("measured", [0.52, 0.98])
+@pytest.mark.parametrize("images", [False, True])
+def test_half_is_believed_of_threads_that_share_images(
+    monkeypatch: pytest.MonkeyPatch, images: bool, measured: float
 ) -> None:
     counts: list[int] = []
 
@@ -181,9 +191,38 @@ def test_half_is_believed_of_threads_that_do_not_seem_to_share_images_well(
         return images
 
     monkeypatch.setattr(probe, "share_images", share)
-    monkeypatch.setattr(probe, "_timed", lambda train: {1: 1.0, 2: 0.98}[counts[-1]])
+    monkeypatch.setattr(probe, "_timed", lambda train: {1: 1.0, 2: measured}[counts[-1]])
     monkeypatch.setattr(probe, "TRAINING_SECONDS", 0.0)
-    assert Timed(1e-3).threads_ratio(2) == pytest.approx(ratio)
+    believed = (measured * usual_ratio(2)) ** 0.5 if images else measured
+    assert Timed(1e-3).threads_ratio(2) == pytest.approx(believed)
+
+
+@pytest.mark.parametrize(
+    ("calls", "shortest", "left"),
+    [
+        ([0.01, 0.004, 0.003, 0.005, 0.006, 9.0], 0.003, 1),  # until the budget is spent
+        ([0.2, 0.04, 0.03, 9.0], 0.03, 1),  # two beyond it
+        ([0.3, 0.21, 9.0], 0.21, 1),  # and no second one if they take long
+        ([0.6, 9.0], 0.6, 1),
+    ],
+)
+def test_the_shortest_of_repeated_calls_counts_as_long_as_there_is_time(
+    monkeypatch: pytest.MonkeyPatch, calls: list[float], shortest: float, left: int
+) -> None:
+    monkeypatch.setattr(probe, "_timed", lambda function: calls.pop(0))
+    assert probe._seconds(lambda: None, 0.028) == shortest
+    assert len(calls) == left
+
+
+def test_threads_of_an_encoder_of_images_are_timed() -> None:
+    config = config_of("toy/Spaces-v0", env_kwargs={"observation": "image_hwc"})
+    network = NetworkProbe(config, probe.probe(config).spec)
+    network.costs()
+    try:
+        assert network.threads_ratio(2) > 0
+        assert [part.threads for part in network.flat.module.modules() if isinstance(part, Encoder)] == [1]
+    finally:
+        cpu.limit_threads(1)
 
 
 # ---- what main makes of it

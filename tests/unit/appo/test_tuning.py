@@ -117,6 +117,11 @@ def test_actors_of_few_slow_environments_have_half_as_many_again() -> None:
     assert chosen(slow) == Sampling("local", 2, 24, 1)
     assert chosen(slow, cores=4) == Sampling("local", 4, 12, 1)
     assert chosen(slow, num_workers=1) == Sampling("local", 1, 32, 1)  # no few
+    assert chosen(slow, num_workers=1, inference="local", worker_num_splits=2) == Sampling("local", 1, 48, 2)
+    slower = replace(slow, env=((1, 1000 * US), (16, 16_000 * US)))
+    for costs, actors, envs in ((slow, 2, 4), (slower, 2, 6), (slower, 1, 8)):  # agents: 16 of 75 us, 16 and 32 of 250
+        config = config_of(num_workers=actors, inference="local")
+        assert choose(costs, config, 4, 2, lambda plan: 0, FREE).sampling == Sampling("local", actors, envs, 1)
     assert chosen(slow, inference="central", worker_num_splits=1) == Sampling("central", 2, 16, 1)
     assert chosen(slow, num_envs_per_worker=16).num_envs_per_worker == 16
     assert chosen(slow, free_bytes=3 * PROCESS_BYTES + (47 << 30)) == Sampling("local", 2, 16, 1)

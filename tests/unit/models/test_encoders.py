@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -144,11 +145,14 @@ def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf1
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     found = []
     for threads in (1, 2, 2):
-        encoder.threads = threads
+        encoder.threads, workers = threads, set[int]()
+        hook = encoder[2].register_forward_pre_hook(lambda *_, seen=workers: seen.add(threading.get_ident()))
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             with torch.inference_mode():
                 acting = encoder(images)
             features = encoder(images)
+        hook.remove()
+        assert len(workers) == threads
         assert torch.equal(acting, features)
         assert features.dtype == (torch.bfloat16 if bf16 else torch.float32)
         found.append((features, *torch.autograd.grad(features.float().square().mean(), trained)))
