@@ -35,15 +35,9 @@ RELIABLE_FEW = 0.6
 RELIABLE_LEARNER = 0.9
 # Of the speed of training over threads, where it was not measured.
 THREADS_EXPONENT = 0.7
-# Environments of a plan by the number whose agents fill a macro batch with one trajectory each. More make larger
-# forward passes; fewer are for scarce memory.
-SHARES = (1.0, 1.5, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
-# An actor that acts itself loses 2 ms per step to caches that its environments and the learner's turns have emptied of
-# Python and weights, which a probe of warm ones does not see. Where a step of an environment takes so long that this
-# happens, but not so long that it plays no part, groups of few rows had better have half as many environments again:
-# Pong with 24 per actor instead of 16 is 5 to 8 % faster. With 32 it is no faster than with 24, VizDoom with 48 slower.
-COLD_STEP_SECONDS = (150e-6, 1.5e-3)
-FEW_ROWS, SHARE_OF_FEW = 24, 1.5
+# Environments of a plan by the number whose agents fill a macro batch with one trajectory each. Twice as many make
+# larger forward passes; fewer are for scarce memory.
+SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
 
 Curve = tuple[tuple[int, float], ...]
 """Seconds by a count, in rising order."""
@@ -95,7 +89,7 @@ class Plan:
     samples_per_second: float
 
 
-def at(curve: Curve, count: float) -> float:
+def at(curve: Curve, count: int) -> float:
     """Seconds at a count: straight lines between the points and beyond the last; proportional to the count below two.
 
     >>> at(((1, 2.0), (5, 6.0)), 3), at(((1, 2.0), (5, 6.0)), 7), at(((2, 3.0),), 4)
@@ -180,11 +174,10 @@ def choose(
     fitting = [plan for plan in plans if needs[plan] <= free_bytes] or [min(plans, key=needs.__getitem__)]
     columns = config.learning.macro_batch_columns / num_agents
     rates = {plan: predict(costs, plan, config, num_agents, cores) for plan in fitting}
-    usual = {plan: columns * _usual_share(costs, plan, num_agents, columns) for plan in fitting}
-    worth = {plan: rate * (1 - MARGIN_OF_MORE * (_envs(plan) > usual[plan])) for plan, rate in rates.items()}
+    worth = {plan: rate * (1 - MARGIN_OF_MORE * (_envs(plan) > columns)) for plan, rate in rates.items()}
     best = max(worth.values())
     good = (plan for plan in fitting if worth[plan] >= (1 - MARGIN) * best)
-    chosen = min(good, key=lambda plan: _complexity(plan, usual[plan]))
+    chosen = min(good, key=lambda plan: _complexity(plan, columns))
     return Plan(chosen, rates[chosen])
 
 
@@ -291,16 +284,7 @@ def _private_bytes(plan: Sampling, env_bytes: int) -> int:
     return processes * PROCESS_BYTES + _envs(plan) * env_bytes
 
 
-def _usual_share(costs: Costs, plan: Sampling, num_agents: int, columns: float) -> float:
-    """Environments to have with these processes if nothing speaks against it, by the number that fills a batch."""
-    envs = columns / plan.num_workers / plan.num_splits
-    least, most = COLD_STEP_SECONDS
-    cold = plan.placement == "local" and least <= at(costs.env, envs) / envs / num_agents <= most
-    few = envs * num_agents < FEW_ROWS
-    return SHARE_OF_FEW if cold and few else 1.0
-
-
-def _complexity(plan: Sampling, usual: float) -> tuple[float, ...]:
-    """Simpler plans first: as many environments as usual, few processes, few groups, few threads."""
-    away = abs(math.log(_envs(plan) / usual))
+def _complexity(plan: Sampling, columns: float) -> tuple[float, ...]:
+    """Simpler plans first: as many environments as fill a batch, few processes, few groups, few threads."""
+    away = abs(math.log(_envs(plan) / columns))
     return plan.placement == "central", away, plan.num_workers, plan.num_splits, plan.learner_threads
