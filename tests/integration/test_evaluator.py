@@ -274,6 +274,7 @@ def test_beside_training(tmp_path: Path) -> None:
     assert len(results(run.directory)) >= 2
     assert list(run.directory.glob("checkpoint_p0/best_evaluated/ckpt_*"))
     assert (run.directory / "logs" / "evaluator.log").read_text().count("warning: no video of an evaluation") == 1
-    broken = train(tmp_path / "broken", **small, **workers, eval_env_kwargs='{"no_such_argument": 1}')
+    longer = small | {"train_for_seconds": 40}  # than it takes to fail, whatever else runs
+    broken = train(tmp_path / "broken", **longer, **workers, eval_env_kwargs='{"no_such_argument": 1}')
     assert broken.status["state"] == "finished"
     assert "appo evaluate ended before its time with exit code 2" in broken.stderr
