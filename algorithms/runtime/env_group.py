@@ -31,6 +31,7 @@ from utils.failpoints import failpoint
 from utils.timing import ENV, FRAMEWORK, clock
 
 COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released", "rebuilds")
+NOTED = (*COUNTS, "episodes")  # as `Trajectories.group_counts` has them
 Outgoing = ActionRequest | TrajectoryReady | EpisodesDone | GamesDone | PlacesLeft
 
 
@@ -112,7 +113,7 @@ class EnvGroup:
         self.waiting: set[int] = set()  # policies whose actions the present step still lacks
         self.episodes = Episodes(envs.num_rows)
         self._counts = trajectories.group_counts[plan.index]  # 0, unless an actor has died in this place
-        *counts, self.episodes.count = self._counts[: len(COUNTS) + 1].tolist()
+        *counts, self.episodes.count = self._counts[: len(NOTED)].tolist()
         self.totals = dict(zip(COUNTS, counts, strict=True))
         self._rebuilds_before = self.totals["rebuilds"]
         self.totals["released"] = self.totals["sent"] - sum(1 for _ in self._handed_over())
@@ -258,7 +259,7 @@ class EnvGroup:
     def note_counts(self) -> None:
         """Keep the totals where the next actor in this place finds them."""
         self.totals["rebuilds"] = self._rebuilds_before + self.envs.rebuilds
-        self._counts[: len(COUNTS) + 1] = [*self.totals.values(), self.episodes.count]
+        self._counts[: len(NOTED)] = [*self.totals.values(), self.episodes.count]
 
     def _handed_over(self) -> Iterator[TrajectoryReady]:
         return handed_over(self.trajectories, self.plan.slots, self.plan.generation)

@@ -249,7 +249,7 @@ class Monitor:
                 progress.env_step_rate.add(now, totals["env_steps"])
                 progress.sample_rate.add(now, totals["samples"])
             case WorkerReport(worker, totals):
-                self.workers[worker] = totals
+                self.workers[worker] = self.workers.get(worker, {}) | totals
             case TimeReport(process):
                 self.times.setdefault(process, ProcessTimes()).add(message)
             case WorkerRestarted(retired=True):
@@ -338,10 +338,10 @@ class Monitor:
     def totals(self) -> dict[str, int]:
         """Counters of the whole run, summed over workers and policies."""
         sums: dict[str, int] = {"restarts": self.restarts, "actors_replaced": self.replaced}
-        for source in [*(p.totals for p in self.policies), *self.workers.values()]:
-            for name, value in source.items():
-                key = f"actors_{name}" if source in self.workers.values() else name
-                sums[key] = sums.get(key, 0) + value
+        learners = ((name, value) for p in self.policies for name, value in p.totals.items())
+        actors = ((f"actors_{name}", value) for totals in self.workers.values() for name, value in totals.items())
+        for name, value in (*learners, *actors):
+            sums[name] = sums.get(name, 0) + value
         return sums
 
     def write_last(self) -> None:

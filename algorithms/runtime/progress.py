@@ -1,15 +1,17 @@
 """What the processes of a run have done so far, and what they owe each other, as the arena says it."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 
-from algorithms.runtime.arena import Arena
+from algorithms.runtime.arena import Arena, Array
 from algorithms.runtime.channels import Mailbox, Mailboxes
-from algorithms.runtime.env_group import COUNTS
+from algorithms.runtime.env_group import NOTED
+from algorithms.runtime.messages import Address, WorkerReport
 from algorithms.runtime.ownership import LearnerLedger
 from algorithms.runtime.topology import Topology
 from algorithms.runtime.trajectories import Trajectories
 
-TRAJECTORIES = COUNTS.index("trajectories")
+COLLECTED, TRAJECTORIES = NOTED.index("collected"), NOTED.index("trajectories")
 
 
 class Progress:
@@ -35,11 +37,16 @@ class Progress:
         """Units of work of all processes that have been in this place: trajectories, replies or saved states."""
         worker = self.topology.processes()[name][0]
         if worker.role == "actor":
-            groups = self.topology.groups_of(worker.index)
-            return int(self.trajectories.group_counts[groups.start : groups.stop, TRAJECTORIES].sum())
+            return int(self._noted(worker.index)[TRAJECTORIES])
         if worker.role == "learner":
             return int(self._saves[worker.index][0])
         return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
+
+    def actor_reports(self) -> Iterator[WorkerReport]:
+        """What every actor worker would report, whether or not a process is in its place."""
+        for actor in range(self.topology.num_actors):
+            totals = dict(zip(NOTED, self._noted(actor).tolist(), strict=True))
+            yield WorkerReport(str(Address("actor", actor)), totals)
 
     def trained(self) -> int:
         """Samples of all learners."""
@@ -47,7 +54,12 @@ class Progress:
 
     def collected(self) -> int:
         """Steps of all actors."""
-        return int(self.trajectories.group_counts[:, COUNTS.index("collected")].sum())
+        return int(self.trajectories.group_counts[:, COLLECTED].sum())
+
+    def _noted(self, actor: int) -> Array:
+        groups = self.topology.groups_of(actor)
+        counts: Array = self.trajectories.group_counts[groups.start : groups.stop, : len(NOTED)].sum(axis=0)
+        return counts
 
     def owes(self, name: str) -> str:
         """What others wait for from this process."""

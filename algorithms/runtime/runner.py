@@ -262,6 +262,7 @@ class Processes:
             names = [name for name in self.supervisor.places if name.startswith(role)]
             for _, message in self.supervisor.stop(names, now + share * (deadline - now)):
                 yield message
+        yield from self.stalls.progress.actor_reports()  # of those too that were killed, or are to be started again
 
     def close(self) -> None:
         """Kill what has not ended."""

@@ -105,7 +105,7 @@ def _install(name: str, python: Path, words: Sequence[str], environment: Mapping
 def _mended(source: Source, folder: Path) -> Path:
     """Where the archive of a source was unpacked, its setup.py put right."""
     try:
-        with urllib.request.urlopen(source.url) as answer:  # noqa: S310 (https)
+        with urllib.request.urlopen(source.url, timeout=60) as answer:  # noqa: S310 (https)
             archive = answer.read()
     except OSError as error:
         raise ResourceError(f"{source.url} cannot be read: {error}") from error

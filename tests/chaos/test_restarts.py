@@ -123,6 +123,18 @@ def test_a_run_goes_on_when_its_temporary_files_are_removed(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_steps_of_an_actor_that_is_lost_when_the_run_is_interrupted_are_counted(tmp_path: Path) -> None:
+    """It has not reported them, and nobody takes its place any more."""
+    with TrainingRun(tmp_path, "--inference=local", SAVE_OFTEN) as run:
+        run.wait_for_env_steps(20_000)
+        kill(run.pid_of("actor_0"))
+        run.interrupt()
+        ended = run.wait()
+    assert ended.exit_code == 130
+    assert check_history(run, slack=tolerated(1))["actors_collected"] > 20_000
+
+
+@pytest.mark.slow
 def test_a_run_that_is_stopped_for_a_while_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     """Nobody hangs who was not allowed to run, in whatever order they wake up."""
     flags = ("--inference=central", "--step_timeout_seconds=5", "--work_timeout_seconds=5")

@@ -191,6 +191,14 @@ def test_totals_are_summed_over_workers_and_policies(watched: Watched) -> None:
     monitor.close()
 
 
+def test_what_only_a_worker_itself_knows_outlasts_a_report_of_its_counts(watched: Watched) -> None:
+    monitor = watched.monitor()
+    monitor.handle(WorkerReport("actor_0", {"collected": 3, "callbacks_off": 1}))
+    monitor.handle(WorkerReport("actor_0", {"collected": 5}))
+    assert monitor.workers == {"actor_0": {"collected": 5, "callbacks_off": 1}}
+    monitor.close()
+
+
 def test_records_hold_the_counters_before_the_tags(watched: Watched) -> None:
     monitor = watched.monitor(2)
     watched.now += 4.0
