@@ -112,8 +112,10 @@ class Encoder(nn.Sequential):
         if images.device.type != "cpu":
             return _through(layers, self._bytes.scaling(images))
         prepared = self._bytes.prepare(images)
-        with self._bytes.kept(images, prepared):
-            return _through(layers[1:], prepared)
+        _, first, *others = layers
+        with self._bytes.kept(images, prepared):  # no longer: threads wait for each other at every tensor that is saved
+            features = first(prepared)
+        return _through(others, features)
 
 
 def share_images(module: nn.Module, threads: int) -> bool:
