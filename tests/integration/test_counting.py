@@ -135,7 +135,7 @@ def check_episodes(run: Recorded, seed: int, same_step: bool) -> None:
     assert reported == sum(t["episodes"] for t in run.workers.values())
     assert sum(run.series("perf/episodes", policy)[-1] for policy in run.learners) == reported
     for group, totals in enumerate(run.workers[f"actor_{i}"] for i in range(2)):
-        rows = [steps_of(env, played.pop(env % DIGIT), same_step) for env in env_ids(seed, group)]
+        rows = [steps_of(env, played.pop(env % DIGIT, []), same_step) for env in env_ids(seed, group)]
         # The envs of a group step together, so there is a number of steps that explains all of them ...
         fewest, most = max(r.start for r in rows), min(r.stop for r in rows) - 1
         assert fewest <= most
