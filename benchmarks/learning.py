@@ -3,9 +3,9 @@
     python -m benchmarks.learning [--seeds 1 2 3] [--contender NAME ...] [--add] [--json=FILE]
 
 Contenders on an environment learn with the same hyperparameters: those of Sample Factory's defaults, with batches and
-a rate that learn it. `preset` and `pong_preset` are what `train_appo.py --env=ID` does. Counted are the samples (steps
-of an agent that were trained on) until the mean return of the last 100 episodes is there, and the seconds from the
-start of the command; where it does not get there, that mean at the end.
+a rate that learn it. `preset` and `pong_preset` are what `train_appo.py --env=ID` does, Pong without sticky actions, as
+in all of these. Counted are the samples (steps of an agent that were trained on) until the mean return of the last 100
+episodes is there, and the seconds from the start of the command; where it does not get there, that mean at the end.
 """
 
 import json
@@ -80,7 +80,7 @@ CONTENDERS = {
     "fp32": Contender(CARTPOLE, SAME_CARTPOLE | {"precision": "fp32"}),
     "bf16": Contender(CARTPOLE, SAME_CARTPOLE | {"precision": "bf16"}),
     "sample_factory": Contender(CARTPOLE, workload="cartpole_learning"),
-    "pong_preset": Contender(PONG_BY_TIME),
+    "pong_preset": Contender(PONG_BY_TIME, {"env_kwargs": PONG["env_kwargs"]}),
     "pong_fp32": Contender(PONG_BY_SAMPLES, SAME_PONG | {"precision": "fp32"}),
     "pong_bf16": Contender(PONG_BY_SAMPLES, SAME_PONG | {"precision": "bf16"}),
     "pong_sample_factory": Contender(PONG_BY_SAMPLES, workload="pong_learning"),
