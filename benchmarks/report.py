@@ -84,8 +84,8 @@ METHOD = """\
 
 ## Where the rest of Pong goes
 
-On Zen 5 environment, acting and training cost 561 us alone and 680 in the run above: 101 more in actors, 14 in the
-learner, 3 in others. In one process with nothing beside it (16 environments, a clock around every part) a step costs
+On Zen 5 environment, acting and training cost 561 us alone and 680 in three runs of 2026-11-23: 101 more in actors, 14
+in the learner, 3 in others. In one process with nothing beside it (16 environments, a clock around every part) a step costs
 421 us per environment instead of 349, before any core is shared:
 
 - 50 **acting**: 129 us right after the environments have been stepped, 90 when the same is repeated at once. Weights of
@@ -145,6 +145,7 @@ learner wait for each other and for Python's lock, it is 740 times: 164 and 103 
   sample costs 3 % less, but 14 % of the cores are idle while it acts or steps alone.
 - **Weights of linear layers packed for oneDNN when they arrive**: acting on 16 images of Pong takes 61 us less of
   1,400, packing 476 for every new version, which is every 32 steps; private operations of torch for less than 1 %.
+  Not tried: to keep the layers that every step makes ready anew, 97 us of its 5,950, and to flatten without a copy, 26.
 - **Huge pages for the whole heap** (glibc.malloc.hugetlb=1), no fast bins: within the noise.
 
 ## Measuring again

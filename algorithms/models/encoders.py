@@ -113,7 +113,7 @@ class Encoder(nn.Sequential):
             return _through(layers, self._bytes.scaling(images))
         prepared = self._bytes.prepare(images)
         _, first, *others = layers
-        with self._bytes.kept(images, prepared):  # no longer: threads wait for each other at every tensor that is saved
+        with self._bytes.kept(images, prepared):  # only here: hooks make threads wait for each other at what is saved
             features = first(prepared)
         return _through(others, features)
 

@@ -56,11 +56,6 @@ class Progress:
         """Steps of all actors."""
         return int(self.trajectories.group_counts[:, COLLECTED].sum())
 
-    def _noted(self, actor: int) -> Array:
-        groups = self.topology.groups_of(actor)
-        counts: Array = self.trajectories.group_counts[groups.start : groups.stop, : len(NOTED)].sum(axis=0)
-        return counts
-
     def owes(self, name: str) -> str:
         """What others wait for from this process."""
         worker = self.topology.processes()[name][0]
@@ -71,3 +66,9 @@ class Progress:
             unanswered = self.mailboxes.unanswered()
             return f"{sum(bool(unanswered[place]) for place in self._served[name])} requests unanswered"
         return ""
+
+    def _noted(self, actor: int) -> Array:
+        """The counts of an actor by `NOTED`, summed over its groups."""
+        groups = self.topology.groups_of(actor)
+        counts: Array = self.trajectories.group_counts[groups.start : groups.stop, : len(NOTED)].sum(axis=0)
+        return counts
