@@ -85,8 +85,8 @@ METHOD = """\
 ## Where the rest of Pong goes
 
 On Zen 5 environment, acting and training cost 561 us alone and 680 in three runs of 2026-11-23: 101 more in actors, 14
-in the learner, 3 in others. In one process with nothing beside it (16 environments, a clock around every part) a step costs
-421 us per environment instead of 349, before any core is shared:
+in the learner, 3 in others. In one process with nothing beside it (16 environments, a clock around every part) a step
+costs 421 us per environment instead of 349, before any core is shared:
 
 - 50 **acting**: 129 us right after the environments have been stepped, 90 when the same is repeated at once. Weights of
   3 MB, code and Python are out of the caches by then: the network takes 102 instead of 78, heads, sampling and its
