@@ -147,7 +147,7 @@ def _rounded(layer: nn.Module, dtype: torch.dtype, are_bytes: bool) -> tuple[Lay
         ready = partial(layer.convolve, kernel=weight, bias=bias)
     elif isinstance(layer, nn.Conv2d):
         weight = layer.weight.to(dtype, memory_format=torch.channels_last)
-        ready = partial(nn.functional.conv2d, weight=weight, bias=bias, stride=layer.stride, padding=layer.padding)
+        ready = partial(layer._conv_forward, weight=weight, bias=bias)  # which knows its strides, padding and groups
     else:
         weight = layer.weight.to(dtype)
         ready = partial(nn.functional.linear, weight=weight, bias=bias)

@@ -165,6 +165,15 @@ def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf1
         torch.testing.assert_close(two, one, rtol=0.05 if bf16 else 1e-4, atol=0.02 if bf16 else 1e-5)
 
 
+def test_a_convolution_in_bf16_keeps_its_padding_dilation_and_groups() -> None:
+    convolution = nn.Conv2d(4, 8, 3, stride=2, padding=2, dilation=2, groups=2, padding_mode="reflect")
+    encoder, images = Encoder([nn.Identity(), convolution, nn.Flatten()], 8 * 5 * 5, 3), torch.rand(6, 4, 9, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        features = encoder(images)
+    assert features.dtype == torch.bfloat16
+    torch.testing.assert_close(features.float(), convolution(images).flatten(1), rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_kernel_is_made_of_weights_once_for_all_images_and_threads(
     monkeypatch: pytest.MonkeyPatch, threads: int
