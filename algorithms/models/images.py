@@ -151,6 +151,7 @@ class FirstConv2d(nn.Conv2d):
         super().__init__(channels, out_channels, kernel, stride)
         self.blocks = Blocks(stride, channels, channels_first)
         self.divisor = 1.0
+        self._kept: tuple[tuple[int, bool], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve images x [N,C,H,W], or their blocks [N,depth,rows,columns]."""
@@ -161,7 +162,15 @@ class FirstConv2d(nn.Conv2d):
 
     def kernel(self, dtype: torch.dtype, *, divided: bool) -> Tensor:
         """The kernel for blocks [O,depth,k/stride,k/stride], divided or not."""
-        weight = self.weight.to(dtype)  # rounded first, as weights to act with are
+        if self.weight.dtype == torch.float32:
+            return self._for_blocks(self.weight.to(dtype), divided)  # rounded first, as weights to act with are
+        # A copy to act with, see `FlatModule.compute_with_copies`: it is written in place, and seldom.
+        key = (self.weight._version, divided)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = key, self._for_blocks(self.weight, divided)
+        return self._kept[1]
+
+    def _for_blocks(self, weight: Tensor, divided: bool) -> Tensor:
         return self.blocks.of_planes(weight / self.divisor if divided else weight)
 
     def convolve(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:

@@ -78,7 +78,7 @@ class BufferedPolicyWorker(PolicyWorker):
     ) -> None:
         super().__init__(address, plan, flat, ring, trajectories, finals)
         groups, rows, size = self.live_state.shape
-        self.device, self.numpy = device, None
+        self.device, self.sampling = device, self.sampling._replace(numpy=None)
         self.states = torch.zeros(groups * rows + 1, size, device=plan.device)
         self.live_state = self.states[:-1].view(groups, rows, size)
         self.places = np.arange(groups * rows).reshape(groups, rows)
@@ -105,14 +105,11 @@ class BufferedPolicyWorker(PolicyWorker):
     def _load(self, bucket: _Bucket, rows: Rows, count: int) -> None:
         """Copy the inputs of the rows to the device; what fills the batch up is left as it was."""
         fields = [(bucket.first, self.first), *((x, self.obs[key]) for key, x in bucket.obs.items())]
-        if len(rows.at) == 2:  # whole groups, each contiguous in its slot
-            num_rows = rows.lead[-1]
-            slots_and_steps = zip(*(np.atleast_1d(index).tolist() for index in rows.at), strict=True)
-            for i, (slot, step) in enumerate(slots_and_steps):
-                part = slice(i * num_rows, (i + 1) * num_rows)
-                for target, source in fields:
-                    target[part].copy_(source[slot, step], non_blocking=True)
-        else:
+        num_rows = rows.lead[-1]
+        for i, at in enumerate(groups := rows.groups()):  # each is contiguous in its slot
+            for target, source in fields:
+                target[i * num_rows : (i + 1) * num_rows].copy_(source[at], non_blocking=True)
+        if not groups:
             for target, source in fields:
                 target[:count].copy_(source[rows.at])
         bucket.host_place[:count] = torch.from_numpy(self.places[rows.state].reshape(-1))
@@ -158,7 +155,7 @@ class BufferedPolicyWorker(PolicyWorker):
         logits, value, after = self.model.act(obs, first, self.states.index_select(0, place))
         self.states.index_copy_(0, place, after)
         distribution = ActionDistribution(self.plan.spec.action.parts, logits, mask)
-        action = distribution.sample(self.generator)
+        action = distribution.sample(self.sampling.generator)
         numbers = torch.stack((distribution.log_prob(action), self.model.denormalize_value(value)), dim=1)
         return torch.cat((action.float(), logits.float(), numbers), dim=1)
 
@@ -171,7 +168,7 @@ class BufferedPolicyWorker(PolicyWorker):
         try:
             with self.device.strict():
                 run()
-            return self.device.capture(run, self.generator)
+            return self.device.capture(run, self.sampling.generator)
         except RuntimeError as error:
             self._capturable = False
             self._buckets.clear()  # their graphs draw from a generator that has half a capture behind it

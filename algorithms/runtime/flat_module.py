@@ -32,20 +32,21 @@ class FlatModule:
     def compute_with_copies(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         """Let the module compute with copies of some parameters in another type; only `load` brings them up to date.
 
-        Kernels have their channels last in memory, where convolutions would put them at every call.
+        Kernels have their channels last in memory, where convolutions would put them at every call. The versions of
+        the parameters tell when they change.
         """
         for parameter in parameters:
             layout = torch.channels_last if parameter.dim() == 4 else torch.contiguous_format
             self._originals.append(parameter.data)
             parameter.data = parameter.data.to(dtype, memory_format=layout)
-            self._copies.append(parameter.data)
+            self._copies.append(parameter)
 
     @torch.no_grad()
     def load(self, weights: NDArray[np.float32]) -> None:
         """Take over a vector of weights [P]."""
         self.flat.copy_(torch.from_numpy(weights))
         if self._copies:
-            torch._foreach_copy_(self._copies, self._originals)
+            torch._foreach_copy_(self._copies, self._originals)  # into the parameters, which count their versions
 
     @property
     def parameter_table(self) -> list[tuple[str, tuple[int, ...]]]:

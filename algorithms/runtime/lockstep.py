@@ -8,13 +8,10 @@ weights act in a step and which trajectories meet in a batch, follows from count
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from algorithms.runtime.batches import ColumnBatches
 from algorithms.runtime.flat_module import FlatModule
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, SlotReleased, TrajectoryReady
-from algorithms.runtime.numpy_acting import NumpyActing, numpy_acting
-from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker
+from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker, Sampling
 from algorithms.runtime.trajectories import FinalObservations, Trajectories
 from algorithms.runtime.weights import WeightRing
 
@@ -67,18 +64,12 @@ class LockstepPolicyWorker(PolicyWorker):
     ) -> None:
         super().__init__(address, plan, flat, ring, trajectories, finals)
         self._seeds = seeds
-        self._of_group: dict[int, tuple[torch.Generator, NumpyActing | None]] = {}
+        self._of_group: dict[int, Sampling] = {}
 
     def answer(self, requests: list[ActionRequest]) -> Iterator[ActionsReady]:
         """Answer the requests one by one: sums of floats can depend on how many rows are computed together."""
         for request in requests:
             if request.group not in self._of_group:
                 self._of_group[request.group] = self._sampling(self._seeds[request.group])
-            self.generator, self.numpy = self._of_group[request.group]
+            self.sampling = self._of_group[request.group]
             yield from super().answer([request])
-
-    def _sampling(self, seed: int) -> tuple[torch.Generator, NumpyActing | None]:
-        generator = torch.Generator(self.plan.device).manual_seed(seed)
-        with_torch = self.numpy is None
-        numpy = None if with_torch else numpy_acting(self.flat.module, self.plan.spec, self.trajectories, seed)
-        return generator, numpy

@@ -6,10 +6,9 @@ import numpy as np
 from torch import nn
 
 from algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
-from algorithms.ops.numpy_distributions import ActionSampler, is_supported
+from algorithms.ops.numpy_distributions import ActionSampler
 from algorithms.runtime.arena import Array
 from algorithms.runtime.trajectories import Trajectories
-from envs.spec import EnvSpec
 
 
 class _Step(NamedTuple):
@@ -72,12 +71,7 @@ class NumpyActing:
         return [_Step(obs[step], *(field[slot, step] for field in fields)) for step in range(t.valid.shape[1])]
 
 
-def numpy_acting(model: nn.Module, spec: EnvSpec, trajectories: Trajectories, seed: int) -> NumpyActing | None:
-    """The acting path without torch, or None where the network or the actions are not of the simple kind."""
-    rows = trajectories.valid.shape[2]
-    if spec.action_mask or not is_supported(spec.action.parts):
-        return None
-    mlp = numpy_mlp(model, rows)
-    if mlp is None:
-        return None
-    return NumpyActing(mlp, ActionSampler(spec.action.parts, rows, np.random.default_rng(seed)), trajectories)
+def numpy_acting(model: nn.Module, sampler: ActionSampler, trajectories: Trajectories) -> NumpyActing | None:
+    """The acting path without torch, or None where the network is not of the simple kind."""
+    mlp = numpy_mlp(model, trajectories.valid.shape[2])
+    return None if mlp is None else NumpyActing(mlp, sampler, trajectories)

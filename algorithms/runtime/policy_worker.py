@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from algorithms.ops.distributions import ActionDistribution
+from algorithms.ops.numpy_distributions import ActionSampler, is_supported
 from algorithms.runtime.arena import Array
 from algorithms.runtime.delivery import WeightDelivery
 from algorithms.runtime.flat_module import FlatModule
@@ -66,6 +67,27 @@ class Rows:
     state: Any  # of the live recurrent state
     lead: tuple[int, ...]
 
+    def groups(self) -> list[tuple[int, int]]:
+        """Slot and step of every group, if these are whole groups; else none."""
+        if len(self.at) > 2:
+            return []
+        slots, steps = (np.atleast_1d(index).tolist() for index in self.at)
+        return list(zip(slots, steps, strict=True))
+
+
+class Sampling(NamedTuple):
+    """How actions are drawn.
+
+    Attributes:
+        generator: by torch.
+        sampler: for whole groups without torch, on a CPU where the actions are of the simple kind.
+        numpy: all of acting without torch, where the network is too.
+    """
+
+    generator: Generator
+    sampler: ActionSampler | None = None
+    numpy: NumpyActing | None = None
+
 
 class PolicyWorker:
     """Acts for one policy in its groups and keeps their live recurrent state.
@@ -94,13 +116,10 @@ class PolicyWorker:
         self.rollout, rows = trajectories.valid.shape[1:]
         self.version = 0
         self.requests: dict[int, ActionRequest] = {}  # by group; the newest of a group is the only current one
-        self.generator = torch.Generator(plan.device).manual_seed(plan.seed)
         self.live_state = torch.zeros(plan.num_groups, rows, self.model.rnn_state_size, device=plan.device)
         self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
         self.first = torch.from_numpy(trajectories.first)
-        self.numpy: NumpyActing | None = None
-        if plan.device == "cpu":
-            self.numpy = numpy_acting(flat.module, plan.spec, trajectories, plan.seed)
+        self.sampling = self._sampling(plan.seed)
         self._stateless = set(range(plan.num_groups)) if plan.replaces and self.model.rnn_state_size else set()
 
     def handle(self, message: Message) -> Iterator[Message]:
@@ -130,14 +149,14 @@ class PolicyWorker:
             for request in requests:
                 self._value_final_observations(request)
         acting = [request for request in requests if request.step < self.rollout]
-        if self.numpy is not None:
+        if (numpy := self.sampling.numpy) is not None:
             clock.enter(INFERENCE)
             for _, _, slot, step, _ in acting:
                 if self.plan.num_policies == 1:
-                    self.numpy.act(slot, step, self.version)
+                    numpy.act(slot, step, self.version)
                 else:
                     mine = self.trajectories.policy_id[slot, step] == self.address.index
-                    self.numpy.act_in(mine, slot, step, self.version)
+                    numpy.act_in(mine, slot, step, self.version)
         elif acting and (rows := self._rows(acting)):
             self._snapshot_states(acting)
             self._act(rows)
@@ -154,15 +173,27 @@ class PolicyWorker:
         state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
         clock.enter(INFERENCE)
         logits, value, next_state = self.model.act(obs, self._gather(self.first, rows), state)
-        distribution = ActionDistribution(self.plan.spec.action.parts, logits, mask)
-        action = distribution.sample(self.generator)
-        clock.enter(COPYING)
         self.live_state[rows.state] = next_state.view(*rows.lead, next_state.shape[-1])
-        t = self.trajectories
-        self._scatter(t.action, rows, action)
+        t, groups = self.trajectories, rows.groups()
         self._scatter(t.behavior_logits, rows, logits)
-        self._scatter(t.behavior_log_prob, rows, distribution.log_prob(action))
         self._scatter(t.behavior_value, rows, self.model.denormalize_value(value))
+        if groups and (sampler := self.sampling.sampler) is not None:  # a third of the time, where caches are cold
+            for at in groups:
+                sampler.sample(t.behavior_logits[at], t.action[at], t.behavior_log_prob[at])
+            return
+        distribution = ActionDistribution(self.plan.spec.action.parts, logits, mask)
+        action = distribution.sample(self.sampling.generator)
+        self._scatter(t.action, rows, action)
+        self._scatter(t.behavior_log_prob, rows, distribution.log_prob(action))
+
+    def _sampling(self, seed: int) -> Sampling:
+        """With random numbers of their own."""
+        plan, rows = self.plan, self.trajectories.valid.shape[2]
+        generator = torch.Generator(plan.device).manual_seed(seed)
+        if plan.device != "cpu" or plan.spec.action_mask or not is_supported(plan.spec.action.parts):
+            return Sampling(generator)
+        sampler = ActionSampler(plan.spec.action.parts, rows, np.random.default_rng(seed))
+        return Sampling(generator, sampler, numpy_acting(self.flat.module, sampler, self.trajectories))
 
     def _refresh_weights(self) -> None:
         self.version = self.delivery.refresh()

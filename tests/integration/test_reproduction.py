@@ -161,7 +161,7 @@ def test_without_a_fault_the_same_run_is_reproduced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("env", ["discrete", "box"])
 def test_what_acts_without_torch_has_the_log_probs_of_the_learner(tmp_path: Path, env: str) -> None:
     run = serial_run(tmp_path / "run", "mlp", env)
-    assert run.worker("policy_worker").numpy is not None
+    assert run.worker("policy_worker").sampling.numpy is not None
     assert mean_log_prob_gap(run) <= TOLERANCE
 
 

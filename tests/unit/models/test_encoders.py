@@ -21,6 +21,7 @@ from algorithms.models.encoders import (
     share_images,
 )
 from algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, FlattenImages, InputScaling
+from algorithms.runtime.flat_module import FlatModule
 from tests.unit.models.cases import config_of
 
 AT_ONCE = IMAGES_AT_ONCE[torch.float32]
@@ -192,6 +193,29 @@ def test_a_kernel_is_made_of_weights_once_for_all_images_and_threads(
     gradients = torch.autograd.grad(features.float().square().mean(), list(encoder.parameters()))
     assert made == 1
     assert [gradient.dtype for gradient in gradients] == [torch.float32] * 8
+
+
+def test_a_kernel_to_act_with_is_made_once_for_all_passes_with_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images, made, arranged = torch.rand(2, 3, 36, 36), 0, FirstConv2d._for_blocks
+
+    def counted(layer: FirstConv2d, weight: torch.Tensor, divided: bool) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        return arranged(layer, weight, divided)
+
+    monkeypatch.setattr(FirstConv2d, "_for_blocks", counted)
+    encoder, others = conv_encoder_of_simple(), [FlatModule(conv_encoder_of_simple()) for _ in range(2)]
+    flat = FlatModule(encoder)
+    flat.compute_with_copies(encoder.parameters(), torch.bfloat16)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        for other in others:
+            flat.load(other.flat.numpy())
+            before = made
+            found = [encoder(images) for _ in range(3)]
+            assert made == before + 1
+            assert all(torch.equal(features, other.module(images)) for features in found)
 
 
 def test_estimates_of_spectral_norms_advance_once_however_many_threads_there_are() -> None:
