@@ -84,20 +84,20 @@ METHOD = """\
 
 ## Where the rest of Pong goes
 
-On Zen 5 environment, acting and training cost 561 us alone and 680 in three runs of 2026-11-23: 101 more in actors, 14
-in the learner, 3 in others. In one process with nothing beside it (16 environments, a clock around every part) a step
-costs 421 us per environment instead of 349, before any core is shared:
+On Zen 5 environment, acting and training cost 588 us alone and 685 in two runs of 2026-11-23: 86 more in actors, 7 in
+the learner, 4 in others. In one process with nothing beside it (16 environments, a clock around every part), before
+any core is shared:
 
-- 50 **acting**: 129 us right after the environments have been stepped, 90 when the same is repeated at once. Weights of
-  3 MB, code and Python are out of the caches by then: the network takes 102 instead of 78, heads, sampling and its
-  logarithm 17 instead of 7.
+- 45 **acting**: 133 us right after the environments have been stepped, 88 when the same is repeated at once. Weights of
+  3 MB, code and Python are out of the caches by then. (136 and 98 where torch draws the actions and the first kernel is
+  arranged at every step.)
 - 8 **the adapter**: checks, and the copy of the observations to where they are trained from.
 - 9 **the framework**: messages, episodes, counts.
 - 5 the environments themselves.
 
-The other 29 us of the actors, and the learner's 14, come with sharing: learner, actors and the threads of ALE change
+The other 19 us of the actors, and the learner's 7, come with sharing: learner, actors and the threads of ALE change
 places 360 times per second and core, and begin with cold caches each time. With 4 epochs, where two threads of the
-learner wait for each other and for Python's lock, it is 740 times: 164 and 103 us.
+learner wait for each other and for Python's lock, it is 740 times: 156 and 102 us.
 
 ## Tried, and left out
 
