@@ -173,10 +173,12 @@ class PolicyWorker:
         state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
         clock.enter(INFERENCE)
         logits, value, next_state = self.model.act(obs, self._gather(self.first, rows), state)
+        clock.enter(COPYING)
         self.live_state[rows.state] = next_state.view(*rows.lead, next_state.shape[-1])
         t, groups = self.trajectories, rows.groups()
         self._scatter(t.behavior_logits, rows, logits)
         self._scatter(t.behavior_value, rows, self.model.denormalize_value(value))
+        clock.enter(INFERENCE)
         if groups and (sampler := self.sampling.sampler) is not None:  # a dozen calls of torch less
             for at in groups:
                 sampler.sample(t.behavior_logits[at], t.action[at], t.behavior_log_prob[at])

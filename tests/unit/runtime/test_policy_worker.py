@@ -185,10 +185,11 @@ def test_new_weights_are_used_at_once_and_their_version_is_recorded() -> None:
     assert [np.unique(t.policy_version[s, i]).tolist() for s, i in ((0, 0), (0, 1), (1, 0))] == [[1], [105], [105]]
 
 
-def test_sampling_is_repeatable_and_follows_the_probabilities() -> None:
+@pytest.mark.parametrize("config", [PLAIN, GRU])
+def test_sampling_is_repeatable_and_follows_the_probabilities(config: ModelConfig) -> None:
     actions = []
     for _ in range(2):
-        acting = acting_of(config=PLAIN)
+        acting = acting_of(config=config)
         acting.worker._refresh_weights()
         acting.worker.model.policy_head.linear.weight.data.zero_()  # type: ignore[attr-defined]
         acting.worker.model.policy_head.linear.bias.data.copy_(torch.tensor([0.0, 1.0, -30.0, 0.5]))  # type: ignore[attr-defined]
