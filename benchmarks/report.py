@@ -84,9 +84,9 @@ METHOD = """\
 
 ## Where the rest of Pong goes
 
-On Zen 5 environment, acting and training cost 588 us alone and 685 in two runs of 2026-11-23: 86 more in actors, 7 in
-the learner, 4 in others. In one process with nothing beside it (16 environments, a clock around every part), before
-any core is shared; acting was measured on e030d58, the other parts hours before:
+On Zen 5 environment, acting and training cost 557 us alone and 664 in three runs of 2026-11-23: 88 more in actors, 11
+in the learner, 3 in others, 4 idle. In one process with nothing beside it (16 environments, a clock around every part),
+before any core is shared; acting was measured on e030d58, the other parts hours before:
 
 - 45 **acting**: 133 us right after the environments have been stepped, 88 when the same is repeated at once. Weights of
   3 MB, code and Python are out of the caches by then. (136 and 98 where torch draws the actions and the first kernel is
@@ -95,9 +95,9 @@ any core is shared; acting was measured on e030d58, the other parts hours before
 - 9 **the framework**: messages, episodes, counts.
 - 5 the environments themselves.
 
-The other 19 us of the actors, and the learner's 7, come with sharing: learner, actors and the threads of ALE change
+The other 21 us of the actors, and the learner's 11, come with sharing: learner, actors and the threads of ALE change
 places 360 times per second and core, and begin with cold caches each time. With 4 epochs, where two threads of the
-learner wait for each other and for Python's lock, it is 740 times: 156 and 102 us.
+learner wait for each other and for Python's lock, it is 740 times: 179 more in actors and 145 in the learner.
 
 ## Tried, and left out
 
