@@ -59,19 +59,25 @@ class FailureRule:
         return len(failures) <= self._most or step - failures[-self._most - 1] >= PERIOD_STEPS
 
 
+def tell_nobody() -> None:
+    """Where nobody waits for signs of life."""
+
+
 @dataclass(frozen=True)
 class OnFailure:
-    """What is done about an environment that fails.
+    """What is done about an environment that fails, and how to tell one that hangs from many that are slow.
 
     Attributes:
         max_rebuilds: how often it is made again, see `FailureRule`; 0: its failure is raised.
         incidents: where is written what led to it; None: nowhere.
         memory: where what it was asked to do is kept, so that it outlives the process; None: nowhere.
+        alive: called before one is made or reset, and before each step that is taken to decorrelate them.
     """
 
     max_rebuilds: int = 0
     incidents: IncidentFolder | None = None
     memory: JournalMemory | None = None
+    alive: Callable[[], None] = tell_nobody
 
 
 RAISE = OnFailure()
@@ -86,6 +92,7 @@ class EnvSet:
         on_failure: what is done about one that fails.
 
     Attributes:
+        alive: of `on_failure`.
         journal: what they were asked to do; None where it is not kept.
         spaces: of observations and actions, of every environment.
         step_functions: `step` of every environment.
@@ -100,7 +107,7 @@ class EnvSet:
         self.spaces: tuple[Any, Any] | None = None
         self.step_functions: list[Callable[[Any], tuple[Any, ...]]] = []
         self._env_fns, self._rule = list(env_fns), FailureRule(on_failure.max_rebuilds)
-        self._incidents = on_failure.incidents
+        self._incidents, self.alive = on_failure.incidents, on_failure.alive
         self.journal = Journal(len(env_fns), on_failure.memory) if on_failure.incidents else None
         self._envs: list[SingleEnv] = []
         self._lives = [0] * len(env_fns)
@@ -203,6 +210,7 @@ class EnvSet:
 
     def _begin(self, index: int, seed: int | None) -> Begun:
         env = self._envs[index]
+        self.alive()
         if self.journal is not None:
             self.journal.begins(index, seed, random_state(env) if seed is None else None)
         before = clock.enter(RESET)
@@ -221,6 +229,7 @@ class EnvSet:
         return result
 
     def _make(self, index: int) -> None:
+        self.alive()
         self._enter(index, "init")
         env = self._envs[index] = self._env_fns[index]()
         self.step_functions[index] = env.step

@@ -213,6 +213,7 @@ class MultiAgentLoop(PythonLoop):
         roster = Roster(self.spec.num_agents)
         roster.begin(infos)
         for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
+            self._envs.alive()
             sources = infos if self.spec.mask_in_info else observations
             drawn = [self._draw(source, plays) for source, plays in zip(sources, roster.playing, strict=True)]
             actions = np.concatenate(drawn)

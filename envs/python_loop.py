@@ -197,6 +197,7 @@ class PythonLoop(ShapedRows):
         """Take random steps from a first observation; no action is taken that a mask forbids."""
         observation, info = begun
         for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
+            self._envs.alive()
             source = info if self.spec.mask_in_info else observation
             mask = flat_mask(source[MASK_KEY]) if self.spec.action_mask else None
             action = random_action(self.spec.action, mask, self._random)

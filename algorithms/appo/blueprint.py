@@ -162,7 +162,8 @@ def make_actor(blueprint: Blueprint, plan: ProcessPlan, heartbeat: Heartbeat, ad
     finals = FinalObservations.attach(plan.arena, blueprint.spec)
     sampling = blueprint.config.sampling
     groups = []
-    on_failure, hooks = _on_failure(blueprint.config, str(address)), _hooks(blueprint.config, address.index)
+    on_failure = replace(_on_failure(blueprint.config, str(address)), alive=heartbeat.alive)
+    hooks = _hooks(blueprint.config, address.index)
     for index in blueprint.topology.groups_of(address.index):
         heartbeat.beat(Activity.RESETTING)
         group_plan = _group_plan(blueprint, index, plan.generation)

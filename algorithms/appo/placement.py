@@ -12,6 +12,8 @@ from algorithms.runtime.topology import Placement, Topology, check_slots, slots_
 from utils.errors import UsageError
 
 MAX_ENVS_PER_WORKER = 64
+SHARE_OF_LAG = 0.5
+"""Of --max_policy_lag, that trajectories may get old on average; with more, many of them would be thrown away."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,11 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
     Without flags the agents of all environments together make one macro batch of trajectories, within limits.
     """
     s, learning = config.sampling, config.learning
-    num_workers = s.num_workers or (1 if placement == "serial" else cores)
     threads = s.learner_main_loop_num_cores or 1
     splits = s.worker_num_splits or (2 if placement == "central" else 1)
     columns = learning.macro_batch_columns
+    most = int(most_envs(config, num_agents)) // (s.num_envs_per_worker or splits)
+    num_workers = s.num_workers or (1 if placement == "serial" else _clamp(most, 1, cores))
     envs = s.num_envs_per_worker or _clamp(columns // (num_workers * num_agents), 1, MAX_ENVS_PER_WORKER)
     if not s.num_envs_per_worker:
         envs = max(1, envs // splits) * splits
@@ -51,6 +54,16 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
     if envs % splits:
         raise UsageError(f"--num_envs_per_worker={envs} is not a multiple of --worker_num_splits={splits}")
     return Sampling(placement, num_workers, envs, splits, threads)
+
+
+def most_envs(config: Config, num_agents: int) -> float:
+    """How many environments there may be, for trajectories to be trained on before they are too old.
+
+    While one macro batch is collected the weights change as often as the one before has minibatches and epochs.
+    """
+    s, learning = config.sampling, config.learning
+    macro_batches = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
+    return max(1.0, macro_batches) * learning.macro_batch_columns * s.num_policies / num_agents
 
 
 def choose_placement(config: Config, cores: int, device: str) -> Placement:

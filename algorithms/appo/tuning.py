@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from algorithms.appo.config import Config
-from algorithms.appo.placement import MAX_ENVS_PER_WORKER, Sampling, plan_workers
+from algorithms.appo.placement import MAX_ENVS_PER_WORKER, Sampling, most_envs, plan_workers
 from algorithms.runtime.config import SamplingConfig
 from algorithms.runtime.topology import Placement
 
@@ -23,8 +23,11 @@ HAND_OVER_SECONDS = 60e-6
 PROCESS_BYTES = 64 << 20
 # Plans this close to the best are as good: measurements of a few milliseconds are no better than that.
 MARGIN = 0.04
-# More environments than fill a macro batch need slots, processes and time to come back to; they have to pay that much.
+# More environments than fill a macro batch need slots, processes and time to come back to; they have to pay that much,
+# and as much again for every doubling beyond twice as many.
 MARGIN_OF_MORE = 0.1
+# Of --step_timeout_seconds, that a step of all environments of an actor may be expected to take.
+SHARE_OF_TIMEOUT = 0.25
 # Share of its time that an actor or a policy worker can be counted on for; episodes of a trained policy cost other than
 # those of a random one, and a plan that is short of actors loses more than one that has them to spare.
 RELIABLE = 0.8
@@ -169,16 +172,35 @@ def choose(
         memory: bytes of shared memory that a plan needs.
         free_bytes: that all processes may take.
     """
-    plans = list(dict.fromkeys(candidates(config, cores, num_agents)))
+    plans = _in_time(_young(candidates(config, cores, num_agents), config, num_agents), costs, config)
     needs = {plan: memory(plan) + _private_bytes(plan, costs.env_bytes) for plan in plans}
     fitting = [plan for plan in plans if needs[plan] <= free_bytes] or [min(plans, key=needs.__getitem__)]
     columns = config.learning.macro_batch_columns / num_agents
     rates = {plan: predict(costs, plan, config, num_agents, cores) for plan in fitting}
-    worth = {plan: rate * (1 - MARGIN_OF_MORE * (_envs(plan) > columns)) for plan, rate in rates.items()}
+    worth = {plan: rate * (1 - _margin(_envs(plan) / columns)) for plan, rate in rates.items()}
     best = max(worth.values())
     good = (plan for plan in fitting if worth[plan] >= (1 - MARGIN) * best)
     chosen = min(good, key=lambda plan: _complexity(plan, columns))
     return Plan(chosen, rates[chosen])
+
+
+def _margin(macro_batches: float) -> float:
+    """By how much more environments than fill a macro batch, by their ratio, have to be faster."""
+    return MARGIN_OF_MORE * max(1.0, math.log2(macro_batches)) if macro_batches > 1 else 0.0
+
+
+def _young(plans: Iterable[Sampling], config: Config, num_agents: int) -> list[Sampling]:
+    """The plans with no more than `most_envs`, or with the fewest there are."""
+    distinct = list(dict.fromkeys(plans))
+    most = max(most_envs(config, num_agents), min(map(_envs, distinct)))
+    return [plan for plan in distinct if _envs(plan) <= most]
+
+
+def _in_time(plans: list[Sampling], costs: Costs, config: Config) -> list[Sampling]:
+    """The plans in which no step takes so long that it would count as hanging, or those with the shortest."""
+    steps = {plan: plan.num_splits * at(costs.env, plan.num_envs_per_worker // plan.num_splits) for plan in plans}
+    longest = max(SHARE_OF_TIMEOUT * config.sampling.step_timeout_seconds, min(steps.values()))
+    return [plan for plan in plans if steps[plan] <= longest]
 
 
 def is_open(sampling: SamplingConfig) -> bool:
@@ -254,7 +276,8 @@ def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -
     if limit == 1:
         return 0
     ideal = replace(costs, learn=((1, seconds), (limit, seconds / limit)))
-    rates = {plan: predict(ideal, plan, config, num_agents, cores) for plan in candidates(config, cores, num_agents)}
+    plans = _young(candidates(config, cores, num_agents), config, num_agents)
+    rates = {plan: predict(ideal, plan, config, num_agents, cores) for plan in plans}
     alone = max((rate for plan, rate in rates.items() if plan.learner_threads == 1), default=math.inf)
     return limit if max(rates.values()) * (1 - MARGIN) > alone else 0
 

@@ -146,13 +146,14 @@ class SamplingConfig:
     set_workers_cpu_affinity: bool = flag(True, "pin actors to CPU cores")
     reset_timeout_seconds: float = flag(
         120,
-        "seconds the first reset of an env may take before the run ends with its stack, or a restarted process is"
-        " killed with it",
+        "seconds making an env or its first reset may take before the run ends with its stack, or a restarted process"
+        " is killed with it",
         minimum=0.001,
     )
     step_timeout_seconds: float = flag(
         120,
-        "seconds one step of all envs of an actor may take before its stack is logged and it is killed",
+        "seconds one step of all envs of an actor, or a later reset of one of them, may take before its stack is logged"
+        " and it is killed",
         minimum=0.1,
     )
     work_timeout_seconds: float = flag(

@@ -22,7 +22,7 @@ class Pulse(NamedTuple):
 
     Attributes:
         activity: what the process does.
-        since: when it last began a unit of that: a wait, a turn, the reset of a group.
+        since: when it last began a unit of that, a wait or a turn, or to make or reset an environment.
         began: when it began to do nothing but that.
         turns: units so far.
         peer: number of the worker at the other end of the queue in which it is; None: it is in none.
@@ -62,6 +62,10 @@ class Heartbeat:
             self._row[3] = now
         self._row[:2] = (activity, now)
         self._row[2] += 1
+
+    def alive(self) -> None:
+        """Say that it gets on with what it is doing."""
+        self._row[1] = time.monotonic_ns()
 
     def clear(self) -> None:
         """Say that a process is started, in whose place there may have been another one before."""

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -167,18 +168,26 @@ def test_restarts_leak_nothing(tmp_path: Path) -> None:
     lasting = ("main", "fork_server", "janitor", "learner_0")
     with TrainingRun(tmp_path, "--inference=local", SAVE_OFTEN) as run:  # the thread that saves is there from the first
         run.wait_until(lambda: checkpoint_steps(run.directory), "checkpoint")
-        pids = {role: run.pid_of(role) for role in lasting}
         kill_actors(run, 4)
+        pids = pids_of(run, lasting)
         before, memory = {role: least_held(pid) for role, pid in pids.items()}, own_memory_kb(pids["main"])
         kill_actors(run, RESTARTS)
-        run.wait_until(lambda: {role: held(pid) for role, pid in pids.items()} == before, f"return to {before}")
+        # Who is killed while it holds the mutex of a queue takes the learner with it: not always the one from before.
+        run.wait_until(
+            lambda: {role: held(pid) for role, pid in pids_of(run, lasting).items()} == before, f"return to {before}"
+        )
         more = own_memory_kb(pids["main"]) - memory
         run.interrupt()
         ended = run.wait()
     print(f"{RESTARTS} restarts: files and threads {before} as before, {more} kB more in main")
     assert ended.exit_code == 130
     assert more < MORE_MEMORY_KB
-    assert check_history(run, slack=tolerated(RESTARTS))["restarts"] == RESTARTS + 4
+    assert check_history(run, slack=tolerated(RESTARTS))["restarts"] >= RESTARTS + 4
+
+
+def pids_of(run: TrainingRun, roles: Collection[str]) -> dict[str, int]:
+    """The processes that have these roles now."""
+    return {role: pid for pid, role in run.roles().items() if role in roles}
 
 
 def kill_actors(run: TrainingRun, times: int) -> None:
@@ -190,7 +199,7 @@ def kill_actors(run: TrainingRun, times: int) -> None:
         for pid, role in run.roles().items():
             if role.startswith("actor"):
                 kill(pid)
-        run.wait_until(lambda before=before: reported_restarts(run) == before + 2, "restart of both actors")
+        run.wait_until(lambda before=before: reported_restarts(run) >= before + 2, "restart of both actors")
         run.wait_for_env_steps(run.env_steps() + 300)
 
 

@@ -11,7 +11,7 @@ from algorithms.appo.config import Config
 from algorithms.appo.learner import Learner
 from algorithms.runtime.actor_worker import ActorWorker
 from algorithms.runtime.arena import Arena
-from algorithms.runtime.heartbeat import Heartbeat
+from algorithms.runtime.heartbeat import Activity, Heartbeat
 from algorithms.runtime.learner_worker import LearnerWorker
 from algorithms.runtime.messages import ActionRequest, Begin
 from algorithms.runtime.node import Node
@@ -170,6 +170,25 @@ def test_learners_know_the_budget_and_their_batches() -> None:
     assert (worker.plan.env_steps, worker.plan.samples, worker.plan.max_policy_lag) == (1000, 500, 7)
     batches = worker.batches
     assert (batches.num_columns, batches.max_policy_lag, batches.hold) == (12, 7, True)  # type: ignore[attr-defined]
+
+
+def test_an_actor_that_makes_and_resets_environments_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(Heartbeat, "alive", lambda heartbeat: calls.append(None))
+    blueprint = blueprint_of("local", env_vectorization="python", decorrelate_envs_on_one_worker=False)
+    workers_of(blueprint, "actor_0")
+    assert len(calls) == 2 * 2 * 2  # groups of two environments
+
+
+def test_it_says_since_when_it_lives() -> None:
+    blueprint = blueprint_of()
+    heartbeat = Heartbeat(Arena.create(blueprint.fields()), 0)
+    heartbeat.beat(Activity.RESETTING)
+    before = heartbeat.read()
+    heartbeat.alive()
+    after = heartbeat.read()
+    assert after.since > before.since
+    assert after._replace(since=before.since) == before
 
 
 def test_one_process_plays_and_learns_through_messages_alone() -> None:

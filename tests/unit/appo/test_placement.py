@@ -27,6 +27,12 @@ def config_of(**flags: object) -> Config:
         ("central", 4, {"worker_num_splits": 3}, (4, 6, 3)),
         ("central", 4, {"worker_num_splits": 1}, (4, 8, 1)),
         ("central", 4, {"worker_num_splits": 4, "num_envs_per_worker": 4}, (4, 4, 4)),
+        # weights change 40 times per 16 columns, and no trajectory may get half as old as 100 updates
+        ("local", 64, {"batch_size": 128, "num_batches_per_iteration": 4, "ppo_epochs": 10}, (20, 1, 1)),
+        ("central", 64, {"batch_size": 128, "num_batches_per_iteration": 4, "ppo_epochs": 10}, (10, 2, 2)),
+        ("local", 64, {"batch_size": 512, "ppo_epochs": 10, "num_envs_per_worker": 8}, (10, 8, 1)),
+        ("local", 64, {"ppo_epochs": 10, "max_policy_lag": 1}, (32, 1, 1)),
+        ("local", 64, {"batch_size": 128, "ppo_epochs": 50, "num_workers": 64}, (64, 1, 1)),
     ],
 )
 def test_counts_are_filled_in(

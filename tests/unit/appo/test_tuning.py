@@ -111,6 +111,32 @@ def test_choices() -> None:
     assert chosen(replace(COSTS, env=((1, 0.1),)), cores=4) == Sampling("local", 4, 8, 1)
 
 
+def test_nothing_gets_too_old_on_many_cores() -> None:
+    slow = replace(COSTS, env=((1, 10_000 * US),))
+    flags = {"batch_size": 128, "num_batches_per_iteration": 4, "ppo_epochs": 10}
+    assert chosen(slow, cores=64, **flags) == Sampling("local", 16, 1, 1)  # 20 at most, and the next one is 32
+    assert chosen(slow, cores=64, **flags, max_policy_lag=1000) == Sampling("local", 64, 1, 1)
+    assert chosen(slow, cores=64, **flags, max_policy_lag=1000, num_policies=4).num_workers == 64
+    assert chosen(slow, cores=64, **flags, num_envs_per_worker=4) == Sampling("local", 4, 4, 1)
+    assert chosen(slow, cores=64, **flags, num_workers=63).num_workers == 63  # given
+
+
+def test_each_doubling_of_the_environments_has_to_pay() -> None:
+    """Where actors are the limit, and 32 environments fill a batch."""
+    costs = replace(COSTS, env=((1, 10_000 * US),))
+    assert chosen(costs, cores=64, num_envs_per_worker=4) == Sampling("local", 64, 4, 1)
+    full = replace(costs, learn=((1, 600 * US),))  # no more than 1,500 samples per second
+    assert chosen(full, cores=64, num_envs_per_worker=4) == Sampling("local", 32, 4, 1)
+
+
+def test_a_step_of_all_environments_must_not_seem_to_hang() -> None:
+    """Of the 120 seconds that it may take, it should take 30."""
+    assert chosen(replace(COSTS, env=((1, 1.0),))) == Sampling("local", 2, 16, 1)
+    assert chosen(replace(COSTS, env=((1, 10.0),))) == Sampling("local", 2, 2, 1)
+    assert chosen(replace(COSTS, env=((1, 10.0),)), step_timeout_seconds=80) == Sampling("local", 2, 2, 1)
+    assert chosen(replace(COSTS, env=((1, 100.0),))).num_envs_per_worker == 1
+
+
 def test_threads_of_the_learner_where_cores_are_left() -> None:
     slow = replace(COSTS, learn=((1, 1000 * US), (4, 300 * US)))
     assert chosen(slow, cores=8) == Sampling("local", 1, 32, 1, 4)

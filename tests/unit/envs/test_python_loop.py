@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from envs.env_set import OnFailure
 from envs.python_loop import PythonLoop
 from envs.spec import ActionPart, ObservationSpec, StepRow
 from envs.toy import Counter, Target, counter_length, counter_step
@@ -55,6 +56,19 @@ def test_each_episode_is_reported_once_with_its_statistics() -> None:
     for t, stats in rollout.episodes:
         length = int(stats.stats["length"])
         assert stats.stats["true_reward"] == rollout.reward[t - length + 1 : t + 1, stats.row].sum()
+
+
+@pytest.mark.parametrize("decorrelate_steps", [0, 3])  # no episode is that short
+def test_it_says_that_it_lives_before_all_that_may_take_long(decorrelate_steps: int) -> None:
+    calls: list[None] = []
+    on_failure = OnFailure(alive=lambda: calls.append(None))
+    loop = counters(3, decorrelate_steps=decorrelate_steps, seed=1, on_failure=on_failure)
+    assert len(calls) == 4  # made, and one reset to see what infos hold
+    rollout = collect(loop, 20, [10, 11, 12], by_row)
+    steps_before = rollout.obs["obs"][0, :, 2].sum()
+    assert (steps_before > 0) == (decorrelate_steps > 0)
+    assert rollout.done.any()
+    assert len(calls) == 7 + steps_before + rollout.first[1:].sum()
 
 
 def test_the_time_of_resets_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
