@@ -182,7 +182,11 @@ def test_restarts_leak_nothing(tmp_path: Path) -> None:
     print(f"{RESTARTS} restarts: files and threads {before} as before, {more} kB more in main")
     assert ended.exit_code == 130
     assert more < MORE_MEMORY_KB
-    assert check_history(run, slack=tolerated(RESTARTS))["restarts"] >= RESTARTS + 4
+    restarts = [line for line in ended.stderr.splitlines() if "starting it again" in line]
+    assert all("was killed by SIGKILL" in line or "blocked in its queue" in line for line in restarts)
+    learners = sum(line.startswith("learner_0: blocked") for line in restarts)
+    assert RESTARTS + 4 <= len(restarts) <= RESTARTS + 4 + learners
+    assert check_history(run, slack=tolerated(RESTARTS))["restarts"] == len(restarts)
 
 
 def pids_of(run: TrainingRun, roles: Collection[str]) -> dict[str, int]:

@@ -27,7 +27,7 @@ FLAGS = (
     f"--train_for_env_steps={BUDGET}",
 )
 GAMES = {"CartPole-v1": (), "ALE/Pong-v5": ("--hidden_size=16", "--horizon=20")}
-FIRST_EPISODES = 20 * 4 * 4 + 4 * 64  # env steps by which the first ones of all four envs are trained on, in Pong too
+FIRST_EPISODES = 20 * 4 * 4 + 4 * 64  # env steps by which the first ones of all four envs of Pong are trained on
 BATCH_ENV_STEPS = 4 * 64  # at most: of a batch of SMALL, four frames a step in Pong
 NUMBERS = {"ctrl_c": signal.SIGINT, "sigterm": signal.SIGTERM, "kill9": signal.SIGKILL}
 
@@ -101,7 +101,7 @@ def interrupted(folder: Path, number: int, promised: int, env: str = "CartPole-v
         assert begun == promised or number == signal.SIGKILL  # saved, and killed before it could say so
         first = read_metrics(metrics)[before]
         assert first["env_steps"] == begun
-        if promised > FIRST_EPISODES:
+        if promised > FIRST_EPISODES or env == "CartPole-v1":
             assert math.isfinite(first["reward/mean"])
             assert first["perf/episodes"] > 0
         assert first["elapsed_seconds"] > 0
