@@ -38,10 +38,15 @@ def allowed_cores() -> tuple[int, ...]:
 
 
 def available_cores() -> int:
-    """How many cores' worth of time this process has: affinity, cut to the quota of its cgroup (rounded up)."""
+    """How many cores this process can keep busy: `core_time`, rounded up."""
+    return max(1, math.ceil(core_time()))
+
+
+def core_time() -> float:
+    """Seconds of CPU time per second that this process and its children have: its cores, or the quota of its cgroup."""
     quota = cpu_quota(_CGROUPS, _PROC)
     cores = len(allowed_cores())
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+    return float(cores if quota is None else min(cores, quota))
 
 
 def processor_name() -> str:

@@ -144,7 +144,7 @@ class APPO:
         self.device = choose_device(config.run.device)
         self.placement = choose_placement(config, self.cores, self.device)
         self.machine = {"cores": self.cores, "processor": cpu.processor_name()}
-        self.tunes = self.device == "cpu" and self.cores > 1 and is_open(config.sampling) and not config.repeatable
+        self.tunes = is_open(config, self.device, self.cores)
         self.sampling = plan_workers(config, self.cores, self.placement)
         self.status = Status(self.directory)
         self.janitor = Janitor()
@@ -186,7 +186,8 @@ class APPO:
         blueprint = blueprint_of(topology)
         arena = reserve(blueprint.fields(), self.config.sampling.memory_limit_mb)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
-        measured = {"machine": self.machine, "costs": found.costs.plain()} if found.costs else None
+        known = None if found.guessed else found.costs
+        measured = {"machine": self.machine, "costs": known.plain()} if known else None
         resumed = fill(blocks, self.config, model, seed, measured)
         remove_old(self.directory)
         breeding = Breeding.of(self.config, spec.reward_shaping, seed)
@@ -197,7 +198,8 @@ class APPO:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
 
         watching = Watching(self.config, self.callbacks)
-        monitor = watching.monitor(resumed, budget, Machine(self.cores, gpu=self.device == "cuda"))
+        machine = Machine(cpu.core_time(), self.device == "cuda", self.config.takes_turns)
+        monitor = watching.monitor(resumed, budget, machine)
         let_others_know(monitor, self.config, seed, self.janitor)
         self.status.monitor, self.status.budget = monitor, budget.plain()
         checkpointing = Checkpointing(self.directory, saved_in_time(self.config), blocks, model.table, monitor)
@@ -221,14 +223,14 @@ class APPO:
 
     def _find_out(self) -> Found:
         """What environment and model are like; and what they cost, unless an earlier start has measured that."""
+        costs = measured_before(self.config, self.machine)  # kept for later starts, if this one does not need it
         if self.placement == "serial":
             from algorithms.appo.probe import probe
 
             _prepare_serial(self.config.sampling.learner_main_loop_num_cores or 1)
-            return Found(probe(self.config), None, 0.0)
+            return Found(probe(self.config), costs, 0.0)
         # What is spawned need not wait for a server that is still loading torch.
         first: launch.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
-        costs = measured_before(self.config, self.machine)
         cores = self.cores if self.tunes and costs is None else 0
         found = find_out(self.config, partial(self._inquiry, first), partial(self._inquiry, "forkserver"), cores)
         return found._replace(costs=costs or found.costs)

@@ -177,6 +177,12 @@ class Config:
         """Whether nothing that is measured or timed may decide what is learned."""
         return self.run.deterministic_resume or self.sampling.lockstep
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether nobody acts while the learner trains."""
+        held = self.sampling.num_minibatches_to_accumulate == 0 and self.sampling.num_policies == 1
+        return held or self.sampling.lockstep
+
     def to_flat(self) -> dict[str, object]:
         """Return every flag and its value in one flat mapping that JSON can hold."""
         flat = {name: getattr(getattr(self, part), name) for part, flags in FLAGS_BY_PART.items() for name in flags}

@@ -188,7 +188,7 @@ def of_environment(config: Config, inquire: Callable[..., launch.Inquiry]) -> It
     try:
         check_name(config.env)
         cores = cpu.available_cores()
-        tunes = choose_device(config.run.device) == "cpu" and cores > 1 and is_open(config.sampling)
+        tunes = is_open(config, choose_device(config.run.device), cores)
         ask = partial(inquire, method="spawn")
         found = find_out(config, ask, partial(inquire, method="forkserver"), cores if tunes else 0)
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from algorithms.appo.blueprint import ModelDescription, Probe
 from algorithms.appo.config import Config
 from algorithms.appo.kinds import completed
-from algorithms.appo.tuning import Costs, threads_to_time, usual_ratio
+from algorithms.appo.tuning import Costs, Curve, threads_to_time, usual_ratio
 from algorithms.runtime.janitor import Janitor
 from algorithms.runtime.launch import Inquiry
 from algorithms.runtime.messages import WorkerFailed
@@ -32,24 +32,33 @@ from utils.memory import held_bytes
 log = logging.getLogger(__name__)
 
 BUDGET_SECONDS = 2.0
+SLOW: Curve = ((1, BUDGET_SECONDS),)
 
 Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
 """Makes an inquiry of a target and its arguments."""
 
 
 class Found(NamedTuple):
-    """What was found out, what was measured, and how long main waited for that."""
+    """What was found out, what was measured, and how long main waited for that.
+
+    Attributes:
+        probe: what environment and model are like.
+        costs: what was measured, if anything was.
+        seconds: that main waited for it.
+        guessed: whether the environment was not measured, so that the costs are no more than a guess.
+    """
 
     probe: Probe
     costs: Costs | None
     seconds: float
+    guessed: bool = False
 
 
 def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Found:
     """Try the environment and the model in processes of their own; measure what they cost on cores, if there are any.
 
     An environment that is not measured in time counts as being as slow as the time it had; there are no costs if the
-    model is not.
+    model is not. One of which several in one process have failed gets a process each, if the flags allow that.
 
     Raises:
         EnvironmentFailure, WorkerError: they cannot be made.
@@ -67,26 +76,58 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
             if not cores:
                 return Found(found, None, 0.0)
             deadline = begin + BUDGET_SECONDS
-            costs = _costs(network.answer_by(deadline), environment, deadline)
-            if costs and (threads := threads_to_time(costs, config, spec.num_agents, cores)):
-                network.ask(threads)  # now that the environment is still: threads beside it would not be side by side
+            training = _of_network(network.answer_by(deadline))
+            if training is None:
+                return Found(found, None, time.monotonic() - begin)
+            stepping = _of_environment(environment, deadline)
+            _in_words(stepping)
+            if stepping.failure and not (config.sampling.num_envs_per_worker or config.sampling.worker_num_splits):
+                config = replace(config, sampling=replace(config.sampling, num_envs_per_worker=1))
+            costs = Costs(stepping.curve, *training, stepping.env_bytes)
+            if threads := threads_to_time(costs, config, spec.num_agents, cores):
+                # Now that the environment is still: threads beside it would not be side by side.
+                environment.finish()
+                network.ask(threads)
                 costs = _with_threads(costs, threads, network.answer_by(deadline))
-    return Found(found, costs, time.monotonic() - begin)
+    return Found(replace(found, config=config), costs, time.monotonic() - begin, guessed=stepping.curve is SLOW)
 
 
-def _costs(of_network: object, environment: Inquiry, deadline: float) -> Costs | None:
-    """What both have measured; None without the network."""
-    if not isinstance(of_network, tuple) or isinstance(of_network, WorkerFailed):
-        summary = getattr(of_network, "summary", "the network was not measured in time")
-        log.info("not auto-tuned, the sampling flags follow fixed rules: %s", summary)
-        return None
-    acting, training = of_network
-    of_environment = environment.answer_by(deadline)
-    if isinstance(of_environment, tuple) and not isinstance(of_environment, WorkerFailed):
-        stepping, env_bytes = of_environment
-    else:
-        stepping, env_bytes = ((1, BUDGET_SECONDS),), 0
-    return Costs(stepping, acting, training, env_bytes)
+def _of_network(answer: object) -> tuple[Curve, Curve] | None:
+    """What acting and training cost, if that was measured."""
+    if isinstance(answer, tuple) and not isinstance(answer, WorkerFailed):
+        return answer
+    summary = getattr(answer, "summary", "the network was not measured in time")
+    log.info("not auto-tuned, the sampling flags follow fixed rules: %s", summary)
+    return None
+
+
+class Stepping(NamedTuple):
+    """What stepping costs, the bytes of an environment, and why no more than that is known."""
+
+    curve: Curve = SLOW
+    env_bytes: int = 0
+    failure: WorkerFailed | None = None
+
+
+def _of_environment(environment: Inquiry, deadline: float) -> Stepping:
+    """As far as it was measured in time."""
+    stepping = Stepping()
+    while (answer := environment.answer_by(deadline)) is not None:
+        if isinstance(answer, WorkerFailed):
+            return stepping._replace(failure=answer)
+        assert isinstance(answer, tuple)
+        stepping = Stepping(*answer)
+    return stepping
+
+
+def _in_words(stepping: Stepping) -> None:
+    """Say what was not measured."""
+    if stepping.failure and stepping.curve is SLOW:
+        log.warning("stepping the environment has failed: %s", stepping.failure.summary)
+    elif stepping.failure:
+        log.warning("several environments in one process have failed: %s", stepping.failure.summary)
+    if stepping.curve is SLOW:
+        log.info("the environment was not measured in time: counted as taking %g s a step", BUDGET_SECONDS)
 
 
 def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
@@ -131,7 +172,7 @@ def checked(answer: object) -> object:
 
 
 def try_environment(pipe: Connection, log_path: Path, config: Config, measure: bool) -> None:
-    """Send its `EnvSpec`, and then what `stepping_costs` finds; a `WorkerFailed` in place of either."""
+    """Send its `EnvSpec`, and then what `stepping_costs` finds; a `WorkerFailed` in place of any of them."""
     _enter("probe", log_path)
     try:
         from algorithms.appo.rehearsal import Making, stepping_costs
@@ -139,12 +180,15 @@ def try_environment(pipe: Connection, log_path: Path, config: Config, measure: b
         from envs.make import make_group
 
         begin, bytes_before = time.perf_counter(), held_bytes()
-        envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
-        making = Making(time.perf_counter() - begin, bytes_before)
-        pipe.send(envs.spec)
-        if measure:
-            pipe.send(stepping_costs(config, envs, making))
-        envs.close()
+        with contextlib.ExitStack() as made:
+            envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
+            made.callback(envs.close)
+            making = Making(time.perf_counter() - begin, bytes_before)
+            pipe.send(envs.spec)
+            if measure:
+                for costs in stepping_costs(config, envs, making, made):
+                    pipe.send(costs)
+                pipe.send(None)
     except BaseException as error:  # whatever an environment raises, SystemExit included
         _fail(pipe, error)
 

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -104,32 +105,35 @@ class Rehearsal:
         return np.concatenate([random_action(self.spec.action, mask, self.random) for mask in masks])
 
 
-def stepping_costs(config: Config, envs: GroupEnv, making: Making) -> tuple[Curve, int]:
+def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitStack) -> Iterator[tuple[Curve, int]]:
     """What a step of a group costs by its environments, and how many bytes one of them takes.
 
-    A larger group is tried where that is quick: what a step costs whatever the group's size shows only there.
+    Once by what one environment shows; and again if a larger group is quick to try, as what a step costs whatever the
+    group's size shows only there.
 
     Args:
-        config: of the run.
+        config: of the run; a number of environments that is given is not exceeded.
         envs: a group of one environment, not stepped yet.
         making: what it took to make it.
+        made: takes what is to be closed.
     """
     begin = time.perf_counter()
     one = Rehearsal(config, envs)
     points = [(1, one.mean_seconds(STEPPING_SECONDS))]
     # The first environment brought its packages with it, which take long to load and are no part of the second one.
     once = min(making.seconds, time.perf_counter() - begin) + WARM_UP_STEPS * points[0][1]
-    env_bytes = max(0, held_bytes() - making.bytes_before - IMPORTED_BYTES)
+    yield rising(points), max(0, held_bytes() - making.bytes_before - IMPORTED_BYTES)
     slot_bytes = (ROLLOUT + 1) * observation_bytes(envs.spec) * envs.spec.num_agents
-    quick = (n for n in LARGER_GROUPS if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES)
-    num_envs = next(quick, 0)
-    if num_envs:
+    most = config.sampling.num_envs_per_worker // max(1, config.sampling.worker_num_splits) or max(LARGER_GROUPS)
+    groups = (min(n, most) for n in LARGER_GROUPS)
+    quick = (n for n in groups if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES)
+    num_envs = next(quick, 1)
+    if num_envs > 1:
         before = held_bytes()
         group = make_group(config.env, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds))
+        made.callback(group.close)
         points.append((num_envs, Rehearsal(config, group).mean_seconds(STEPPING_SECONDS)))
-        env_bytes = max(0, held_bytes() - before) // num_envs
-        group.close()
-    return rising(points), env_bytes
+        yield rising(points), max(0, held_bytes() - before) // num_envs
 
 
 def observation_bytes(spec: EnvSpec) -> int:

@@ -31,7 +31,7 @@ def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
         allowed = f"--memory_limit_mb={limit_mb} allows" if free == limit_mb << 20 else "free are"
         raise ResourceError(
             f"the run needs {memory_plan(fields)}; {allowed} {_mebibytes(free)} MiB: lower --num_workers, "
-            "--num_envs_per_worker or --min_traj_buffers_per_worker"
+            "--num_envs_per_worker or --min_traj_buffers_per_worker, or else --batch_size or --rollout"
         )
     return Arena.create(fields)
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 HISTORY_FILE = "config_history.jsonl"
 LOCK_FILE = ".lock"
 SHAPES = ("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores")
-COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], *SHAPES)
+COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision", *SHAPES)
 """Flags on which the measured costs depend."""
 
 

@@ -203,10 +203,15 @@ def _in_time(plans: list[Sampling], costs: Costs, config: Config) -> list[Sampli
     return [plan for plan in plans if steps[plan] <= longest]
 
 
-def is_open(sampling: SamplingConfig) -> bool:
-    """Whether there is something to tune: a placement of processes, and flags that do not say all about it."""
+def is_open(config: Config, device: str, cores: int) -> bool:
+    """Whether there is something to tune: a placement of processes, and flags that do not say all about it.
+
+    Not where a run has to repeat itself: what is measured differs a little every time.
+    """
+    sampling = config.sampling
     given = sampling.inference != "auto" and sampling.num_workers and sampling.num_envs_per_worker
-    return sampling.auto_tune and sampling.inference != "serial" and not given
+    wanted = sampling.auto_tune and sampling.inference != "serial" and not given
+    return device == "cpu" and cores > 1 and wanted and not config.repeatable
 
 
 def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
@@ -227,7 +232,9 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
 
 
 def _microseconds(seconds: float) -> str:
-    return f"{1e6 * seconds:.3g} us" if seconds < 1e-3 else f"{1e3 * seconds:.3g} ms"
+    units = ((1.0, "s"), (1e-3, "ms"))
+    unit, name = next(((unit, name) for unit, name in units if seconds >= unit), (1e-6, "us"))
+    return f"{seconds / unit:.3g} {name}"
 
 
 def _count(number: float) -> str:

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Literal
 
 from algorithms.runtime.janitor import Janitor, kill_group
-from algorithms.runtime.messages import Message
+from algorithms.runtime.messages import Message, WorkerFailed
 from algorithms.runtime.process import cause_of_death, crash_report, stack_of
 from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.supervisor import WorkerError
@@ -29,6 +29,7 @@ StartMethod = Literal["spawn", "forkserver"]
 QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.1
 MOST_BELLS = 150  # of a process that is forked: the server takes 251 descriptors with it, and some are for queues
+CLOSING_SECONDS = 1.0  # that a process that has answered may take to close what it tried
 ANSWER_SECONDS = 120.0  # loading torch takes a few, and many times that where the disk is slow
 ROOT = Path(__file__).resolve().parents[2]
 ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
@@ -184,6 +185,8 @@ def can_fork(device: str, bells: int = 0) -> bool:
 class Inquiry:
     """A process that leads a group and tells what it finds out, unasked or asked for more; it ends when this is left.
 
+    One that has answered may close its environments first: killed at once, they would leave lock files and servers.
+
     Args:
         target: called there as `target(pipe, log_path, *arguments)`.
         arguments: for it.
@@ -206,6 +209,7 @@ class Inquiry:
         self.log_path, self.method, self.signals, self.janitor = log_path, method, signals, janitor
         self._pipe, self._theirs = multiprocessing.Pipe()
         self._process = context(method).Process(target=target, args=(self._theirs, log_path, *arguments), daemon=False)
+        self._is_busy = True
 
     def __enter__(self) -> "Inquiry":
         try:
@@ -224,11 +228,25 @@ class Inquiry:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._process.kill()
-        self._process.join(1.0)
-        self._pipe.close()
-        kill_group(self._process.pid or 0)
-        self.janitor.forget(self._process.pid or 0)
+        self._pipe.close()  # the end of all questions
+        try:
+            self.finish()
+        finally:
+            self._process.kill()
+            self._process.join(1.0)
+            kill_group(self._process.pid or 0)
+            self.janitor.forget(self._process.pid or 0)
+
+    def finish(self) -> None:
+        """Wait until it has closed what it tried, if it has told all that was awaited; `CLOSING_SECONDS` at most.
+
+        Raises:
+            Interrupted: a signal came meanwhile.
+        """
+        deadline = time.monotonic() + CLOSING_SECONDS
+        while not self._is_busy and self._process.is_alive() and time.monotonic() < deadline:
+            self._process.join(POLL_SECONDS)
+            self.signals.check()
 
     def answer(self, timeout_seconds: float, about: str = "environment") -> object:
         """The next thing it tells.
@@ -245,19 +263,19 @@ class Inquiry:
             if self._wait(time.monotonic() + timeout_seconds):
                 return self._pipe.recv()
         except EOFError:
-            self._process.join(1.0)
-            death = cause_of_death(f"the process that tried the {about}", self._process.exitcode)
+            death = self._death(f"the process that tried the {about}")
             raise _failure(about, death, crash_report(self.log_path)) from None
         late = f"making the {about} took longer than {timeout_seconds:g} seconds"
         raise _failure(about, late, stack_of(self._process, self.log_path))
 
     def ask(self, question: object) -> None:
         """Send it something to answer; nothing happens if it has died."""
+        self._is_busy = True
         with contextlib.suppress(OSError):
             self._pipe.send(question)
 
     def answer_by(self, deadline: float) -> object | None:
-        """The next thing it tells, if it does so until monotonic `deadline` and does not die before.
+        """The next thing it tells until monotonic `deadline`; `WorkerFailed` if it dies before.
 
         Raises:
             Interrupted: a signal came meanwhile.
@@ -265,16 +283,22 @@ class Inquiry:
         try:
             return self._pipe.recv() if self._wait(deadline) else None
         except EOFError:
-            return None
+            return WorkerFailed("probe", 1, self._death("it"), crash_report(self.log_path))
+
+    def _death(self, who: str) -> str:
+        self._process.join(1.0)
+        return cause_of_death(who, self._process.exitcode)
 
     def _wait(self, deadline: float) -> bool:
         """Whether something can be read until then, if only the end."""
-        while True:
+        self._is_busy = True
+        while self._is_busy:
             self.signals.check()
             if self._pipe.poll(min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
-                return True
-            if time.monotonic() >= deadline:
-                return False
+                self._is_busy = False
+            elif time.monotonic() >= deadline:
+                break
+        return not self._is_busy
 
 
 def _failure(about: str, summary: str, traceback: str) -> AppoError:

@@ -59,7 +59,7 @@ class PolicyProgress:
         self.episode_return, self.length = RunningStatistic(stats_avg), RunningStatistic(stats_avg)
         self.stats: dict[str, RunningStatistic] = {}
         self.metrics: dict[str, float] = {}
-        self.env_step_rate, self.sample_rate = RateMeter(), RateMeter()
+        self.env_step_rate, self.sample_rate, self.discard_rate = RateMeter(), RateMeter(), RateMeter()
 
     def add_episodes(self, done: EpisodesDone, policy: int) -> None:
         """Take in the episodes this policy played."""
@@ -199,7 +199,7 @@ class Monitor:
         self.custom = CustomSummaries(config.custom_summaries)
         self.policies = [PolicyProgress(config.stats_avg, frozen=policy in frozen) for policy in range(len(resumed))]
         self.workers: dict[str, dict[str, int]] = {}
-        self.machine = machine or Machine(cpu.available_cores())
+        self.machine = machine or Machine(cpu.core_time())
         self.times: dict[str, ProcessTimes] = {}
         self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
         self.tracker: Tracker | None = None
@@ -248,6 +248,7 @@ class Monitor:
                 now = time.monotonic()
                 progress.env_step_rate.add(now, totals["env_steps"])
                 progress.sample_rate.add(now, totals["samples"])
+                progress.discard_rate.add(now, totals["discarded"])
             case WorkerReport(worker, totals):
                 self.workers[worker] = self.workers.get(worker, {}) | totals
             case TimeReport(process):
@@ -333,7 +334,12 @@ class Monitor:
 
     def performance(self) -> Performance | None:
         """How the run spends its time, and how near it is to the limit; None while nothing is known of it."""
-        return performance([times.window() for times in self.times.values()], self.machine)
+        return performance([times.window() for times in self.times.values()], self.machine, self._discarded())
+
+    def _discarded(self) -> float:
+        """The largest share of a policy's samples that was too old in the last seconds."""
+        rates = ((p.discard_rate.rates()[10.0], p.sample_rate.rates()[10.0]) for p in self.policies)
+        return max((discarded / (discarded + used) for discarded, used in rates if discarded > 0), default=0.0)
 
     def totals(self) -> dict[str, int]:
         """Counters of the whole run, summed over workers and policies."""

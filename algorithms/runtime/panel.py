@@ -224,7 +224,7 @@ def _lag(record: Record, overview: Overview) -> Spans:
 def _machine(overview: Overview) -> Spans:
     words: list[tuple[str, str]] = []
     if found := overview.performance:
-        words.append((f"{found.busy_cores:.1f} of {found.cores} cores busy", ""))
+        words.append((f"{found.busy_cores:.1f} of {found.cores:g} cores busy", ""))
     if overview.memory_bytes is not None:
         words.append((f"{_bytes(overview.memory_bytes)} of memory", ""))
     words.append((_count(overview.restarts, "restart"), "yellow" if overview.restarts else ""))

@@ -17,26 +17,33 @@ from utils.timing import PHASES
 
 WINDOW_SECONDS = 10.0
 FULL = 0.9  # share from which on something counts as busy all the time
+DISCARDED = 0.05  # share of samples that are too old, from which on it is the first thing to change
 STARVED = 0.8  # share of CPU time in busy time below which a process does not get the core it needs
 MUCH = 0.3  # share of waiting from which on it is worth a word
 SHOWN_PHASES = 6  # that the console shows, all roles together
 WAITING = PHASES[timing.WAITING :]
 NAMES = {"main": "main", "actor": "actors", "policy_worker": "policy workers", "learner": "learner"}
 TAKEN = "other programs or hidden waits slow it down"
+IS_FULL = {
+    "learner": ("the learner is full", "one of {} learners is full"),
+    "policy_worker": ("the policy worker is full", "one of {} policy workers is full"),
+}
 WORDS = {"env": "environment", "reset": "environment resets"}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run has.
+    """What a run has, and how it uses it.
 
     Attributes:
-        cores: that it may use.
+        cores: that it may use; with a quota not always a whole number.
         gpu: whether networks are on a GPU.
+        takes_turns: nobody acts while the learner trains, because flags say so.
     """
 
-    cores: int
+    cores: float
     gpu: bool = False
+    takes_turns: bool = False
 
 
 class Window(NamedTuple):
@@ -121,6 +128,9 @@ class RoleTimes:
         return f"{_percent(self.shares[phase])} {WORDS.get(phase, phase)}"
 
 
+NO_PROCESS = RoleTimes(0, {}, 0.0)
+
+
 @dataclass(frozen=True)
 class Performance:
     """How a run spends its time, all processes together.
@@ -137,7 +147,7 @@ class Performance:
     roles: dict[str, RoleTimes]
     cpu_us: dict[str, float]
     busy_cores: float
-    cores: int
+    cores: float
     samples_per_second: float
     limit_samples_per_second: float
     bottleneck: str
@@ -174,14 +184,22 @@ class Performance:
         return f"time: {' | '.join(parts)}", f"limit: {reached}; {self.bottleneck}"
 
 
-def performance(windows: Iterable[Window], machine: Machine) -> Performance | None:
-    """What the windows of all processes say; None before an environment has taken a step."""
+def performance(windows: Iterable[Window], machine: Machine, discarded: float = 0.0) -> Performance | None:
+    """What the windows of all processes say; None before an environment has taken a step.
+
+    Args:
+        windows: of all processes.
+        machine: they run on.
+        discarded: share of the samples that learners found too old.
+    """
     seen = [window for window in windows if window.length > 0]
     collected = sum(w.collected / w.length for w in seen)
     trained = sum(w.trained / w.length for w in seen)
     if not collected:
         return None
-    roles = {role: _role_times([w for w in seen if w.role == role]) for role in NAMES if role in {w.role for w in seen}}
+    of_roles = {role: of_role for role in NAMES if (of_role := [w for w in seen if w.role == role])}
+    roles = {role: _role_times(of_role) for role, of_role in of_roles.items()}
+    fullest = {role: max((_role_times([w]) for w in of_role), key=_busy) for role, of_role in of_roles.items()}
     cpu_us = _cpu_us(seen, collected, trained)
     return Performance(
         roles=roles,
@@ -190,25 +208,53 @@ def performance(windows: Iterable[Window], machine: Machine) -> Performance | No
         cores=machine.cores,
         samples_per_second=min(collected, trained) if trained else collected,
         limit_samples_per_second=_limit(seen, cpu_us, machine) if trained else 0.0,
-        bottleneck=bottleneck(roles, cpu_us, machine),
+        bottleneck=too_old(discarded) or bottleneck(roles, fullest, cpu_us, machine),
     )
 
 
-def bottleneck(roles: Mapping[str, RoleTimes], cpu_us: Mapping[str, float], machine: Machine) -> str:
-    """What a run waits for, in words: the learner's thread, the cores, another role or nothing but each other."""
-    actors, learner, policy_workers = (roles.get(role) for role in ("actor", "learner", "policy_worker"))
-    if actors is None:
+def too_old(discarded: float) -> str:
+    """What to do about that share of samples that are discarded; empty while they are few."""
+    if discarded < DISCARDED:
+        return ""
+    return f"{_percent(discarded)} of the samples are too old: fewer environments or a larger --max_policy_lag"
+
+
+def bottleneck(
+    roles: Mapping[str, RoleTimes], fullest: Mapping[str, RoleTimes], cpu_us: Mapping[str, float], machine: Machine
+) -> str:
+    """What a run waits for, in words: the learner's thread, the cores, another role or nothing but each other.
+
+    Args:
+        roles: how the processes of each role spend their time.
+        fullest: the same of the one of them that waits least, as it is the one that others wait for.
+        cpu_us: phase -> CPU time of a sample.
+        machine: they run on.
+    """
+    if "actor" not in roles:
         return _of_one_thread(roles["main"], machine)
-    if learner and learner.busy >= FULL and (machine.gpu or not learner.starved):
-        return f"the learner is full, {learner.most()}: more sampling would not help"
     busy_cores = sum(times.busy_cores for times in roles.values())
-    if busy_cores >= FULL * machine.cores:
+    crowded = busy_cores >= FULL * machine.cores
+    learner = fullest.get("learner", NO_PROCESS)
+    alone = machine.gpu or not learner.starved
+    if learner.busy >= FULL and (alone or not crowded):
+        of_core = f", but gets {_percent(learner.busy_cores)} of a core; {TAKEN}"
+        said = f", {learner.most()}: more sampling would not help" if alone else of_core
+        return f"{_full('learner', roles)}{said}"
+    if crowded:
         phase = max(cpu_us, key=cpu_us.__getitem__)
-        cores = "the core is" if machine.cores == 1 else f"all {machine.cores} cores are"
+        cores = "the core is" if machine.cores == 1 else f"all {machine.cores:g} cores are"
         return f"{cores} full, {_percent(cpu_us[phase] / sum(cpu_us.values()))} of it {WORDS.get(phase, phase)}"
-    if policy_workers and policy_workers.busy >= FULL:
-        return f"policy workers are full, {policy_workers.most()}: raise --policy_workers_per_policy"
-    return _of_actors(actors, learner, f"{busy_cores:.1f} of {machine.cores} cores are busy")
+    if learner.processes and machine.takes_turns:
+        return f"actors and learner take turns, it is busy {_percent(learner.busy)} of the time: nobody acts meanwhile"
+    acting, busy = fullest.get("policy_worker", NO_PROCESS), f"{busy_cores:.1f} of {machine.cores:g} cores are busy"
+    if acting.busy >= FULL:
+        return f"{_full('policy_worker', roles)}, {acting.most()}: raise --policy_workers_per_policy"
+    return _of_actors(roles["actor"], roles.get("learner"), busy)
+
+
+def _full(role: str, roles: Mapping[str, RoleTimes]) -> str:
+    processes, (one, several) = roles[role].processes, IS_FULL[role]
+    return several.format(processes) if processes > 1 else one
 
 
 def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str) -> str:
@@ -228,7 +274,11 @@ def _of_one_thread(main: RoleTimes, machine: Machine) -> str:
     said = f"one thread does it all, {main.most()}"
     if main.starved:
         return f"{said}; {TAKEN}"
-    return f"{said}; other placements use all {machine.cores} cores" if machine.cores > 1 else said
+    return f"{said}; other placements use all {machine.cores:g} cores" if machine.cores > 1 else said
+
+
+def _busy(times: RoleTimes) -> float:
+    return times.busy
 
 
 def _role_times(windows: list[Window]) -> RoleTimes:

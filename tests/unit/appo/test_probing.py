@@ -2,6 +2,7 @@
 
 import logging
 import mmap
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,17 +71,21 @@ def test_only_allowed_actions_are_taken(mask: str, vectorization: str) -> None:
 
 @pytest.mark.usefixtures("_at_once")
 def test_a_larger_group_is_tried_where_that_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of("toy/Zero-v0")
-    for limit, value, sizes in (
-        ("LARGER_GROUP_SECONDS", 1e9, [1, 64]),
-        ("LARGEST_BYTES", 16 * 9 * observation_bytes(make_group(config.env, 1).spec), [1, 16]),
-        ("LARGER_GROUP_SECONDS", 0.0, [1]),
+    sixteen = 16 * 9 * observation_bytes(make_group(config_of("toy/Zero-v0").env, 1).spec)
+    for limit, value, flags, sizes in (
+        ("LARGER_GROUP_SECONDS", 1e9, {}, [1, 64]),
+        ("LARGER_GROUP_SECONDS", 1e9, {"num_envs_per_worker": 6, "worker_num_splits": 2}, [1, 3]),
+        ("LARGER_GROUP_SECONDS", 1e9, {"num_envs_per_worker": 1}, [1]),
+        ("LARGEST_BYTES", sixteen, {}, [1, 16]),
+        ("LARGER_GROUP_SECONDS", 0.0, {}, [1]),
     ):
         monkeypatch.setattr(rehearsal, limit, value)
-        curve, env_bytes = stepping_costs(config, make_group(config.env, 1), Making(0.0, held_bytes()))
-        assert [size for size, _ in curve] == sizes
-        assert all(seconds > 0 for _, seconds in curve)
-        assert 0 <= env_bytes < 1 << 20
+        config = config_of("toy/Zero-v0", **flags)
+        with ExitStack() as made:
+            found = list(stepping_costs(config, make_group(config.env, 1), Making(0.0, held_bytes()), made))
+        assert [[size for size, _ in curve] for curve, _ in found] == [sizes[:i] for i in range(1, len(sizes) + 1)]
+        assert all(seconds > 0 for curve, _ in found for _, seconds in curve)
+        assert all(0 <= env_bytes < 1 << 20 for _, env_bytes in found)
 
 
 def test_the_memory_of_this_process_is_counted() -> None:
@@ -241,6 +246,9 @@ class Answers:
     def __exit__(self, *exception: object) -> None:
         self.left = True
 
+    def finish(self) -> None:
+        self.questions.append("finish")
+
     def ask(self, question: object) -> None:
         self.questions.append(question)
 
@@ -248,7 +256,7 @@ class Answers:
         return self.answers.pop(0)
 
     def answer_by(self, deadline: float) -> object:
-        return self.answers.pop(0)
+        return self.answers.pop(0) if self.answers else None
 
 
 def asked(environment: Answers, network: Answers, cores: int = 2) -> probing.Found:
@@ -261,7 +269,8 @@ def test_both_processes_say_what_they_know() -> None:
     found = asked(environment, Answers(MODEL, (acting, training)))
     assert found[:2] == (PROBE, Costs(stepping, acting, training, 5))
     assert environment.left
-    assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (PROBE, None, 0.0)
+    assert not found.guessed
+    assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (PROBE, None, 0.0, False)
 
 
 def test_the_network_that_is_measured_is_the_one_that_is_trained() -> None:
@@ -281,8 +290,9 @@ def test_the_network_that_is_measured_is_the_one_that_is_trained() -> None:
 def test_threads_of_a_learner_that_would_be_the_limit_are_timed_on_a_still_machine() -> None:
     stepping, acting, training = ((1, 1e-5),), ((1, 1e-6),), ((1, 1e-3),)
     network = Answers(MODEL, (acting, training), 0.625)
-    found = asked(Answers(SPEC, (stepping, 5)), network)
-    assert network.questions == [2]
+    environment = Answers(SPEC, (stepping, 5))
+    found = asked(environment, network)
+    assert (environment.questions, network.questions) == (["finish"], [2])
     assert found.costs == Costs(stepping, acting, ((1, 1e-3), (2, 0.625e-3)), 5)
     failed = WorkerFailed("probe", 1, "no memory", "")
     found = asked(Answers(SPEC, (stepping, 5)), Answers(MODEL, (acting, training), failed))
@@ -292,10 +302,42 @@ def test_threads_of_a_learner_that_would_be_the_limit_are_timed_on_a_still_machi
     assert found.costs == Costs(stepping, acting, ((1, 1e-3), (2, 1e-3 * usual_ratio(2))), 5)
 
 
-@pytest.mark.parametrize("late", [None, WorkerFailed("probe", 3, "step raised", "")])
-def test_an_environment_that_is_not_measured_is_slow(late: object) -> None:
-    found = asked(Answers(SPEC, late), Answers(MODEL, (((1, 1e-4),), ((1, 1e-5),))))
+SLOW = "the environment was not measured in time: counted as taking 2 s a step"
+FAILED = WorkerFailed("probe", 3, "step raised", "")
+
+
+@pytest.mark.parametrize(
+    ("late", "said"), [(None, [SLOW]), (FAILED, ["stepping the environment has failed: step raised", SLOW])]
+)
+def test_an_environment_that_is_not_measured_is_slow(
+    caplog: pytest.LogCaptureFixture, late: object, said: list[str]
+) -> None:
+    with caplog.at_level(logging.INFO):
+        found = asked(Answers(SPEC, late), Answers(MODEL, (((1, 1e-4),), ((1, 1e-5),))))
     assert found.costs == Costs(((1, BUDGET_SECONDS),), ((1, 1e-4),), ((1, 1e-5),), 0)
+    assert (found.guessed, caplog.messages) == (True, said)
+
+
+@pytest.mark.parametrize("more", [None, FAILED, (((1, 1e-3), (4, 2e-3)), 7)], ids=["late", "failed", "measured"])
+def test_what_one_environment_has_shown_counts_whatever_becomes_of_more(
+    caplog: pytest.LogCaptureFixture, more: object
+) -> None:
+    one, of_network = (((1, 1e-3),), 5), (((1, 1e-4),), ((1, 1e-5),))
+    with caplog.at_level(logging.INFO):
+        found = asked(Answers(SPEC, one, more), Answers(MODEL, of_network))
+    curve, env_bytes = more if isinstance(more, tuple) and more is not FAILED else one
+    assert found.costs == Costs(curve, *of_network, env_bytes)
+    said = ["several environments in one process have failed: step raised"] * (more is FAILED)
+    assert (found.guessed, caplog.messages) == (False, said)
+    assert found.probe.config.sampling.num_envs_per_worker == int(more is FAILED)
+
+
+@pytest.mark.parametrize("given", [{"num_envs_per_worker": 4}, {"worker_num_splits": 2}])
+def test_a_given_number_of_environments_stays_if_several_have_failed(given: dict[str, int]) -> None:
+    config = Config.from_flat(given)
+    answers = Answers(SPEC, (((1, 1e-3),), 5), FAILED), Answers(MODEL, (((1, 1e-4),), ((1, 1e-5),)))
+    found = find_out(config, lambda *_: answers[0], lambda *_: answers[1], 2)  # type: ignore[arg-type, return-value]
+    assert found.probe.config.sampling == config.sampling
 
 
 @pytest.mark.parametrize(
@@ -334,7 +376,7 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
             return questions.pop()
 
     monkeypatch.setattr(probing, "_enter", lambda name, log_path: None)
-    monkeypatch.setattr(rehearsal, "stepping_costs", lambda config, envs, making: "costs")
+    monkeypatch.setattr(rehearsal, "stepping_costs", lambda config, envs, making, made: ["costs", "better ones"])
     monkeypatch.setattr(NetworkProbe, "costs", lambda self: "more costs")
     monkeypatch.setattr(NetworkProbe, "threads_ratio", lambda self, threads: f"{threads} threads")
     config = config_of("toy/Zero-v0")
@@ -342,9 +384,9 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
     spec = sent[0]
     description = probe.probe(config).model
     probing.try_model(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
-    assert sent == [spec, "costs", description, "more costs", "2 threads"]
+    assert sent == [spec, "costs", "better ones", None, description, "more costs", "2 threads"]
     probing.try_model(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
-    assert sent[5:] == [description, "more costs"]
+    assert sent[7:] == [description, "more costs"]
     sent.clear()
     probing.try_environment(Pipe(), tmp_path, config, False)  # type: ignore[arg-type]
     probing.try_model(Pipe(), tmp_path, config, spec, False)  # type: ignore[arg-type]

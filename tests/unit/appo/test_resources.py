@@ -18,7 +18,9 @@ FIELDS = [
     Field("state.0.vectors", (MIB,), "uint8"),
 ]
 PLAN = "9.5 MiB of shared memory (slots 4.5, weights 4.0, state 1.0)"
-ADVICE = "lower --num_workers, --num_envs_per_worker or --min_traj_buffers_per_worker"
+ADVICE = (
+    "lower --num_workers, --num_envs_per_worker or --min_traj_buffers_per_worker, or else --batch_size or --rollout"
+)
 
 
 def test_the_plan_says_what_takes_how_much() -> None:

@@ -177,11 +177,13 @@ def test_memory_limits_environments_and_processes() -> None:
 
 
 def test_what_is_open_to_tuning() -> None:
-    assert is_open(config_of().sampling)
-    assert is_open(config_of(inference="local", num_workers=2).sampling)
-    assert not is_open(config_of(inference="local", num_workers=2, num_envs_per_worker=4).sampling)
-    assert not is_open(config_of(inference="serial").sampling)
-    assert not is_open(config_of(auto_tune=False).sampling)
+    assert is_open(config_of(), "cpu", 2)
+    assert is_open(config_of(inference="local", num_workers=2), "cpu", 2)
+    assert not is_open(config_of(inference="local", num_workers=2, num_envs_per_worker=4), "cpu", 2)
+    for fixed in ({"inference": "serial"}, {"auto_tune": False}, {"lockstep": True}):
+        assert not is_open(config_of(**fixed), "cpu", 2)
+    assert not is_open(config_of(), "cuda", 2)
+    assert not is_open(config_of(), "cpu", 1)
 
 
 def test_the_line_that_is_shown() -> None:
@@ -190,6 +192,8 @@ def test_the_line_that_is_shown() -> None:
     assert report(COSTS, plan) == text
     for rate, shown in ((870, "870"), (2400, "2.4k"), (1.2e6, "1.2M")):
         assert report(COSTS, replace(plan, samples_per_second=rate)).endswith(f"predicted {shown} samples/s")
+    slow = replace(COSTS, env=((1, 1.5),), learn=((1, 2e-3),))
+    assert report(slow, plan).startswith("env 1.5 s, act 12.5 us, learn 2 ms/sample")
     central = replace(plan, sampling=Sampling("central", 1, 32, 2, 4))
     assert "-> central, 1 actor x 32 envs in 2 groups, 4 learner threads, " in report(COSTS, central)
 

@@ -1,15 +1,24 @@
 """Starting processes ends, whatever the fork server does."""
 
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
 import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 
+import psutil
 import pytest
 
 from algorithms.runtime import launch
+from algorithms.runtime.janitor import Janitor
+from algorithms.runtime.messages import WorkerFailed
+from algorithms.runtime.signals import SignalWatch
 from algorithms.runtime.supervisor import WorkerError
 from utils.errors import EnvironmentFailure
 
@@ -71,6 +80,62 @@ def test_a_process_with_more_descriptors_than_the_server_takes_is_not_forked(mon
     assert launch.can_fork("cpu", launch.MOST_BELLS)
     assert not launch.can_fork("cpu", launch.MOST_BELLS + 1)
     assert launch.MOST_BELLS + 100 < multiprocessing.forkserver.MAXFDS_TO_SEND - 4
+
+
+@contextmanager
+def inquiry(target: Callable[..., None], *arguments: object) -> Iterator[launch.Inquiry]:
+    """By a process that is spawned."""
+    log = Path("probe.log")
+    with SignalWatch() as signals, Janitor() as janitor:
+        asked = launch.Inquiry(target, arguments, log_path=log, method="spawn", signals=signals, janitor=janitor)
+        with asked:
+            yield asked
+
+
+def answer_and_tidy_up(pipe: Connection, log_path: Path, tidy: Path) -> None:
+    """Go on until nothing is asked any more, and then write a file."""
+    pipe.send(5)
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+    tidy.touch()
+
+
+def test_who_has_answered_may_tidy_up(tmp_path: Path) -> None:
+    with inquiry(answer_and_tidy_up, tmp_path / "tidy") as asked:
+        assert asked.answer(60.0) == 5
+    assert (tmp_path / "tidy").exists()
+    with inquiry(answer_and_tidy_up, tmp_path / "untold") as asked:
+        pass  # without an answer nobody knows how long it would take
+    assert not (tmp_path / "untold").exists()
+
+
+def answer_and_stay(pipe: Connection, log_path: Path) -> None:
+    """Never end."""
+    pipe.send(os.getpid())
+    signal.pause()
+
+
+def test_who_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "CLOSING_SECONDS", 0.0)
+    with inquiry(answer_and_stay) as asked:
+        pid = asked.answer(60.0)
+        assert asked.answer_by(0.0) is None
+    assert isinstance(pid, int)
+    assert not psutil.pid_exists(pid)
+
+
+def answer_and_die(pipe: Connection, log_path: Path) -> None:
+    """As a crash would."""
+    pipe.send(5)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_who_dies_has_failed() -> None:
+    with inquiry(answer_and_die) as asked:
+        assert asked.answer(60.0) == 5
+        answer = asked.answer_by(time.monotonic() + 60.0)
+    assert isinstance(answer, WorkerFailed)
+    assert answer.summary == "it was killed by SIGSEGV"
 
 
 def test_a_failure_is_blamed_on_what_was_tried() -> None:

@@ -97,6 +97,22 @@ def test_many_cores_wait_for_the_thread_of_the_learner(cores: int, limit: float)
     assert found.limit_samples_per_second == pytest.approx(limit)
 
 
+def test_the_busiest_of_several_learners_is_the_one_that_is_full() -> None:
+    *actors, learner = local_run(20, 200)
+    full = learner._replace(seconds={"training": 9.5, "waiting": 0.5}, cpu_seconds={"training": 9.5})
+    found = performance([*actors, learner, full], Machine(16))
+    assert found is not None
+    assert found.bottleneck == "one of 2 learners is full, 95% training: more sampling would not help"
+
+
+def test_samples_that_are_too_old_come_before_anything_else() -> None:
+    words = {share: performance(local_run(340, 130), TWO_CORES, share).bottleneck for share in (0.04, 0.12)}  # type: ignore[union-attr]
+    assert words == {
+        0.04: "nothing is full: actors wait 80% for free slots, the learner 87% for trajectories",
+        0.12: "12% of the samples are too old: fewer environments or a larger --max_policy_lag",
+    }
+
+
 def test_every_learner_has_a_thread() -> None:
     *actors, learner = local_run(20, 200)
     found = performance([*actors, learner, learner], Machine(16))
@@ -200,8 +216,23 @@ CASES = [
     (
         {"actor": role(2, env=40, waiting=60), "policy_worker": role(inference=95, waiting=5), "learner": IDLE},
         4,
-        "policy workers are full, 95% inference: raise --policy_workers_per_policy",
+        "the policy worker is full, 95% inference: raise --policy_workers_per_policy",
     ),
+    (
+        {"actor": role(2, env=40, waiting=60), "policy_worker": role(3, inference=95, waiting=5), "learner": IDLE},
+        8,
+        "one of 3 policy workers is full, 95% inference: raise --policy_workers_per_policy",
+    ),
+    (
+        {"actor": role(2, env=20, waiting_for_slots=80), "learner": role(cpu=0.6, training=99, waiting=1)}, 4,
+        "the learner is full, but gets 60% of a core; other programs or hidden waits slow it down",
+    ),
+    (
+        {"actor": role(2, env=20, waiting_for_slots=80), "learner": IDLE}, 1.5,
+        "nothing is full: actors wait 80% for free slots, the learner 100% for trajectories",
+    ),
+    ({"actor": role(2, env=65, waiting=35), "learner": role(training=10, waiting=90)}, 1.5,
+     "all 1.5 cores are full, 85% of it environment"),
     (
         {"actor": role(2, env=80, inference=18, waiting=2), "learner": role(training=40, waiting=60)}, 16,
         "actors are full, 80% environment; 2.4 of 16 cores are busy: raise --num_workers",
@@ -231,13 +262,29 @@ CASES = [
 ]  # fmt: skip
 
 
+def alone(roles: dict[str, RoleTimes]) -> dict[str, RoleTimes]:
+    """One process of each role, all of which spend their time alike."""
+    return {name: replace(r, processes=1, busy_cores=r.busy_cores / r.processes) for name, r in roles.items()}
+
+
 @pytest.mark.parametrize(("roles", "cores", "words"), CASES, ids=[words[:40] for *_, words in CASES])
-def test_the_bottleneck_in_words(roles: dict[str, RoleTimes], cores: int, words: str) -> None:
-    assert bottleneck(roles, ENV_FIRST, Machine(cores)) == words
+def test_the_bottleneck_in_words(roles: dict[str, RoleTimes], cores: float, words: str) -> None:
+    assert bottleneck(roles, alone(roles), ENV_FIRST, Machine(cores)) == words
     assert len(f"limit: 1.23M samples/s, at 100%; {words}") <= 122
 
 
 def test_on_a_gpu_a_learner_is_full_whatever_its_cpu_does() -> None:
     roles = {"actor": role(2, env=30, waiting_for_slots=70), "learner": role(cpu=0.3, training=95, waiting=5)}
-    assert bottleneck(roles, ENV_FIRST, Machine(16, gpu=True)).startswith("the learner is full, 95% training")
-    assert bottleneck(roles, ENV_FIRST, Machine(16)).startswith("nothing is full")
+    said = [bottleneck(roles, roles, ENV_FIRST, Machine(16, gpu)) for gpu in (True, False)]
+    assert said == [
+        "the learner is full, 95% training: more sampling would not help",
+        "the learner is full, but gets 30% of a core; other programs or hidden waits slow it down",
+    ]
+
+
+def test_actors_and_a_learner_that_take_turns_do_not_wait_for_want_of_anything() -> None:
+    roles = {"actor": role(2, env=50, waiting_for_slots=50), "learner": role(training=45, waiting=55)}
+    words = "actors and learner take turns, it is busy 45% of the time: nobody acts meanwhile"
+    assert bottleneck(roles, roles, ENV_FIRST, Machine(2, takes_turns=True)) == words
+    sampling = {"actor": roles["actor"]}
+    assert bottleneck(sampling, sampling, ENV_FIRST, Machine(2, takes_turns=True)).startswith("nothing is full")
