@@ -142,6 +142,7 @@ class BufferedPolicyWorker(PolicyWorker):
         place = torch.full((size,), len(self.states) - 1, device=device)
         said = torch.zeros(size, width, device=device)
 
+        @torch.inference_mode()  # which captures leave
         def run() -> None:
             said.copy_(self._forward(obs, first, place))
 

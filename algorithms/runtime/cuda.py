@@ -137,29 +137,30 @@ class CudaDevice:
         return _event(torch.cuda.current_stream())
 
     def send(self, tensor: Tensor) -> Tensor:
-        """Copy through pinned memory, which torch keeps until the copy is done."""
+        """Copy through pinned memory of its own, which torch keeps until the copy is done."""
         if tensor.is_cuda or not tensor.numel():
             return tensor.to(self.name)
-        return tensor.pin_memory().to(self.name, non_blocking=True)
+        return torch.empty_like(tensor, pin_memory=True).copy_(tensor).to(self.name, non_blocking=True)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Pinned memory."""
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
     def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
-        """Capture a CUDA graph on the current stream.
+        """Capture a CUDA graph on the current stream, outside of inference mode.
+
+        What it keeps of generators, the default one among them, would be tensors of that mode, which no other capture
+        of the process could change outside of it.
 
         Raises:
             CaptureError: with what CUDA said.
         """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        if generator is not None and hasattr(graph, "register_generator_state"):
-            with warnings.catch_warnings():  # newer versions register by themselves and call this deprecated
-                warnings.simplefilter("ignore")
-                graph.register_generator_state(generator)
         try:
-            with _without_collections(), torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                function()
+            with torch.inference_mode(False), _without_collections():
+                _let_draw(graph, generator)
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                    function()
         except RuntimeError as error:
             self._clear_up(stream, generator)
             cause = error.__context__ or error  # ending a capture that has failed raises once more
@@ -195,6 +196,14 @@ def _unregister(address: int) -> None:
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
     _registered.discard(address)
+
+
+def _let_draw(graph: torch.cuda.CUDAGraph, generator: Generator | None) -> None:
+    """Newer versions of torch register generators by themselves and call this deprecated."""
+    if generator is not None and hasattr(graph, "register_generator_state"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph.register_generator_state(generator)
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ class Device(Protocol):
         """A cheap way to repeat the function on the memory it uses now; it must have run before and is not run here.
 
         Args:
-            function: always does the same on tensors that stay where they are.
+            function: always does the same on tensors that stay where they are; enters inference mode itself.
             generator: the one it draws from, besides the default one.
 
         Raises:

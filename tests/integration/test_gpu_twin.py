@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from algorithms.appo import appo
@@ -72,3 +73,12 @@ def test_without_a_gpu_the_check_says_so_in_one_line(capsys: pytest.CaptureFixtu
     assert gpu_check.main([]) == 2
     printed = capsys.readouterr()
     assert (printed.out, len(printed.err.splitlines())) == ("", 1)
+
+
+def test_actions_that_are_repeated_are_not_those_of_chance() -> None:
+    random = np.random.default_rng(0).integers(0, 2, size=(6, 8, 24, 1))
+    gpu_check.check_chance(random)
+    with pytest.raises(gpu_check.Failed, match=r"^100% of the actions are those of the pass before"):
+        gpu_check.check_chance(np.concatenate([random[:, : gpu_check.GROUPS]] * 3, axis=1))
+    with pytest.raises(gpu_check.Failed, match="with shares"):
+        gpu_check.check_chance(np.zeros((6, 8, 24, 1), np.int64))

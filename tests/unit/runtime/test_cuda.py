@@ -208,6 +208,29 @@ def test_garbage_is_not_collected_during_a_capture(driver: Driver) -> None:
     assert gc.isenabled()
 
 
+def test_a_capture_leaves_inference_mode(driver: Driver) -> None:
+    """What it keeps of generators could not be changed outside of it by the next capture."""
+    modes = []
+    with torch.inference_mode():
+        CudaDevice().capture(lambda: modes.append(torch.is_inference_mode_enabled()))
+    assert modes == [False]
+
+
+def test_what_is_sent_may_be_overwritten_even_if_it_is_pinned_already(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def empty_like(tensor: torch.Tensor, *, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        return torch.full(tensor.shape, -1.0)
+
+    monkeypatch.setattr(CudaDevice, "name", "cpu")
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    buffer = torch.arange(3.0)
+    sent = CudaDevice().send(buffer)
+    buffer += 5
+    assert sent.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_a_graph_is_captured_on_the_stream_of_its_worker(driver: Driver) -> None:
     device, generator = CudaDevice(), Generator(1)
     driver.current = "mine"
