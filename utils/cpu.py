@@ -26,6 +26,8 @@ _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20  # of glibc before 2.35 on 64 bit
 _TOP_PAD_BYTES = 64 << 20
 _UNLIMITED_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number close to 2^63
 
+ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 
@@ -50,9 +52,10 @@ def core_time() -> float:
 
 
 def processor_name() -> str:
-    """The model of the processor as /proc/cpuinfo names it; empty where it does not."""
-    lines = (_read(_PROC / "cpuinfo") or "").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    """The model of the processor as /proc/cpuinfo names it, by numbers on ARM; empty where it does not."""
+    lines = (line.partition(":") for line in (_read(_PROC / "cpuinfo") or "").splitlines())
+    values = {name.strip(): value.strip() for name, _, value in lines}
+    return values.get("model name") or " ".join(f"{name} {values[name]}" for name in ARM_NAMES if name in values)
 
 
 def available_memory_bytes() -> int:

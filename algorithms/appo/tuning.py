@@ -105,6 +105,18 @@ def at(curve: Curve, count: int) -> float:
     return below + (above - below) * (count - low) / (high - low)
 
 
+def with_threads(curve: Curve, threads: int) -> float:
+    """Seconds with that many threads: in proportion to a power of them, by the first and the last point of the curve.
+
+    >>> round(with_threads(((1, 8.0), (4, 2.0)), 2), 6), with_threads(((1, 8.0),), 4)
+    (4.0, 32.0)
+    """
+    (few, slow), (many, quick) = curve[0], curve[-1]
+    if few == many:
+        return at(curve, threads)
+    return float(slow * (quick / slow) ** (math.log(threads / few) / math.log(many / few)))
+
+
 def rising(points: Iterable[tuple[int, float]]) -> Curve:
     """The curve through measured points; a smaller count that took longer was disturbed, as was what it says of others.
 
@@ -125,7 +137,7 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     """
     policies, rollout = config.sampling.num_policies, config.learning.rollout
     envs, rows = plan.num_envs_per_worker // plan.num_splits, plan.num_envs_per_worker // plan.num_splits * num_agents
-    learn = 0.0 if config.sampling.sampler_only else at(costs.learn, plan.learner_threads)
+    learn = 0.0 if config.sampling.sampler_only else with_threads(costs.learn, plan.learner_threads)
     step, act = at(costs.env, envs), at(costs.act, rows) / rows
     hand_over = HAND_OVER_SECONDS / (rollout * rows)
     sample = step / rows + hand_over
@@ -219,7 +231,7 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
     sampling = plan.sampling
     envs = sampling.num_envs_per_worker // sampling.num_splits
     env, act = at(costs.env, envs) / envs, at(costs.act, envs * num_agents) / envs / num_agents
-    learn = at(costs.learn, sampling.learner_threads)
+    learn = with_threads(costs.learn, sampling.learner_threads)
     groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
     agents = f" of {num_agents} agents" * (num_agents > 1)
     threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)

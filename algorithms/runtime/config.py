@@ -175,7 +175,9 @@ class SamplingConfig:
         True, "accepted, without effect: on CUDA the next batch is uploaded while training in any case"
     )
     learner_main_loop_num_cores: int = flag(
-        0, "torch threads of the learner on CPU; 0 = tuned (originally 1)", minimum=0
+        0,
+        "torch threads of the learner on CPU; 0 = tuned, 1 where the flags say all about actors (originally 1)",
+        minimum=0,
     )
     memory_limit_mb: int = flag(
         0,

@@ -164,6 +164,21 @@ def test_a_quota_cuts_the_cores(monkeypatch, quota, expected):
     monkeypatch.setattr(cpu, "allowed_cores", lambda: tuple(range(8)))
     monkeypatch.setattr(cpu, "cpu_quota", lambda cgroups, proc: quota)
     assert cpu.available_cores() == expected
+    assert cpu.core_time() == min(8.0, quota or 8.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor : 0\nmodel name\t: AMD EPYC\n\nprocessor : 1\nmodel name\t: AMD EPYC\n", "AMD EPYC"),
+        ("processor : 0\nCPU part\t: 0xd40\nCPU implementer\t: 0x41\n", "CPU implementer 0x41 CPU part 0xd40"),
+        ("", ""),
+    ],
+)
+def test_the_processor_has_a_name(monkeypatch, tmp_path, text, name):
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(cpu, "_PROC", tmp_path)
+    assert cpu.processor_name() == name
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from algorithms.appo.tuning import (
     rising,
     thread_limit,
     threads_to_time,
+    with_threads,
 )
 
 US = 1e-6
@@ -142,6 +143,15 @@ def test_threads_of_the_learner_where_cores_are_left() -> None:
     assert chosen(slow, cores=8) == Sampling("local", 1, 32, 1, 4)
     assert chosen(slow, cores=8, learner_main_loop_num_cores=1) == Sampling("local", 1, 32, 1, 1)
     assert [thread_limit(cores) for cores in (1, 2, 3, 8)] == [1, 2, 2, 4]
+
+
+def test_fewer_threads_than_were_timed_are_as_fast_as_a_power_of_them() -> None:
+    """A straight line from one to eight would make two and four look as if they brought next to nothing."""
+    times = [with_threads(((1, 800 * US), (8, 100 * US)), threads) for threads in (1, 2, 4, 8)]
+    assert times == pytest.approx([800 * US, 400 * US, 200 * US, 100 * US])
+    assert with_threads(((4, 3.0),), 4) == 3.0
+    costs = replace(COSTS, env=((1, 600 * US),), learn=((1, 100 * US), (8, 30 * US)))
+    assert chosen(costs, cores=16).learner_threads == 4
 
 
 def test_threads_are_timed_only_where_they_could_help() -> None:
