@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ SMALL: dict[str, Any] = {
     "tensorboard": False,
     "seed": 1,
 }
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_the_caller() -> Iterator[None]:
+    """More than a run gives itself, or nobody would notice that it takes them away."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 2)
+    yield
+    torch.set_num_threads(before)
 
 
 def state() -> list[Any]:
