@@ -175,7 +175,7 @@ def of_processes(janitor: Janitor, inquire: Callable[..., launch.Inquiry]) -> Fi
             begin = time.perf_counter()
             with inquire(try_nothing, (), method="forkserver") as started:
                 started.answer(START_SECONDS)
-            seconds.append(time.perf_counter() - begin)
+                seconds.append(time.perf_counter() - begin)
     except Interrupted:
         raise
     except (AppoError, OSError) as error:

@@ -189,8 +189,7 @@ def _performance(plain: object) -> Performance | None:
             name: _sure(plain[name])
             for name in ("busy_cores", "cores", "samples_per_second", "limit_samples_per_second")
         }
-        cores = int(numbers.pop("cores"))
-        return Performance(roles=roles, cpu_us={}, cores=cores, bottleneck=str(plain["bottleneck"]), **numbers)
+        return Performance(roles=roles, cpu_us={}, bottleneck=str(plain["bottleneck"]), **numbers)
     except (AssertionError, KeyError, TypeError, ValueError):
         return None
 

@@ -37,7 +37,7 @@ def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> lis
 
 def test_into_a_pipe_goes_the_panel_as_text_and_nothing_is_touched(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "72")
-    directory = living(tmp_path)
+    directory = living(tmp_path, performance=STATUS["performance"] | {"cores": 2.5})  # of a quota
     with RunLock(directory / ".lock"):
         before = {name: (directory / name).stat().st_mtime_ns for name in RUN_FILES}
         lines = shown(capsys, tmp_path, "a")
@@ -46,7 +46,8 @@ def test_into_a_pipe_goes_the_panel_as_text_and_nothing_is_touched(tmp_path: Pat
     assert {len(line) for line in lines[:-1]} == {72}
     text = "\n".join(lines)
     assert "60% of 1000 env steps, 25 min left" in text
-    for said in ("475.31", "all 2 cores are full, 61% of it environment", "1.3 GiB of memory", "! 12:00:01 actor_1"):
+    words = "475.31", "all 2 cores are full, 61% of it environment", "of 2.5 cores busy"
+    for said in (*words, "1.3 GiB of memory", "! 12:00:01 actor_1"):
         assert said in text
     assert lines[-1].startswith("training; last heard of ")
 
