@@ -186,8 +186,7 @@ class APPO:
         blueprint = blueprint_of(topology)
         arena = reserve(blueprint.fields(), self.config.sampling.memory_limit_mb)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
-        known = None if found.guessed else found.costs
-        measured = {"machine": self.machine, "costs": known.plain()} if known else None
+        measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
         resumed = fill(blocks, self.config, model, seed, measured)
         remove_old(self.directory)
         breeding = Breeding.of(self.config, spec.reward_shaping, seed)
@@ -257,7 +256,7 @@ class APPO:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
 
         free = free_bytes(self.config.sampling.memory_limit_mb)
-        plan = choose(found.costs, self.config, num_agents, self.cores, memory, free)
+        plan = choose(found.costs, found.planned, num_agents, self.cores, memory, free)
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
         return plan.sampling

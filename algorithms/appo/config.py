@@ -180,8 +180,8 @@ class Config:
     @property
     def takes_turns(self) -> bool:
         """Whether nobody acts while the learner trains."""
-        held = self.sampling.num_minibatches_to_accumulate == 0 and self.sampling.num_policies == 1
-        return held or self.sampling.lockstep
+        single = self.sampling.num_policies == 1 and not self.population.self_play
+        return self.sampling.lockstep or (single and self.sampling.num_minibatches_to_accumulate == 0)
 
     def to_flat(self) -> dict[str, object]:
         """Return every flag and its value in one flat mapping that JSON can hold."""

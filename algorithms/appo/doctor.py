@@ -247,7 +247,9 @@ def recommendation(found: Found, cores: int) -> Finding:
         placement = choose_placement(config, cores, device)
         sampling, said = plan_workers(config, cores, placement, spec.num_agents), "by fixed rules"
     else:
-        plan = choose(found.costs, config, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb))
+        plan = choose(
+            found.costs, found.planned, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb)
+        )
         sampling, said = plan.sampling, report(found.costs, plan, spec.num_agents)
     flags: dict[str, Any] = {
         "inference": sampling.placement,

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,12 +46,25 @@ class Found(NamedTuple):
         costs: what was measured, if anything was.
         seconds: that main waited for it.
         guessed: whether the environment was not measured, so that the costs are no more than a guess.
+        alone: whether several environments in one process have failed, and no flag says that there have to be.
     """
 
     probe: Probe
     costs: Costs | None
     seconds: float
     guessed: bool = False
+    alone: bool = False
+
+    @property
+    def planned(self) -> Config:
+        """The configuration to plan processes by."""
+        config = self.probe.config
+        return replace(config, sampling=replace(config.sampling, num_envs_per_worker=1)) if self.alone else config
+
+    @property
+    def lasting(self) -> Costs | None:
+        """The costs that later starts may go by."""
+        return None if self.guessed or self.alone else self.costs
 
 
 def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Found:
@@ -72,24 +85,26 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
         with ask_network(try_model, (config, spec, cores > 0)) as network:
             model = checked(network.answer(timeout_seconds, "network"))
             assert isinstance(model, ModelDescription)
-            found, begin = Probe(spec, model, config), time.monotonic()
+            found, begin = Found(Probe(spec, model, config), None, 0.0), time.monotonic()
             if not cores:
-                return Found(found, None, 0.0)
+                return found
             deadline = begin + BUDGET_SECONDS
             training = _of_network(network.answer_by(deadline))
             if training is None:
-                return Found(found, None, time.monotonic() - begin)
+                return found._replace(seconds=time.monotonic() - begin)
             stepping = _of_environment(environment, deadline)
-            _in_words(stepping)
-            if stepping.failure and not (config.sampling.num_envs_per_worker or config.sampling.worker_num_splits):
-                config = replace(config, sampling=replace(config.sampling, num_envs_per_worker=1))
-            costs = Costs(stepping.curve, *training, stepping.env_bytes)
+            is_open = not (config.sampling.num_envs_per_worker or config.sampling.worker_num_splits)
+            found = found._replace(
+                guessed=not stepping.is_measured, alone=bool(stepping.failure and stepping.is_measured and is_open)
+            )
+            _in_words(stepping, found.alone, environment.log_path)
+            config, costs = found.planned, Costs(stepping.curve, *training, stepping.env_bytes)
             if threads := threads_to_time(costs, config, spec.num_agents, cores):
                 # Now that the environment is still: threads beside it would not be side by side.
                 environment.finish()
                 network.ask(threads)
                 costs = _with_threads(costs, threads, network.answer_by(deadline))
-    return Found(replace(found, config=config), costs, time.monotonic() - begin, guessed=stepping.curve is SLOW)
+    return found._replace(costs=costs, seconds=time.monotonic() - begin)
 
 
 def _of_network(answer: object) -> tuple[Curve, Curve] | None:
@@ -108,6 +123,11 @@ class Stepping(NamedTuple):
     env_bytes: int = 0
     failure: WorkerFailed | None = None
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether at least a single environment was stepped in time."""
+        return self.curve is not SLOW
+
 
 def _of_environment(environment: Inquiry, deadline: float) -> Stepping:
     """As far as it was measured in time."""
@@ -120,14 +140,17 @@ def _of_environment(environment: Inquiry, deadline: float) -> Stepping:
     return stepping
 
 
-def _in_words(stepping: Stepping) -> None:
-    """Say what was not measured."""
-    if stepping.failure and stepping.curve is SLOW:
-        log.warning("stepping the environment has failed: %s", stepping.failure.summary)
-    elif stepping.failure:
-        log.warning("several environments in one process have failed: %s", stepping.failure.summary)
-    if stepping.curve is SLOW:
-        log.info("the environment was not measured in time: counted as taking %g s a step", BUDGET_SECONDS)
+def _in_words(stepping: Stepping, alone: bool, log_path: Path) -> None:
+    """Say what was not measured, and what becomes of that."""
+    slow = f"counted as taking {BUDGET_SECONDS:g} s a step"
+    if stepping.failure is None:
+        if not stepping.is_measured:
+            log.info("the environment was not measured in time: %s", slow)
+        return
+    what = f"stepping the environment has failed, {slow}"
+    if stepping.is_measured:
+        what = f"several environments in one process have failed{', so each actor gets one' * alone}"
+    log.warning("%s: %s (see %s)", what, stepping.failure.summary, log_path)
 
 
 def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
@@ -174,13 +197,13 @@ def checked(answer: object) -> object:
 def try_environment(pipe: Connection, log_path: Path, config: Config, measure: bool) -> None:
     """Send its `EnvSpec`, and then what `stepping_costs` finds; a `WorkerFailed` in place of any of them."""
     _enter("probe", log_path)
-    try:
+    with _telling_failures(pipe):
         from algorithms.appo.rehearsal import Making, stepping_costs
         from envs.env_set import OnFailure
         from envs.make import make_group
 
         begin, bytes_before = time.perf_counter(), held_bytes()
-        with contextlib.ExitStack() as made:
+        with contextlib.ExitStack() as made, _telling_failures(pipe):  # first, as what is broken may take long to close
             envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
             made.callback(envs.close)
             making = Making(time.perf_counter() - begin, bytes_before)
@@ -189,8 +212,6 @@ def try_environment(pipe: Connection, log_path: Path, config: Config, measure: b
                 for costs in stepping_costs(config, envs, making, made):
                     pipe.send(costs)
                 pipe.send(None)
-    except BaseException as error:  # whatever an environment raises, SystemExit included
-        _fail(pipe, error)
 
 
 def try_model(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, measure: bool) -> None:
@@ -199,7 +220,7 @@ def try_model(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, m
     A `WorkerFailed` comes in place of any of them.
     """
     _enter("model_probe", log_path)
-    try:
+    with _telling_failures(pipe):
         from algorithms.appo.probe import NetworkProbe
 
         network = NetworkProbe(config, spec)
@@ -208,19 +229,15 @@ def try_model(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, m
             pipe.send(network.costs())
             if pipe.poll(2 * BUDGET_SECONDS):
                 pipe.send(network.threads_ratio(pipe.recv()))
-    except BaseException as error:
-        _fail(pipe, error)
 
 
 def try_examining(pipe: Connection, log_path: Path, config: Config) -> None:
     """Send an `Exam` of the environment, or a `WorkerFailed`."""
     _enter("probe", log_path)
-    try:
+    with _telling_failures(pipe):
         from algorithms.appo.examining import examine
 
         pipe.send(examine(config.env))
-    except BaseException as error:
-        _fail(pipe, error)
 
 
 def try_nothing(pipe: Connection, log_path: Path) -> None:
@@ -235,6 +252,11 @@ def _enter(name: str, log_path: Path) -> None:
     cpu.limit_threads(1)
 
 
-def _fail(pipe: Connection, error: BaseException) -> None:
-    with contextlib.suppress(OSError):
-        pipe.send(failure_of("probe", error))
+@contextlib.contextmanager
+def _telling_failures(pipe: Connection) -> Iterator[None]:
+    """Send what is raised while entered: whatever an environment raises, SystemExit included."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            pipe.send(failure_of("probe", error))

@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 
 HISTORY_FILE = "config_history.jsonl"
 LOCK_FILE = ".lock"
+GROUPS = ("num_envs_per_worker", "worker_num_splits")  # which no group that is tried exceeds
 SHAPES = ("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores")
-COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision", *SHAPES)
+COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision", *GROUPS, *SHAPES)
 """Flags on which the measured costs depend."""
 
 

@@ -209,7 +209,7 @@ class Inquiry:
         self.log_path, self.method, self.signals, self.janitor = log_path, method, signals, janitor
         self._pipe, self._theirs = multiprocessing.Pipe()
         self._process = context(method).Process(target=target, args=(self._theirs, log_path, *arguments), daemon=False)
-        self._is_busy = True
+        self._is_busy, self._closed_by = True, 0.0
 
     def __enter__(self) -> "Inquiry":
         try:
@@ -238,13 +238,13 @@ class Inquiry:
             self.janitor.forget(self._process.pid or 0)
 
     def finish(self) -> None:
-        """Wait until it has closed what it tried, if it has told all that was awaited; `CLOSING_SECONDS` at most.
+        """Wait until it has closed what it tried, if it has told all that was awaited; `CLOSING_SECONDS` in all.
 
         Raises:
             Interrupted: a signal came meanwhile.
         """
-        deadline = time.monotonic() + CLOSING_SECONDS
-        while not self._is_busy and self._process.is_alive() and time.monotonic() < deadline:
+        self._closed_by = self._closed_by or time.monotonic() + CLOSING_SECONDS
+        while not self._is_busy and self._process.is_alive() and time.monotonic() < self._closed_by:
             self._process.join(POLL_SECONDS)
             self.signals.check()
 
@@ -290,12 +290,19 @@ class Inquiry:
         return cause_of_death(who, self._process.exitcode)
 
     def _wait(self, deadline: float) -> bool:
-        """Whether something can be read until then, if only the end."""
+        """Whether something can be read until then.
+
+        Raises:
+            EOFError: it has ended, though what it has started may hold its end of the pipe.
+            Interrupted: a signal came meanwhile.
+        """
         self._is_busy = True
         while self._is_busy:
             self.signals.check()
             if self._pipe.poll(min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
                 self._is_busy = False
+            elif not self._process.is_alive() and not self._pipe.poll():
+                raise EOFError
             elif time.monotonic() >= deadline:
                 break
         return not self._is_busy

@@ -337,9 +337,12 @@ class Monitor:
         return performance([times.window() for times in self.times.values()], self.machine, self._discarded())
 
     def _discarded(self) -> float:
-        """The largest share of a policy's samples that was too old in the last seconds."""
+        """The largest share of a policy's samples that was too old in the last seconds.
+
+        A policy that does not learn, or not any more, discards all of them, whatever their age.
+        """
         rates = ((p.discard_rate.rates()[10.0], p.sample_rate.rates()[10.0]) for p in self.policies)
-        return max((discarded / (discarded + used) for discarded, used in rates if discarded > 0), default=0.0)
+        return max((discarded / (discarded + used) for discarded, used in rates if used > 0), default=0.0)
 
     def totals(self) -> dict[str, int]:
         """Counters of the whole run, summed over workers and policies."""

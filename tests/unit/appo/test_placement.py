@@ -81,6 +81,20 @@ def test_placements_of_runs_that_repeat_themselves(flags: dict[str, object], cor
     assert choose_placement(config, cores, "cpu") == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "turns"),
+    [
+        ({}, False),
+        ({"lockstep": True}, True),
+        ({"num_minibatches_to_accumulate": 0}, True),
+        ({"num_minibatches_to_accumulate": 0, "num_policies": 2}, False),  # each goes on while the other one trains
+        ({"num_minibatches_to_accumulate": 0, "self_play": True}, False),  # as does the past
+    ],
+)
+def test_runs_in_which_nobody_acts_while_the_learner_trains(flags: dict[str, object], turns: bool) -> None:
+    assert config_of(**flags).takes_turns == turns
+
+
 def test_in_lockstep_a_group_has_one_slot_however_large_a_batch_is() -> None:
     config = config_of(lockstep=True, batch_size=32 * 1000)
     assert topology_of(config, Sampling("local", 2, 4, 2), num_agents=1).slots_per_group == 1

@@ -2,9 +2,11 @@
 
 import logging
 import mmap
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +22,7 @@ from algorithms.models.encoders import Encoder
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.supervisor import WorkerError
 from envs.make import make_group
-from envs.spec import ActionPart, ActionSpec
+from envs.spec import ActionPart, ActionSpec, GroupEnv
 from tests.unit.runtime.worlds import SPEC
 from utils import cpu
 from utils.errors import UsageError
@@ -237,7 +239,7 @@ class Answers:
     """An inquiry whose answers are known; None stands for one that is late."""
 
     def __init__(self, *answers: object) -> None:
-        self.answers = list(answers)
+        self.answers, self.log_path = list(answers), Path("probe.log")
         self.questions: list[object] = []
 
     def __enter__(self) -> "Answers":
@@ -270,7 +272,8 @@ def test_both_processes_say_what_they_know() -> None:
     assert found[:2] == (PROBE, Costs(stepping, acting, training, 5))
     assert environment.left
     assert not found.guessed
-    assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (PROBE, None, 0.0, False)
+    assert found.lasting == found.costs
+    assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (PROBE, None, 0.0, False, False)
 
 
 def test_the_network_that_is_measured_is_the_one_that_is_trained() -> None:
@@ -307,15 +310,18 @@ FAILED = WorkerFailed("probe", 3, "step raised", "")
 
 
 @pytest.mark.parametrize(
-    ("late", "said"), [(None, [SLOW]), (FAILED, ["stepping the environment has failed: step raised", SLOW])]
+    ("late", "said"),
+    [
+        (None, SLOW),
+        (FAILED, "stepping the environment has failed, counted as taking 2 s a step: step raised (see probe.log)"),
+    ],
 )
-def test_an_environment_that_is_not_measured_is_slow(
-    caplog: pytest.LogCaptureFixture, late: object, said: list[str]
-) -> None:
+def test_an_environment_that_is_not_measured_is_slow(caplog: pytest.LogCaptureFixture, late: object, said: str) -> None:
     with caplog.at_level(logging.INFO):
         found = asked(Answers(SPEC, late), Answers(MODEL, (((1, 1e-4),), ((1, 1e-5),))))
     assert found.costs == Costs(((1, BUDGET_SECONDS),), ((1, 1e-4),), ((1, 1e-5),), 0)
-    assert (found.guessed, caplog.messages) == (True, said)
+    assert (found.guessed, found.lasting, caplog.messages) == (True, None, [said])
+    assert found.planned == found.probe.config == PROBE.config
 
 
 @pytest.mark.parametrize("more", [None, FAILED, (((1, 1e-3), (4, 2e-3)), 7)], ids=["late", "failed", "measured"])
@@ -327,17 +333,23 @@ def test_what_one_environment_has_shown_counts_whatever_becomes_of_more(
         found = asked(Answers(SPEC, one, more), Answers(MODEL, of_network))
     curve, env_bytes = more if isinstance(more, tuple) and more is not FAILED else one
     assert found.costs == Costs(curve, *of_network, env_bytes)
-    said = ["several environments in one process have failed: step raised"] * (more is FAILED)
-    assert (found.guessed, caplog.messages) == (False, said)
-    assert found.probe.config.sampling.num_envs_per_worker == int(more is FAILED)
+    failed = more is FAILED
+    words = "several environments in one process have failed, so each actor gets one: step raised (see probe.log)"
+    assert (found.guessed, found.alone, caplog.messages) == (False, failed, [words] * failed)
+    assert found.planned.sampling.num_envs_per_worker == int(failed)
+    assert found.lasting == (None if failed else found.costs)
+    assert found.probe == PROBE  # and config.json has what the flags say
 
 
 @pytest.mark.parametrize("given", [{"num_envs_per_worker": 4}, {"worker_num_splits": 2}])
-def test_a_given_number_of_environments_stays_if_several_have_failed(given: dict[str, int]) -> None:
+def test_a_given_number_of_environments_stays_if_several_have_failed(
+    caplog: pytest.LogCaptureFixture, given: dict[str, int]
+) -> None:
     config = Config.from_flat(given)
     answers = Answers(SPEC, (((1, 1e-3),), 5), FAILED), Answers(MODEL, (((1, 1e-4),), ((1, 1e-5),)))
     found = find_out(config, lambda *_: answers[0], lambda *_: answers[1], 2)  # type: ignore[arg-type, return-value]
-    assert found.probe.config.sampling == config.sampling
+    assert found.planned.sampling == config.sampling
+    assert caplog.messages == ["several environments in one process have failed: step raised (see probe.log)"]
 
 
 @pytest.mark.parametrize(
@@ -393,3 +405,21 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
     probing.try_environment(Pipe(), tmp_path, config_of("toy/Zero-v0", env_kwargs={"no": 1}), True)  # type: ignore[arg-type]
     assert sent[:-1] == [spec, description]
     assert isinstance(sent[-1], WorkerFailed)
+
+
+def test_what_has_failed_is_told_before_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is broken may take longer to close than main waits."""
+    told: list[object] = []
+    pipe = SimpleNamespace(send=told.append)
+
+    def fails(config: Config, envs: GroupEnv, making: Making, made: ExitStack) -> Iterator[object]:
+        made.callback(lambda: told.append("closed"))
+        yield "one"
+        raise ValueError("several")
+
+    monkeypatch.setattr(probing, "_enter", lambda name, log_path: None)
+    monkeypatch.setattr(rehearsal, "stepping_costs", fails)
+    probing.try_environment(pipe, tmp_path, config_of("toy/Zero-v0"), True)  # type: ignore[arg-type]
+    _, one, failure, closed = told
+    assert isinstance(failure, WorkerFailed)
+    assert (one, failure.summary, closed) == ("one", "ValueError: several", "closed")

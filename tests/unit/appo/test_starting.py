@@ -214,6 +214,7 @@ def test_what_was_measured_is_kept_beside_the_flags_and_used_for_the_same_work()
     journal(config, 5, [], [0], {"machine": machine, "costs": costs.plain()})
     assert measured_before(flags(), machine) == costs
     assert measured_before(flags("--learning_rate=0.5", "--num_workers=3"), machine) == costs
+    assert measured_before(flags("--num_envs_per_worker=4"), machine) is None  # whose larger groups are not the same
     assert measured_before(flags(), {**machine, "cores": 3}) is None
     for other in ("--ppo_epochs=1", "--batch_size=64", "--reward_scale=2"):
         assert measured_before(flags(other), machine) is None

@@ -104,9 +104,6 @@ def test_who_has_answered_may_tidy_up(tmp_path: Path) -> None:
     with inquiry(answer_and_tidy_up, tmp_path / "tidy") as asked:
         assert asked.answer(60.0) == 5
     assert (tmp_path / "tidy").exists()
-    with inquiry(answer_and_tidy_up, tmp_path / "untold") as asked:
-        pass  # without an answer nobody knows how long it would take
-    assert not (tmp_path / "untold").exists()
 
 
 def answer_and_stay(pipe: Connection, log_path: Path) -> None:
@@ -116,12 +113,41 @@ def answer_and_stay(pipe: Connection, log_path: Path) -> None:
 
 
 def test_who_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "CLOSING_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "CLOSING_SECONDS", 0.2)
+    with inquiry(answer_and_stay) as asked:
+        pid = asked.answer(60.0)
+        asked.finish()  # all the time there is
+        monkeypatch.setattr(launch, "CLOSING_SECONDS", 1e9)
+    assert isinstance(pid, int)
+    assert not psutil.pid_exists(pid)
+
+
+def test_nobody_waits_for_who_has_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "CLOSING_SECONDS", 1e9)
     with inquiry(answer_and_stay) as asked:
         pid = asked.answer(60.0)
         assert asked.answer_by(0.0) is None
     assert isinstance(pid, int)
     assert not psutil.pid_exists(pid)
+
+
+def leave_a_child(pipe: Connection, log_path: Path) -> None:
+    """Die, while what was forked holds the pipe."""
+    child = os.fork()
+    if child:
+        pipe.send(child)
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def test_a_death_is_noticed_though_a_child_holds_the_pipe() -> None:
+    with inquiry(leave_a_child) as asked:
+        child = asked.answer(60.0)
+        assert isinstance(child, int)
+        answer = asked.answer_by(time.monotonic() + 60.0)
+        os.kill(child, signal.SIGKILL)
+    assert isinstance(answer, WorkerFailed)
+    assert answer.summary == "it was killed by SIGKILL (out of memory?)"
 
 
 def answer_and_die(pipe: Connection, log_path: Path) -> None:

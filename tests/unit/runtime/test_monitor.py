@@ -174,6 +174,25 @@ def test_every_report_says_where_the_time_goes(watched: Watched, caplog) -> None
     monitor.close()
 
 
+def test_samples_that_are_too_old_are_those_of_policies_that_learn(watched: Watched) -> None:
+    """A frozen policy discards all of its samples, whatever their age; so does one that has learned enough."""
+    monitor = Monitor(watched.directory, LoggingConfig(tensorboard=False), [{}, {}], MILLION, Machine(2), frozen=[1])
+    bottlenecks = []
+    for done in (1, 2, 3):
+        monitor.handle(TimeReport("main", "main", 0, {"env": 1.0 * done}, {"env": 1.0 * done}, 400 * done, 0))
+        counts = {"samples": 300 * done, "discarded": 100 * max(0, done - 2)}, {"samples": 0, "discarded": 400 * done}
+        for policy, totals in enumerate(counts):
+            monitor.handle(LearnerReport(policy, 1, {"env_steps": 0, "updates": 0, **totals}, {}))
+        watched.now += 1.0
+        found = monitor.performance()
+        assert found is not None
+        bottlenecks.append(found.bottleneck)
+    one_thread = "one thread does it all, 100% environment; other placements use all 2 cores"
+    too_old = "14% of the samples are too old: fewer environments or a larger --max_policy_lag"
+    assert bottlenecks == [one_thread, one_thread, too_old]
+    monitor.close()
+
+
 def test_totals_are_summed_over_workers_and_policies(watched: Watched) -> None:
     monitor = watched.monitor(2)
     for policy in range(2):
