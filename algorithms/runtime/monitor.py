@@ -78,6 +78,15 @@ class PolicyProgress:
         self.episode_return, self.length = RunningStatistic(self.stats_avg), RunningStatistic(self.stats_avg)
         self.stats.clear()
 
+    @property
+    def too_old(self) -> float:
+        """Share of the samples that was discarded in the last seconds.
+
+        A policy that does not learn, or not any more, discards all of them, whatever their age: then it is 0.
+        """
+        discarded, used = self.discard_rate.rates()[10.0], self.sample_rate.rates()[10.0]
+        return discarded / (discarded + used) if used > 0 else 0.0
+
     def statistics(self) -> dict[str, RunningStatistic]:
         """Everything that is averaged over episodes, by the first part of its tags."""
         extra = {f"stats/{name}": statistic for name, statistic in self.stats.items()}
@@ -334,15 +343,8 @@ class Monitor:
 
     def performance(self) -> Performance | None:
         """How the run spends its time, and how near it is to the limit; None while nothing is known of it."""
-        return performance([times.window() for times in self.times.values()], self.machine, self._discarded())
-
-    def _discarded(self) -> float:
-        """The largest share of a policy's samples that was too old in the last seconds.
-
-        A policy that does not learn, or not any more, discards all of them, whatever their age.
-        """
-        rates = ((p.discard_rate.rates()[10.0], p.sample_rate.rates()[10.0]) for p in self.policies)
-        return max((discarded / (discarded + used) for discarded, used in rates if used > 0), default=0.0)
+        too_old = max(progress.too_old for progress in self.policies)
+        return performance([times.window() for times in self.times.values()], self.machine, too_old)
 
     def totals(self) -> dict[str, int]:
         """Counters of the whole run, summed over workers and policies."""
