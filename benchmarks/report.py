@@ -148,9 +148,9 @@ learner wait for each other and for Python's lock, it is 740 times: 179 more in 
 - **Weights of linear layers packed for oneDNN when they arrive**: acting on 16 images of Pong takes 61 us less of
   1,400, packing 476 for every new version, which is every 32 steps; private operations of torch for less than 1 %.
   Not tried: to flatten without a copy, 26 us of a step of 5,950.
-- **Huge pages for the whole heap** (glibc.malloc.hugetlb=1), no fast bins: within the noise. So is the code of torch and
-  numpy moved to huge pages, for acting right after environments (113 us instead of 116, Zen 5): what is cold are the
-  caches, and every part pays: first convolution 4 us more, preparing bytes 5, linear layer 5, weights made ready 2,
+- **Huge pages for the whole heap** (glibc.malloc.hugetlb=1), no fast bins: within the noise. So is the code of torch
+  and numpy moved to huge pages, for acting right after environments (113 us instead of 116, Zen 5): what is cold are
+  the caches, and every part pays: first convolution 4 us more, preparing bytes 5, linear layer 5, weights made ready 2,
   the other convolutions 3, heads 2, drawing 2, Python between them the rest.
 - **Acting on 8 images at once instead of 16**, whose activations would stay in the second cache: 3 % slower (three
   pairs, Zen 5); on 4, with the smaller network of the preset, 5 %.
