@@ -26,7 +26,7 @@ _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20  # of glibc before 2.35 on 64 bit
 _TOP_PAD_BYTES = 64 << 20
 _UNLIMITED_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number close to 2^63
 
-ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
+_ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
@@ -55,7 +55,7 @@ def processor_name() -> str:
     """The model of the processor as /proc/cpuinfo names it, by numbers on ARM; empty where it does not."""
     lines = (line.partition(":") for line in (_read(_PROC / "cpuinfo") or "").splitlines())
     values = {name.strip(): value.strip() for name, _, value in lines}
-    return values.get("model name") or " ".join(f"{name} {values[name]}" for name in ARM_NAMES if name in values)
+    return values.get("model name") or " ".join(f"{name} {values[name]}" for name in _ARM_NAMES if name in values)
 
 
 def available_memory_bytes() -> int:

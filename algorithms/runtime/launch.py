@@ -283,7 +283,7 @@ class Inquiry:
         try:
             return self._pipe.recv() if self._wait(deadline) else None
         except EOFError:
-            return WorkerFailed("probe", 1, self._death("it"), crash_report(self.log_path))
+            return WorkerFailed("probe", 1, self._death("the process that measured"), crash_report(self.log_path))
 
     def _death(self, who: str) -> str:
         self._process.join(1.0)

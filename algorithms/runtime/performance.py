@@ -235,10 +235,10 @@ def bottleneck(
     busy_cores = sum(times.busy_cores for times in roles.values())
     crowded = busy_cores >= FULL * machine.cores
     learner = fullest.get("learner", NO_PROCESS)
-    alone = machine.gpu or not learner.starved
-    if learner.busy >= FULL and (alone or not crowded):
+    has_core = machine.gpu or not learner.starved
+    if learner.busy >= FULL and (has_core or not crowded):
         of_core = f", but gets {_percent(learner.busy_cores)} of a core; {TAKEN}"
-        said = f", {learner.most()}: more sampling would not help" if alone else of_core
+        said = f", {learner.most()}: more sampling would not help" if has_core else of_core
         return f"{_full('learner', roles)}{said}"
     if crowded:
         phase = max(cpu_us, key=cpu_us.__getitem__)

@@ -147,7 +147,7 @@ def test_a_death_is_noticed_though_a_child_holds_the_pipe() -> None:
         answer = asked.answer_by(time.monotonic() + 60.0)
         os.kill(child, signal.SIGKILL)
     assert isinstance(answer, WorkerFailed)
-    assert answer.summary == "it was killed by SIGKILL (out of memory?)"
+    assert answer.summary == "the process that measured was killed by SIGKILL (out of memory?)"
 
 
 def answer_and_die(pipe: Connection, log_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_who_dies_has_failed() -> None:
         assert asked.answer(60.0) == 5
         answer = asked.answer_by(time.monotonic() + 60.0)
     assert isinstance(answer, WorkerFailed)
-    assert answer.summary == "it was killed by SIGSEGV"
+    assert answer.summary == "the process that measured was killed by SIGSEGV"
 
 
 def test_a_failure_is_blamed_on_what_was_tried() -> None:
