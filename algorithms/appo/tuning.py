@@ -185,7 +185,7 @@ def choose(
         free_bytes: that all processes may take.
     """
     plans = _in_time(_young(candidates(config, cores, num_agents), config, num_agents), costs, config)
-    needs = {plan: memory(plan) + _private_bytes(plan, costs.env_bytes) for plan in plans}
+    needs = {plan: memory(plan) + _private_bytes(plan, costs.env_bytes, config) for plan in plans}
     fitting = [plan for plan in plans if needs[plan] <= free_bytes] or [min(plans, key=needs.__getitem__)]
     columns = config.learning.macro_batch_columns / num_agents
     rates = {plan: predict(costs, plan, config, num_agents, cores) for plan in fitting}
@@ -321,8 +321,9 @@ def _envs(plan: Sampling) -> int:
     return plan.num_workers * plan.num_envs_per_worker
 
 
-def _private_bytes(plan: Sampling, env_bytes: int) -> int:
-    processes = plan.num_workers + (1 if plan.placement == "local" else 2)
+def _private_bytes(plan: Sampling, env_bytes: int, config: Config) -> int:
+    policy_workers = config.sampling.policy_workers_per_policy if plan.placement == "central" else 0
+    processes = plan.num_workers + config.sampling.num_policies * (1 + policy_workers)
     return processes * PROCESS_BYTES + _envs(plan) * env_bytes
 
 

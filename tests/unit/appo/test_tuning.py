@@ -184,6 +184,9 @@ def test_memory_limits_environments_and_processes() -> None:
     assert chosen(heavy, free_bytes=room + (32 << 30)) == Sampling("local", 2, 16, 1)
     assert chosen(heavy, free_bytes=room + (31 << 30)) == Sampling("local", 2, 8, 1)
     assert chosen(heavy, free_bytes=PROCESS_BYTES) == Sampling("local", 1, 1, 1)  # it could only be tried
+    for_others = 3 * PROCESS_BYTES  # every further policy has a learner
+    assert chosen(heavy, free_bytes=room + for_others + (32 << 30), num_policies=4) == Sampling("local", 2, 16, 1)
+    assert chosen(heavy, free_bytes=room + (32 << 30), num_policies=4) == Sampling("local", 2, 8, 1)
 
 
 def test_what_is_open_to_tuning() -> None:
