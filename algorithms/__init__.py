@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from algorithms.policy import Policy as Policy
-    from algorithms.policy import load_policy as load_policy
+    from algorithms.playing.policy import Policy as Policy
+    from algorithms.playing.policy import load_policy as load_policy
+    from algorithms.run.training import Report as Report
+    from algorithms.run.training import Result as Result
+    from algorithms.run.training import Training as Training
+    from algorithms.run.training import train as train
     from algorithms.runtime.callbacks import Callbacks as Callbacks
-    from algorithms.training import Report as Report
-    from algorithms.training import Result as Result
-    from algorithms.training import Training as Training
-    from algorithms.training import train as train
 
 PUBLIC = {
     "Callbacks": "algorithms.runtime.callbacks",
-    "Policy": "algorithms.policy",
-    "load_policy": "algorithms.policy",
-    "Report": "algorithms.training",
-    "Result": "algorithms.training",
-    "Training": "algorithms.training",
-    "train": "algorithms.training",
+    "Policy": "algorithms.playing.policy",
+    "load_policy": "algorithms.playing.policy",
+    "Report": "algorithms.run.training",
+    "Result": "algorithms.run.training",
+    "Training": "algorithms.run.training",
+    "train": "algorithms.run.training",
 }
 """What programs use, and where it is."""
 

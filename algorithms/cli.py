@@ -43,40 +43,39 @@ def _interrupted() -> int:
 
 def train(argv: Sequence[str]) -> int:
     """Train: the command line of `train_appo.py`, without the program's name."""
-    from algorithms.appo.config import parse_train_flags, resolve
-    from algorithms.appo.origins import asked_format, printed
+    from algorithms.run.config import asked_format, parse_train_flags, printed, resolve
 
     _print_version_if_asked(argv)
     wanted, argv = asked_format(argv)
     config, origins = resolve(parse_train_flags(argv))
     if wanted:
-        from algorithms.appo.kinds import origins_in
-        from algorithms.appo.probing import decided
+        from algorithms.run.defaults import origins_in
+        from algorithms.run.tuning.measure import decided
 
         found = decided(config)
         print_and_exit(printed(found.to_flat(), origins | origins_in(found, config.undecided), wanted))
     if config.logging.log_format != "json":
         for line in describe(config.to_flat(), origins):
             say(line)
-    from algorithms.appo.appo import train as start
+    from algorithms.run.main import train as start
 
     return start(config)
 
 
 def enjoy(argv: Sequence[str]) -> int:
     """Play a trained policy: the command line of `enjoy_appo.py`, without the program's name."""
-    from algorithms.evaluation_config import parse_enjoy
+    from algorithms.playing.config import parse_enjoy
 
     _print_version_if_asked(argv)
     config = parse_enjoy(argv)
-    from algorithms.evaluation import enjoy as start
+    from algorithms.tools.enjoy import enjoy as start
 
     return start(config)
 
 
 def runs(argv: Sequence[str]) -> int:
     """List the runs of a folder: the command line of `appo runs`, without the program's name."""
-    from algorithms.appo.listing import list_runs, parse_runs
+    from algorithms.tools.runs import list_runs, parse_runs
 
     _print_version_if_asked(argv)
     return list_runs(parse_runs(argv))
@@ -84,8 +83,8 @@ def runs(argv: Sequence[str]) -> int:
 
 def top(argv: Sequence[str]) -> int:
     """Show the live panel of a run: the command line of `appo top`, without the program's name."""
-    from algorithms.appo.top import parse_top
-    from algorithms.appo.top import top as start
+    from algorithms.tools.top import parse_top
+    from algorithms.tools.top import top as start
 
     _print_version_if_asked(argv)
     return start(parse_top(argv))
@@ -93,8 +92,8 @@ def top(argv: Sequence[str]) -> int:
 
 def compare(argv: Sequence[str]) -> int:
     """Say in what runs differ: the command line of `appo compare`, without the program's name."""
-    from algorithms.appo.compare import compare as start
-    from algorithms.appo.compare import parse_compare
+    from algorithms.tools.compare import compare as start
+    from algorithms.tools.compare import parse_compare
 
     _print_version_if_asked(argv)
     return start(parse_compare(argv))
@@ -102,8 +101,8 @@ def compare(argv: Sequence[str]) -> int:
 
 def plot(argv: Sequence[str]) -> int:
     """Draw learning curves: the command line of `appo plot`, without the program's name."""
-    from algorithms.appo.plotting import parse_plot
-    from algorithms.appo.plotting import plot as start
+    from algorithms.tools.plot import parse_plot
+    from algorithms.tools.plot import plot as start
 
     _print_version_if_asked(argv)
     return start(parse_plot(argv))
@@ -111,8 +110,8 @@ def plot(argv: Sequence[str]) -> int:
 
 def replay(argv: Sequence[str]) -> int:
     """Repeat what led an environment to fail: the command line of `appo replay`, without the program's name."""
-    from algorithms.replay import parse_replay
-    from algorithms.replay import replay as start
+    from algorithms.tools.replay_incident import parse_replay
+    from algorithms.tools.replay_incident import replay as start
 
     _print_version_if_asked(argv)
     return start(parse_replay(argv))
@@ -120,8 +119,8 @@ def replay(argv: Sequence[str]) -> int:
 
 def lineage(argv: Sequence[str]) -> int:
     """Draw who copied whom in a population: the command line of `appo lineage`, without the program's name."""
-    from algorithms.population.picture import lineage as start
-    from algorithms.population.picture import parse_lineage
+    from algorithms.tools.lineage import lineage as start
+    from algorithms.tools.lineage import parse_lineage
 
     _print_version_if_asked(argv)
     return start(parse_lineage(argv))
@@ -129,7 +128,7 @@ def lineage(argv: Sequence[str]) -> int:
 
 def doctor(argv: Sequence[str]) -> int:
     """Look for what keeps training from working: the command line of `appo doctor`, without the program's name."""
-    from algorithms.appo.doctor import doctor as start
+    from algorithms.tools.doctor import doctor as start
 
     _print_version_if_asked(argv)
     return start(argv)
@@ -137,52 +136,52 @@ def doctor(argv: Sequence[str]) -> int:
 
 def evaluate(argv: Sequence[str]) -> int:
     """Measure checkpoints: the command line of `appo evaluate`, without the program's name."""
-    from algorithms.evaluator_config import parse_evaluate
+    from algorithms.tools.flags import parse_evaluate
 
     _print_version_if_asked(argv)
     config = parse_evaluate(argv)
-    from algorithms.evaluator import evaluate as start
+    from algorithms.tools.evaluate import evaluate as start
 
     return start(config)
 
 
 def match(argv: Sequence[str]) -> int:
     """Play two checkpoints against each other: the command line of `appo match`, without the program's name."""
-    from algorithms.match_config import parse_match
+    from algorithms.tools.flags import parse_match
 
     _print_version_if_asked(argv)
     config = parse_match(argv)
-    from algorithms.match import match as start
+    from algorithms.tools.match import match as start
 
     return start(config)
 
 
 def export(argv: Sequence[str]) -> int:
     """Write a policy to an ONNX file: the command line of `appo export`, without the program's name."""
-    from algorithms.sharing_config import parse_export
+    from algorithms.tools.flags import parse_export
 
     _print_version_if_asked(argv)
     config = parse_export(argv)
-    from algorithms.export import export as start
+    from algorithms.tools.export import export as start
 
     return start(config)
 
 
 def hub(argv: Sequence[str]) -> int:
     """Share a policy, or fetch one: the command line of `appo hub`, without the program's name."""
-    from algorithms.sharing_config import parse_hub
+    from algorithms.tools.flags import parse_hub
 
     _print_version_if_asked(argv)
     config = parse_hub(argv)
-    from algorithms.hub import hub as start
+    from algorithms.tools.hub import hub as start
 
     return start(config)
 
 
 def launch(argv: Sequence[str]) -> int:
     """Train many runs: the command line of `appo launch`, without the program's name."""
-    from algorithms.launch import launch as start
-    from algorithms.launch import parse_launch
+    from algorithms.tools.launch import launch as start
+    from algorithms.tools.launch import parse_launch
 
     _print_version_if_asked(argv)
     return start(parse_launch(argv))
@@ -190,8 +189,8 @@ def launch(argv: Sequence[str]) -> int:
 
 def selftest(argv: Sequence[str]) -> int:
     """Kill processes of a small run and look whether it keeps its promises: the command line of `appo selftest`."""
-    from algorithms.selftest.trial import parse_selftest
-    from algorithms.selftest.trial import selftest as start
+    from algorithms.tools.selftest.selftest import parse_selftest
+    from algorithms.tools.selftest.selftest import selftest as start
 
     _print_version_if_asked(argv)
     return start(parse_selftest(argv))

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.runtime.actor_worker import ActorWorker
-from algorithms.runtime.arena import Arena, Array
-from algorithms.runtime.channels import Doorbell
-from algorithms.runtime.env_group import EnvGroup, GroupPlan
-from algorithms.runtime.heartbeat import Activity, Heartbeat
+from algorithms.runtime.memory.arena import Arena, Array
+from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.messages import (
     ActionRequest,
     ActionsReady,
@@ -23,10 +21,13 @@ from algorithms.runtime.messages import (
     Message,
     SlotReleased,
     TrajectoryReady,
+    Worker,
 )
-from algorithms.runtime.node import Node, Worker
+from algorithms.runtime.processes.channels import Doorbell
+from algorithms.runtime.processes.process import Node
+from algorithms.runtime.sampling.actor_worker import ActorWorker
+from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
 from algorithms.runtime.topology import Topology
-from algorithms.runtime.trajectories import FinalObservations, Trajectories, sizes_of
 from envs.config import EnvConfig
 from envs.make import make_group
 from envs.spec import ActionSpec

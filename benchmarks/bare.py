@@ -11,21 +11,20 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from algorithms.appo import blueprint
-from algorithms.appo.appo import APPO, train
-from algorithms.appo.blueprint import Blueprint
-from algorithms.appo.config import Config, parse_train
 from algorithms.cli import run_command
-from algorithms.runtime import flight_recorder, stalls
-from algorithms.runtime.env_group import EnvGroup
-from algorithms.runtime.heartbeat import Heartbeat
-from algorithms.runtime.messages import Address
-from algorithms.runtime.node import Worker
-from algorithms.runtime.ownership import LearnerLedger
-from algorithms.runtime.process import ProcessPlan
-from algorithms.runtime.restarts import Limits
+from algorithms.run import build_workers
+from algorithms.run.build_workers import Blueprint
+from algorithms.run.config import Config, parse_train
+from algorithms.run.main import APPO, train
+from algorithms.runtime.memory.heartbeat import Heartbeat
+from algorithms.runtime.memory.slots import LearnerLedger
+from algorithms.runtime.messages import Address, Worker
+from algorithms.runtime.processes import crash_recorder, stalls
+from algorithms.runtime.processes.process import ProcessPlan
+from algorithms.runtime.processes.restarts import Limits
+from algorithms.runtime.sampling.env_group import EnvGroup
+from envs.conversion import FiniteCheck
 from envs.env_set import OnFailure
-from envs.finite import FiniteCheck
 
 PROGRAM = "from benchmarks.bare import main; main()"
 
@@ -42,13 +41,15 @@ class BareBlueprint(Blueprint):
             setattr(heartbeat, name, _nothing)
         FiniteCheck.__call__ = lambda self, obs, reward: {}  # type: ignore[method-assign]
         EnvGroup.note_counts = LearnerLedger.note = _nothing  # type: ignore[method-assign]
-        blueprint._on_failure = lambda config, worker: _without_incidents(config)  # type: ignore[assignment]
-        blueprint._leak_watch = _nothing  # type: ignore[assignment]
-        flight_recorder.memory_of = _nothing  # type: ignore[assignment]
+        build_workers._on_failure = lambda config, worker: _without_incidents(config)  # type: ignore[assignment]
+        build_workers._leak_watch = _nothing  # type: ignore[assignment]
+        crash_recorder.memory_of = _nothing  # type: ignore[assignment]
         if any(address.role != "actor" for address in plan.workers):
-            from algorithms.runtime import delivery, learner_worker, weights
+            from algorithms.runtime.learning import learner_worker
+            from algorithms.runtime.memory import weights
+            from algorithms.runtime.sampling import policy_worker
 
-            weights.checksum = delivery.checksum = lambda vector: 0
+            weights.checksum = policy_worker.checksum = lambda vector: 0
             learner_worker.STATE_SECONDS = math.inf
         return super().__call__(plan, heartbeat)
 

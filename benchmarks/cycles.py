@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.cli import run_command
-from algorithms.selftest.history import LASTING, falling, lost_checkpoints, saved
-from algorithms.selftest.storm import StormError, kill
-from algorithms.selftest.trial import Run, SelftestConfig
+from algorithms.tools.selftest.invariants import LASTING, falling, lost_checkpoints, saved
+from algorithms.tools.selftest.killer import StormError, kill
+from algorithms.tools.selftest.selftest import Run, SelftestConfig
 from benchmarks import measuring, promises
 from benchmarks.promises import Figure
 from utils.metrics import read_metrics, without_lost

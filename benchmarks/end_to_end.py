@@ -23,7 +23,7 @@ from benchmarks.measuring import Spread
 from benchmarks.network_alone import inference_microseconds, training_microseconds
 from benchmarks.runs import Timing
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
-from utils import cpu
+from utils import machine
 
 UNIT_COSTS = ("environment", "inference", "training")
 TOGETHER = "environment_on_all_cores"  # core time per step, in as many processes at once
@@ -39,7 +39,7 @@ def measure(name: str, workload: Workload, repeats: int, timing: Timing, before:
     return {
         "what": workload.what,
         "seconds": timing.seconds,
-        "cores": cpu.available_cores(),
+        "cores": machine.available_cores(),
         "unit_costs": {
             part: statistics.median(of[part] for of in costs if part in of) for part in (*UNIT_COSTS, TOGETHER)
         },

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.appo.placement import plan_workers
 from algorithms.cli import run_command
+from algorithms.run.placement import plan_workers
 from benchmarks import measuring
 from benchmarks.actor_process import NUM_DRAWS, ActorProcess, random_actions
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
 from envs.make import make_group
 from envs.spec import EnvSpec, StepRow
-from utils import cpu
+from utils import machine
 
 START_SECONDS = 300
 
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 def measure(workload: Workload, repeats: int, seconds: float) -> dict[str, Any]:
     """Core-microseconds per agent step in one process, and in one per core."""
-    cores = cpu.available_cores()
+    cores = machine.available_cores()
     rows = plan_workers(workload.config(), cores, "local").num_envs_per_worker
     plan = Plan(workload, rows, repeats, seconds)
     return {

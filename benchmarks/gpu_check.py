@@ -27,23 +27,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from algorithms.appo.blueprint import Blueprint
-from algorithms.appo.build import make_learner, make_policy_worker
-from algorithms.appo.config import parse_train
-from algorithms.appo.probe import probe
-from algorithms.runtime.arena import Arena, Array
-from algorithms.runtime.device import device_of
-from algorithms.runtime.device_batches import DeviceBatches
-from algorithms.runtime.learner_worker import LearnerWorker
-from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
-from algorithms.runtime.node import Worker
-from algorithms.runtime.policy_worker import PolicyWorker
-from algorithms.runtime.runner import Budget
+from algorithms.run.build_learner import make_learner, make_policy_worker
+from algorithms.run.build_workers import Blueprint
+from algorithms.run.config import parse_train
+from algorithms.run.tuning.network import probe
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.devices import device_of
+from algorithms.runtime.learning.gpu_batches import DeviceBatches
+from algorithms.runtime.learning.learner_worker import LearnerWorker
+from algorithms.runtime.memory.arena import Arena, Array
+from algorithms.runtime.memory.slots import Trajectories
+from algorithms.runtime.memory.weights import WeightRing
+from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady, Worker
+from algorithms.runtime.sampling.policy_worker import PolicyWorker
 from algorithms.runtime.topology import Topology
-from algorithms.runtime.trajectories import Trajectories
-from algorithms.runtime.weights import WeightRing
 from benchmarks.twin import BufferedBlueprint, PlainBlueprint
-from utils.cpu import available_cores
+from utils.machine import available_cores
 from utils.metrics import read_metrics
 
 LIMIT_SECONDS = 470

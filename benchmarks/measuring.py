@@ -19,8 +19,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from utils import cpu
 from utils.errors import AppoError, UsageError
+from utils.machine import allocator_settings, allowed_cores, available_cores, limit_threads, pin_to
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
@@ -120,10 +120,10 @@ def _send_result(sender: Connection, function: Callable[..., Any], arguments: tu
 
 def on_one_core(core: int = 0) -> None:
     """Make this process like a worker's: one core, one thread, memory that is kept; before torch is imported."""
-    cores = cpu.allowed_cores()
-    cpu.pin_to(frozenset({cores[core % len(cores)]}))
-    cpu.limit_threads(1)
-    cpu.allocator_settings()
+    cores = allowed_cores()
+    pin_to(frozenset({cores[core % len(cores)]}))
+    limit_threads(1)
+    allocator_settings()
 
 
 def machine() -> dict[str, Any]:
@@ -131,7 +131,7 @@ def machine() -> dict[str, Any]:
     words = _cpu_flags()
     return {
         "cpu": _cpu_model(),
-        "cores": cpu.available_cores(),
+        "cores": available_cores(),
         "instruction_sets": [name for name in INSTRUCTION_SETS if name in words],
         "gpu": _gpu(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),

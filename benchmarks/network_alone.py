@@ -22,16 +22,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from algorithms.appo.placement import plan_workers
 from algorithms.cli import run_command
+from algorithms.run.placement import plan_workers
 from benchmarks import measuring
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
-from utils import cpu
+from utils import machine
 
 if TYPE_CHECKING:
-    from algorithms.runtime.batches import Batch
-    from algorithms.runtime.learner_worker import LearnerWorker
-    from algorithms.runtime.policy_worker import PolicyWorker
+    from algorithms.runtime.learning.batches import Batch
+    from algorithms.runtime.learning.learner_worker import LearnerWorker
+    from algorithms.runtime.sampling.policy_worker import PolicyWorker
 
 SLOTS = 3
 MATRIX_SIZE = 1024
@@ -47,7 +47,7 @@ class Played(NamedTuple):
 
 def measure(workload: Workload, seconds: float) -> dict[str, Any]:
     """All costs of one workload; in a process that has not imported torch yet."""
-    cores = cpu.available_cores()
+    cores = machine.available_cores()
     measuring.on_one_core()
     config = workload.config(device="cpu", learning_rate=0, inference="serial")
     local, central = (plan_workers(config, cores, placement) for placement in ("local", "central"))
@@ -133,14 +133,13 @@ def multiplications(model: Any, obs: dict[str, Any]) -> tuple[int, int]:
 
 def play(workload: Workload, rows: int) -> Played:
     """Let one group and its policy play until the learner has a batch."""
-    from algorithms.appo.blueprint import Blueprint
-    from algorithms.appo.probe import probe
-    from algorithms.runtime.arena import Arena
-    from algorithms.runtime.heartbeat import Heartbeat
+    from algorithms.run.build_workers import Blueprint
+    from algorithms.run.tuning.network import probe
+    from algorithms.runtime.budget import Budget
+    from algorithms.runtime.memory.arena import Arena
+    from algorithms.runtime.memory.heartbeat import Heartbeat
     from algorithms.runtime.messages import Address, Begin, Message
-    from algorithms.runtime.node import Node
-    from algorithms.runtime.process import ProcessPlan
-    from algorithms.runtime.runner import Budget
+    from algorithms.runtime.processes.process import Node, ProcessPlan
     from algorithms.runtime.topology import Topology
 
     config = workload.config(device="cpu", learning_rate=0, inference="serial")

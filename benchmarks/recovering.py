@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from algorithms.appo.appo import APPO
-from algorithms.appo.config import parse_train
-from algorithms.runtime.progress import Progress
-from algorithms.runtime.signals import SignalWatch
-from algorithms.runtime.supervisor import Supervisor
+from algorithms.run.config import parse_train
+from algorithms.run.main import APPO
+from algorithms.runtime.processes.stalls import Progress
+from algorithms.runtime.processes.supervisor import Supervisor
 from benchmarks import measuring, promises
 from benchmarks.promises import Figure
+from utils.interrupts import SignalWatch
 from utils.logging import configure
 
 ROLES = ("actor_0", "policy_worker_0.0", "learner_0")

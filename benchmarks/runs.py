@@ -19,7 +19,7 @@ from benchmarks import measuring, process_tree
 from benchmarks.measuring import ROOT, Point
 from benchmarks.process_tree import Process
 from benchmarks.workloads import Workload, words_of
-from utils import cpu
+from utils import machine
 from utils.errors import AppoError
 from utils.metrics import read_metrics
 
@@ -155,7 +155,7 @@ def observe(
         pss_mib=(pss + games) / 2**20,
         pss_without_games_mib=pss / 2**20,
         processes=len(after),
-        cpu_share=sum(cpu_by_role(before, after).values()) / seconds / cpu.available_cores(),
+        cpu_share=sum(cpu_by_role(before, after).values()) / seconds / machine.available_cores(),
         cpu_microseconds={role: 1e6 * s / seconds / rate for role, s in cpu_by_role(before, after).items()},
     )
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from algorithms.cli import run_command
-from algorithms.runtime.status import read_status
+from algorithms.runtime.monitor.overview import read_status
 from benchmarks import runs, seeds
 from benchmarks.workloads import words_of
 from utils.command_line import own_command

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from algorithms.cli import run_command
-from algorithms.evaluation import load_player, make_envs
-from algorithms.evaluation_config import EvaluationConfig
-from algorithms.match import found
-from algorithms.match_config import MatchConfig
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.player import load_player, make_envs
+from algorithms.tools.flags import MatchConfig
+from algorithms.tools.match import found
 from benchmarks import runs, seeds
 from utils.metrics import last_values, read_metrics
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.cli import run_command
-from algorithms.selftest.storm import MARKER, kill, processes_of
+from algorithms.tools.selftest.killer import MARKER, kill, processes_of
 from benchmarks import measuring, process_tree, promises
 from benchmarks.measuring import ROOT
 from benchmarks.promises import Figure

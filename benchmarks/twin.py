@@ -7,10 +7,10 @@ Flags and results are those of `train_appo.py`; on a GPU it is the same program.
 
 import sys
 
-from algorithms.appo.appo import APPO, train
-from algorithms.appo.blueprint import Blueprint
-from algorithms.appo.config import parse_train
 from algorithms.cli import run_command
+from algorithms.run.build_workers import Blueprint
+from algorithms.run.config import parse_train
+from algorithms.run.main import APPO, train
 
 
 class BufferedBlueprint(Blueprint):

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from algorithms.cli import run_command
-from algorithms.runtime.status import read_status
-from algorithms.selftest.storm import MARKER, kill, processes_of, roles_of
+from algorithms.runtime.monitor.overview import read_status
+from algorithms.tools.selftest.killer import MARKER, kill, processes_of, roles_of
 from benchmarks import measuring, promises
 from benchmarks.measuring import ROOT
 from benchmarks.promises import Figure

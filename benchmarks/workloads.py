@@ -7,8 +7,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from algorithms.appo.config import Config, parse_train
-from algorithms.appo.probing import decided
+from algorithms.run.config import Config, parse_train
+from algorithms.run.tuning.measure import decided
 from utils.errors import UsageError
 
 # Petrenko et al. 2020 (arXiv:2006.11751): one pass over batches of 1024, trajectories of 32 steps.

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from algorithms.appo.top import Watched
-from algorithms.runtime.panel import Snapshot, draw
+from algorithms.runtime.monitor.panel import Snapshot, draw
+from algorithms.tools.top import Watched
 from utils.command_line import own_command, say
 
 PICTURES = Path(__file__).parent / "pictures"

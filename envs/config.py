@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from utils.config import flag
+from utils.flags import flag
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import warnings
@@ -9,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -17,20 +18,26 @@ import numpy as np
 from envs.conversion import failure_of, one_line, require_info, reraise
 from envs.incidents import IncidentFolder, random_state
 from envs.journal import Journal, JournalMemory
-from envs.reward_shaping import default_reward_shaping, set_reward_shaping
 from envs.spaces import frames_per_step, num_agents_of, require_spec, spec_of
 from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import EnvironmentFailure, SpaceMismatch
 from utils.timing import RESET, clock
 
+if TYPE_CHECKING:
+    pass
+
+
 log = logging.getLogger(__name__)
 
 SingleEnv = gymnasium.Env[Any, Any]
+
 Begun = tuple[Any, Any]
 """The first observation of an episode and its info; of several agents, lists of them."""
 
 PERIOD_STEPS = 1000
+
 IN_A_ROW = 3
+
 LINE_SECONDS = 10.0
 
 
@@ -258,3 +265,53 @@ class EnvSet:
         more = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
         log.warning("env %d is made again: %s%s", index, failure, more)
         self._silent_until, self._unsaid = now + LINE_SECONDS, 0
+
+
+# Environments whose rewards have coefficients that training may change: where they are found and how they are set.
+#
+# Such an environment, or a wrapper around it, has `get_default_reward_shaping()`, which returns a dict of numbers
+# (dicts and lists of them are taken too), and `set_reward_shaping(shaping, agent)`, which rewards an agent by such a
+# dict from then on.
+
+
+GETTER, SETTER = "get_default_reward_shaping", "set_reward_shaping"
+
+
+def default_reward_shaping(env: gymnasium.Env[Any, Any], name: str) -> dict[str, Any]:
+    """The coefficients of an environment as JSON values; {} where it has none that can be set.
+
+    Raises:
+        EnvironmentFailure: it raised, or they are no dict of numbers.
+    """
+    if not (env.has_wrapper_attr(GETTER) and env.has_wrapper_attr(SETTER)):
+        return {}
+    try:
+        found = env.get_wrapper_attr(GETTER)()
+    except BaseException as error:
+        reraise(name, error)
+    try:
+        plain = json.loads(json.dumps(found, allow_nan=False, default=lambda number: number.item()))
+    except (TypeError, ValueError, AttributeError):
+        plain = None
+    if not isinstance(plain, dict):
+        raise SpaceMismatch(f"{name}: {GETTER} must return a dict of finite numbers")
+    return plain
+
+
+def set_reward_shaping(env: gymnasium.Env[Any, Any], name: str, agent: int, shaping: Mapping[str, Any]) -> None:
+    """Reward an agent of an environment by these coefficients from now on."""
+    try:
+        env.get_wrapper_attr(SETTER)(dict(shaping), agent)
+    except BaseException as error:
+        reraise(name, error)
+
+
+class ShapedRows:
+    """Base of what steps an `EnvSet`: finds the environment and the agent of a row."""
+
+    spec: EnvSpec
+    _envs: EnvSet
+
+    def shape_rewards(self, row: int, shaping: Mapping[str, Any]) -> None:
+        """Reward a row by these coefficients from now on."""
+        self._envs.shape_rewards(*divmod(row, self.spec.num_agents), shaping)

@@ -20,14 +20,14 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from envs import zoo
+from envs.agents import pettingzoo
+from envs.agents.multi_agent import loop_over
 from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, OnFailure, SingleEnv
-from envs.multi_agent import loop_over
 from envs.spaces import num_agents_of
 from envs.spec import EnvSpec, GroupEnv
-from envs.toy import register_toys
+from envs.toys.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
 from envs.wrappers import RepeatAction, know_actions_sooner, make_registered, stack_frames
 from utils.errors import CannotBeDrawn, UsageError
@@ -65,19 +65,19 @@ class VectorAdapter(Adapter, Protocol):
 
 
 FAMILIES = (
-    Family(r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d", "ale_py", "ale_py", "appo[atari]", "envs.atari"),
-    Family(r"ale_py\.", "ale_py", None, "appo[atari]", "envs.atari"),
-    Family(r"Vizdoom", "vizdoom", "vizdoom.gymnasium_wrapper", "appo[vizdoom]", "envs.doom"),
-    Family(r"MiniGrid-|BabyAI-", "minigrid", "minigrid", "appo[minigrid]", "envs.minigrid"),
-    Family(r"dm_control/", "dm_control", "envs.control_suite", "appo[dm-control]", "envs.control_suite"),
-    Family(r"envpool[:/]", "envpool", None, "appo[envpool]", "envs.pool"),
+    Family(r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d", "ale_py", "ale_py", "appo[atari]", "envs.families.atari"),
+    Family(r"ale_py\.", "ale_py", None, "appo[atari]", "envs.families.atari"),
+    Family(r"Vizdoom", "vizdoom", "vizdoom.gymnasium_wrapper", "appo[vizdoom]", "envs.families.vizdoom"),
+    Family(r"MiniGrid-|BabyAI-", "minigrid", "minigrid", "appo[minigrid]", "envs.families.minigrid"),
+    Family(r"dm_control/", "dm_control", "envs.families.dm_control", "appo[dm-control]", "envs.families.dm_control"),
+    Family(r"envpool[:/]", "envpool", None, "appo[envpool]", "envs.families.envpool"),
     Family(
         r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*-v\d",
         "highway_env",
         "highway_env",
         "appo[highway]",
     ),
-    Family(r"highway_env\.", "highway_env", None, "appo[highway]", "envs.highway"),
+    Family(r"highway_env\.", "highway_env", None, "appo[highway]", "envs.families.highway"),
     Family(r"gymnasium\.envs\.mujoco", "mujoco", None, "appo[mujoco]"),
     Family(r"gymnasium\.envs\.box2d", "Box2D", None, "appo[box2d]"),
 )
@@ -172,7 +172,7 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
     if isinstance(target, Registration):
         env: Any = make_registered(target, **arguments, **taken)
     else:
-        env = zoo.as_gymnasium(target(**arguments, **taken), config.env)
+        env = pettingzoo.as_gymnasium(target(**arguments, **taken), config.env)
     several = num_agents_of(env) > 0
     if several:
         _check_repeats(config, taken)
@@ -315,12 +315,12 @@ def _resolve(name: str) -> Registration | Factory:
     module_name, colon, env_id = name.rpartition(":")
     if module_name == "envpool":  # has ids of its own
         _require_package(name, name)
-        found: Registration = importlib.import_module("envs.pool").registration(env_id)
+        found: Registration = importlib.import_module("envs.families.envpool").registration(env_id)
         return found
     module = _import_user_module(name, module_name) if colon else None
     if module is not None and env_id not in gymnasium.registry and hasattr(module, env_id):
         return _factory(name, getattr(module, env_id))
-    if env_id not in gymnasium.registry and (maker := zoo.find(env_id, registered=module is not None)):
+    if env_id not in gymnasium.registry and (maker := pettingzoo.find(env_id, registered=module is not None)):
         return maker
     if module is None or env_id not in gymnasium.registry:  # the user's own may be called as those of a family are
         _require_package(env_id, env_id)
@@ -370,7 +370,7 @@ def _knows_environments(module: ModuleType | None) -> bool:
 
 
 def _env_classes() -> tuple[type, ...]:
-    return (gymnasium.Env, VectorEnv, *zoo.classes())
+    return (gymnasium.Env, VectorEnv, *pettingzoo.classes())
 
 
 def _import_user_module(name: str, module_name: str) -> ModuleType:

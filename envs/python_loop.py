@@ -7,12 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from envs.conversion import ActionConverter, ObservationWriter, episode_stats, one_line, reported_frames, require_info
-from envs.env_set import RAISE, Begun, EnvSet, OnFailure, SingleEnv
-from envs.finite import FiniteCheck
+from envs.conversion import (
+    ActionConverter,
+    FiniteCheck,
+    ObservationWriter,
+    episode_stats,
+    one_line,
+    reported_frames,
+    require_info,
+)
+from envs.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
 from envs.journal import NOBODY
 from envs.masks import ActionMasks, flat_mask, random_action
-from envs.reward_shaping import ShapedRows
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure, SpaceMismatch
 

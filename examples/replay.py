@@ -11,16 +11,16 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 
-from algorithms.appo.appo import APPO, train
-from algorithms.appo.blueprint import Blueprint
-from algorithms.appo.config import LearningConfig, parse_train
+from algorithms.appo.config import LearningConfig
 from algorithms.appo.learner import Learner
 from algorithms.cli import run_command
-from algorithms.runtime.arena import Arena
-from algorithms.runtime.batches import Batch
-from algorithms.runtime.flat_module import FlatModule
-from algorithms.runtime.messages import Address
-from algorithms.runtime.node import Worker
+from algorithms.models.flat_module import FlatModule
+from algorithms.run.build_workers import Blueprint
+from algorithms.run.config import parse_train
+from algorithms.run.main import APPO, train
+from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.messages import Address, Worker
 from envs.spec import EnvSpec
 
 AGE = 2
@@ -46,7 +46,7 @@ class ReplayingBlueprint(Blueprint):
 
     def make_learner(self, arena: Arena, address: Address) -> Worker:
         """A learner worker around a `ReplayingLearner`."""
-        from algorithms.appo.build import make_learner
+        from algorithms.run.build_learner import make_learner
 
         return make_learner(self, arena, address, ReplayingLearner)
 

@@ -17,18 +17,21 @@ import numpy as np
 import torch
 
 from algorithms.appo.config import LearningConfig
-from algorithms.appo.optimizer import FlatAdam
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.build import build_model
 from algorithms.models.config import ModelConfig
+from algorithms.models.flat_module import FlatModule, split
 from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae
-from algorithms.runtime.arena import Arena, Array
-from algorithms.runtime.batches import Batch, ColumnBatches
-from algorithms.runtime.env_group import EnvGroup, GroupPlan
-from algorithms.runtime.flat_module import FlatModule, split
-from algorithms.runtime.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from algorithms.parts.optimizer import FlatAdam
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.learning.batches import Batch, ColumnBatches
+from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from algorithms.runtime.memory.arena import Arena, Array
+from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
+from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
+from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
     ActionRequest,
     Address,
@@ -38,11 +41,9 @@ from algorithms.runtime.messages import (
     SlotReleased,
     TrajectoryReady,
 )
-from algorithms.runtime.policy_worker import ActingPlan, PolicyWorker
-from algorithms.runtime.state_block import LearnerState, StateBlock
+from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
+from algorithms.runtime.sampling.policy_worker import ActingPlan, PolicyWorker
 from algorithms.runtime.topology import Topology
-from algorithms.runtime.trajectories import FinalObservations, Trajectories, sizes_of
-from algorithms.runtime.weights import WeightRing
 from envs.config import EnvConfig
 from envs.make import make_group
 from envs.spec import EnvSpec
@@ -184,7 +185,7 @@ def make_worker(env: str, env_steps: int, seed: int) -> tuple[LearnerWorker, Rol
     group = EnvGroup(GroupPlan(index=0, slots=range(2), start=0), envs, trajectories, finals, seeds)
     acts = ActingPlan(spec, num_groups=1, recurrence=segment, num_policies=1, device="cpu", seed=seed)
     rollouts = Rollouts(group, PolicyWorker(Address("policy_worker"), acts, acting, memory.ring, trajectories, finals))
-    trains = TrainingPlan(env_steps, env_steps, 1, "cpu", LEARNING.max_skipped_updates, Path("incidents"))
+    trains = TrainingPlan(Budget(env_steps), 1, "cpu", LEARNING.max_skipped_updates, Path("incidents"))
     return LearnerWorker(Address("learner"), trains, learner, rollouts, memory), rollouts
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from utils.config import Flag
 from utils.errors import UsageError
+from utils.flags import Flag
 from utils.values import nearest, parse_bool, parse_json_word, parse_text, parse_words, shown
 
 METAVARS = {

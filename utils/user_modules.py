@@ -7,15 +7,20 @@ example, the user's modules get that one when they import `utils`, and ours all 
 
 import builtins
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from utils.errors import UsageError, text_of
 
 OURS = ("algorithms", "envs", "utils")
+
 ROOT = Path(__file__).resolve().parent.parent
+
 FOLDER = "user_files"
 
 
@@ -98,3 +103,25 @@ def _has(here: Path, names: frozenset[str], name: str) -> bool:
 
 def _is_module(path: Path) -> bool:
     return path.with_suffix(".py").is_file() or path.is_dir()
+
+
+# Functions of the user's that a flag names.
+
+
+def find_function(flag: str, name: str) -> Callable[..., Any]:
+    """The function that `--flag=package.module:function` names; the working directory is looked into too.
+
+    Raises:
+        UsageError: there is no such function.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise UsageError(f"--{flag}={name} must read package.module:function")
+    try:
+        function: object = getattr(import_user_module(module_name), function_name)
+    except Exception as error:  # the user's module may raise anything
+        text = f"{type(error).__name__}: {text_of(error)}"
+        raise UsageError(f"--{flag}={name} failed: {text}") from error
+    if not callable(function):
+        raise UsageError(f"--{flag}={name} is a {type(function).__name__}, not a function")
+    return function

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeGuard, cast
 
-from utils.config import Flag, Kind
 from utils.errors import UsageError
+from utils.flags import Flag, Kind
 
 TRUE_WORDS = ("true", "1", "yes", "on")
 FALSE_WORDS = ("false", "0", "no", "off")

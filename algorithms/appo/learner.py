@@ -4,26 +4,26 @@
 """
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from algorithms.appo.config import LearningConfig
-from algorithms.appo.optimizer import FlatAdam
-from algorithms.appo.statistics import RunningStatistics
 from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.flat_module import FlatModule, split
 from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae, vtrace
-from algorithms.runtime.arena import Array
-from algorithms.runtime.batches import Batch
-from algorithms.runtime.flat_module import FlatModule, split
-from algorithms.runtime.rollback import SKIPPED_IN_A_ROW
-from algorithms.runtime.state_block import LearnerState
+from algorithms.parts.optimizer import FlatAdam
+from algorithms.parts.statistics import RunningStatistics
+from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import LearnerState
 from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import CheckpointError
 
@@ -301,3 +301,29 @@ def _microbatches(batch: Batch, size: int) -> list[Batch]:
     if not size or size >= columns:
         return [batch]
     return [batch.columns(slice(i, i + size)) for i in range(0, columns, size)]
+
+
+# Other hyperparameters for a learner while it trains.
+
+
+class Tune:
+    """Changes the flags that a learner follows, between two batches.
+
+    Args:
+        learner: that changes.
+        quick_update: makes what takes the place of its `update`. Numbers are frozen in that: in captured steps, and in
+            the choice whether there is a twin in numpy. So it is made anew.
+    """
+
+    def __init__(self, learner: Learner, quick_update: Callable[[], Callable[[Batch], Tensor] | None]) -> None:
+        self.learner, self._quick_update = learner, quick_update
+        learner.quick_update = quick_update()
+
+    def __call__(self, values: Mapping[str, Any]) -> int:
+        """Follow these flags and the others as before; the columns of a macro batch then."""
+        config = replace(self.learner.config, **values)
+        float(self.learner.optimizer.learning_rate)  # waits for steps under way, which still read what they captured
+        self.learner.config = config
+        self.learner.optimizer.configure(config)
+        self.learner.quick_update = self._quick_update()
+        return config.macro_batch_columns

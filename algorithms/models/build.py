@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic, model_inputs
-from algorithms.models.choice import encoder_names
-from algorithms.models.config import ModelConfig
+from algorithms.models.config import ModelConfig, encoder_names
 from algorithms.models.cores import Core, IdentityCore, RecurrentCore
 from algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
 from algorithms.models.encoders import (
@@ -24,7 +23,9 @@ from algorithms.models.encoders import (
     impala_encoder,
     mlp_encoder,
 )
+from algorithms.models.flat_module import FlatModule
 from envs.spec import EnvSpec, ObservationSpec
+from utils import machine
 
 Shape = tuple[int, ...]
 
@@ -139,3 +140,25 @@ def _normalize_spectrally(encoder: nn.Module) -> None:
     for module in list(encoder.modules()):
         if isinstance(module, nn.Linear):
             spectral_norm(module)
+
+
+def new_model(config: ModelConfig, spec: EnvSpec, device: str) -> FlatModule:
+    """Make a model on its device, all weights in one vector."""
+    return FlatModule(build_model(config, spec).to(device))
+
+
+def computes_in_bf16(config: ModelConfig, precision: str, model: nn.Module, device: str) -> bool:
+    """Whether --precision means bf16 for a model: `auto` is bf16 for networks of images on hardware that multiplies it.
+
+    Networks of a few vectors gain nothing, and parts of the user's own need not stand it.
+    """
+    if precision == "fp32" or config.encoder_custom:
+        return False
+    has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    return precision == "bf16" or (has_images and _multiplies_bf16(device))
+
+
+def _multiplies_bf16(device: str) -> bool:
+    if device == "cpu":
+        return machine.multiplies_bf16()
+    return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere

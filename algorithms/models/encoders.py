@@ -18,8 +18,8 @@ from algorithms.models.images import (
     FlattenImages,
     InputScaling,
     computed_in,
+    side_by_side,
 )
-from algorithms.models.side_by_side import side_by_side
 from envs.spec import is_channels_first
 
 FEW_CHANNELS = 8

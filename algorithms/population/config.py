@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from utils.command_line import words_of
-from utils.config import Flag, flag
 from utils.errors import UsageError
+from utils.flags import Flag, flag
 from utils.values import from_plain, nearest, shown
 
 SHARED = ("rollout", "recurrence", "num_batches_per_iteration", "max_skipped_updates", "normalize_returns")
@@ -71,6 +71,49 @@ class PopulationConfig:
         "which past version plays: all alike, or hard ones more often, by (1 - win rate)^2",
         choices=("uniform", "hard"),
     )
+
+
+class LearningFlags(Protocol):
+    """The learning flags of an algorithm, as far as a population reads them by name; the dataclass may have more."""
+
+    @property
+    def rollout(self) -> int:
+        """Steps of a trajectory."""
+        ...
+
+    @property
+    def lr_schedule(self) -> str:
+        """How the learning rate changes."""
+        ...
+
+
+class PopulationFlags(Protocol):
+    """The flags of a run, as far as a population reads them."""
+
+    @property
+    def population(self) -> PopulationConfig:
+        """Flags of populations."""
+        ...
+
+    @property
+    def learning(self) -> LearningFlags:
+        """Flags of learning that all policies begin with."""
+        ...
+
+    @property
+    def per_policy(self) -> Sequence[Mapping[str, Any]]:
+        """Flags of learning that only one policy has, by policy."""
+        ...
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """Policies that never learn."""
+        ...
+
+    @property
+    def largest_batch_size(self) -> int:
+        """Largest batch that a policy may ever have."""
+        ...
 
 
 def frozen(config: PopulationConfig, num_policies: int) -> frozenset[int]:

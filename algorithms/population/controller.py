@@ -6,22 +6,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from algorithms.appo.config import Config
-from algorithms.population.breeding import Breeding, Decision
 from algorithms.population.config import PopulationConfig
+from algorithms.population.exploit_explore import Breeding, Decision, ranked
 from algorithms.population.lineage import Event, Lineage, numbers_of, plain_values
-from algorithms.population.rules import ranked
 from algorithms.runtime.messages import (
     Address,
     Adopt,
     Message,
     SetHyperparameters,
     ShapeRewards,
+    Traits,
     TraitsSet,
     WorkerRestarted,
 )
-from algorithms.runtime.monitor import Monitor, PolicyProgress
-from algorithms.runtime.traits import Traits
+from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from utils.failpoints import failpoint
 from utils.windows import RunningStatistic
 
@@ -246,14 +245,3 @@ def _words(event: Event) -> str:
     ]
     copied = f"copies policy {event.source}" if event.kind == "copy" else "mutates"
     return ", ".join([copied, *changes])
-
-
-def controller_of(
-    config: Config, breeding: Breeding, monitor: Monitor, traits: Sequence[Traits], actors: int
-) -> Controller | None:
-    """The controller of a run whose policies differ, or may come to; None for others."""
-    if not (config.population.with_pbt or config.population.per_policy):
-        return None
-    learning = [policy for policy in range(len(traits)) if policy not in config.frozen]
-    lineage = Lineage(config.run.run_directory, traits)
-    return Controller(breeding, monitor, lineage, traits, learning, actors)

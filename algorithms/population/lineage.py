@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from algorithms.runtime.traits import Traits
+from algorithms.runtime.messages import Traits
 from utils.errors import UsageError
 from utils.files import read_mapping, write_json_atomic
 from utils.values import is_number

@@ -1,35 +1,98 @@
 """Main's part of self-play: when a version of the policy joins the pool, who is drawn how often, who has won."""
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from algorithms.appo.config import Config
-from algorithms.population.past import PastVersions
-from algorithms.population.ratings import Record, probabilities, rating_of
-from algorithms.runtime.arena import Arena
-from algorithms.runtime.checkpointing import Table
-from algorithms.runtime.games import LEARNER
+from algorithms.population.config import PopulationConfig
+from algorithms.population.matchmaking import LEARNER
+from algorithms.population.past_versions import PastVersions
+from algorithms.runtime.memory.learner_state import StateBlock
+from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
     Address,
-    Casts,
-    GamesDone,
+    MatchResults,
     Message,
-    PlacesLeft,
+    OpponentsReleased,
+    OpponentTable,
     VersionDue,
     WorkerRestarted,
 )
-from algorithms.runtime.monitor import Monitor
-from algorithms.runtime.state_block import StateBlock
+from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.topology import Topology
-from algorithms.runtime.weights import WeightRing
+
+# How strong the policy that learns is against its past versions, and against which it should play; pure functions.
+#
+# A version keeps the rating that the learner had when it was taken; the first one has 0. The learner's is the one that
+# explains its last results best. 400 points are odds of 10 to 1 (Elo 1978, The Rating of Chessplayers).
+
+
+SCALE = 400 / math.log(10)
+
+PRIOR_GAMES = 1.0
+"""Drawn games that every version counts for beside those played, so that nothing is certain."""
+
+HARDNESS = 2
+"""Exponent of `hard` opponents."""
+
+LARGEST_STEP = 4000.0  # from the highest or lowest rating of a version: odds that no number of games can show
+
+BISECTIONS = 50
+
+
+class Record(NamedTuple):
+    """How the learner has played against a version lately; `score` are games won, those that were drawn count half."""
+
+    rating: float
+    games: int
+    score: float
+
+    @property
+    def win_rate(self) -> float:
+        """With the prior."""
+        return (self.score + PRIOR_GAMES / 2) / (self.games + PRIOR_GAMES)
+
+
+def expected_score(rating: float, other: float) -> float:
+    """Of a game between two ratings."""
+    return 1 / (1 + math.exp(-(rating - other) / SCALE))
+
+
+def rating_of(records: Sequence[Record]) -> float:
+    """The rating at which the expected score is that of all games: its maximum likelihood; 0 without versions.
+
+    Source: Bradley and Terry 1952, Biometrika 39, with one strength unknown.
+    """
+    if not records:
+        return 0.0
+    score = sum(one.score + PRIOR_GAMES / 2 for one in records)
+    low = min(one.rating for one in records) - LARGEST_STEP
+    high = max(one.rating for one in records) + LARGEST_STEP
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        expected = sum((one.games + PRIOR_GAMES) * expected_score(middle, one.rating) for one in records)
+        low, high = (middle, high) if expected < score else (low, middle)
+    return (low + high) / 2
+
+
+def probabilities(records: Sequence[Record], opponents: str) -> list[float]:
+    """How often each version is to be drawn.
+
+    Args:
+        records: of the versions.
+        opponents: uniform, or hard: by (1 - win rate)^2 (prioritized fictitious self-play, Vinyals et al. 2019).
+    """
+    weights = [1.0 if opponents == "uniform" else (1 - one.win_rate) ** HARDNESS for one in records]
+    return [weight / sum(weights) for weight in weights]
+
 
 log = logging.getLogger(__name__)
 
-RECAST_SECONDS = 1.0
+TABLE_SECONDS = 1.0
 """Between changes of the probabilities by new results."""
 
 
@@ -77,7 +140,7 @@ class SelfPlay:
     it.
 
     Args:
-        config: all flags.
+        config: flags of populations.
         topology: of the run.
         pool: where versions are.
         monitor: told the figures.
@@ -85,30 +148,35 @@ class SelfPlay:
     """
 
     def __init__(
-        self, config: Config, topology: Topology, pool: Pool, monitor: Monitor, resumed: int | None = None
+        self,
+        config: PopulationConfig,
+        topology: Topology,
+        pool: Pool,
+        monitor: Monitor,
+        resumed: int | None = None,
     ) -> None:
-        self.config, self.topology, self.pool, self.monitor = config.population, topology, pool, monitor
-        self.window = config.logging.stats_avg
+        self.config, self.topology, self.pool, self.monitor = config, topology, pool, monitor
+        self.window = monitor.config.stats_avg
         self.opponents: list[Opponent] = []
-        self._leaving: dict[int, int] = {}  # place -> number of the casts that have left it out
+        self._leaving: dict[int, int] = {}  # place -> number of the table that has left it out
         self._answers = dict.fromkeys(range(topology.num_groups), 0)
         self._number = self._games = self._past_steps = 0
         self._outbox: list[Message] = []
-        self._changed, self._cast_at = False, 0.0
+        self._changed, self._told_at = False, 0.0
         for version in pool.past.load(-1 if resumed is None else resumed, self.config.self_play_pool_size):
             self._join(version.env_steps, version.rating, version.weights)
         self._due = not self.opponents  # the first version is the policy as it begins
         if self.opponents:
-            self._cast(range(topology.num_actors))
+            self._tell(range(topology.num_actors))
 
     def handle(self, message: Message) -> None:
         """Take in a report."""
         match message:
             case VersionDue():
                 self._due = True
-            case GamesDone():
+            case MatchResults():
                 self._score(message)
-            case PlacesLeft(group, number):
+            case OpponentsReleased(group, number):
                 self._answers[group] = max(number, self._answers[group])
                 heard = min(self._answers.values())
                 self._leaving = {place: since for place, since in self._leaving.items() if since > heard}
@@ -119,8 +187,8 @@ class SelfPlay:
         """What is to be sent now."""
         if self._due and self.pool.block.writes and self._free_places():
             self._take()
-        if self._changed and time.monotonic() - self._cast_at >= RECAST_SECONDS:
-            self._cast(range(self.topology.num_actors))
+        if self._changed and time.monotonic() - self._told_at >= TABLE_SECONDS:
+            self._tell(range(self.topology.num_actors))
         messages, self._outbox = self._outbox, []
         yield from messages
 
@@ -150,7 +218,7 @@ class SelfPlay:
             oldest = self.opponents.pop(0)
             self._leaving[oldest.place] = self._number + 1
             self.pool.past.remove(oldest.env_steps)
-        self._cast(range(self.topology.num_actors))
+        self._tell(range(self.topology.num_actors))
         self._show()
         log.info("policy at %d env steps joins the %d past versions", env_steps, len(self.opponents) - 1)
 
@@ -160,16 +228,18 @@ class SelfPlay:
         ring.publish(weights, ring.published + 1)
         self.opponents.append(Opponent(place, env_steps, rating, deque(maxlen=self.window)))
 
-    def _cast(self, actors: Sequence[int]) -> None:
+    def _tell(self, actors: Sequence[int]) -> None:
         """Tell actors who is in the pool, and how often to draw each."""
         self._number += 1
-        self._changed, self._cast_at = False, time.monotonic()
+        self._changed, self._told_at = False, time.monotonic()
         self._say(actors)
 
     def _say(self, actors: Sequence[int]) -> None:
         places, versions = ([getattr(one, name) for one in self.opponents] for name in ("place", "env_steps"))
         chances = probabilities([one.record for one in self.opponents], self.config.self_play_opponents)
-        self._outbox += [Casts(actor, self._number, tuple(places), tuple(versions), tuple(chances)) for actor in actors]
+        self._outbox += [
+            OpponentTable(actor, self._number, tuple(places), tuple(versions), tuple(chances)) for actor in actors
+        ]
 
     def _again(self, process: str) -> None:
         """Tell an actor that takes the place of a dead one; until it answers, nothing is known of its groups."""
@@ -178,7 +248,7 @@ class SelfPlay:
                 self._answers |= dict.fromkeys(self.topology.groups_of(actor), 0)
                 self._say([actor])
 
-    def _score(self, done: GamesDone) -> None:
+    def _score(self, done: MatchResults) -> None:
         self._past_steps += done.past_steps
         by_version = {one.env_steps: one for one in self.opponents}
         for version, difference in zip(done.version.tolist(), done.difference.tolist(), strict=True):
@@ -196,29 +266,3 @@ class SelfPlay:
         if rates:
             shown |= {"win_rate": sum(rates) / len(rates), "win_rate_min": min(rates)}
         self.monitor.policies[LEARNER].metrics |= {f"selfplay/{name}": float(value) for name, value in shown.items()}
-
-
-def self_play_of(
-    config: Config,
-    topology: Topology,
-    arena: Arena,
-    table: Table,
-    monitor: Monitor,
-    resumed: Mapping[str, Any],
-) -> SelfPlay | None:
-    """The pool of a run with `--self_play`; None for others.
-
-    Args:
-        config: all flags.
-        topology: of the run.
-        arena: its memory.
-        table: name and shape of every weight.
-        monitor: told the figures.
-        resumed: plain state of the learner's checkpoint; {}: there is none.
-    """
-    if not topology.num_past:
-        return None
-    rings = {place: WeightRing(arena, place) for place in range(topology.num_policies, topology.num_acting)}
-    past = PastVersions(config.run.run_directory / f"checkpoint_p{LEARNER}", table)
-    env_steps = int(resumed["env_steps"]) if resumed else None
-    return SelfPlay(config, topology, Pool(StateBlock(arena, LEARNER), rings, past), monitor, env_steps)

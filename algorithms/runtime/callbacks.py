@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.runtime.arena import Array
+from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.messages import LearnerReport
 from envs.spec import EpisodeStats
 from utils.errors import UsageError, text_of
-from utils.functions import find_function
+from utils.user_modules import find_function
 from utils.values import nearest
 
 log = logging.getLogger(__name__)
@@ -280,3 +280,62 @@ def read_only(part: Any) -> Any:
     view = part.view()
     view.flags.writeable = False
     return view
+
+
+# Figures of one's own beside ours: a user's function, called before each record of a policy is written.
+
+
+class CustomSummaries:
+    """Calls `function(policy, statistics)`, which returns figures by tag; what it raises costs those and one warning.
+
+    It runs in main between two messages, so it should take milliseconds.
+
+    Args:
+        name: of the function, as package.module:function; empty: there is none.
+
+    Raises:
+        UsageError: there is no such function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._function = find_function("custom_summaries", name) if name else None
+        self._warned = False
+
+    def __call__(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
+        """The figures it returns for the counters and tags of a policy, without those that are not finite."""
+        if self._function is None:
+            return {}
+        try:
+            found = {str(tag): float(value) for tag, value in self._function(policy, dict(statistics)).items()}
+        except Exception as error:  # the user's code may raise anything
+            if not self._warned:
+                text = f"{type(error).__name__}: {text_of(error)}"
+                log.warning("--custom_summaries=%s failed (said once): %s", self.name, text)
+                self._warned = True
+            return {}
+        return {tag: value for tag, value in found.items() if math.isfinite(value) and tag not in statistics}
+
+
+COUNT = "callbacks_off"
+"""What actors call the number of callbacks that have raised, in their reports."""
+
+
+class ToldSummaries(CustomSummaries):
+    """What callbacks add to the figures of a policy, after the function that flags name.
+
+    Args:
+        name: of that function, or empty.
+        hooks: of main.
+    """
+
+    def __init__(self, name: str, hooks: Hooks) -> None:
+        super().__init__(name)
+        self._hooks = hooks
+
+    def __call__(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
+        """New figures; those that are there are not changed."""
+        found = super().__call__(policy, statistics)
+        figures = {**statistics, **found}
+        self._hooks.tell("before_logging", policy, figures)
+        return found | {tag: value for tag, value in finite(figures).items() if tag not in statistics}

@@ -1,38 +1,30 @@
-"""When checkpoints are written and what is in them; how a file becomes safe on disk is `utils.checkpoint`'s business.
+"""When checkpoints are written and what is in them.
+
+How a file becomes safe on disk is the business of `utils.checkpoint_files`.
 
 Main writes them from the state blocks, in a thread of its own, so saving stalls neither training nor supervision.
 """
 
-import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from safetensors.numpy import load, save
-
-from algorithms.runtime.arena import Array
-from algorithms.runtime.best import Best
 from algorithms.runtime.config import RunConfig
-from algorithms.runtime.messages import Message, SaveState, StateSaved, WorkerRestarted
-from algorithms.runtime.monitor import Monitor
-from algorithms.runtime.plain_state import OF_MAIN, read_plain
-from algorithms.runtime.state_block import LearnerState, StateBlock
-from algorithms.runtime.traits import Traits
-from utils import checkpoint
+from algorithms.runtime.memory.learner_state import OF_MAIN, LearnerState, StateBlock, Table, decode, encode, read_plain
+from algorithms.runtime.messages import Message, SaveState, StateSaved, Traits, WorkerRestarted
+from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from utils import checkpoint_files
 from utils.errors import AppoError, CheckpointError, NumericsError, UsageError
 
 log = logging.getLogger(__name__)
 
-Table = list[tuple[str, tuple[int, ...]]]
 Kind = Literal["regular", "milestone", "best"]
-FORMAT = 1
-MOMENTS = ("exp_avg.", "exp_avg_sq.")
 
 
 class Checkpointing:
@@ -137,20 +129,20 @@ class Checkpointing:
         if not state.is_finite:
             raise NumericsError("weights or moments are not finite; older checkpoints are kept")
         steps = int(state.meta["env_steps"])
-        name = checkpoint.checkpoint_name(steps)
+        name = checkpoint_files.checkpoint_name(steps)
         state = replace(state, meta={**state.meta, "progress": order.progress})
         if "regular" in order.kinds and steps != self._saved_steps.get(policy):
-            path = checkpoint.save(parent, name, encode(state, self.table))
+            path = checkpoint_files.save(parent, name, encode(state, self.table))
             self._saved_steps[policy] = steps
             log.info("saved %s", path)
         if "milestone" in order.kinds:
-            checkpoint.save(parent / "milestones", name, encode(state, self.table))
+            checkpoint_files.save(parent / "milestones", name, encode(state, self.table))
         same_weights = (Traits.in_state(state.meta) or Traits()).adoptions == order.progress.get("adoptions", 0)
         if "best" in order.kinds and order.better is not None and same_weights:
             best = self._best[policy]
             best.save(name, encode(best.mark(state, order.better), self.table), order.better)
         self._owed[policy] -= order.kinds
-        checkpoint.prune(parent, self.config.keep_checkpoints)
+        checkpoint_files.prune(parent, self.config.keep_checkpoints)
 
 
 def _new_writer() -> ThreadPoolExecutor:
@@ -164,65 +156,6 @@ class _Order(NamedTuple):
     kinds: frozenset[Kind]
     progress: dict[str, Any]
     better: float | None  # the metric, if it is the best so far
-
-
-def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
-    """The files of a checkpoint."""
-    weights, first, second = (named(vector, table) for vector in state.vectors)
-    moments = zip(MOMENTS, (first, second), strict=True)
-    optimizer = {prefix + name: value for prefix, vector in moments for name, value in vector.items()}
-    optimizer["statistics"] = state.moments
-    meta = {"format": FORMAT, **state.meta}
-    return {
-        "model.safetensors": save(weights),
-        "optimizer.safetensors": save(optimizer),
-        "state.json": json.dumps(meta, indent=1).encode(),
-    }
-
-
-def decode(files: dict[str, bytes], table: Table | None = None) -> tuple[LearnerState, Table]:
-    """The inverse of `encode`, with the table of the weights.
-
-    Args:
-        files: of a checkpoint that verified. That says nothing of who wrote them.
-        table: what the model expects; None accepts any, in alphabetical order.
-
-    Raises:
-        UsageError: the weights are those of another model.
-        CheckpointError: the files are not what `encode` makes of a state that training can go on from.
-    """
-    weights, optimizer = _arrays(files, "model.safetensors"), _arrays(files, "optimizer.safetensors")
-    found = {name: tuple(value.shape) for name, value in sorted(weights.items())}
-    if table is None:
-        table = list(found.items())
-    expected = dict(table)
-    if found != expected:
-        names = [n for n in {**expected, **found} if found.get(n) != expected.get(n)]
-        first = f"{names[0]}: saved {found.get(names[0], 'none')}, expected {expected.get(names[0], 'none')}"
-        raise UsageError(f"the checkpoint belongs to another model; {len(names)} weights differ, first {first}")
-    vectors = np.stack([_flat(weights, "", table), *(_flat(optimizer, name, table) for name in MOMENTS)])
-    statistics = optimizer.get("statistics")
-    if statistics is None or statistics.dtype != np.float64 or statistics.ndim != 1:
-        raise CheckpointError("optimizer.safetensors holds no running statistics")
-    state = LearnerState(vectors, statistics, read_plain(_file(files, "state.json")))
-    if not state.is_finite:
-        raise CheckpointError("weights, moments or statistics are not finite")
-    return state, table
-
-
-def _file(files: dict[str, bytes], name: str) -> bytes:
-    if name not in files:
-        raise CheckpointError(f"the checkpoint has no {name}")
-    return files[name]
-
-
-def _arrays(files: dict[str, bytes], name: str) -> dict[str, Array]:
-    """The arrays of a safetensors file, whose own parser checks its header against its size."""
-    content = _file(files, name)
-    try:
-        return load(content)
-    except Exception as error:  # of the parser's own kinds, and KeyError or TypeError for types that numpy has not
-        raise CheckpointError(f"{name} cannot be read: {type(error).__name__}") from None
 
 
 def resume(
@@ -251,13 +184,13 @@ def _resume(
 ) -> dict[str, Any]:
     parent = directory / f"checkpoint_p{policy}"
     for place in (parent, parent / "milestones"):
-        checkpoint.clean_temporaries(place)
-    loaded = checkpoint.load(parent, check=lambda files: decode(files, table))
+        checkpoint_files.clean_temporaries(place)
+    loaded = checkpoint_files.load(parent, check=lambda files: decode(files, table))
     if loaded is None:
         return {}
     for path, reason in loaded.found.damaged:
         log.warning("damaged checkpoint skipped: %s: %s", path, reason)
-    checkpoint.quarantine(parent, loaded.found.damaged)
+    checkpoint_files.quarantine(parent, loaded.found.damaged)
     state, _ = decode(loaded.files, table)
     if state.moments.size != block.num_moments:
         found = f"{state.moments.size} running statistics, expected {block.num_moments}"
@@ -269,19 +202,96 @@ def _resume(
     return state.meta
 
 
-def named(vector: Array, table: Table) -> dict[str, Array]:
-    """The views of a flat vector [P] that a table describes."""
-    views, start = {}, 0
-    for name, shape in table:
-        size = int(np.prod(shape, dtype=np.int64))
-        views[name] = vector[start : start + size].reshape(shape)
-        start += size
-    return views
+# The best policy of a run so far: when there is a new one, and where it is kept.
 
 
-def _flat(named: dict[str, Array], prefix: str, table: Table) -> Array:
-    for name, shape in table:
-        array = named.get(prefix + name)
-        if array is None or array.shape != shape or array.dtype != np.float32:
-            raise CheckpointError(f"{prefix}{name} is missing, or no float32 array of shape {shape}")
-    return np.concatenate([np.zeros(0, np.float32), *(named[prefix + name].reshape(-1) for name, _ in table)])
+DIRECTORY = "best"
+
+KEY = "best"  # in state.json: which metric, and its value
+
+
+class Best:
+    """The best checkpoint of one policy, alone in a directory of its own; a later start knows how good it is.
+
+    Args:
+        directory: of the policy's checkpoints.
+        config: of the run.
+    """
+
+    def __init__(self, directory: Path, config: RunConfig) -> None:
+        self.directory, self.config = directory / DIRECTORY, config
+        self.value = self._kept()
+
+    def better(self, progress: PolicyProgress) -> float | None:
+        """The metric of a policy, over a full window of episodes, if finite and better than ever; higher is better."""
+        name, _, kind = self.config.save_best_metric.rpartition("/")
+        statistic = progress.statistics().get(name)
+        if self.config.save_best_after < 0 or progress.totals["env_steps"] < self.config.save_best_after:
+            return None
+        if statistic is None or statistic.count < progress.stats_avg:
+            return None
+        value = {"mean": statistic.mean, "min": statistic.min, "max": statistic.max}[kind]
+        return value if math.isfinite(value) and value > self.value else None
+
+    def mark(self, state: LearnerState, value: float) -> LearnerState:
+        """The state with what makes it the best."""
+        return replace(state, meta={**state.meta, KEY: {"metric": self.config.save_best_metric, "value": value}})
+
+    def save(self, name: str, files: dict[str, bytes], value: float) -> None:
+        """Keep a checkpoint instead of the one before; files are those of a state that `mark` has marked.
+
+        Raises:
+            ResourceError: the disk is full or refuses; the best before is untouched.
+        """
+        path = checkpoint_files.save(self.directory, name, files)
+        self.value = value
+        log.info("saved %s, the best so far: %s %.6g", path, self.config.save_best_metric, value)
+        self._keep_only(path)
+
+    def _kept(self) -> float:
+        """Value of the best one on disk, which stays alone; -inf if there is none, or it was measured otherwise."""
+        checkpoint_files.clean_temporaries(self.directory)
+        found: list[tuple[float, Path]] = []
+        for path in sorted(self.directory.glob("ckpt_*")):
+            try:
+                checkpoint_files.verify(path)
+                read_plain(checkpoint_files.read(path, "state.json"))
+            except CheckpointError as error:
+                log.warning("damaged best checkpoint set aside: %s", error)
+                checkpoint_files.quarantine(self.directory, (checkpoint_files.Damaged(path, str(error)),))
+                continue
+            found.append((_worth(path, self.config.save_best_metric), path))
+        value, path = max(found, default=(-math.inf, self.directory))
+        self._keep_only(path)
+        return value
+
+    def _keep_only(self, path: Path) -> None:
+        for other in self.directory.glob("ckpt_*"):
+            if other != path:
+                checkpoint_files.remove(other)
+
+
+def load_best(
+    directory: Path, metric: str, check: Callable[[dict[str, bytes]], object] = lambda files: None
+) -> checkpoint_files.Loaded | None:
+    """The best checkpoint that verifies and stands the check, by this metric; None where there is none.
+
+    A crash between saving the new and removing the old leaves both. Their order by env steps says nothing: training
+    that went back to an older checkpoint may have found something better with fewer.
+
+    Raises:
+        CheckpointError: there are checkpoints and none can be read.
+    """
+    return checkpoint_files.load(directory, lambda path: _worth(path, metric), check)
+
+
+def _worth(path: Path, metric: str) -> float:
+    """How good a best checkpoint says it is; -inf if by another metric.
+
+    One that cannot be read comes first: whoever loads it finds out that it is damaged, and says so.
+    """
+    try:
+        kept = read_plain(checkpoint_files.read(path, "state.json")).get(KEY, {})
+    except CheckpointError:
+        return math.inf
+    return float(kept["value"]) if kept.get("metric") == metric else -math.inf

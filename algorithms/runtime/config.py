@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.config import flag
+from utils.flags import flag
 
 ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # limits from which on there is none
 

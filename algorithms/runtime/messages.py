@@ -4,13 +4,48 @@ Requests and replies carry (group, slot, step, generation) and hand-overs a slot
 current, so answering or releasing twice is harmless.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from __future__ import annotations
 
-from numpy.typing import NDArray
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from algorithms.runtime.traits import Traits
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# What sets the policies of one run apart.
+
+
+KEY = "traits"
+"""In the plain state of a learner."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a policy learns with. Saved with its weights, in one piece, so that it never has those of another policy.
+
+    Attributes:
+        hyperparameters: learning flag -> value, of the flags in which policies differ.
+        reward_shaping: coefficients of the environment's rewards; {}: it has none.
+        changes: decisions of main about this policy so far; an order has the number that follows.
+        adoptions: how often its weights were replaced by those of another policy.
+        decided_env_steps: of the policy at the last decision.
+    """
+
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    reward_shaping: Mapping[str, Any] = field(default_factory=dict)
+    changes: int = 0
+    adoptions: int = 0
+    decided_env_steps: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds them."""
+        return asdict(self)
+
+    @classmethod
+    def in_state(cls, meta: Mapping[str, Any]) -> Self | None:
+        """Those in the plain state of a learner, as `plain_state` has checked it; None: it is of no population."""
+        return cls(**meta[KEY]) if KEY in meta else None
 
 
 @dataclass(frozen=True)
@@ -27,7 +62,6 @@ class Address:
 
 
 MAIN = Address("main")
-
 
 # ---- to a policy worker
 
@@ -74,10 +108,10 @@ class ShapeRewards(NamedTuple):
     shaping: Mapping[str, Any]
 
 
-class Casts(NamedTuple):
+class OpponentTable(NamedTuple):
     """From now on past versions are drawn from these places (policy numbers), with these probabilities.
 
-    Every group answers with `PlacesLeft` when nobody plays in another place any more. Numbers rise.
+    Every group answers with `OpponentsReleased` when nobody plays in another place any more. Numbers rise.
     """
 
     actor: int
@@ -155,16 +189,16 @@ class EpisodesDone(NamedTuple):
     stats: tuple[tuple[int, dict[str, float]], ...]  # (policy, extra statistics of the env) for episodes that have some
 
 
-class GamesDone(NamedTuple):
+class MatchResults(NamedTuple):
     """Games against past versions that ended in one group since its last report."""
 
-    version: NDArray  # type: ignore[type-arg]  # [G] int64, as `Casts.versions`
+    version: NDArray  # type: ignore[type-arg]  # [G] int64, as `OpponentTable.versions`
     difference: NDArray  # type: ignore[type-arg]  # [G] float64, mean return of the learner's agents minus the others'
     past_steps: int  # valid steps that past versions have taken
 
 
-class PlacesLeft(NamedTuple):
-    """In this group nobody plays in a place that the `Casts` of that number, or an earlier one, have left out."""
+class OpponentsReleased(NamedTuple):
+    """Nobody in this group plays in a seat that the `OpponentTable` of that number, or an earlier one, has left out."""
 
     group: int
     number: int
@@ -251,7 +285,7 @@ Message = (
     | ActionsReady
     | SlotReleased
     | ShapeRewards
-    | Casts
+    | OpponentTable
     | Begin
     | TrajectoryReady
     | SaveState
@@ -260,8 +294,8 @@ Message = (
     | WorkerReady
     | WorkerFailed
     | EpisodesDone
-    | GamesDone
-    | PlacesLeft
+    | MatchResults
+    | OpponentsReleased
     | VersionDue
     | LearnerReport
     | StateSaved
@@ -272,3 +306,19 @@ Message = (
     | WorkerRestarted
     | Stop
 )
+
+
+class Worker(Protocol):
+    """A plain object that messages are given to and that has work in between."""
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Note a message; quick."""
+        ...
+
+    def pending(self) -> bool:
+        """Whether there is work."""
+        ...
+
+    def work(self) -> Iterator[Message]:
+        """Do one unit of it."""
+        ...

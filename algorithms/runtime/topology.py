@@ -10,8 +10,8 @@ from algorithms.runtime.messages import (
     ActionsReady,
     Address,
     Adopt,
-    Casts,
     Message,
+    OpponentTable,
     SaveState,
     SetHyperparameters,
     ShapeRewards,
@@ -119,7 +119,7 @@ class Topology:
                 return _address("actor", group // self.groups_per_actor)
             case SlotReleased(_, slot):
                 return _address("actor", self.actor_of_slot(slot))
-            case ShapeRewards(actor) | Casts(actor):
+            case ShapeRewards(actor) | OpponentTable(actor):
                 return _address("actor", actor)
             case TrajectoryReady(policy) | SaveState(policy) | SetHyperparameters(policy) | Adopt(policy):
                 return _address("learner", policy)

@@ -6,7 +6,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     from algorithms.cli import run_command, train
-    from algorithms.runtime import launch
+    from algorithms.runtime.processes import fork_server
 
-    launch.ANSWER_SECONDS = 15.0
+    fork_server.ANSWER_SECONDS = 15.0
     sys.exit(run_command(lambda: train(sys.argv[1:])))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from algorithms.selftest.storm import MARKER, kill, processes_of, role_of
+from algorithms.tools.selftest.killer import MARKER, kill, processes_of, role_of
 from utils.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]

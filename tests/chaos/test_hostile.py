@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.replay import ReplayConfig, replay
-from algorithms.selftest.history import unaccounted
+from algorithms.tools.replay_incident import ReplayConfig, replay
+from algorithms.tools.selftest.invariants import unaccounted
 from envs.incidents import Incident
 from tests.chaos.runs import HOSTILE, RAISED, Ended, TrainingRun, last_line
 from utils.metrics import read_metrics

@@ -20,7 +20,7 @@ from tests.chaos.runs import (
     kill,
     last_line,
 )
-from utils import checkpoint
+from utils import checkpoint_files
 from utils.lock import RunLock
 
 GONE_SECONDS = 10.0  # the promise is 2
@@ -101,7 +101,7 @@ def kill_and_check(run: TrainingRun, role: str) -> float:
 
 def assert_saved(run: TrainingRun, at_least: int) -> None:
     """One good checkpoint. A dead learner cannot be asked: of it, the state of about a second before remains."""
-    found = checkpoint.newest(run.directory / "checkpoint_p0")
+    found = checkpoint_files.newest(run.directory / "checkpoint_p0")
     assert found is not None
     assert not found.damaged
     assert len(checkpoint_steps(run.directory)) == 1

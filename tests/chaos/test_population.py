@@ -16,7 +16,7 @@ from safetensors.numpy import load
 
 from algorithms.population.lineage import Event, read_events
 from tests.chaos.runs import TrainingRun
-from utils import checkpoint
+from utils import checkpoint_files
 
 POLICIES, PERIOD = 3, 300
 GAMMAS = (0.9, 0.91, 0.92)
@@ -43,7 +43,7 @@ def states(directory: Path) -> list[tuple[dict[str, Any], bytes]]:
     """Plain state and weights of the newest checkpoint of every policy; weights without the running statistics."""
     found = []
     for policy in range(POLICIES):
-        loaded = checkpoint.load(directory / f"checkpoint_p{policy}")
+        loaded = checkpoint_files.load(directory / f"checkpoint_p{policy}")
         assert loaded is not None
         weights = load(loaded.files["model.safetensors"])
         kept = [weights[name].tobytes() for name in sorted(weights) if name.endswith("weight") and "head" not in name]

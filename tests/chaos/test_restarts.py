@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.selftest.history import falling, lost_checkpoints, tolerated, unaccounted
+from algorithms.tools.selftest.invariants import falling, lost_checkpoints, tolerated, unaccounted
 from tests.chaos.runs import HOSTILE, RAISED, ROOT, TrainingRun, checkpoint_steps, kill, last_line
 from utils.metrics import read_metrics
 

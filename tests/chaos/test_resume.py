@@ -15,7 +15,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from tests.chaos.runs import TrainingRun, kill
 from tests.integration.runs import record
-from utils import checkpoint
+from utils import checkpoint_files
 from utils.metrics import read_metrics, without_lost
 
 BUDGET, RATE = 10_000_000, 0.001
@@ -44,7 +44,7 @@ def resumed_at(stdout: str) -> int:
 
 def newest_state(directory: Path) -> tuple[dict[str, Any], float]:
     """Plain state of the newest checkpoint, and the samples in its observation statistics."""
-    loaded = checkpoint.load(directory / "checkpoint_p0")
+    loaded = checkpoint_files.load(directory / "checkpoint_p0")
     assert loaded is not None
     assert not loaded.found.damaged
     return json.loads(loaded.files["state.json"]), float(load(loaded.files["optimizer.safetensors"])["statistics"][0])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.selftest.storm import kill
+from algorithms.tools.selftest.killer import kill
 from tests.chaos.runs import TrainingRun, checkpoint_steps
-from utils import checkpoint
+from utils import checkpoint_files
 
 FLAGS = (
     "--inference=central",
@@ -54,5 +54,5 @@ def test_versions_go_on_joining_whoever_dies(tmp_path: Path) -> None:
         run.interrupt()
         assert run.wait().exit_code == 130
     for path in folder_of(run).glob("ckpt_*"):
-        checkpoint.verify(path)
+        checkpoint_files.verify(path)
     assert len(versions(run)) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.runs import HOSTILE, TrainingRun, checkpoint_steps, kill
-from utils import checkpoint
+from utils import checkpoint_files
 from utils.interrupts import SAME_PRESS_SECONDS
 
 END_SECONDS = 25.0  # the promise is 5
@@ -26,7 +26,7 @@ def interrupted_run(folder: Path, number: int, *flags: str, env: str = "CartPole
     assert ended.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[signal.Signals(number)]
     assert ended.seconds < END_SECONDS
     assert "Traceback" not in ended.stderr
-    found = checkpoint.newest(run.directory / "checkpoint_p0")
+    found = checkpoint_files.newest(run.directory / "checkpoint_p0")
     assert found is not None
     assert not found.damaged
     assert checkpoint_steps(run.directory)[-1] >= reported

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.selftest.history import falling, lost_checkpoints, saved, tolerated, unaccounted
-from algorithms.selftest.storm import Storm, StormError
+from algorithms.tools.selftest.invariants import falling, lost_checkpoints, saved, tolerated, unaccounted
+from algorithms.tools.selftest.killer import Storm, StormError
 from tests.chaos.runs import START_SECONDS, TrainingRun
 from tests.chaos.witness import BONUS, EPISODE_STEPS, PROGRAM, TESTIMONY
 from utils.metrics import read_metrics

@@ -15,11 +15,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from algorithms.appo.appo import APPO
-from algorithms.appo.blueprint import Blueprint
-from algorithms.runtime.arena import Arena
-from algorithms.runtime.messages import Address
-from algorithms.runtime.node import Worker
+from algorithms.run.build_workers import Blueprint
+from algorithms.run.main import APPO
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.messages import Address, Worker
 
 TESTIMONY = "APPO_TEST_TESTIMONY"  # names the file
 PROGRAM = Path(__file__).with_name("witness_training.py")
@@ -96,9 +95,9 @@ def columns(trace: NDArray[np.int64], valid: NDArray[np.bool_]) -> list[tuple[in
 
 class WitnessBlueprint(Blueprint):
     def make_learner(self, arena: Arena, address: Address) -> Worker:
-        from algorithms.appo.build import make_learner
         from algorithms.appo.learner import Learner
-        from algorithms.runtime.batches import Batch
+        from algorithms.run.build_learner import make_learner
+        from algorithms.runtime.learning.batches import Batch
 
         file = os.open(os.environ[TESTIMONY], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 

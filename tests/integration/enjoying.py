@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from algorithms import cli
-from algorithms.evaluation_config import EvaluationConfig
-from utils import checkpoint
+from algorithms.playing.config import EvaluationConfig
+from utils import checkpoint_files
 
 
 class Windowed(gymnasium.Env[Any, Any]):
@@ -83,7 +83,7 @@ def copied(runs: Path, experiment: str, train_dir: Path, *places: str, config: d
     directory.mkdir()
     flags = json.loads((runs / experiment / "config.json").read_text()) | (config or {})
     (directory / "config.json").write_text(json.dumps(flags))
-    loaded = checkpoint.load(runs / experiment / "checkpoint_p0")
+    loaded = checkpoint_files.load(runs / experiment / "checkpoint_p0")
     assert loaded is not None
     for place in places:
         folder, _, said = place.rpartition("/")
@@ -91,8 +91,8 @@ def copied(runs: Path, experiment: str, train_dir: Path, *places: str, config: d
         state = json.loads(loaded.files["state.json"]) | {"env_steps": int(steps)}
         if value:
             state["best"] = {"metric": "reward/mean", "value": float(value)}
-        files: dict[str, checkpoint.Content] = {**loaded.files, "state.json": json.dumps(state).encode()}
-        checkpoint.save(directory / "checkpoint_p0" / folder, checkpoint.checkpoint_name(int(steps)), files)
+        files: dict[str, checkpoint_files.Content] = {**loaded.files, "state.json": json.dumps(state).encode()}
+        checkpoint_files.save(directory / "checkpoint_p0" / folder, checkpoint_files.checkpoint_name(int(steps)), files)
     return directory
 
 

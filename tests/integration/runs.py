@@ -15,19 +15,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from algorithms.appo import appo, watching
-from algorithms.appo.blueprint import Blueprint
-from algorithms.appo.config import Config, parse_train
-from algorithms.runtime.arena import Arena
-from algorithms.runtime.heartbeat import Heartbeat
-from algorithms.runtime.messages import Address, Begin, EpisodesDone, LearnerReport, Message, Stop, WorkerReport
-from algorithms.runtime.monitor import Monitor
-from algorithms.runtime.node import Node, Worker
-from algorithms.runtime.process import ProcessPlan
-from algorithms.runtime.runner import Budget
-from algorithms.runtime.signals import SignalWatch
+from algorithms.run import main, observers
+from algorithms.run.build_workers import Blueprint
+from algorithms.run.config import Config, parse_train
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.heartbeat import Heartbeat
+from algorithms.runtime.messages import Address, Begin, EpisodesDone, LearnerReport, Message, Stop, Worker, WorkerReport
+from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.processes.process import Node, ProcessPlan
 from algorithms.runtime.topology import Topology
-from utils import checkpoint
+from utils import checkpoint_files
+from utils.interrupts import SignalWatch
 from utils.lock import RunLock
 from utils.metrics import read_metrics
 
@@ -77,7 +76,7 @@ class Run:
 
     def checkpoint(self, policy: int = 0) -> dict[str, bytes]:
         """The files of the newest checkpoint, verified."""
-        loaded = checkpoint.load(self.directory / f"checkpoint_p{policy}")
+        loaded = checkpoint_files.load(self.directory / f"checkpoint_p{policy}")
         assert loaded is not None
         assert not loaded.found.damaged
         return loaded.files
@@ -167,8 +166,8 @@ def record(directory: Path, **flags: object) -> Recorded:
 
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, RunLock(directory / ".lock"), SignalWatch() as signals:
-        patch.setattr(watching, "Monitor", RecordingMonitor)
-        reason = appo.APPO(config, signals).run()
+        patch.setattr(observers, "Monitor", RecordingMonitor)
+        reason = main.APPO(config, signals).run()
     assert not multiprocessing.active_children()
     return Recorded(directory, reason, reports)
 
@@ -184,7 +183,7 @@ class SerialRun:
     """
 
     def __init__(self, directory: Path, *, num_groups: int = 1, rows: int = 8, slots: int = 3, **flags: object) -> None:
-        from algorithms.appo.probe import probe
+        from algorithms.run.tuning.network import probe
 
         self.config: Config = parse_train(command_line(directory, inference="serial", **flags))
         found = probe(self.config)

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from algorithms import cli
-from algorithms import evaluation as evaluating
-from algorithms.appo.build import new_model
-from algorithms.appo.config import Config
-from algorithms.evaluation import Player, find_run, load_player, make_envs, play
-from algorithms.evaluation_config import EvaluationConfig
-from algorithms.tally import Episode
+from algorithms.models.build import new_model
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.episodes import Episode
+from algorithms.playing.player import Player, find_run, load_player, make_envs, play
+from algorithms.run.config import Config
 from envs.make import make_group
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
-from envs.toy_agents import shift_of
+from envs.toys.agents import shift_of
 from tests.integration import enjoying
 from tests.integration.enjoying import copied, enjoyed, evaluation
 from utils.errors import UsageError
@@ -190,7 +189,7 @@ def test_statistics_that_are_not_finite_are_null(
     runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     episode = Episode(1.0, 2, {"x": math.nan, "y": -math.inf, "z": 0.5})
-    monkeypatch.setattr(evaluating, "play", lambda *arguments: [episode])
+    monkeypatch.setattr("algorithms.tools.enjoy.play", lambda *arguments: [episode])
     played = enjoyed(capfd, runs, "--experiment=memory")
     assert played["episodes"] == [{"return": 1.0, "length": 2, "stats": {"x": None, "y": None, "z": 0.5}}]
 
@@ -220,7 +219,7 @@ PARTS = (
 def test_the_most_probable_action_of_every_kind() -> None:
     spec = EnvSpec({"obs": ObservationSpec((3,), "float32")}, ActionSpec(PARTS, (-1.0, -1.0), (1.0, 1.0)))
     torch.manual_seed(0)
-    flat = new_model(Config(), spec, "cpu")
+    flat = new_model(Config().model, spec, "cpu")
     obs, first = {"obs": np.ones((1, 3), np.float32)}, np.ones(1, np.bool_)
 
     def actions(**flags: bool) -> np.ndarray:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from algorithms import cli
-from algorithms.evaluation import find_run, load_player, make_envs
+from algorithms.playing.player import find_run, load_player, make_envs
 from tests.integration.enjoying import copied, enjoyed, evaluation, spoil
 from utils.errors import CheckpointError, UsageError
 from utils.lock import RunLock

@@ -13,7 +13,7 @@ from safetensors.numpy import load, save
 from algorithms import cli
 from tests.integration.enjoying import copied, enjoyed
 from tests.videos import pictures_of
-from utils import checkpoint
+from utils import checkpoint_files
 
 ROOT = Path(__file__).parents[2]
 DRAWN = {"env": "tests.integration.enjoying:Drawn"}
@@ -71,10 +71,10 @@ def test_an_environment_trained_as_a_vector_plays_the_same_episodes_in_a_video(
     runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parent = copied(runs, "cartpole", tmp_path, "700") / "checkpoint_p0"
-    loaded = checkpoint.load(parent)
+    loaded = checkpoint_files.load(parent)
     assert loaded is not None
     nothing = {name: np.zeros_like(weights) for name, weights in load(loaded.files["model.safetensors"]).items()}
-    checkpoint.save(parent, loaded.found.path.name, {**loaded.files, "model.safetensors": save(nothing)})
+    checkpoint_files.save(parent, loaded.found.path.name, {**loaded.files, "model.safetensors": save(nothing)})
     flags = ("--experiment=cartpole", "--max_num_episodes=3", "--seed=3")
     with_video = enjoyed(capfd, tmp_path, *flags, f"--save_video={tmp_path / 'x.mp4'}")
     lengths = [episode["length"] for episode in with_video["episodes"]]

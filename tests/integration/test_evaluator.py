@@ -11,17 +11,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from algorithms import cli, evaluator, filming
-from algorithms.appo.companions import check_companions, evaluation_words
-from algorithms.appo.config import Config
-from algorithms.evaluation_config import EvaluationConfig
-from algorithms.evaluator import Evaluation, Evaluator, best_kept, interval
-from algorithms.evaluator_config import EvaluatorConfig, parse_evaluate
-from algorithms.filming import Filming
+from algorithms import cli
+from algorithms.playing.config import EvaluationConfig
+from algorithms.run.config import Config
+from algorithms.run.observers import check_companions, evaluation_words
+from algorithms.tools import evaluate
+from algorithms.tools.evaluate import Evaluation, Evaluator, Filming, best_kept, interval
+from algorithms.tools.flags import EvaluatorConfig, parse_evaluate
 from tests.integration.enjoying import copied, enjoyed
 from tests.integration.runs import train
 from tests.videos import pictures_of
-from utils import checkpoint
+from utils import checkpoint_files
 from utils.errors import CheckpointError, ResourceError, UsageError
 
 
@@ -64,11 +64,11 @@ def test_only_a_better_one_takes_the_place_of_the_best(
 
     monkeypatch.setattr(Evaluator, "_evaluated", evaluated)
     parent = run / "checkpoint_p0"
-    files: dict[str, checkpoint.Content] = {**checkpoint.contents(parent / "ckpt_000000000100")}
+    files: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000100")}
     kept = []
     with Evaluator(run, EvaluatorConfig(best_by="most_probable")) as one:
         for steps in means:
-            checkpoint.save(parent, checkpoint.checkpoint_name(steps), files)
+            checkpoint_files.save(parent, checkpoint_files.checkpoint_name(steps), files)
             assert len(one.look()) == 2
             assert one.look() == []  # nothing new
             (name,) = (path.name for path in (parent / "best_evaluated").iterdir())
@@ -159,7 +159,7 @@ def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(
 def test_following_ends_after_the_last_checkpoint(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = copied(runs, "counter", tmp_path, "/600")
     (run / "status.json").write_text('{"state": "finished"}')
-    monkeypatch.setattr(evaluator, "_give_way", lambda: None)  # this process is the suite's
+    monkeypatch.setattr(evaluate, "_give_way", lambda: None)  # this process is the suite's
     assert cli.evaluate([str(run), "--every_sec=0.001", "--episodes=2"]) == 0
     assert len(results(run)) == 2
 
@@ -199,7 +199,7 @@ def test_the_first_episode_is_filmed_now_and_then(
     pytest.importorskip("imageio_ffmpeg")
     run = copied(runs, "windowed", tmp_path, "/600", config={"env": "tests.integration.enjoying:Drawn"})
     videos, parent = run / "eval" / "videos", run / "checkpoint_p0"
-    newest: dict[str, checkpoint.Content] = {**checkpoint.contents(parent / "ckpt_000000000600")}
+    newest: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000600")}
 
     def made() -> list[str]:
         assert cli.evaluate([str(run), "--episodes=2", "--seed=7", "--video_every_min=10"]) == 0
@@ -209,7 +209,7 @@ def test_the_first_episode_is_filmed_now_and_then(
     (first,) = videos.iterdir()
     assert f"video: {first}, 4 pictures at 20 per second" in capfd.readouterr().out
     assert [round(float(picture[:35, :51].mean()) / 60) for picture in pictures_of(first)] == [0, 1, 2, 3]
-    checkpoint.save(parent, checkpoint.checkpoint_name(700), newest)
+    checkpoint_files.save(parent, checkpoint_files.checkpoint_name(700), newest)
     assert made() == ["p0_000000000600.mp4"]  # by another process, and yet not before its time
     os.utime(first, (before := time.time() - 601, before))
     (videos / ".p0_000000000650-1.mp4").touch()  # of one that was killed
@@ -222,10 +222,10 @@ def test_what_cannot_be_filmed_is_said_once_and_evaluated(
 ) -> None:
     run = copied(runs, "counter", tmp_path, "/100")
     parent = run / "checkpoint_p0"
-    files: dict[str, checkpoint.Content] = {**checkpoint.contents(parent / "ckpt_000000000100")}
+    files: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000100")}
     with Evaluator(run, EvaluatorConfig(episodes=2, video_every_min=1e-9)) as one:
         for steps in (200, 300):
-            checkpoint.save(parent, checkpoint.checkpoint_name(steps), files)
+            checkpoint_files.save(parent, checkpoint_files.checkpoint_name(steps), files)
             assert len(one.look()) == 2
     said = capsys.readouterr().err
     assert said.startswith("warning: no video of an evaluation: toy/Counter-v0 cannot be filmed: no rgb_array among")
@@ -236,14 +236,14 @@ def test_a_film_that_fails_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now, failures = 1000.0, iter([True, True, False, True])
-    monkeypatch.setattr(filming.time, "time", lambda: now)
+    monkeypatch.setattr(evaluate.time, "time", lambda: now)
 
     def play_run(run: Any, flags: EvaluationConfig, seed: int) -> Any:
         if next(failures):
             raise ResourceError("cannot write the video: No space left on device")
         return SimpleNamespace(video=None)
 
-    monkeypatch.setattr(filming, "play_run", play_run)
+    monkeypatch.setattr(evaluate, "play_run", play_run)
     films, run = Filming(tmp_path, 1.0), cast(Any, SimpleNamespace(checkpoint=tmp_path / "ckpt_000000000001"))
     warnings = []
     for _ in range(4):

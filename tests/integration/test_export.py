@@ -11,18 +11,18 @@ import torch
 from gymnasium import spaces
 
 from algorithms import cli, load_policy
-from algorithms.appo.build import new_model
-from algorithms.appo.config import Config
-from algorithms.evaluation import Player, Run
-from algorithms.evaluation_config import EvaluationConfig
-from algorithms.policy import Policy
+from algorithms.models.build import new_model
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.player import Player, Run
+from algorithms.playing.policy import Policy
+from algorithms.run.config import Config
 from envs.spaces import spec_of
 from utils.errors import UsageError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from algorithms import export as exporting  # noqa: E402
+from algorithms.tools import export as exporting  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 OBSERVATIONS = 1000
@@ -84,7 +84,7 @@ def untrained(seen: tuple[spaces.Space[Any], spaces.Space[Any]], flags: dict[str
     torch.manual_seed(0)
     config = Config.from_flat({"env": "none", "hidden_size": 16, "encoder_mlp_layers": [16], **flags})
     spec = spec_of(*seen)
-    flat = new_model(config, spec, "cpu")
+    flat = new_model(config.model, spec, "cpu")
     with torch.no_grad():
         flat.flat.add_(torch.rand(flat.flat.shape) * 0.2)
     flat.module.eval()

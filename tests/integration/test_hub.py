@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from algorithms import cli, load_policy
-from algorithms.hub import ALLOWED, make_bundle, names_in
-from algorithms.sharing_config import HubConfig, parse_hub
+from algorithms.tools.flags import HubConfig, parse_hub
+from algorithms.tools.hub import ALLOWED, make_bundle, names_in
 from tests.integration.enjoying import copied, enjoyed
 from utils.errors import CheckpointError, ResourceError, UsageError
 

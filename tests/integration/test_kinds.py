@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from algorithms import cli
-from algorithms.training import Training
+from algorithms.run.training import Training
 from envs.presets import IMAGES, NUMBERS
 from tests.integration.runs import Run, record, train
 
-UNKNOWN = "envs.toy_spaces:Spaces"
+UNKNOWN = "envs.toys.spaces:Spaces"
 SMALL: dict[str, Any] = {
     "env": UNKNOWN,
     "auto_tune": False,
@@ -28,7 +28,7 @@ def decided_in(run: Run) -> dict[str, Any]:
 
 def test_an_unknown_environment_is_trained_by_its_kind_and_resumed_as_it_was(tmp_path: Path) -> None:
     first = train(tmp_path / "run", **SMALL, ppo_epochs=2)
-    assert "kind of observation: no preset for envs.toy_spaces:Spaces, " in first.stdout
+    assert "kind of observation: no preset for envs.toys.spaces:Spaces, " in first.stdout
     assert decided_in(first) == DECIDED | {"ppo_epochs": 2}
     assert first.weights()["actor.encoder.encoders.0.0.weight"].shape == (64, 4)
     assert not [name for name in first.weights() if "rnn" in name]
@@ -80,6 +80,6 @@ def test_the_printed_configuration_says_what_the_kind_decides(
 
 
 def test_a_memory_is_all_that_must_be_asked_for_where_one_is_needed(tmp_path: Path) -> None:
-    flags = {"env": "envs.toy:Memory", "inference": "serial", "num_envs_per_worker": 32, "use_rnn": True}
+    flags = {"env": "envs.toys.toy:Memory", "inference": "serial", "num_envs_per_worker": 32, "use_rnn": True}
     run = record(tmp_path / "run", **flags, train_until_return=0.9, train_for_env_steps=100_000)
     assert run.reached_return >= 0.9

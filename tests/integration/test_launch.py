@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from algorithms import cli
-from algorithms.launch import jobs_of, parse_launch
+from algorithms.tools.launch import jobs_of, parse_launch
 from utils.command_line import own_command
 from utils.errors import UsageError
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.appo import probing
+from algorithms.run.tuning import measure
 from tests.integration.runs import Run, record, train
-from utils.cpu import available_cores
+from utils.machine import available_cores
 
 TWO_WORKERS_TWO_EPOCHS = {"inference": "central", "policy_workers_per_policy": 2, "ppo_epochs": 2}
 SMALL_GRU = {"use_rnn": True, "hidden_size": 16, "recurrence": 8, "rollout": 16, "batch_size": 128}
@@ -97,7 +97,7 @@ def test_what_the_first_start_measured_serves_later_ones(
 ) -> None:
     if available_cores() == 1:
         pytest.skip("on one core nothing is measured")
-    monkeypatch.setattr(probing, "BUDGET_SECONDS", 60.0)  # a busy machine must not change what is tested here
+    monkeypatch.setattr(measure, "BUDGET_SECONDS", 60.0)  # a busy machine must not change what is tested here
     flags: dict[str, object] = {"env": "toy/Zero-v0", "encoder_mlp_layers": "8", "use_rnn": False}
     with caplog.at_level("INFO"):
         first = record(tmp_path / "run", train_for_env_steps=1000, **flags)

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 import algorithms
 from algorithms import Policy, load_policy
-from algorithms.evaluation import Player, find_run, load_player
-from algorithms.policy import look_at
+from algorithms.playing.player import Player, find_run, load_player
+from algorithms.playing.policy import look_at
 from envs import make
 from tests.integration.enjoying import evaluation
 from utils.errors import CheckpointError, SpaceMismatch, UsageError
@@ -123,7 +123,7 @@ def test_with_spaces_no_environment_is_made(runs: Path, monkeypatch: pytest.Monk
     def refuse(*arguments: Any) -> None:
         raise AssertionError("made an environment")
 
-    monkeypatch.setattr("algorithms.policy.make_single", refuse)
+    monkeypatch.setattr("algorithms.playing.policy.make_single", refuse)
     monkeypatch.setattr(make, "make_single", refuse)
     seen = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
     assert load_policy(runs / "windowed", spaces=seen).act(np.zeros(2, np.float32)).shape == (1,)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from algorithms.population.lineage import Event, numbers_of, read_events
-from algorithms.runtime import episodes, learner_worker
-from algorithms.runtime.batches import Batch
+from algorithms.runtime.learning import learner_worker
+from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.messages import Stop, WorkerReport
+from algorithms.runtime.sampling import env_group
 from tests.integration.runs import Recorded, SerialRun, record
 
 POLICIES, EPOCHS = 3, 2
@@ -138,7 +139,7 @@ POPULATION: dict[str, Any] = {
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Main hears everything at once: in such a short run half a second is half of it."""
     monkeypatch.setattr(learner_worker, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(episodes, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(env_group, "FLUSH_SECONDS", 0.0)
 
 
 def applied(run: Recorded, policy: int) -> list[Event]:

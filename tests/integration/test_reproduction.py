@@ -12,12 +12,12 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from algorithms.appo.build import new_model
+from algorithms.models.build import new_model
 from algorithms.models.encoders import Encoder
-from algorithms.runtime.trajectories import Trajectories
-from envs.toy_spaces import ACTIONS, OBSERVATIONS
+from algorithms.runtime.memory.slots import Trajectories
+from envs.toys.spaces import ACTIONS, OBSERVATIONS
 from tests.integration.runs import SerialRun, record
-from utils import cpu
+from utils import machine
 
 ROLLOUT = 16
 TOLERANCE = 1e-5  # of |difference| / (1 + |value|), in float32
@@ -285,7 +285,7 @@ def collect_slots(run: SerialRun, stale_at: int | None = None) -> list[Slot]:
 @torch.no_grad()
 def largest_gap(run: SerialRun, slots: list[Slot]) -> float:
     """Unroll every slot from its stored state: the largest |difference| to the states stored after that."""
-    flat = new_model(run.config, run.blueprint.spec, "cpu")
+    flat = new_model(run.config.model, run.blueprint.spec, "cpu")
     published, segment = run.worker("learner").learner.published, run.config.learning.segment_steps
     gap = 0.0
     for slot, following in pairwise(slots):
@@ -319,7 +319,7 @@ def test_a_state_that_missed_a_step_is_caught(tmp_path: Path) -> None:
 
 def test_every_learner_of_a_process_shares_its_images_among_the_threads(tmp_path: Path) -> None:
     flags = COMMON | {"env": "toy/Spaces-v0", "env_kwargs": json.dumps({"observation": "image_hwc"}), "obs_scale": 255}
-    cpu.limit_threads(2)
+    machine.limit_threads(2)
     try:
         run = SerialRun(tmp_path / "run", **flags | {"num_policies": 2})
         encoders = [
@@ -329,4 +329,4 @@ def test_every_learner_of_a_process_shares_its_images_among_the_threads(tmp_path
         assert [[encoder.threads for encoder in some] for some in encoders] == [[2], [2]]
         assert torch.get_num_threads() == 1
     finally:
-        cpu.limit_threads(1)
+        machine.limit_threads(1)

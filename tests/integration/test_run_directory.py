@@ -14,7 +14,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from algorithms.runtime.messages import LearnerReport
 from tests.integration.runs import Command, Recorded, Run, record, run_command, train
-from utils import checkpoint
+from utils import checkpoint_files
 from utils.lock import RunLock
 
 SMALL: dict[str, object] = {
@@ -125,7 +125,7 @@ def test_tensorboard_shows_what_the_metrics_say(finished: Command) -> None:
 
 def test_the_checkpoint_verifies_and_is_the_end_of_the_run(finished: Command) -> None:
     (path,) = (finished.directory / "checkpoint_p0").iterdir()
-    checkpoint.verify(path)
+    checkpoint_files.verify(path)
     assert path.name == f"ckpt_{finished.totals['env_steps']:012d}"
     assert {p.name for p in path.iterdir()} == {
         "model.safetensors",
@@ -301,9 +301,9 @@ def test_the_best_policy_is_kept_and_known_to_the_next_start(tmp_path: Path) -> 
 def best_of(run: Recorded) -> tuple[Path, float]:
     """The only checkpoint in best/, verified, and its mean return."""
     (path,) = (run.directory / "checkpoint_p0" / "best").iterdir()
-    checkpoint.verify(path)
-    state = json.loads(checkpoint.read(path, "state.json"))
-    assert path.name == checkpoint.checkpoint_name(state["env_steps"])
+    checkpoint_files.verify(path)
+    state = json.loads(checkpoint_files.read(path, "state.json"))
+    assert path.name == checkpoint_files.checkpoint_name(state["env_steps"])
     assert state["best"]["metric"] == "reward/mean"
     return path, state["best"]["value"]
 

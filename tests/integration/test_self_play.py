@@ -11,14 +11,14 @@ import pytest
 from safetensors.numpy import load, save
 
 from algorithms import cli
-from algorithms.appo.config import parse_train
-from algorithms.appo.placement import Sampling, topology_of
-from algorithms.runtime.messages import GamesDone
+from algorithms.run.config import parse_train
+from algorithms.run.placement import Sampling, topology_of
+from algorithms.runtime.messages import MatchResults
 from algorithms.runtime.topology import Topology
 from benchmarks import self_play
 from tests.integration.enjoying import copied
 from tests.integration.runs import Recorded, record
-from utils import checkpoint
+from utils import checkpoint_files
 from utils.errors import UsageError
 
 ROCK = "toy/RockPaperScissors-v0"
@@ -49,7 +49,7 @@ def versions_of(directory: Path) -> list[int]:
 
 def results_of(run: Recorded) -> tuple[list[int], np.ndarray, int]:
     """Versions, differences and steps of all games against the past."""
-    done = [m for m in run.reports if isinstance(m, GamesDone)]
+    done = [m for m in run.reports if isinstance(m, MatchResults)]
     played = [version for m in done for version in m.version.tolist()]
     return played, np.concatenate([m.difference for m in done]), sum(m.past_steps for m in done)
 
@@ -92,10 +92,14 @@ def test_a_run_goes_on_with_its_pool(tmp_path: Path) -> None:
     before = record(tmp_path / "run", **flags)
     kept = versions_of(before.directory)
     newer = before.directory / "checkpoint_p0" / "past"
-    files: dict[str, checkpoint.Content] = {**checkpoint.contents(newer / checkpoint.checkpoint_name(kept[-1]))}
-    state = json.loads(checkpoint.read(newer / checkpoint.checkpoint_name(kept[-1]), "state.json"))
+    files: dict[str, checkpoint_files.Content] = {
+        **checkpoint_files.contents(newer / checkpoint_files.checkpoint_name(kept[-1]))
+    }
+    state = json.loads(checkpoint_files.read(newer / checkpoint_files.checkpoint_name(kept[-1]), "state.json"))
     files["state.json"] = json.dumps(state | {"env_steps": 10**9}).encode()
-    checkpoint.save(newer, checkpoint.checkpoint_name(10**9), files)  # a crash has taken back that it was ever learned
+    checkpoint_files.save(
+        newer, checkpoint_files.checkpoint_name(10**9), files
+    )  # a crash has taken back that it was ever learned
     after = record(tmp_path / "run", **(flags | {"train_for_env_steps": before.state()["env_steps"] + 50}))
     assert versions_of(after.directory) == kept
     played, _, _ = results_of(after)
@@ -149,10 +153,10 @@ def _choose(saved: Mapping[str, bytes], parent: Path, env_steps: int, choice: in
     (bias,) = [name for name in weights if name.startswith("policy_head") and name.endswith("bias")]
     weights[bias] = np.where(np.arange(3) == choice, 100.0, 0.0).astype(np.float32)
     state = json.loads(saved["state.json"]) | {"env_steps": env_steps}
-    files: dict[str, checkpoint.Content] = {
+    files: dict[str, checkpoint_files.Content] = {
         **saved, "model.safetensors": save(weights), "state.json": json.dumps(state).encode()
     }  # fmt: skip
-    checkpoint.save(parent, checkpoint.checkpoint_name(env_steps), files)
+    checkpoint_files.save(parent, checkpoint_files.checkpoint_name(env_steps), files)
 
 
 def matched(capfd: pytest.CaptureFixture[str], train_dir: Path, *words: str) -> dict[str, Any]:

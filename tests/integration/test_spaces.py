@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envs.toy_spaces import ACTIONS, OBSERVATIONS, Spaces
+from envs.toys.spaces import ACTIONS, OBSERVATIONS, Spaces
 from tests.integration.runs import record
 
 TRAINING: dict[str, object] = {

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from algorithms import Report, Result, Training, load_policy, train
-from utils import checkpoint
+from utils import checkpoint_files
 from utils.errors import UsageError
 from utils.metrics import read_metrics
 
@@ -61,7 +61,7 @@ def test_a_run_is_iterated_saved_and_goes_on(tmp_path: Path) -> None:
             reports.append(report)
             if len(reports) == 5:
                 run.save()
-                found = checkpoint.newest(run.directory / "checkpoint_p0")
+                found = checkpoint_files.newest(run.directory / "checkpoint_p0")
                 assert found is not None
                 assert found.step >= report.env_steps
     assert [r.env_steps for r in reports] == sorted(r.env_steps for r in reports)

@@ -1,78 +1,71 @@
-"""The shape of the code: imports point down, and nothing is larger than a reader can hold."""
+"""The shape of the code: imports point down, nothing goes in circles, torch is where it belongs, files can be held."""
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-LAYERS = (
-    ("utils",),
-    ("envs",),
-    ("algorithms.ops",),
-    ("algorithms.models",),
-    ("algorithms.runtime",),
-    ("algorithms.appo", "algorithms.population"),
-    (
-        "algorithms.evaluation_config",
-        "algorithms.evaluator_config",
-        "algorithms.match_config",
-        "algorithms.sharing_config",
-        "algorithms.video",
-        "algorithms.replay",
-        "algorithms.tally",
-    ),
-    ("algorithms.evaluation", "algorithms.training", "algorithms.selftest"),
-    ("algorithms.policy", "algorithms.evaluator", "algorithms.filming", "algorithms.numpy_player"),
-    ("algorithms.export", "algorithms.hub", "algorithms.launch", "algorithms.match"),
-    ("algorithms.cli",),
-    ("train_appo", "enjoy_appo"),
+from tests import structure
+from tests.structure import ROOT, imported, name_of
+
+FILES = structure.files()
+MAX_LINES = {ast.Module: 600, ast.FunctionDef: 100, ast.AsyncFunctionDef: 100}
+TORCH = (
+    "algorithms.models",
+    "algorithms.ops",
+    "algorithms.parts",
+    "algorithms.runtime.learning",
+    "algorithms.runtime.devices",
+    "algorithms.runtime.sampling.policy_worker",
+    "algorithms.runtime.sampling.gpu_policy_worker",
+    "algorithms.runtime.sampling.numpy_acting",
+    "algorithms.appo.learner",
+    "algorithms.appo.numpy_learner",
+    "algorithms.appo.verify",
+    "algorithms.population.member_worker",
+    "algorithms.run.build_learner",
+    "algorithms.run.tuning.network",
+    "algorithms.playing",
+    "algorithms.tools.export",
+    "algorithms.tools.doctor",
 )
-FILES = [*ROOT.glob("*_appo.py"), *(p for top in ("algorithms", "envs", "utils") for p in ROOT.glob(f"{top}/**/*.py"))]
-MAX_LINES = {ast.Module: 400, ast.ClassDef: 200, ast.FunctionDef: 60, ast.AsyncFunctionDef: 60}
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Modules that a file imports anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def layer_of(module: str) -> int | None:
-    """How high a module of ours lives; None for those of others."""
-    return next((i for i, tops in enumerate(LAYERS) for top in tops if f"{module}.".startswith(f"{top}.")), None)
-
-
-def name_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+"""Modules that may import torch: all others serve main, actors without a network, `--help`, `runs` or `top`."""
 
 
 def test_files_are_found() -> None:
     assert len(FILES) > 50
 
 
+def test_imports_point_down() -> None:
+    assert structure.upward_imports(structure.graph()) == []
+
+
+def test_no_two_files_import_each_other() -> None:
+    assert structure.circles(structure.graph()) == []
+
+
+def test_no_string_names_a_module_from_below() -> None:
+    assert structure.upward_strings() == []
+
+
+def test_layers_know_every_module() -> None:
+    assert {name_of(path) for path in FILES if structure.layer_of(name_of(path)) is None} == {"algorithms"}
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_point_down(path: Path) -> None:
-    own = len(LAYERS) if name_of(path) == "algorithms" else layer_of(name_of(path))
-    assert own is not None
-    for module in imports(path):
-        layer = layer_of(module)
-        assert layer is None or layer <= own, f"{name_of(path)} imports {module}"
+def test_torch_is_imported_where_it_belongs(path: Path) -> None:
+    if not f"{name_of(path)}.".startswith(tuple(f"{module}." for module in TORCH)):
+        assert "torch" not in {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if name_of(p).startswith(("algorithms.ops", "utils"))], ids=name_of)
 def test_the_lowest_layers_need_little(path: Path) -> None:
     """ops are functions of arrays; utils stand alone."""
-    allowed = {"algorithms.ops": {"torch", "numpy"}, "utils": {"numpy", "tensorboardX"}}
+    allowed = {"algorithms.ops": {"torch", "numpy"}, "utils": {"numpy", "tensorboardX", "psutil", "yaml"}}
     layer = "utils" if name_of(path).startswith("utils") else "algorithms.ops"
-    for module in imports(path):
+    for module in imported(ast.parse(path.read_text())):
         top = module.split(".")[0]
         fine = top in sys.stdlib_module_names or top in allowed[layer] or module.startswith(f"{layer}.")
         assert fine, f"{name_of(path)} imports {module}"
@@ -93,37 +86,50 @@ def test_nothing_is_too_long(path: Path) -> None:
         assert last - first + 1 <= limit or excused, f"{name_of(path)}: {name} has {last - first + 1} lines"
 
 
+def test_folders_can_be_seen_at_once() -> None:
+    folders: dict[Path, int] = {}
+    for path in FILES:
+        folders[path.parent] = folders.get(path.parent, 0) + 1
+    assert max(folders.values()) <= 20
+
+
+def test_small_files_are_few() -> None:
+    """A file under 80 lines is a protocol, the entry of a process or a command; most others belong to a larger one."""
+    lengths = [len(path.read_text().splitlines()) for path in FILES if path.parent != ROOT]
+    assert sum(0 < lines < structure.SMALL_LINES for lines in lengths) <= 25
+
+
 def test_wall_clock_times_are_only_labels() -> None:
     """The wall clock jumps. It names moments in files; what waits, measures or decides uses the monotonic one."""
     used = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if is_wall_clock(node)}
     assert used == {
-        "algorithms.appo.listing",  # how long ago a run's status was written
-        "algorithms.appo.starting",  # the journal of starts
-        "algorithms.appo.top",  # the same
-        "algorithms.filming",  # compared with the times of files
-        "algorithms.runtime.janitor",  # the same
-        "algorithms.runtime.status",
-        "utils.metrics",  # TensorBoard's events
+        "algorithms.tools.runs",  # how long ago a run's status was written
+        "algorithms.run.resume",  # the journal of starts
+        "algorithms.tools.top",  # the same
+        "algorithms.tools.evaluate",  # compared with the times of files
+        "algorithms.runtime.processes.janitor",  # the same
+        "algorithms.runtime.monitor.overview",
+        "utils.tensorboard",  # TensorBoard's events
     }
 
 
 WITHOUT_END = {
-    "algorithms.runtime.channels: self.pipe.recv()": "only after poll() has said that there is something",
-    "algorithms.runtime.channels: clock.wait()": "an entry in the books, see utils.timing",
-    "algorithms.runtime.runner: clock.wait()": "the same",
-    "algorithms.evaluation: clock.wait()": "sleeps until a picture is due",
-    "algorithms.replay: ours.recv()": "only after poll()",
-    "algorithms.runtime.launch: self._pipe.recv()": "only after poll()",
-    "algorithms.appo.probing: pipe.recv()": "only after poll()",
-    "algorithms.runtime.panel: captured.get()": "no wait: the text that was drawn",
+    "algorithms.runtime.processes.channels: self.pipe.recv()": "only after poll() has said that there is something",
+    "algorithms.runtime.processes.channels: clock.wait()": "an entry in the books, see utils.timing",
+    "algorithms.runtime.processes.pool: clock.wait()": "the same",
+    "algorithms.playing.player: clock.wait()": "sleeps until a picture is due",
+    "algorithms.tools.replay_incident: ours.recv()": "only after poll()",
+    "algorithms.runtime.processes.inquiry: self._pipe.recv()": "only after poll()",
+    "algorithms.run.tuning.measure: pipe.recv()": "only after poll()",
+    "algorithms.runtime.monitor.panel: captured.get()": "no wait: the text that was drawn",
     "algorithms.runtime.checkpointing: last.result()": "only when it is done",
     "algorithms.runtime.checkpointing: self._writer.shutdown(wait=True)": "what was learned must be on disk",
     "algorithms.population.lineage: self._pending.result()": "only when it is done",
     "algorithms.population.lineage: self._writer.shutdown(wait=True)": "what was decided must be on disk",
-    "algorithms.population.past: one.result()": "only when it is done",
-    "algorithms.population.past: self._writer.shutdown(wait=True)": "the pool must be on disk",
-    "algorithms.video: process.communicate()": "ffmpeg must end the file; Ctrl-C ends it",
-    "algorithms.video: self._process.communicate()": "it has just been killed",
+    "algorithms.population.past_versions: one.result()": "only when it is done",
+    "algorithms.population.past_versions: self._writer.shutdown(wait=True)": "the pool must be on disk",
+    "algorithms.playing.video: process.communicate()": "ffmpeg must end the file; Ctrl-C ends it",
+    "algorithms.playing.video: self._process.communicate()": "it has just been killed",
     "utils.lock: self.acquire()": "our own, which refuses at once",
 }
 """Waits that may last for ever as far as their arguments tell, and why they do not."""
@@ -182,14 +188,14 @@ def is_wall_clock(node: ast.AST) -> bool:
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("algorithms.appo.appo", ("torch",)),  # main
-        ("algorithms.appo.blueprint", ("torch",)),  # actors
+        ("algorithms.run.main", ("torch",)),  # main
+        ("algorithms.run.plan", ("torch",)),  # actors
         ("algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
-        ("algorithms.evaluation_config", ("torch", "numpy", "gymnasium")),
-        ("algorithms.appo.listing", ("torch", "numpy", "gymnasium")),
-        ("algorithms.population.picture", ("torch", "numpy", "gymnasium", "matplotlib")),
+        ("algorithms.playing.config", ("torch", "numpy", "gymnasium")),
+        ("algorithms.run.summary", ("torch", "numpy", "gymnasium")),
+        ("algorithms.tools.lineage", ("torch", "numpy", "gymnasium", "matplotlib")),
         ("algorithms", ("torch", "numpy", "gymnasium")),  # whatever can be imported from it
-        ("algorithms.training", ("torch",)),
+        ("algorithms.run.training", ("torch",)),
     ],
 )
 def test_processes_without_a_network_do_not_load_torch(module: str, forbidden: tuple[str, ...]) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.appo.config import parse_train
-from algorithms.appo.probe import probe
 from algorithms.models.build import build_model
+from algorithms.run.config import parse_train
+from algorithms.run.tuning.network import probe
 from benchmarks import (
     end_to_end,
     growth,

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import pytest
 
-from algorithms.appo.config import parse_train
-from algorithms.evaluator_config import parse_evaluate
+from algorithms.run.config import parse_train
+from algorithms.tools.flags import parse_evaluate
 from benchmarks import measuring, published, results_page, runs, scores, seeds
 from benchmarks.workloads import words_of
 from utils.errors import UsageError

@@ -8,9 +8,9 @@ from torch import Tensor
 from algorithms.appo.config import LearningConfig
 from algorithms.appo.learner import Learner
 from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.flat_module import FlatModule
 from algorithms.ops.distributions import ActionDistribution
-from algorithms.runtime.batches import Batch
-from algorithms.runtime.flat_module import FlatModule
+from algorithms.runtime.learning.batches import Batch
 from envs.spec import EnvSpec
 from tests.unit.models.cases import act_through, env_spec_of, model_of
 

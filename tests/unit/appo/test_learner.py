@@ -12,8 +12,8 @@ from torch import Tensor
 from algorithms.appo.learner import METRICS, Learner
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import gae, vtrace
-from algorithms.runtime.batches import Batch
-from algorithms.runtime.state_block import LearnerState
+from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.memory.learner_state import LearnerState
 from envs.spec import EnvSpec
 from tests.unit.appo.batches import (
     COLUMNS,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algorithms.appo.learner import Learner
 from algorithms.ops.distributions import ActionDistribution
-from algorithms.runtime.batches import Batch
+from algorithms.runtime.learning.batches import Batch
 from envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, batch_of, learner_of
 from tests.unit.models.cases import VECTOR, env_spec_of

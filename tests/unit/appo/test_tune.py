@@ -6,10 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from algorithms.appo.captured_update import WARM_UPS, CapturedUpdate
-from algorithms.appo.learner import Learner
-from algorithms.appo.numpy_update import NumpyUpdate, numpy_update
-from algorithms.appo.tune import Tune
+from algorithms.appo.learner import Learner, Tune
+from algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
+from algorithms.parts.optimizer import WARM_UPS, CapturedUpdate
 from tests.unit.appo.batches import ROLLOUT, batch_of, learn, learner_of
 from tests.unit.runtime.devices import RecordingDevice
 

@@ -10,7 +10,7 @@ from envs import make
 from envs.config import EnvConfig
 from envs.make import check_name, make_group, make_single
 from envs.python_loop import PythonLoop
-from envs.toy import TOYS
+from envs.toys.toy import TOYS
 from envs.vector import GymVector
 from tests.unit.envs.rollouts import collect
 from utils.errors import EnvironmentFailure, UsageError
@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
-from envs.toy import Corridor, CounterVector
+from envs.toys.toy import Corridor, CounterVector
 
 class MyEnv(Corridor):
     def __init__(self, length=8, render_mode=None, frame_skip=1):

@@ -10,7 +10,7 @@ from envs.masks import ActionMasks, flat_mask, random_action
 from envs.python_loop import PythonLoop
 from envs.spaces import spec_of
 from envs.spec import GroupEnv, ObservationSpec
-from envs.toy_spaces import Spaces, spaces_vector
+from envs.toys.spaces import Spaces, spaces_vector
 from envs.vector import GymVector
 from tests.unit.envs.rollouts import collect
 from utils.errors import EnvironmentFailure, UsageError

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from envs.env_set import OnFailure
 from envs.python_loop import PythonLoop
 from envs.spec import ActionPart, ObservationSpec, StepRow
-from envs.toy import Counter, Target, counter_length, counter_step
+from envs.toys.toy import Counter, Target, counter_length, counter_step
 from tests.unit.envs.rollouts import collect
 from utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 from utils.timing import ENV, PhaseClock

@@ -11,7 +11,7 @@ from gymnasium.wrappers import TimeLimit
 
 from envs.python_loop import PythonLoop
 from envs.spec import GroupEnv
-from envs.toy import Corridor, Counter, CounterVector, counter_length, counter_step
+from envs.toys.toy import Corridor, Counter, CounterVector, counter_length, counter_step
 from envs.vector import GymVector
 from tests.unit.envs.rollouts import Rollout, collect
 from utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch, UsageError

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from envs.config import EnvConfig
 from envs.make import make_group, make_single
-from envs.toy import Counter, counter_length, counter_step, register_toys
+from envs.toys.toy import Counter, counter_length, counter_step, register_toys
 from envs.wrappers import RepeatAction, know_actions_sooner, make_registered, stack_frames
 from tests.unit.envs.rollouts import collect
 from utils.errors import SpaceMismatch, UsageError

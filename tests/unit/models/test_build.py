@@ -3,8 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.models.build import ENCODERS, POLICY_OUTPUT_GAIN, build_model, describe
-from algorithms.models.choice import encoder_names
-from algorithms.models.config import ModelConfig
+from algorithms.models.config import ModelConfig, encoder_names
 from envs.spec import EnvSpec, ObservationSpec
 from tests.unit.models import custom_encoders
 from tests.unit.models.cases import IMAGE, VECTOR, act_through, config_of, env_spec_of, model_of, observation

@@ -11,7 +11,7 @@ from torch import nn
 from algorithms.appo.learner import Learner
 from algorithms.models.build import build_model
 from algorithms.models.custom import custom_kind
-from algorithms.runtime.flat_module import FlatModule
+from algorithms.models.flat_module import FlatModule
 from envs.spec import EnvSpec, ObservationSpec
 from tests.unit.appo.batches import batch_of, learn, learning, parameters
 from tests.unit.models import custom_encoders, custom_parts

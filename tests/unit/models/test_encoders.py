@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from algorithms.models.build import ENCODERS
-from algorithms.models.choice import MIN_CONVNET_SIDES, image_sides
+from algorithms.models.config import MIN_CONVNET_SIDES, image_sides
 from algorithms.models.encoders import (
     CONVNET_ATARI,
     CONVNET_DQN,
@@ -20,8 +20,8 @@ from algorithms.models.encoders import (
     mlp_encoder,
     share_images,
 )
+from algorithms.models.flat_module import FlatModule
 from algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, FlattenImages, InputScaling
-from algorithms.runtime.flat_module import FlatModule
 from tests.unit.models.cases import config_of
 
 AT_ONCE = IMAGES_AT_ONCE[torch.float32]

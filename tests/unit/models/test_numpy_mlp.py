@@ -9,10 +9,10 @@ import torch
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.build import build_model
 from algorithms.models.config import ModelConfig
+from algorithms.models.flat_module import FlatModule
 from algorithms.models.numpy_mlp import MAX_WEIGHTS, numpy_mlp
 from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.numpy_distributions import ActionSampler, is_supported
-from algorithms.runtime.flat_module import FlatModule
+from algorithms.ops.numpy_twins import ActionSampler, is_supported
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 
 ROWS, TOLERANCE = 7, 1e-5

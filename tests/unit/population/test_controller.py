@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.appo.config import parse_train
-from algorithms.population.breeding import Breeding
 from algorithms.population.controller import Controller, objective_of
+from algorithms.population.exploit_explore import Breeding
 from algorithms.population.lineage import Lineage, read_events
+from algorithms.run.config import parse_train
+from algorithms.runtime.budget import Budget
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import (
     Adopt,
@@ -20,11 +21,12 @@ from algorithms.runtime.messages import (
     Message,
     SetHyperparameters,
     ShapeRewards,
+    Traits,
     TraitsSet,
     WorkerRestarted,
 )
-from algorithms.runtime.monitor import Limits, Monitor, PolicyProgress
-from algorithms.runtime.traits import Traits
+from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.monitor.policy_progress import PolicyProgress
 
 FLAGS = (
     "--env=CartPole-v1", "--with_pbt", "--pbt_start_mutation=1000", "--pbt_period_env_steps=500",
@@ -50,7 +52,7 @@ class Population:
         config = parse_train([*FLAGS, f"--num_policies={policies}", *words])
         self.directory, self.breeding = directory, Breeding.of(config, SHAPING, seed=1)
         logging_config = LoggingConfig(tensorboard=False, stats_avg=4)
-        self.monitor = Monitor(directory, logging_config, [{}] * policies, Limits(10**9))
+        self.monitor = Monitor(directory, logging_config, [{}] * policies, Budget(10**9))
         self.traits = [self.breeding.first(policy, {}) for policy in range(policies)]
         self.learning = [p for p in range(policies) if p not in config.frozen]
         self.controller = self.begin(self.traits)

@@ -8,8 +8,8 @@ import pytest
 
 from algorithms.population import lineage as module
 from algorithms.population.lineage import Event, Lineage, numbers_of, read_events
-from algorithms.population.picture import LineageConfig, described, lineage, parse_lineage
-from algorithms.runtime.traits import Traits
+from algorithms.runtime.messages import Traits
+from algorithms.tools.lineage import LineageConfig, described, lineage, parse_lineage
 from utils.errors import UsageError
 
 EVENT = Event(

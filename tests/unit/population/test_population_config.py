@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.appo.config import parse_train
-from algorithms.appo.placement import plan_workers, topology_of
+from algorithms.run.config import parse_train
+from algorithms.run.placement import plan_workers, topology_of
 from utils.errors import UsageError
 
 

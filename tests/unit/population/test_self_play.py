@@ -1,20 +1,29 @@
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from algorithms.appo.config import parse_train
-from algorithms.population.past import PastVersions
-from algorithms.population.self_play import SelfPlay, self_play_of
-from algorithms.runtime.arena import Arena
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.messages import Casts, GamesDone, Message, PlacesLeft, VersionDue, WorkerRestarted
-from algorithms.runtime.monitor import Limits, Monitor
-from algorithms.runtime.state_block import LearnerState, StateBlock
+from algorithms.population.past_versions import PastVersions
+from algorithms.population.self_play import SelfPlay
+from algorithms.run.config import parse_train
+from algorithms.run.observers import self_play_of
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
+from algorithms.runtime.memory.weights import WeightRing
+from algorithms.runtime.messages import (
+    MatchResults,
+    Message,
+    OpponentsReleased,
+    OpponentTable,
+    VersionDue,
+    WorkerRestarted,
+)
+from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.topology import Topology
-from algorithms.runtime.weights import WeightRing
 from utils.errors import UsageError
 
 TABLE = [("weight", (3,))]
@@ -34,7 +43,7 @@ class Pool:
         self.arena = Arena.create(fields)
         self.block = StateBlock(self.arena, 0)
         directory.joinpath("run").mkdir(exist_ok=True)
-        self.monitor = Monitor(directory / "run", LoggingConfig(tensorboard=False), [{}], Limits(10**9))
+        self.monitor = Monitor(directory / "run", replace(config.logging, tensorboard=False), [{}], Budget(10**9))
         state = {} if resumed is None else {"env_steps": resumed}
         found = self_play_of(config, self.topology, self.arena, TABLE, self.monitor, state)
         assert found is not None
@@ -53,7 +62,7 @@ class Pool:
         return list(self.play.tick())
 
     def answer(self, number: int) -> list[Message]:
-        return self.hear(PlacesLeft(0, number), PlacesLeft(1, number))
+        return self.hear(OpponentsReleased(0, number), OpponentsReleased(1, number))
 
     def playing(self, place: int) -> float:
         """The weights in a place."""
@@ -80,7 +89,7 @@ class Pool:
 
 def versions(messages: Iterable[Message], actor: int = 0) -> list[dict[int, int]]:
     """place -> version, as an actor was told."""
-    told = [m for m in messages if isinstance(m, Casts) and m.actor == actor]
+    told = [m for m in messages if isinstance(m, OpponentTable) and m.actor == actor]
     return [dict(zip(m.places, m.versions, strict=True)) for m in told]
 
 
@@ -88,7 +97,7 @@ def test_the_first_version_is_the_policy_as_it_begins(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     assert pool.hear() == []  # its learner has said nothing yet
     said = pool.learned(0)
-    assert said == [Casts(actor, 1, (1,), (0,), (1.0,)) for actor in (0, 1)]
+    assert said == [OpponentTable(actor, 1, (1,), (0,), (1.0,)) for actor in (0, 1)]
     assert pool.playing(1) == 0.0
     assert pool.learned(0) == []  # the same again
     assert versions(pool.learned(100), actor=1) == [{1: 0, 2: 100}]
@@ -102,8 +111,8 @@ def test_a_place_gets_another_version_when_nobody_plays_there(tmp_path: Path) ->
         said = pool.learned(env_steps)
     assert versions(said) == [{2: 100, 3: 200}]  # 0 has left place 1
     assert pool.learned(300) == []
-    pool.hear(PlacesLeft(0, 3))
-    assert pool.hear(PlacesLeft(1, 2)) == []  # that was before
+    pool.hear(OpponentsReleased(0, 3))
+    assert pool.hear(OpponentsReleased(1, 2)) == []  # that was before
     assert pool.playing(1) == 0.0
     assert versions(pool.answer(3)) == [{3: 200, 1: 300}]
     assert pool.playing(1) == 300.0
@@ -114,13 +123,13 @@ def test_an_actor_that_begins_again_is_told_and_waited_for(tmp_path: Path) -> No
     pool = Pool(tmp_path)
     for env_steps in (0, 100, 200):
         pool.learned(env_steps)
-    pool.hear(PlacesLeft(0, 3))
+    pool.hear(OpponentsReleased(0, 3))
     said = pool.hear(WorkerRestarted("actor_0", 1, ""), WorkerRestarted("learner_0", 1, ""))
     assert versions(said) == [{2: 100, 3: 200}]
     assert versions(said, actor=1) == []
     pool.learned(300)
-    assert pool.hear(PlacesLeft(1, 3)) == []  # place 1 may still be played by who is being started
-    assert versions(pool.hear(PlacesLeft(0, 3))) == [{3: 200, 1: 300}]
+    assert pool.hear(OpponentsReleased(1, 3)) == []  # place 1 may still be played by who is being started
+    assert versions(pool.hear(OpponentsReleased(0, 3))) == [{3: 200, 1: 300}]
 
 
 def test_a_run_goes_on_with_the_pool_it_had(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -148,8 +157,8 @@ def test_results_make_win_rates_and_ratings(tmp_path: Path) -> None:
     pool.learned(0)
     pool.learned(100)
     assert pool.shown == pytest.approx({"rating": 0.0, "pool": 2, "games": 0, "past_steps": 0}, abs=1e-6)
-    wins = GamesDone(np.array([0, 0, 0, 0, 100, 9]), np.array([-1.0, 2.0, 3.0, 0.5, 0.0, 1.0]), 7)
-    pool.hear(wins, GamesDone(np.array([0]), np.array([1.0]), 3))  # the last four count, that of nobody does not
+    wins = MatchResults(np.array([0, 0, 0, 0, 100, 9]), np.array([-1.0, 2.0, 3.0, 0.5, 0.0, 1.0]), 7)
+    pool.hear(wins, MatchResults(np.array([0]), np.array([1.0]), 3))  # the last four count, that of nobody does not
     shown = pool.shown
     assert {name: shown[name] for name in ("pool", "games", "past_steps", "win_rate", "win_rate_min")} == {
         "pool": 2, "games": 7, "past_steps": 10, "win_rate": 0.75, "win_rate_min": 0.5
@@ -163,13 +172,13 @@ def test_results_make_win_rates_and_ratings(tmp_path: Path) -> None:
 
 
 def test_hard_opponents_are_told_anew_after_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.population.self_play.RECAST_SECONDS", 0.0)
+    monkeypatch.setattr("algorithms.population.self_play.TABLE_SECONDS", 0.0)
     pool = Pool(tmp_path, "--self_play_opponents=hard")
     pool.learned(0)
-    assert pool.learned(100) == [Casts(actor, 2, (1, 2), (0, 100), (0.5, 0.5)) for actor in (0, 1)]
-    said = pool.hear(GamesDone(np.array([0, 0]), np.array([1.0, 1.0]), 0))
+    assert pool.learned(100) == [OpponentTable(actor, 2, (1, 2), (0, 100), (0.5, 0.5)) for actor in (0, 1)]
+    said = pool.hear(MatchResults(np.array([0, 0]), np.array([1.0, 1.0]), 0))
     easy, hard = (1 - 2.5 / 3) ** 2, 0.25
-    assert [m.probabilities for m in said if isinstance(m, Casts)] == [
+    assert [m.probabilities for m in said if isinstance(m, OpponentTable)] == [
         pytest.approx((easy / (easy + hard), hard / (easy + hard)))
     ] * 2
     assert pool.hear() == []

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from algorithms.runtime.env_group import EnvGroup, GroupPlan
+from algorithms.population.matchmaking import matchmaker_of
 from algorithms.runtime.messages import ActionRequest, EpisodesDone, Message, SlotReleased, TrajectoryReady
+from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
 from envs.config import EnvConfig
 from envs.make import make_group
 from envs.spec import ActionPart, ActionSpec, EnvSpec, EpisodeStats, ObservationSpec, StepRow
@@ -59,7 +60,9 @@ class Played:
         self.trajectories = self.world.trajectories
         poison(self.world)
         full = GroupPlan(index=0, slots=range(slots), **{"start": 0, **plan})  # type: ignore[arg-type]
-        self.group = EnvGroup(full, made, self.trajectories, self.world.finals, np.random.SeedSequence(5))
+        self.group = EnvGroup(
+            full, made, self.trajectories, self.world.finals, np.random.SeedSequence(5), matchmaker_of
+        )
         self.rng = np.random.default_rng(1)
         self.said: list[Message] = []
         self.new: deque[Message] = deque()

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.best import load_best
-from algorithms.runtime.checkpointing import encode
+from algorithms.runtime.checkpointing import load_best
+from algorithms.runtime.memory.learner_state import encode
 from algorithms.runtime.messages import SaveState
 from tests.unit.runtime.test_checkpointing import TABLE, Saving, names, state_of
-from utils import checkpoint, failpoints
+from utils import checkpoint_files, failpoints
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def disarm() -> Iterator[None]:
 def best_of(directory: Path) -> dict[str, object]:
     """Name and mark of the only checkpoint in best/."""
     (name,) = [name for name in names(directory / "checkpoint_p0" / "best") if name.startswith("ckpt")]
-    state = json.loads(checkpoint.read(directory / "checkpoint_p0" / "best" / name, "state.json"))
+    state = json.loads(checkpoint_files.read(directory / "checkpoint_p0" / "best" / name, "state.json"))
     return {"name": name, **state["best"]}
 
 
@@ -108,7 +108,7 @@ def test_of_two_best_ones_a_crash_left_the_better_one_stays(tmp_path: Path, monk
     for env_steps, value in ((500, 3.0), (700, 2.0), (900, 99.0)):
         state = state_of(env_steps)
         state.meta["best"] = {"metric": "reward/mean", "value": value}
-        checkpoint.save(parent, checkpoint.checkpoint_name(env_steps), encode(state, TABLE))
+        checkpoint_files.save(parent, checkpoint_files.checkpoint_name(env_steps), encode(state, TABLE))
     (parent / "ckpt_000000000900" / "model.safetensors").write_bytes(b"")
     saving = Saving(tmp_path, monkeypatch, **BEST)
     assert best_of(tmp_path) == {"name": "ckpt_000000000500", "metric": "reward/mean", "value": 3.0}

@@ -11,12 +11,22 @@ import numpy as np
 import pytest
 
 from algorithms.runtime import callbacks as module
-from algorithms.runtime.actor_worker import ActorWorker
-from algorithms.runtime.callbacks import Callbacks, Episode, EpisodeWatch, Hooks, Step, Trajectory, find_callbacks
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.callbacks import (
+    Callbacks,
+    Episode,
+    EpisodeWatch,
+    Hooks,
+    Step,
+    ToldSummaries,
+    Trajectory,
+    find_callbacks,
+)
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import Address, LearnerReport, Stop, WorkerReport
-from algorithms.runtime.monitor import Limits
-from algorithms.runtime.telling import TellingMonitor, ToldEpisodes, ToldSummaries
+from algorithms.runtime.monitor.monitor import TellingMonitor
+from algorithms.runtime.sampling.actor_worker import ActorWorker
+from algorithms.runtime.sampling.env_group import ToldEpisodes
 from envs.spec import EpisodeStats
 from tests.integration.runs import SerialRun
 from tests.unit.runtime.groups import Played, episodes
@@ -234,7 +244,7 @@ def test_a_name_that_is_no_callback_is_one_line(name: str, message: str) -> None
 
 def test_main_tells_of_reports_and_takes_figures(tmp_path: Path) -> None:
     note = Note({})
-    monitor = TellingMonitor(tmp_path, LoggingConfig(tensorboard=False), [{}], Limits(10**6))
+    monitor = TellingMonitor(tmp_path, LoggingConfig(tensorboard=False), [{}], Budget(10**6))
     monitor.listen(Hooks([note, Failing({})]))
     report = LearnerReport(0, 1, {"env_steps": 8, "samples": 8, "discarded": 0, "updates": 1}, {"train/loss": 0.5})
     monitor.handle(report)
@@ -257,11 +267,12 @@ def test_without_callbacks_nothing_of_them_exists_or_runs(tmp_path: Path) -> Non
         batch_size=64,
         train_for_env_steps=256,
     )
-    files = {module.__file__, sys.modules[ToldEpisodes.__module__].__file__}
     ran: list[str] = []
 
     def look(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename in files:
+        if event == "call" and (
+            frame.f_code.co_filename == module.__file__ or frame.f_code.co_qualname.startswith(ToldEpisodes.__name__)
+        ):
             ran.append(frame.f_code.co_name)
 
     sys.setprofile(look)

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from algorithms.runtime import checkpointing as module
-from algorithms.runtime.arena import Arena
-from algorithms.runtime.checkpointing import Checkpointing, Table, decode, encode, resume
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.checkpointing import Checkpointing, resume
 from algorithms.runtime.config import LoggingConfig, RunConfig
-from algorithms.runtime.messages import SaveState, StateSaved
-from algorithms.runtime.monitor import Limits, Monitor, PolicyProgress
-from algorithms.runtime.state_block import LearnerState, StateBlock
-from algorithms.runtime.traits import Traits
-from utils import checkpoint, failpoints
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, Table, decode, encode
+from algorithms.runtime.messages import SaveState, StateSaved, Traits
+from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from utils import checkpoint_files, failpoints
 from utils.errors import CheckpointError, NumericsError, UsageError
 
 TABLE: Table = [("z.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())]
@@ -57,7 +58,7 @@ class Saving:
         self.directory, self.blocks, self.now = directory, blocks_of(policies), 1000.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         logging_config = LoggingConfig(tensorboard=False, stats_avg=STATS_AVG)
-        self.monitor = Monitor(directory, logging_config, [{}] * policies, Limits(10**6))
+        self.monitor = Monitor(directory, logging_config, [{}] * policies, Budget(10**6))
         config = RunConfig(**flags)  # type: ignore[arg-type]
         self.checkpointing = Checkpointing(directory, config, self.blocks, TABLE, self.monitor)
 
@@ -178,7 +179,9 @@ def test_a_checkpoint_that_is_not_finite_is_passed_over(
         state.moments[1] = np.nan
     else:
         state.vectors[place, 1] = np.nan
-    checkpoint.save(parent, checkpoint.checkpoint_name(200), encode(state, TABLE))  # as no run of ours would
+    checkpoint_files.save(
+        parent, checkpoint_files.checkpoint_name(200), encode(state, TABLE)
+    )  # as no run of ours would
     blocks = blocks_of()
     with caplog.at_level(logging.WARNING):
         assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE)] == [100]
@@ -190,7 +193,7 @@ def test_a_checkpoint_that_is_not_finite_is_passed_over(
 def test_without_a_finite_checkpoint_nothing_is_started(tmp_path: Path) -> None:
     state = state_of(200)
     state.vectors[0, 0] = np.inf
-    checkpoint.save(tmp_path / "checkpoint_p0", checkpoint.checkpoint_name(200), encode(state, TABLE))
+    checkpoint_files.save(tmp_path / "checkpoint_p0", checkpoint_files.checkpoint_name(200), encode(state, TABLE))
     with pytest.raises(CheckpointError, match=r"none of 1 checkpoints can be used: .* are not finite") as caught:
         resume(tmp_path, blocks_of(), TABLE)
     assert caught.value.exit_code == 6
@@ -308,7 +311,9 @@ def test_a_full_disk_costs_one_checkpoint_and_is_said(
     failpoints.arm("")
     saving.learned(300)
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100", "ckpt_000000000300", "milestones"]
-    assert checkpoint.newest(tmp_path / "checkpoint_p0" / "milestones") is not None  # owed since the disk was full
+    assert (
+        checkpoint_files.newest(tmp_path / "checkpoint_p0" / "milestones") is not None
+    )  # owed since the disk was full
     saving.checkpointing.finish()
 
 

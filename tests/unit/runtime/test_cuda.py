@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.runtime import cuda
-from algorithms.runtime.arena import Arena, Field
-from algorithms.runtime.cuda import CudaDevice, OnStream
-from algorithms.runtime.device import CaptureError
+from algorithms.runtime import devices
+from algorithms.runtime.devices import CaptureError, CudaDevice, OnStream
+from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.messages import Message, SlotReleased, Stop
 from utils.errors import ResourceError
 
@@ -84,7 +83,7 @@ class Driver:
         }
         for name, value in known.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(cuda, "Generator", lambda device: Generator(0))
+        monkeypatch.setattr(devices, "Generator", lambda device: Generator(0))
         monkeypatch.setattr(torch, "zeros", self.zeros)
 
     def zeros(self, *shape: int, device: str) -> None:

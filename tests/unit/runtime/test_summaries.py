@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.summaries import CustomSummaries
+from algorithms.runtime.callbacks import CustomSummaries
 from utils.errors import UsageError
 
 NUMBER = 3

@@ -4,11 +4,11 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from algorithms.runtime.arena import Arena, Field
-from algorithms.runtime.batches import Batch
+from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.memory.arena import Arena, Field
+from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.messages import TrajectoryReady
 from algorithms.runtime.topology import Topology
-from algorithms.runtime.trajectories import FinalObservations, Trajectories, sizes_of
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 
 SPEC = EnvSpec({"obs": ObservationSpec((4,), "float32")}, ActionSpec((ActionPart("categorical", 4),)))

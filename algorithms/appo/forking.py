@@ -1,9 +1,0 @@
-"""Preloaded by a run's fork server last, when all that its children share is there."""
-
-import gc
-
-from utils import memory
-
-gc.collect()
-gc.freeze()  # collections in the children do not touch it, so that its pages stay shared
-memory.release_unused()

@@ -1,0 +1,174 @@
+"""`Learner.update` without torch, for small MLPs: on a thousand samples dispatch and autograd are half of its time.
+
+The objective is that of `Learner.loss`, which is the place to read and to change it: this twin compares itself with it
+again and again, and retires when they differ twice in a row. Where it does not know an option, there is none
+(`numpy_update`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.models.actor_critic import TowerActorCritic
+from algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
+from algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
+from algorithms.ops.numpy_twins import PolicyTerms, Steps, gae, is_supported, vtrace
+from algorithms.runtime.learning.batches import Batch
+
+if TYPE_CHECKING:
+    from algorithms.appo.learner import Learner
+
+Array = NDArray[Any]
+ZERO = np.float32(0.0)
+
+COMPARE_EVERY = 500  # steps; a comparison costs about as much as three of them
+TOLERANCE = 1e-3
+"""Of the gradient's length: rounding is a hundredth of it."""
+
+log = logging.getLogger(__name__)
+
+
+class _Term(NamedTuple):
+    """A term of the loss, per step [T, B], and its derivative."""
+
+    value: Array
+    derivative: Array
+
+
+class NumpyUpdate:
+    """Makes the optimizer steps of a learner; make it with `numpy_update`.
+
+    Args:
+        learner: its model has a numpy twin.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        assert isinstance(learner.model, TowerActorCritic)
+        self.learner, self.model, self.config = learner, learner.model, learner.config
+        self._networks: dict[tuple[int, ...], NumpyMlpTraining] = {}
+        self._calls = 0
+        self._differed = False  # in the last comparison
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Make one optimizer step on a minibatch [T, B]; its value targets [T, B] in units of return."""
+        compared = self._differed or self._calls % COMPARE_EVERY == 0
+        self._calls += 1
+        target, metrics = self._compared(batch) if compared else self.differentiate(batch)
+        self.learner.step(batch, metrics)
+        return target
+
+    def _compared(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As `Learner.differentiate`, by it; if its gradient is another one twice, all further steps are its business.
+
+        Once can be chance: a ratio at the edge of its clip that rounding puts on the other side. So the next minibatch
+        is compared too.
+        """
+        gradient = self.learner.optimizer.gradient
+        self.differentiate(batch)
+        mine = gradient.clone()
+        target, metrics = self.learner.differentiate(batch)
+        difference = torch.linalg.vector_norm(mine - gradient)
+        differs = bool(difference > TOLERANCE * torch.linalg.vector_norm(gradient))
+        if differs and self._differed:
+            log.warning(
+                "the loss is not the one that was written out for small networks; torch computes it from here on"
+            )
+            self.learner.quick_update = None
+        self._differed = differs
+        return target, metrics
+
+    def differentiate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As `Learner.differentiate`."""
+        c, valid = self.config, batch.valid.numpy()
+        (steps, columns), count = valid.shape, max(1, int(np.count_nonzero(valid)))
+        network = self._network(steps, columns)
+        logits, value = network.unroll(batch.obs[network.key].numpy().reshape(-1, *batch.obs[network.key].shape[2:]))
+        value = value.reshape(steps + 1, columns)
+        policy = PolicyTerms(self.learner.parts, logits, *(_steps(x) for x in (batch.action, batch.behavior_logits)))
+        log_prob, entropy, kl = (x.reshape(valid.shape) for x in (policy.log_prob, policy.entropy, policy.kl))
+        log_ratio = log_prob - np.where(valid, batch.behavior_log_prob.numpy(), log_prob)
+        ratio = np.exp(np.clip(log_ratio, math.log(RATIO_MIN), math.log(RATIO_MAX)))
+        return_value = value * self.model.return_std.item() + self.model.return_mean.item()
+        advantage, target = self._returns(batch, np.where(valid, ratio, ZERO), return_value)
+        normalized, deviation = _normalized(advantage, valid, count)
+        surrogate = _surrogate(ratio, normalized, c.ppo_clip_ratio)
+        error = self._value_loss(batch, value[:-1], target)
+        clipped = (ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))
+        terms = (surrogate.value, error.value, entropy, kl, ratio, clipped, return_value[:-1])
+        means = [float(np.where(valid, term, ZERO).sum(dtype=np.float32)) / count for term in terms]
+        loss = (
+            means[0] + c.value_loss_coeff * means[1] - c.exploration_loss_coeff * means[2] + c.kl_loss_coeff * means[3]
+        )
+        share = valid * np.float32(1.0 / count)
+        inside = (log_ratio >= math.log(RATIO_MIN)) & (log_ratio <= math.log(RATIO_MAX))
+        of_log_prob = np.where(valid & inside, surrogate.derivative * ratio, ZERO) * share
+        of_value = np.where(valid, error.derivative, ZERO) * share * np.float32(c.value_loss_coeff)
+        of_entropy = share * np.float32(-c.exploration_loss_coeff)
+        network.backward(policy.gradient(of_log_prob.reshape(-1), of_entropy.reshape(-1)), of_value.reshape(-1))
+        ratio_max = float(np.where(valid, ratio, ZERO).max())
+        metrics = torch.tensor([loss, *means[:5], ratio_max, means[5], deviation, means[6], 0, 0, 0])
+        return torch.from_numpy(target), metrics
+
+    def _network(self, steps: int, columns: int) -> NumpyMlpTraining:
+        """The twin for a shape of minibatch."""
+        shape = (steps, columns)
+        if shape not in self._networks:
+            self._networks[shape] = NumpyMlpTraining(self.model, (steps + 1) * columns, steps * columns)
+        return self._networks[shape]
+
+    def _returns(self, batch: Batch, ratio: Array, value: Array) -> tuple[Array, Array]:
+        """As `Learner.returns`."""
+        c = self.config
+        final_value = batch.final_value.numpy() if len(batch.final_value) else None
+        names = ("reward", "terminated", "truncated", "valid", "first")
+        steps = Steps.of({name: getattr(batch, name).numpy() for name in names}, value, final_value, c.gamma)
+        if not c.with_vtrace:
+            return gae(steps, c.gamma, c.gae_lambda)
+        return vtrace(steps, ratio, c.gamma, c.vtrace_lambda, c.vtrace_rho, c.vtrace_c)
+
+    def _value_loss(self, batch: Batch, value: Array, target: Array) -> _Term:
+        """As `losses.clipped_value_loss`, of values [T, B] in the units of the value head."""
+        mean, std, limit = self.model.return_mean.item(), self.model.return_std.item(), self.config.ppo_clip_value
+        error = value - (target - mean) / std
+        squared = np.square(error)
+        if limit <= 0:
+            return _Term(squared, 2.0 * error)
+        move = value - (np.where(batch.valid.numpy(), batch.behavior_value.numpy(), ZERO) - mean) / std
+        beyond = np.clip(move, -limit, limit) - move
+        moved = np.square(error + beyond)
+        return _Term(np.maximum(squared, moved), np.where((beyond == 0.0) | (squared >= moved), 2.0 * error, ZERO))
+
+
+def numpy_update(learner: Learner) -> NumpyUpdate | None:
+    """The twin of a learner's `update`, or None where network, actions or objective are not of the simple kind."""
+    c = learner.config
+    simple = not (c.kl_loss_coeff or c.microbatch_size or learner.masked)
+    simple &= c.exploration_loss == "entropy" or not c.exploration_loss_coeff
+    return NumpyUpdate(learner) if simple and is_supported(learner.parts) and has_numpy_twin(learner.model) else None
+
+
+def _steps(x: Tensor) -> Array:
+    """[T, B, *] as [T*B, *]."""
+    return x.flatten(0, 1).numpy()
+
+
+def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, float]:
+    """As `losses.normalize_advantage`; and the standard deviation."""
+    advantage = np.where(valid, advantage, ZERO)
+    mean = advantage.sum(dtype=np.float32) / np.float32(count)
+    centered = np.where(valid, advantage - mean, ZERO)
+    deviation = math.sqrt(float(np.square(centered).sum(dtype=np.float32)) / count)
+    return centered / np.float32(max(deviation, ADVANTAGE_STD_MIN)), deviation
+
+
+def _surrogate(ratio: Array, advantage: Array, clip_ratio: float) -> _Term:
+    """As `losses.ppo_policy_loss`."""
+    free, held = ratio * advantage, np.clip(ratio, 1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio) * advantage
+    return _Term(-np.minimum(free, held), np.where(free <= held, -advantage, ZERO))

@@ -1,0 +1,76 @@
+"""A check of the whole data path: with a learning rate of 0 the learner must reproduce what the acting policy computed.
+
+Everything between acting and learning is in it: rows and columns, resets, recurrent state, masks, normalization,
+weights. A custom model whose `act` and `unroll` disagree is found by it in a minute.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from algorithms.appo.config import LearningConfig
+from algorithms.appo.learner import Learner
+from algorithms.models.flat_module import FlatModule
+from algorithms.runtime.learning.batches import Batch
+from envs.spec import EnvSpec
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+class VerifyingLearner(Learner):
+    """Compares, before it trains on a batch, behaviour logits and values with its own.
+
+    Running statistics are part of what is published with a version. The weights do not change, the statistics do; so
+    each step is recomputed with those of the version that acted.
+    """
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec, config: LearningConfig, seed: int) -> None:
+        super().__init__(flat, spec, config, seed)
+        self.published: dict[int, Tensor] = {}
+        self.largest = 0.0
+        self.compared = 0
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """As `Learner.learn`, after the comparison."""
+        self._remember()
+        self.compare(batch)
+        for _ in super().learn(batch, progress):
+            self._remember()
+            yield
+
+    def metrics(self) -> dict[str, float]:
+        """As `Learner.metrics`, with the largest |difference| / (1 + |value|) so far and the steps compared."""
+        checked = {"reproduction_error": self.largest, "reproduction_steps": float(self.compared)}
+        return super().metrics() | checked
+
+    @torch.no_grad()
+    def compare(self, batch: Batch) -> None:
+        """Recompute every step of a batch [T, B], observations scaled by the statistics of the version that acted."""
+        now, model = self.flat.flat.clone(), self.model
+        obs = {key: batch.obs[key].flatten(0, 1) for key in model.keys}
+        unscaled = [key for key in model.keys_scaled_later if not model.scaling_of(key).running]  # until in the network
+        scaled = model.scaled(obs) | {key: obs[key] for key in unscaled}
+        try:
+            for version in torch.unique(batch.policy_version[batch.valid]).tolist():
+                self.flat.flat.copy_(self.published[version])
+                acted = batch.policy_version == version
+                rows = torch.cat((acted, acted[-1:])).flatten()  # the bootstrap observation is compared with nothing
+                for key, value in model.scaled(obs).items():
+                    if key not in unscaled:
+                        scaled[key][rows] = value[rows]
+            logits, value = model.unroll_scaled(scaled, batch.first, batch.rnn_state)
+            value = model.denormalize_value(value)
+        finally:
+            self.flat.flat.copy_(now)
+        self._record(logits, batch.behavior_logits, batch.valid)
+        self._record(value[:-1], batch.behavior_value, batch.valid)
+        self.compared += int(batch.valid.sum())
+
+    def _record(self, mine: Tensor, stored: Tensor, valid: Tensor) -> None:
+        difference = ((mine - stored).abs() / (1 + stored.abs()))[valid]
+        # No comparison with NaN is true, so it would count as no difference.
+        self.largest = max(self.largest, float(difference.nan_to_num(nan=LARGEST, posinf=LARGEST).max()))
+
+    def _remember(self) -> None:
+        self.published[self.version] = self.flat.flat.clone()

@@ -1,0 +1,254 @@
+"""Distributions over actions in numpy: sampling a few rows at a time, and what training needs with its derivatives.
+
+The distributions are those of `distributions.py`. Half a dozen rows are all dispatch, and that of numpy costs a fifth
+of torch's; a thousand rows of a few logits still are half dispatch. The memory for sampling is made once.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.ops.distributions import HALF_LOG_TWO_PI, LOG_STD_MAX, LOG_STD_MIN
+
+Array = NDArray[Any]
+
+SUPPORTED = ("categorical", "gaussian")
+
+
+class _Part(NamedTuple):
+    kind: str
+    size: int
+    logits: slice
+    values: slice
+
+
+def _laid_out(parts: Sequence[tuple[str, int]]) -> Iterator[_Part]:
+    """Where each part lies among the logits and the values of an action."""
+    logit = value = 0
+    for kind, size in parts:
+        num_logits, num_values = (size, 1) if kind == "categorical" else (2 * size, size)
+        yield _Part(kind, size, slice(logit, logit + num_logits), slice(value, value + num_values))
+        logit, value = logit + num_logits, value + num_values
+
+
+class ActionSampler:
+    """Draws actions of R rows and their log-probabilities.
+
+    Args:
+        parts: (kind, size) of each part, of the `SUPPORTED` kinds.
+        rows: R.
+        generator: of the random numbers.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, int]], rows: int, generator: np.random.Generator) -> None:
+        kinds: dict[str, type[_Categorical] | type[_Gaussian]] = {"categorical": _Categorical, "gaussian": _Gaussian}
+        self._parts = [
+            (kinds[part.kind](rows, part.size, generator), part.logits, part.values) for part in _laid_out(parts)
+        ]
+
+    def sample(self, logits: Array, action: Array, log_prob: Array) -> None:
+        """Fill action [R, A] and log_prob [R] from logits [R, L]; where logits are not finite, so is log_prob."""
+        log_prob.fill(0.0)
+        for sampler, of_logits, of_values in self._parts:
+            log_prob += sampler(logits[:, of_logits], action[:, of_values])
+
+
+class _Categorical:
+    """By the inverse of the distribution function: one random number a row, where Gumbel noise takes one a choice."""
+
+    def __init__(self, rows: int, size: int, generator: np.random.Generator) -> None:
+        self._random = generator.random
+        self._largest, self._log_sum = np.empty((rows, 1), np.float32), np.empty(rows, np.float32)
+        self._shifted, self._cumulative = np.empty((2, rows, size), np.float32)
+        self._threshold, self._log_prob = np.empty((2, rows), np.float32)
+        self._below = np.empty((rows, size - 1), np.bool_)
+        self._choice, self._index = np.empty((2, rows), np.intp)
+        self._first = np.arange(rows) * size
+        # views, made once
+        self._sum, self._inner = self._cumulative[:, -1], self._cumulative[:, :-1]
+        self._threshold_column = self._threshold[:, None]
+
+    def __call__(self, logits: Array, action: Array) -> Array:
+        """Fill action [R, 1] from logits [R, size]; their log-probability [R], overwritten by the next call."""
+        np.maximum.reduce(logits, axis=1, keepdims=True, out=self._largest)
+        np.subtract(logits, self._largest, out=self._shifted)
+        np.exp(self._shifted, out=self._cumulative)
+        np.add.accumulate(self._cumulative, axis=1, out=self._cumulative)
+        self._random(dtype=np.float32, out=self._threshold)
+        np.multiply(self._threshold, self._sum, out=self._threshold)
+        # As the last entry is not compared, rounding cannot lead to a choice beyond the last.
+        np.less_equal(self._inner, self._threshold_column, out=self._below)
+        np.add.reduce(self._below, axis=1, out=self._choice)
+        np.add(self._choice, self._first, out=self._index)
+        self._shifted.take(self._index, out=self._log_prob, mode="clip")
+        np.log(self._sum, out=self._log_sum)
+        np.subtract(self._log_prob, self._log_sum, out=self._log_prob)
+        action[:, 0] = self._choice
+        return self._log_prob
+
+
+class _Gaussian:
+    def __init__(self, rows: int, size: int, generator: np.random.Generator) -> None:
+        self._size, self._normal = size, generator.standard_normal
+        self._log_std, self._std, self._distance = np.empty((3, rows, size), np.float32)
+        self._log_prob = np.empty(rows, np.float32)
+        self._constant = np.float32(-size * HALF_LOG_TWO_PI)
+
+    def __call__(self, logits: Array, action: Array) -> Array:
+        """Fill action [R, size] from logits [R, 2 * size]; their log-probability [R], overwritten by the next call."""
+        mean = logits[:, : self._size]
+        np.maximum(logits[:, self._size :], LOG_STD_MIN, out=self._log_std)
+        np.minimum(self._log_std, LOG_STD_MAX, out=self._log_std)
+        np.exp(self._log_std, out=self._std)
+        self._normal(dtype=np.float32, out=self._distance)
+        np.multiply(self._distance, self._std, out=self._distance)
+        np.add(self._distance, mean, out=action)
+        # from the action as it was rounded, as the learner will see it
+        np.subtract(action, mean, out=self._distance)
+        np.divide(self._distance, self._std, out=self._distance)
+        np.square(self._distance, out=self._distance)
+        np.multiply(self._distance, -0.5, out=self._distance)
+        np.subtract(self._distance, self._log_std, out=self._distance)
+        np.add.reduce(self._distance, axis=1, out=self._log_prob)
+        return np.add(self._log_prob, self._constant, out=self._log_prob)
+
+
+class PolicyTerms:
+    """What the losses read of a policy, for M steps, and how it all depends on the logits.
+
+    Args:
+        parts: (kind, size) of each part, of the `SUPPORTED` kinds.
+        logits: [M, L].
+        action: [M, A], taken by the policy with
+        behavior_logits: [M, L].
+
+    Attributes:
+        log_prob, entropy, kl: [M] each; the last is KL(acting policy || current policy).
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, int]], logits: Array, action: Array, behavior_logits: Array) -> None:
+        self._parts: list[_CategoricalTerms | _GaussianTerms] = []
+        # A few logits of many steps: side by side, the steps are what numpy loops over.
+        logits, behavior_logits, action = (np.ascontiguousarray(a.T) for a in (logits, behavior_logits, action))
+        for part in _laid_out(parts):
+            of_kind = _CategoricalTerms if part.kind == "categorical" else _GaussianTerms
+            self._parts.append(of_kind(logits[part.logits], action[part.values], behavior_logits[part.logits]))
+        self.log_prob, self.entropy, self.kl = (
+            sum(getattr(part, name) for part in self._parts) for name in ("log_prob", "entropy", "kl")
+        )
+
+    def gradient(self, log_prob: Array, entropy: Array) -> Array:
+        """That of the logits [M, L], from those of `log_prob` and `entropy` [M]."""
+        gradient: Array = np.concatenate([part.gradient(log_prob, entropy) for part in self._parts]).T
+        return gradient
+
+
+class _CategoricalTerms:
+    def __init__(self, logits: Array, action: Array, behavior_logits: Array) -> None:
+        self._log_p, behavior_log_p = _log_softmax(logits), _log_softmax(behavior_logits)
+        self._p = np.exp(self._log_p)
+        self._index = action[0].astype(np.intp), np.arange(action.shape[1])
+        self.log_prob = self._log_p[self._index]
+        self.entropy = -(self._p * self._log_p).sum(axis=0)
+        self.kl = (np.exp(behavior_log_p) * (behavior_log_p - self._log_p)).sum(axis=0)
+
+    def gradient(self, log_prob: Array, entropy: Array) -> Array:
+        # d log p[a] = 1[a] - p, and dH = -p (log p + H)
+        gradient: Array = self._log_p + self.entropy
+        gradient *= entropy
+        gradient += log_prob
+        gradient *= -self._p
+        gradient[self._index] += log_prob
+        return gradient
+
+
+class _GaussianTerms:
+    def __init__(self, logits: Array, action: Array, behavior_logits: Array) -> None:
+        mean, raw = np.split(logits, 2)
+        behavior_mean, behavior_raw = np.split(behavior_logits, 2)
+        log_std, behavior_log_std = (np.clip(x, LOG_STD_MIN, LOG_STD_MAX) for x in (raw, behavior_raw))
+        self._free = (raw >= LOG_STD_MIN) & (raw <= LOG_STD_MAX)
+        self._precision = np.exp(-log_std)
+        self._distance = (action - mean) * self._precision
+        self.log_prob = (-0.5 * np.square(self._distance) - log_std - np.float32(HALF_LOG_TWO_PI)).sum(axis=0)
+        self.entropy = (log_std + np.float32(0.5 + HALF_LOG_TWO_PI)).sum(axis=0)
+        widening = log_std - behavior_log_std
+        distance = np.square((behavior_mean - mean) * self._precision)
+        self.kl = (widening + 0.5 * (np.exp(-2.0 * widening) + distance - 1.0)).sum(axis=0)
+
+    def gradient(self, log_prob: Array, entropy: Array) -> Array:
+        mean = log_prob * self._distance * self._precision
+        log_std = (log_prob * (np.square(self._distance) - 1.0) + entropy) * self._free
+        both: Array = np.concatenate((mean, log_std))
+        return both
+
+
+def _log_softmax(logits: Array) -> Array:
+    """Over the first dimension of [size, M]."""
+    shifted = logits - logits.max(axis=0)
+    log_p: Array = shifted - np.log(np.exp(shifted).sum(axis=0))
+    return log_p
+
+
+def most_probable(parts: Sequence[tuple[str, int]], logits: Array, action: Array) -> None:
+    """Fill action [R, A] with the most probable one for logits [R, L]; parts are of the `SUPPORTED` kinds."""
+    for part in _laid_out(parts):
+        own = logits[:, part.logits]
+        action[:, part.values] = own[:, : part.size] if part.kind == "gaussian" else own.argmax(axis=1, keepdims=True)
+
+
+def is_supported(parts: Sequence[tuple[str, int]]) -> bool:
+    """Whether an `ActionSampler` can be made for these parts."""
+    return all(kind in SUPPORTED for kind, _ in parts)
+
+
+# `returns.py` in numpy: the same targets for learners whose batches are all dispatch.
+
+
+class Steps(NamedTuple):
+    """A trajectory with every invalid row zeroed; see `returns.py` for what each field means."""
+
+    difference: Array  # [T, B] reward + gamma * next value - value
+    value: Array  # [T, B]
+    trace_ends: Array  # [T-1, B] bool
+
+    @classmethod
+    def of(cls, signals: dict[str, Array], value: Array, final_value: Array | None, gamma: float) -> "Steps":
+        """The steps of `reward`, `terminated`, `truncated`, `valid` [T, B], `first` [T+1, B] and a value [T+1, B]."""
+        valid, first, terminated = signals["valid"], signals["first"], signals["terminated"]
+        last_known = value[:-1] if final_value is None else final_value
+        reached = np.where(valid & first[1:], last_known, value[1:])
+        next_value = np.where(valid & ~terminated, reached, np.float32(0.0))
+        present = np.where(valid, value[:-1], np.float32(0.0))
+        reward = np.where(valid, signals["reward"], np.float32(0.0))
+        ends = terminated | signals["truncated"] | first[1:] | ~valid
+        return cls(reward + np.float32(gamma) * next_value - present, present, ends[:-1])
+
+
+def vtrace(
+    steps: Steps, ratio: Array, gamma: float, vtrace_lambda: float, rho_clip: float, c_clip: float
+) -> tuple[Array, Array]:
+    """Advantages and targets [T, B] of `returns.vtrace`; the ratio [T, B] is 0 where a step is invalid."""
+    decay = np.where(
+        steps.trace_ends, np.float32(0.0), np.minimum(ratio[:-1], c_clip) * np.float32(gamma * vtrace_lambda)
+    )
+    correction = _accumulate(np.minimum(ratio, rho_clip) * steps.difference, decay)
+    advantage = steps.difference.copy()
+    advantage[:-1] += np.where(steps.trace_ends, np.float32(0.0), correction[1:]) * np.float32(gamma)
+    return advantage, correction + steps.value
+
+
+def gae(steps: Steps, gamma: float, gae_lambda: float) -> tuple[Array, Array]:
+    """Advantages and targets [T, B] of `returns.gae`."""
+    decay = np.where(steps.trace_ends, np.float32(0.0), np.float32(gamma * gae_lambda))
+    advantage = _accumulate(steps.difference.copy(), decay)
+    return advantage, advantage + steps.value
+
+
+def _accumulate(term: Array, decay: Array) -> Array:
+    """Solve x[t] = term[t] + decay[t] * x[t+1] in place."""
+    for t in range(len(decay) - 1, -1, -1):
+        term[t] += decay[t] * term[t + 1]
+    return term

@@ -1,0 +1,186 @@
+"""Adam over one vector of weights, and its learning rate over time. Nothing here waits for the device."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.parts.config import OptimizerConfig
+from algorithms.runtime.devices import Device
+from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+
+
+class FlatAdam:
+    """Fused Adam on all weights at once, with clipping; a step that would do harm is skipped.
+
+    Args:
+        weights: [P] the vector to train, in place.
+        config: the learning flags.
+
+    Attributes:
+        gradient: [P] the vector that `backward` adds to.
+        learning_rate: scalar on the device.
+        skipped_in_a_row: steps since the last that was not skipped, scalar on the device.
+    """
+
+    def __init__(self, weights: Tensor, config: OptimizerConfig) -> None:
+        self.config, self.weights = config, weights
+        self.gradient, self._moments = torch.zeros_like(weights), weights.new_zeros(2, len(weights))
+        self._mean, self._mean_square = self._moments
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=weights.device)
+        self._steps, self._kl, self.skipped_in_a_row = (torch.zeros_like(self.learning_rate) for _ in range(3))
+
+    def configure(self, config: OptimizerConfig) -> None:
+        """Follow other flags from now on; a rate that a schedule has set stays unless theirs is another one."""
+        if config.learning_rate != self.config.learning_rate:
+            self.learning_rate.fill_(config.learning_rate)
+        self.config = config
+
+    def follow(self, progress: float) -> None:
+        """Set the rate of the linear schedule, when this share of the training budget is used up, in [0, 1]."""
+        if self.config.lr_schedule == "linear":
+            self.learning_rate.fill_(self.config.learning_rate * max(0.0, 1.0 - progress))
+
+    def step(self, learnable: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the gradient, clipped; its norm before, and 1.0 if the step was skipped, as scalars.
+
+        Args:
+            learnable: scalar bool; without a valid step the gradient is 0, and momentum alone must not move weights;
+                with a loss that is not finite the gradient can still be, as clamps stop NaN.
+            kl: scalar, mean KL divergence of the minibatch, for adaptive schedules.
+        """
+        norm = torch.linalg.vector_norm(self.gradient)
+        if self.config.max_grad_norm:
+            self.gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        # Fused Adam leaves weights and moments alone where this is 1; multiplying by 0 would make NaN of them.
+        skipped = (~(norm.isfinite() & learnable)).float()
+        self._adam(skipped)
+        self.skipped_in_a_row.add_(1.0).mul_(skipped)
+        self._kl += kl
+        return norm, skipped
+
+    def _adam(self, skipped: Tensor) -> None:
+        """One step of Kingma and Ba 2015, arXiv:1412.6980, as `torch.optim.Adam(fused=True)` makes it.
+
+        The kernel is called as it is, because making an optimizer of torch.optim imports its compiler, more than a
+        second of every start.
+        """
+        c = self.config
+        self._steps += 1
+        torch._fused_adam_(
+            [self.weights],
+            [self.gradient],
+            [self._mean],
+            [self._mean_square],
+            [],
+            [self._steps],
+            lr=self.learning_rate,
+            beta1=c.adam_beta1,
+            beta2=c.adam_beta2,
+            weight_decay=0.0,
+            eps=c.adam_eps,
+            amsgrad=False,
+            maximize=False,
+            found_inf=skipped,
+        )
+        self._steps -= skipped
+
+    def adapt(self, *, end_of_epoch: bool, minibatches: int) -> None:
+        """Keep the mean KL divergence of a minibatch, or of an epoch, within a factor 2 of its threshold."""
+        schedule, threshold = self.config.lr_schedule, self.config.lr_schedule_kl_threshold
+        per_epoch = schedule == "kl_adaptive_epoch"
+        if per_epoch and not end_of_epoch:
+            return
+        if schedule.startswith("kl_adaptive"):
+            kl = self._kl / (minibatches if per_epoch else 1)
+            factor = torch.where(kl > 2 * threshold, 1 / 1.5, torch.where(kl < 0.5 * threshold, 1.5, 1.0))
+            self.learning_rate.mul_(factor).clamp_(self.config.lr_adaptive_min, self.config.lr_adaptive_max)
+        self._kl.zero_()
+
+    def moments(self) -> Tensor:
+        """First and second moments, [2, P], themselves and no copy; zero before the first step."""
+        return self._moments
+
+    def meta(self) -> dict[str, float]:
+        """Steps made and skipped in a row and the learning rate, as plain values."""
+        steps, rate = float(self._steps), float(self.learning_rate)
+        return {"adam_steps": steps, "learning_rate": rate, SKIPPED_IN_A_ROW: float(self.skipped_in_a_row)}
+
+    def restore(self, moments: Tensor, meta: dict[str, Any]) -> None:
+        """Continue from moments [2, P] and `meta`; a constant or linear rate is the flags' business."""
+        self.skipped_in_a_row.zero_()
+        self._steps.fill_(meta["adam_steps"])
+        self._moments.copy_(moments)
+        if self.config.lr_schedule.startswith("kl_adaptive"):
+            self.learning_rate.fill_(meta["learning_rate"])
+
+
+# The optimizer step as one thing that a device repeats: on minibatches copied into memory that stays where it is.
+
+
+log = logging.getLogger(__name__)
+
+Update = Callable[[Batch], Tensor]
+
+WARM_UPS = 3
+
+
+class CapturedUpdate:
+    """Does what `update` does, by a capture per shape of minibatch.
+
+    The first steps of each shape run as they are: libraries set themselves up and Adam's state comes into being. The
+    last of them is strict, so that a model that waits for the device is found out before a capture fails half-way.
+    Where there is no capture, one warning says so and all steps run as they are.
+
+    Numbers that are not tensors, such as coefficients of the loss, are those of the time of the capture: where they
+    change another one takes its place, see `Tune`.
+
+    Args:
+        update: trains on a minibatch [T, B] and returns its value targets [T, B]; works in place on tensors that stay.
+        device: what captures it.
+    """
+
+    def __init__(self, update: Update, device: Device) -> None:
+        self._update, self._device = update, device
+        self._steps: dict[tuple[int, ...], _Step] = {}
+        self._seen: dict[tuple[int, ...], int] = {}
+        self._capturable = True
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Train on the minibatch; its value targets, in memory of their own."""
+        shape = tuple(batch.valid.shape)
+        if shape not in self._steps and self._capturable:
+            self._seen[shape] = self._seen.get(shape, 0) + 1
+            try:
+                if self._seen[shape] == WARM_UPS:
+                    with self._device.strict():
+                        return self._update(batch)
+                if self._seen[shape] > WARM_UPS:
+                    self._steps[shape] = _Step(self._update, batch, self._device)
+            except RuntimeError as error:
+                self._capturable = False
+                log.warning("the optimizer step cannot be captured and runs as it is: %s", error)
+        step = self._steps.get(shape)
+        return step(batch) if step else self._update(batch)
+
+
+class _Step:
+    """An update captured on a batch of its own."""
+
+    def __init__(self, update: Update, batch: Batch, device: Device) -> None:
+        self.inputs = batch.copy()
+        self.target = torch.empty_like(batch.reward)
+
+        def run() -> None:
+            self.target.copy_(update(self.inputs))
+
+        self.run = device.capture(run)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        for mine, theirs in zip(self.inputs.tensors(), batch.tensors(), strict=True):
+            mine.copy_(theirs)
+        self.run()
+        return self.target.clone()

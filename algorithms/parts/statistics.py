@@ -1,0 +1,104 @@
+"""Running statistics of observations and returns, kept by the learner in float64 and published with the weights."""
+
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge_batch, std
+from algorithms.runtime.learning.batches import Batch
+
+# Returns grow while a policy learns; statistics of all that ever was would lag far behind. The oldest samples fade.
+RETURN_MEMORY_SAMPLES = 100_000
+
+# Float64 statistics of all images would cost as much as a tenth of training on them.
+IMAGES_PER_BATCH = 64
+
+# Added to the variance of a pixel, whose range is 1. Most pixels hardly ever change; divided by their own deviation,
+# a ball that passes, or a black frame, would be all the network sees.
+IMAGE_VARIANCE = 1 / 100
+
+
+class RunningStatistics:
+    """Moments of every normalized observation and of the returns.
+
+    Args:
+        model: whose buffers are set after each update.
+        normalize_returns: whether the critic predicts in units of the returns' standard deviation.
+    """
+
+    def __init__(self, model: ActorCritic, normalize_returns: bool) -> None:
+        self.model, self.normalize_returns = model, normalize_returns
+        device = model.return_mean.device
+        self.observation = {
+            key: Moments.empty(tuple(cast(Tensor, scaling.mean).shape), device)
+            for key, scaling in zip(model.keys, model.scalings, strict=True)
+            if key in model.normalized_keys
+        }
+        self.returns = Moments.empty((), device)
+
+    @torch.no_grad()
+    def update(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
+        """Take in a trained batch, each of its valid steps once (of images a few), and set the model's buffers.
+
+        What is not finite is left out: the optimizer skips such a step, and a mean would never recover from it.
+
+        Args:
+            batch: [T, B]; its observations.
+            targets: value targets and validity of the minibatches of one pass, each [T, B'].
+        """
+        valid = batch.valid.flatten()
+        for key, moments in self.observation.items():
+            x, usable = batch.obs[key][:-1].flatten(0, 1), valid
+            if x.dtype == torch.uint8:
+                stride = -(-len(x) // IMAGES_PER_BATCH)
+                x, usable = x[::stride], valid[::stride]
+            else:
+                usable = valid & x.reshape(len(x), -1).isfinite().all(dim=1)
+            self.observation[key] = merge_batch(moments, x, usable)
+        if self.normalize_returns:
+            for target, mask in targets:
+                self.returns = merge_batch(self.returns, target.flatten(), (mask & target.isfinite()).flatten())
+            fade = (RETURN_MEMORY_SAMPLES / self.returns.count.clamp(min=1)).clamp(max=1.0)
+            self.returns = Moments(self.returns.count * fade, self.returns.mean, self.returns.m2 * fade)
+        self._set_buffers()
+
+    def to_array(self) -> NDArray[np.float64]:
+        """All moments as one vector."""
+        moments = [*self.observation.values(), self.returns]
+        return torch.cat([t.reshape(-1) for m in moments for t in (m.count, m.mean, m.m2)]).cpu().numpy()
+
+    def load_array(self, array: NDArray[np.float64]) -> None:
+        """The inverse of `to_array`; the model's buffers travel with its weights.
+
+        Raises:
+            ValueError: the vector is of another length.
+        """
+        if array.shape != self.to_array().shape:
+            raise ValueError(f"the state has {array.size} statistics, the model {self.to_array().size}")
+        place = 0
+
+        def next_part(like: Tensor) -> Tensor:
+            nonlocal place
+            part = torch.from_numpy(array[place : place + like.numel()].copy()).reshape(like.shape)
+            place += like.numel()
+            return part.to(like.device)
+
+        for key, m in self.observation.items():
+            self.observation[key] = Moments(next_part(m.count), next_part(m.mean), next_part(m.m2))
+        m = self.returns
+        self.returns = Moments(next_part(m.count), next_part(m.mean), next_part(m.m2))
+
+    def _set_buffers(self) -> None:
+        for key, moments in self.observation.items():
+            scale = self.model.scaling_of(key).scale  # what is added to the variance is meant for scaled observations
+            eps = IMAGE_VARIANCE if moments.mean.dim() == 3 else VARIANCE_EPS
+            self.model.set_observation_statistics(key, moments.mean.float(), inv_std(moments, eps * scale**2))
+        if self.normalize_returns:
+            mean = self.returns.mean.float()
+            # In units of less than float32 tells apart at the mean, the layer of the values could overflow.
+            unit = torch.maximum(std(self.returns), mean.abs() * torch.finfo(mean.dtype).eps)
+            self.model.set_return_statistics(mean, unit)

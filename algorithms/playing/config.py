@@ -1,0 +1,120 @@
+"""What can be said on the command line of enjoy."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from algorithms.run.folder import check_folders
+from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help
+from utils.errors import UsageError
+from utils.flags import flag, flags_of
+from utils.values import shown
+
+USAGE = "enjoy_appo.py [--env=ID] [flags]      for example: enjoy_appo.py --env=CartPole-v1"
+VIDEO_SUFFIXES = (".mp4", ".gif")
+DEFAULT_EPISODES = 10
+CHECKPOINT_KINDS = ("latest", "best", "best_evaluated", "milestone", "past")
+
+
+def headless() -> bool:
+    """Whether there is no display that a window could open on."""
+    return os.name == "posix" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Playing a trained policy."""
+
+    env: str = flag("", "environment id whose newest run is played; empty = that of the run named by --experiment")
+    experiment: str = flag("", "name of the run's folder; empty = the newest run of --env")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    policy_index: int = flag(0, "which policy of the run plays", minimum=0)
+    load_checkpoint_kind: str = flag(
+        "latest",
+        "which checkpoint plays: the newest, the best so far by training or by evaluation, one that was kept as a"
+        " milestone, or the newest past version of --self_play",
+        choices=CHECKPOINT_KINDS,
+    )
+    milestone: int | None = flag(
+        None, "env steps of the milestone, the nearest at or below is taken; none = the newest", minimum=0
+    )
+    max_num_episodes: int | None = flag(
+        None,
+        f"stop after this many episodes; 0 = no limit, none = {DEFAULT_EPISODES}, or 1 for a video without limit of"
+        " frames",
+        minimum=0,
+    )
+    max_num_frames: int = flag(0, "stop after this many env steps (frames); 0 = no limit", minimum=0)
+    deterministic: bool = flag(False, "take the most probable action instead of sampling one")
+    continuous_actions_sample: bool = flag(True, "sample continuous actions; False = take their mean")
+    seed: int | None = flag(
+        None, "seed of the episodes and the sampling; none = a random one", minimum=0, maximum=2**63 - 1
+    )
+    no_render: bool = flag(headless(), "open no window; set by default where there is no display")
+    save_video: str = flag(
+        "",
+        "make a video of the episodes, x.mp4 or x.gif, alone video.mp4, instead of opening a window; needs no display;"
+        " empty = none",
+        alone="video.mp4",
+    )
+    fps: float = flag(
+        0,
+        "agent steps shown per second; 0 = as fast as possible in a window, at the speed of the game in a video",
+        minimum=0,
+        maximum=1000,
+    )
+    render_action_repeat: int | None = flag(
+        None, "env frames per action while playing; none = as in training", minimum=1
+    )
+    device: str = flag(
+        "cpu",
+        "where the network runs; gpu is accepted as cuda",
+        choices=("auto", "cpu", "cuda"),
+        synonyms={"gpu": "cuda"},
+    )
+    callbacks: tuple[str, ...] = flag(
+        (),
+        "classes of yours, package.module:Class, told of episodes and their steps as in training; empty = none",
+    )
+    json: bool = flag(False, "print one JSON object with the results instead of text; opens no window")
+
+    @property
+    def window(self) -> bool:
+        """Whether someone wants to watch now."""
+        return not (self.no_render or self.json or self.save_video)
+
+    @property
+    def episode_limit(self) -> int:
+        """Episodes to play; 0: no limit."""
+        if self.max_num_episodes is not None:
+            return self.max_num_episodes
+        if self.save_video:
+            return 0 if self.max_num_frames else 1
+        return DEFAULT_EPISODES
+
+
+def parse_enjoy(argv: Sequence[str]) -> EvaluationConfig:
+    """Return the configuration of an evaluation command line; `--help` prints the flags and exits."""
+    flags = flags_of(EvaluationConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(USAGE, {"Evaluation": flags}, {}))
+    given = parse_command_line(argv, flags)
+    if given.get("milestone") is not None:
+        given.setdefault("load_checkpoint_kind", "milestone")
+    config = EvaluationConfig(**given)  # type: ignore[arg-type]
+    check_folders(config.train_dir, config.experiments_root, config.experiment)
+    _check(config)
+    return config
+
+
+def _check(config: EvaluationConfig) -> None:
+    if config.milestone is not None and config.load_checkpoint_kind != "milestone":
+        raise UsageError(
+            f"--milestone={config.milestone} needs --load_checkpoint_kind=milestone, not {config.load_checkpoint_kind}"
+        )
+    if config.save_video and Path(config.save_video).suffix.lower() not in VIDEO_SUFFIXES:
+        raise UsageError(f"--save_video={shown(config.save_video)}: the name must end in {' or '.join(VIDEO_SUFFIXES)}")
+    if config.save_video and not config.episode_limit and not config.max_num_frames:
+        raise UsageError("--save_video with --max_num_episodes=0 needs --max_num_frames: the video would never end")

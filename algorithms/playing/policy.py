@@ -1,0 +1,226 @@
+"""A trained policy in a loop of one's own: it answers observations as the environment gives them."""
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.flat_module import FlatModule, split
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.player import Player, Run, find_run, load_player
+from algorithms.run.folder import find_run_folder
+from algorithms.runtime.memory.arena import Array
+from envs.config import EnvConfig
+from envs.conversion import ActionConverter, ObservationWriter
+from envs.env_set import RAISE, EnvSet
+from envs.make import is_vector_only, make_group, make_single
+from envs.masks import flat_mask
+from envs.spaces import spec_of
+from envs.spec import MASK_KEY, BoolArray, EnvSpec
+from envs.vector import GymVector
+from utils.errors import UsageError
+from utils.flags import flags_of
+from utils.values import from_plain, nearest, shown
+
+Which = Literal["latest", "best", "best_evaluated", "milestone", "past"]
+Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
+"""Of the observations and of the actions of one agent."""
+
+
+def load_policy(
+    run: str | Path,
+    *,
+    policy: int = 0,
+    which: Which = "latest",
+    device: str = "cpu",
+    seed: int | None = None,
+    spaces: Spaces | None = None,
+    train_dir: str | Path = "./train_dir",
+) -> "Policy":
+    """Load a policy of a run; nothing that is read can run code.
+
+        policy = load_policy("train_dir/CartPole-v1_1")
+        observation, _ = env.reset()
+        action = policy.act(observation)
+
+    Args:
+        run: folder of a run, or its name in `train_dir`.
+        policy: which one of the run.
+        which: the newest checkpoint, the best by training or by evaluation, the newest milestone, or past version.
+        device: cpu, cuda, or auto.
+        seed: of the sampling of actions; None: a random one.
+        spaces: of the environment; without them it is made once to look at them.
+        train_dir: folder of all runs.
+
+    Raises:
+        UsageError: there is no such run or policy, kind of checkpoint or device, or the environment cannot be made.
+        CheckpointError: the policy has no checkpoint that can be used.
+    """
+    directory = find_run_folder(str(run), Path(train_dir))
+    flags = flags_of(EvaluationConfig)
+    asked = {"policy_index": policy, "load_checkpoint_kind": which, "device": device}
+    checked: dict[str, Any] = {name: from_plain(flags[name], value) for name, value in asked.items()}
+    config = EvaluationConfig(train_dir=str(directory.parent), experiment=directory.name, **checked)
+    found = find_run(config)
+    seen, spec = look_at(found.config.env, spaces)
+    with torch.random.fork_rng(devices=[]):  # a new model draws weights
+        player, env_steps = load_player(found, spec, config, secrets.randbits(32) if seed is None else seed)
+    return Policy(found, player, seen, env_steps)
+
+
+class Policy:
+    """A trained policy; `load_policy` makes it.
+
+    What it remembers of an episode is kept inside, per row of a batch: call `reset` when an episode begins.
+
+    Attributes:
+        run: what was loaded: `directory`, `config` (all flags), `checkpoint`.
+        env_steps: that it has learned from.
+        observation_space, action_space: of one agent.
+        spec: the same as arrays: names, shapes, types.
+    """
+
+    def __init__(self, run: Run, player: Player, seen: Spaces, env_steps: int) -> None:
+        self.run, self.env_steps, self.spec = run, env_steps, player.spec
+        self.observation_space, self.action_space = seen
+        self._player = player
+        self._writer = ObservationWriter(run.config.env.env, seen[0])
+        self._actions = ActionConverter(seen[1])
+        choices = [part.size for part in player.spec.action.parts if part.kind == "categorical"]
+        self._num_choices, self._begins_of_parts = sum(choices), np.cumsum([0, *choices])[:-1]
+        self._begins = True  # every row begins an episode
+
+    def act(self, observation: Any, *, deterministic: bool = False, action_mask: Any = None) -> Any:
+        """The action for one observation, as the action space describes it.
+
+        Args:
+            observation: as the environment gave it.
+            deterministic: take the most probable action instead of a sample.
+            action_mask: of the environment's `info`, if it comes there.
+
+        Raises:
+            EnvironmentFailure: the observation does not fit its space.
+            UsageError: a mask is missing, has another size, or allows nothing.
+        """
+        obs = self._writer.empty(1)
+        self._writer.write_row(obs, 0, observation)
+        masks = None if action_mask is None else flat_mask(action_mask)[None]
+        self._take_mask(obs, masks)
+        if MASK_KEY in obs and not np.logical_or.reduceat(obs[MASK_KEY].reshape(-1), self._begins_of_parts).all():
+            raise UsageError(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
+        return self._actions.rows(self._answer(obs, np.zeros(1, np.bool_), deterministic))[0]
+
+    def act_batch(
+        self, observations: Any, *, first: Any = None, deterministic: bool = False, action_mask: Any = None
+    ) -> Any:
+        """The actions for a batch of observations, as gymnasium's vector environments give and take them.
+
+        Args:
+            observations: N of them, batched as the observation space says.
+            first: [N] the rows whose observation begins an episode, besides those after `reset`.
+            deterministic: take the most probable actions instead of samples.
+            action_mask: [N, M] of the environment's `info`, if they come there. A row without any allowed choice has
+                ended, and gets any.
+
+        Raises:
+            EnvironmentFailure, UsageError: as `act`; or the number of rows has changed without a `reset`.
+        """
+        num_rows = _num_rows(observations)
+        obs = self._writer.empty(num_rows)
+        self._writer.write_batch(obs, observations)
+        starts = np.zeros(num_rows, np.bool_) if first is None else np.asarray(first, np.bool_)
+        masks = None if action_mask is None else (np.asarray(action_mask) != 0).reshape(num_rows, -1)
+        self._take_mask(obs, masks)
+        return self._actions.batch(self._answer(obs, starts, deterministic))
+
+    def reset(self) -> None:
+        """Forget all: the next observation of every row begins an episode."""
+        self._begins = True
+
+    def get_weights(self) -> dict[str, Array]:
+        """Copies of all weights and normalization statistics, by name."""
+        flat = self._flat
+        views = zip(flat.table, split(flat.flat, flat.table), strict=True)
+        return {name: view.cpu().numpy().copy() for (name, _), view in views}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Take over weights as `get_weights` returns them.
+
+        Raises:
+            UsageError: a name or a shape is not this model's, or one is missing.
+        """
+        table = dict(self._flat.table)
+        for name in [*weights, *table]:
+            if name not in table:
+                raise UsageError(f"the model has no weights {shown(name)}{nearest(name, table)}")
+            if name not in weights or np.shape(weights[name]) != table[name]:
+                given = np.shape(weights[name]) if name in weights else "none"
+                raise UsageError(f"weights {name} must have shape {table[name]}, got {given}")
+        self._flat.load(np.concatenate([np.asarray(weights[name], np.float32).reshape(-1) for name in table]))
+
+    def make_env(self, render_mode: str | None = None) -> "gymnasium.Env[Any, Any]":
+        """The environment as it was in training: with its arguments, frame skip, stack and other wrappers."""
+        return make_single(self.run.config.env, render_mode)
+
+    @property
+    def model(self) -> ActorCritic:
+        """The network; its weights are those of the policy."""
+        return self._player.model
+
+    @property
+    def _flat(self) -> FlatModule:
+        return self._player.flat
+
+    def _take_mask(self, obs: dict[str, Array], mask: BoolArray | None) -> None:
+        """Put a mask [N, M] to the observations, or make sure that none is needed."""
+        if mask is not None:
+            obs[MASK_KEY] = mask
+        elif self.spec.mask_in_info:
+            raise UsageError(f'this environment needs masks: action_mask=info["{MASK_KEY}"]')
+        if MASK_KEY in obs and obs[MASK_KEY][0].size != self._num_choices:
+            raise UsageError(f"{MASK_KEY} must have {self._num_choices} entries a row")
+
+    def _answer(self, obs: dict[str, Array], first: BoolArray, deterministic: bool) -> Array:
+        """Stored actions [N, A]."""
+        player, num_rows = self._player, len(first)
+        if self._begins:
+            player.rnn_state = torch.zeros(num_rows, player.rnn_state.shape[1], device=player.device)
+        elif len(player.rnn_state) != num_rows:
+            raise UsageError(f"{num_rows} rows after {len(player.rnn_state)}: call reset() before")
+        action = player.act(obs, first | self._begins, deterministic=deterministic)
+        self._begins = False
+        return action
+
+
+def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, EnvSpec]:
+    """The spaces of an environment, and their description; it is made, unless they are given.
+
+    Raises:
+        UsageError: it cannot be made, or is nothing that can be played.
+        EnvironmentFailure: it raised.
+    """
+    if given is not None:
+        return given, spec_of(*given)
+    if is_vector_only(config):
+        vector = make_group(config, 1)
+        assert isinstance(vector, GymVector)
+        vector.close()
+        return vector.single_spaces, vector.spec
+    envs = EnvSet([lambda: make_single(config)], config.env, RAISE)
+    try:
+        assert envs.spaces is not None
+        return envs.spaces, envs.spec()
+    finally:
+        envs.close()
+
+
+def _num_rows(observations: Any) -> int:
+    while isinstance(observations, Mapping | tuple):
+        observations = next(iter(observations.values() if isinstance(observations, Mapping) else observations))
+    return len(observations)

@@ -1,0 +1,273 @@
+"""Videos of a game: pictures of one environment, handed to ffmpeg one by one."""
+
+import contextlib
+import ctypes.util
+import importlib
+import importlib.util
+import math
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+
+from algorithms.playing.config import headless
+from envs.agents.multi_agent import loop_over
+from envs.config import EnvConfig
+from envs.conversion import reraise
+from envs.env_set import SingleEnv
+from envs.make import is_vector_only, make_single
+from envs.spaces import frames_per_step
+from envs.spec import Array
+from envs.wrappers import RepeatAction
+from utils.errors import EnvironmentFailure, ResourceError, UsageError
+from utils.values import shown
+
+DEFAULT_FRAMES_PER_SECOND = 30.0
+ATARI_FRAMES_PER_SECOND = 60.0  # of the console; the metadata of ale-py say 30, half the speed of the game
+END_SECONDS = 5.0
+FASTEST_GIF = 50.0  # pictures per second; those shown for less than 0.02 s are slowed down by whoever plays them
+
+OFFSCREEN = {"SDL_VIDEODRIVER": "dummy", "MUJOCO_GL": "egl"}
+
+OUTPUT = {
+    # Players expect yuv420p, which stores colours per 2x2 pixels: an odd size gets a black row or column.
+    ".mp4": "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -c:v libx264 -crf 18 -pix_fmt yuv420p -movflags +faststart -f mp4",
+    # A palette per picture: one for all would have to wait for the last of them, in memory. No colour is transparent:
+    # a picture that is black all over would be.
+    ".gif": "-vf split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1:alpha_threshold=0"
+    " -loop 0 -f gif",
+}
+
+
+class VideoFile:
+    """A video that grows by a picture at a time, and has its name only when it is whole.
+
+    As a context manager it is finished at the end, or given up when something is raised.
+
+    Args:
+        path: .mp4 or .gif; what is there is replaced at the end.
+
+    Attributes:
+        pictures: how many it has.
+        pictures_per_second: how fast it plays; may be set until the first picture.
+
+    Raises:
+        UsageError: there is no ffmpeg, or no file can be written there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.pictures, self.pictures_per_second = path, 0, DEFAULT_FRAMES_PER_SECOND
+        self._program = _ffmpeg()
+        _check_place(path)
+        # Beside the file, so that it can be renamed; hidden, and of a length that every file system takes.
+        self._temporary = path.absolute().with_name(f".{path.stem[:40]}-{os.getpid()}{path.suffix}")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._complaints: IO[bytes] | None = None
+        self._shape: tuple[int, ...] = ()
+
+    def add(self, picture: Array) -> None:
+        """Append a picture [H,W,3] of bytes; all of a video have the same size.
+
+        Raises:
+            ValueError: it is none, or has another size.
+            ResourceError: it cannot be written.
+        """
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
+            raise ValueError(f"a picture must be bytes [H,W,3], got {picture.dtype} {list(picture.shape)}")
+        if self._process is None:
+            self._shape = picture.shape
+            self._process = self._start()
+        if picture.shape != self._shape:
+            raise ValueError(f"picture {self.pictures} is {picture.shape[:2]}, the first one {self._shape[:2]} pixels")
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(np.ascontiguousarray(picture).data)
+        except OSError:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it reads no more, and should be ending
+                self._process.wait(END_SECONDS)
+            raise ResourceError(self._complaint()) from None
+        self.pictures += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._complaints or contextlib.nullcontext():
+            if self._process is None:
+                return
+            try:
+                if error is None:
+                    self._finish(self._process)
+            finally:
+                self._process.kill()  # harmless when it has ended
+                self._process.communicate()
+                self._temporary.unlink(missing_ok=True)
+
+    def _finish(self, process: "subprocess.Popen[bytes]") -> None:
+        """Complete the file and give it its name."""
+        process.communicate()
+        if process.returncode != 0:
+            raise ResourceError(self._complaint())
+        try:
+            os.replace(self._temporary, self.path)
+        except OSError as error:
+            raise ResourceError(f"cannot write the video {shown(str(self.path))}: {error.strerror}") from None
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        height, width, _ = self._shape
+        suffix = self.path.suffix.lower()
+        if suffix == ".gif":
+            self.pictures_per_second = min(self.pictures_per_second, FASTEST_GIF)
+        options = (
+            "-hide_banner -loglevel error -y -f rawvideo -pix_fmt rgb24"
+            f" -video_size {width}x{height} -framerate {self.pictures_per_second} -i pipe:0 -an {OUTPUT[suffix]}"
+        )
+        try:
+            self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__, after the process)
+            return subprocess.Popen(  # noqa: S603 (no shell; the words are ours)
+                [self._program, *options.split(), str(self._temporary)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._complaints,
+                process_group=0,  # a Ctrl-C is ours to handle; no session, in which it would not give way as we may
+            )
+        except OSError as error:
+            raise ResourceError(f"no video {shown(str(self.path))}: {error}") from None
+
+    def _complaint(self) -> str:
+        assert self._complaints is not None
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").splitlines()
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "ffmpeg does not say why")
+        return f"cannot write the video {shown(str(self.path))}: {last[:200]}"
+
+
+class Recorder:
+    """Films one environment that others step.
+
+    Args:
+        config: the environment.
+        path: of the video.
+        steps_per_second: how many steps a second of the video shows; 0: as many as the game makes.
+
+    Attributes:
+        group: the environment, to be stepped and closed by the caller.
+        video: the file, to be entered by the caller.
+
+    Raises:
+        UsageError: the environment cannot be drawn, or the video not written.
+        EnvironmentFailure: the environment raised.
+    """
+
+    def __init__(self, config: EnvConfig, path: Path, steps_per_second: float) -> None:
+        self.name = config.env
+        self.video = VideoFile(path)
+        self._env = make_drawn(config)
+        self.group = loop_over([lambda: self._env], name=config.env)
+        self.video.pictures_per_second = steps_per_second or natural_steps_per_second(self._env)
+        self._last: Array | None = None
+
+    def look(self, ended: bool) -> None:
+        """Take a picture; `ended` says that the episode is over.
+
+        Raises:
+            EnvironmentFailure: the environment raised, or drew something else than a picture.
+            ResourceError: the picture cannot be written.
+        """
+        try:
+            picture: Array = np.asarray(self._env.render())
+        except BaseException as error:
+            reraise(self.name, error)
+        if ended and self._last is not None and not picture.any():
+            picture = self._last  # VizDoom has no picture of a finished game and shows black
+        try:
+            self.video.add(picture)
+        except ValueError as error:
+            raise EnvironmentFailure(f"{self.name}: cannot film it: {error}") from error
+        self._last = picture
+
+
+def make_drawn(config: EnvConfig) -> SingleEnv:
+    """Make one environment that draws pictures instead of opening a window.
+
+    Raises:
+        UsageError: it cannot.
+        EnvironmentFailure: its code raised.
+    """
+    draw_offscreen()
+    if is_vector_only(config):
+        raise UsageError(f"{config.env} exists only as a vector environment, which cannot be filmed")
+    # Asked first, because an environment that does not know the mode may fail in any way, or draw nothing.
+    asked = make_single(config)
+    modes = asked.metadata.get("render_modes") or ()
+    try:
+        asked.close()
+    except BaseException as error:
+        reraise(config.env, error)
+    if "rgb_array" not in modes:
+        known = ", ".join(map(str, modes)) or "none"
+        raise UsageError(f"{config.env} cannot be filmed: no rgb_array among its render modes ({known})")
+    return make_single(config, "rgb_array")
+
+
+def draw_offscreen() -> None:
+    """Let pygame and MuJoCo, which look for a screen even where they draw in memory, do without where there is none.
+
+    dm_control looks when it is imported, and cannot be where it is told of a library that is not there.
+    """
+    for name, driver in OFFSCREEN.items() if headless() else ():
+        if name != "MUJOCO_GL" or ctypes.util.find_library("EGL"):
+            os.environ.setdefault(name, driver)
+
+
+def natural_steps_per_second(env: SingleEnv) -> float:
+    """How many steps the game makes per second of its own time, by its metadata and its frame skip."""
+    registered = getattr(env.unwrapped, "spec", None)
+    if str(getattr(registered, "entry_point", "")).startswith("ale_py"):
+        rate = ATARI_FRAMES_PER_SECOND
+    else:
+        rate = float(env.metadata.get("render_fps") or DEFAULT_FRAMES_PER_SECOND)
+    repeats = math.prod(layer.times for layer in _layers(env) if isinstance(layer, RepeatAction))
+    return rate / (frames_per_step(env) * repeats)
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """The environment's wrappers, outermost first, and itself."""
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("env")
+
+
+def _ffmpeg() -> str:
+    """The program that encodes."""
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise UsageError('a video needs the package imageio-ffmpeg: pip install "appo[video]"')
+    try:
+        program: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
+    except RuntimeError as error:
+        raise UsageError(f"no video: {' '.join(str(error).split())}") from None
+    if shutil.which(program) is None:
+        raise UsageError(f"no video: {shown(program)} is no program (IMAGEIO_FFMPEG_EXE)")
+    return program
+
+
+def _check_place(path: Path) -> None:
+    """Make the folder of a video; refuse a place where no file can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"no video {shown(str(path))}: cannot make its folder: {error.strerror}") from None
+    if os.path.isdir(path):
+        raise UsageError(f"no video {shown(str(path))}: that is a folder")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"no video {shown(str(path))}: its folder is not writable")
+    if len(os.fsencode(path.name)) > os.pathconf(path.parent, "PC_NAME_MAX"):
+        raise UsageError(f"no video {shown(str(path))}: its name is too long")

@@ -1,0 +1,283 @@
+"""Which policy plays in which row of a group, and by which coefficients its rewards are shaped."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.messages import MatchResults, OpponentsReleased, OpponentTable
+from algorithms.runtime.sampling.env_group import GroupPlan
+from envs.spec import GroupEnv, StepRow
+from utils.errors import UsageError
+from utils.user_modules import find_function
+
+
+@runtime_checkable
+class ShapesRewards(Protocol):
+    """Environments whose rewards have coefficients that can be changed."""
+
+    def shape_rewards(self, row: int, shaping: Mapping[str, Any]) -> None:
+        """Reward a row by these coefficients from now on."""
+        ...
+
+
+class PolicyMatchmaker:
+    """Draws the policy of every row that starts an episode: an episode is played, and scored, by one policy.
+
+    Drawn are those that have played no more steps than the average policy: were it anyone, the policies with the
+    longest episodes would get nearly all of the steps, and the others never learn.
+
+    Args:
+        num_policies: to draw from.
+        num_agents: rows of one environment.
+        per_row: whether agents of one environment may play under different policies.
+        mapping: name of the user's function that chooses, see `--policy_mapping`; empty: as above.
+        random: of the group.
+
+    Attributes:
+        present: policies that play in the group now.
+        shaping: of every policy; {}: the environment's own.
+
+    Raises:
+        UsageError: there is no such function.
+    """
+
+    def __init__(
+        self, num_policies: int, num_agents: int, *, per_row: bool, mapping: str, random: np.random.Generator
+    ) -> None:
+        self.num_policies, self.num_agents, self.per_row, self.random = num_policies, num_agents, per_row, random
+        self.present: tuple[int, ...] = (0,)
+        self.shaping: list[Mapping[str, Any]] = [{}] * num_policies
+        self._mapping_name = mapping
+        self._mapping = find_function("policy_mapping", mapping) if mapping else None
+        self._playing: Array = np.zeros(0, np.int32)
+        self._steps: Array = np.zeros(num_policies, np.int64)
+
+    def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
+        """Draw anew where an episode starts.
+
+        Where all agents of an environment play under one policy, it stays until all of them begin: who comes late joins
+        the others.
+
+        Args:
+            policy: [R], of every row; changed in place.
+            first: [R] whether an episode starts.
+            first_env: number of the group's first environment in the run.
+            envs: of the group.
+
+        Raises:
+            UsageError: the user's function returned what is no policy.
+        """
+        if self.num_policies == 1:
+            return
+        if self._mapping is not None:
+            for row in np.flatnonzero(first):
+                policy[row] = self._mapped(self._mapping, int(row), first_env)
+        else:
+            behind = np.flatnonzero(self._steps <= self._steps.mean()).astype(np.int32)
+            drawn = self.random.choice(behind, size=first.shape)
+            if not self.per_row:
+                drawn = np.repeat(drawn[:: self.num_agents], self.num_agents)
+                first = np.repeat(first.reshape(-1, self.num_agents).all(axis=1), self.num_agents)
+            policy[first] = drawn[first]
+        self.present = tuple(int(p) for p in np.unique(policy))
+        self._playing = policy.copy()
+        self._shape(np.flatnonzero(first), envs)
+
+    def shape(self, policy: int, shaping: Mapping[str, Any], envs: object) -> None:
+        """Reward a policy by these coefficients, in episodes that are being played too."""
+        self.shaping[policy] = shaping
+        self._shape(np.flatnonzero(self._playing == policy), envs)
+
+    def record(self, row: StepRow, valid: Array, policy: Array) -> None:
+        """Take in a step of every row, [R]; rewards as the environment gave them."""
+        if self.num_policies > 1:
+            self._steps += np.bincount(policy[valid], minlength=self.num_policies)
+
+    def take_table(self, table: OpponentTable) -> None:
+        """Draw past versions from these places from now on, where there are any; games that have begun go on."""
+
+    def answer(self, group: int) -> Iterator[OpponentsReleased]:
+        """Say once when nobody plays any more in places that the last `OpponentTable` have left out."""
+        yield from ()
+
+    def report(self, now: bool = False) -> Iterator[MatchResults]:
+        """How games against past versions have ended since the last report, if that is old enough or `now`."""
+        yield from ()
+
+    def _mapped(self, function: Callable[..., Any], row: int, first_env: int) -> int:
+        env, agent = divmod(row, self.num_agents)
+        chosen: object = function(agent, first_env + env, self.random)
+        if not isinstance(chosen, (int, np.integer)) or not 0 <= chosen < self.num_policies:
+            name = self._mapping_name
+            raise UsageError(f"--policy_mapping={name} returned {chosen!r}, not a policy below {self.num_policies}")
+        return int(chosen)
+
+    def _shape(self, rows: Sequence[int] | Array, envs: object) -> None:
+        if not any(self.shaping) or not isinstance(envs, ShapesRewards):
+            return
+        for row in rows:
+            if shaping := self.shaping[int(self._playing[row])]:
+                envs.shape_rewards(int(row), shaping)
+
+
+# Games of the policy that learns against its past: who plays which agents against whom, and how it ends.
+#
+# Policy 0 learns. Every other policy number is a seat for one of its past versions, whose weights main publishes. A
+# seat gets another version only when every group has said that nobody plays there (`OpponentTable`,
+# `OpponentsReleased`).
+
+
+REPORT_SECONDS = 0.2
+
+LEARNER = 0
+"""The policy that learns."""
+
+NOBODY = -1
+"""Instead of a version: the learner plays alone."""
+
+
+def sides_of(num_agents: int) -> Array:
+    """[A] the side on which each agent of an environment plays: 0 and 1 in turn."""
+    return np.arange(num_agents) % 2
+
+
+class SelfPlayMatchmaker(PolicyMatchmaker):
+    """Draws for every game whether, on which side and against which past version the learner plays it.
+
+    A game begins when all agents of an environment begin an episode, and is played to its end by who began it. Without
+    an opponent the learner plays all agents. A group draws its opponent for as many games as it has environments, since
+    every policy that acts in a step costs a forward pass.
+
+    Args:
+        num_policies: the learner and all places.
+        num_agents: rows of one environment, at least 2.
+        num_envs: of the group.
+        past_share: probability that a game is one against the past.
+        random: of the group.
+
+    Attributes:
+        table: who may be drawn; None until main has said so.
+    """
+
+    def __init__(
+        self, num_policies: int, num_agents: int, num_envs: int, past_share: float, random: np.random.Generator
+    ) -> None:
+        super().__init__(num_policies, num_agents, per_row=True, mapping="", random=random)
+        self.past_share = past_share
+        self.table: OpponentTable | None = None
+        self._versions: dict[int, int] = {}
+        self._answered, self._place, self._games_left = 0, LEARNER, 0
+        self._results = GameResults(num_envs, num_agents)
+
+    def take_table(self, table: OpponentTable) -> None:
+        """As `PolicyMatchmaker.take_table`."""
+        self.table, self._versions = table, dict(zip(table.places, table.versions, strict=True))
+        if self._place not in table.places:
+            self._games_left = 0
+
+    def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
+        """As `PolicyMatchmaker.draw`, a game at a time; late agents join the game."""
+        begins = np.flatnonzero(first.reshape(-1, self.num_agents).all(axis=1))
+        side = self.random.integers(2, size=(len(begins), 1))
+        opponent = np.array([self._opponent() for _ in begins], np.int32)
+        is_past = (sides_of(self.num_agents) != side) & (opponent != LEARNER)[:, None]
+        policy.reshape(-1, self.num_agents)[begins] = np.where(is_past, opponent[:, None], LEARNER)
+        self._results.begin(begins, is_past, [self._versions.get(int(place), NOBODY) for place in opponent])
+        self.present = tuple(int(p) for p in np.unique(policy))
+        self._playing = policy.copy()
+
+    def record(self, row: StepRow, valid: Array, policy: Array) -> None:
+        """As `PolicyMatchmaker.record`."""
+        self._results.record(row, valid, policy != LEARNER)
+
+    def report(self, now: bool = False) -> Iterator[MatchResults]:
+        """As `PolicyMatchmaker.report`."""
+        yield from self._results.flush(now)
+
+    def answer(self, group: int) -> Iterator[OpponentsReleased]:
+        """As `PolicyMatchmaker.answer`."""
+        if self.table is None or self._answered == self.table.number:
+            return
+        if set(self.present) <= {LEARNER, *self.table.places}:
+            self._answered = self.table.number
+            yield OpponentsReleased(group, self.table.number)
+
+    def _opponent(self) -> int:
+        """The place that plays the next game against the learner; that of the learner itself if it plays alone."""
+        if self.table is None or not self.table.places or self.random.random() >= self.past_share:
+            return LEARNER
+        if not self._games_left:
+            self._place = int(self.random.choice(self.table.places, p=self.table.probabilities))
+            self._games_left = self._results.num_envs
+        self._games_left -= 1
+        return self._place
+
+
+class GameResults:
+    """What agents have gathered in the games of a group, and how games against the past have ended.
+
+    Args:
+        num_envs: of the group.
+        num_agents: of an environment.
+    """
+
+    def __init__(self, num_envs: int, num_agents: int) -> None:
+        shape = self.num_envs, self.num_agents = num_envs, num_agents
+        self._return = np.zeros(shape, np.float64)
+        self._played, self._ended, self._is_past = (np.zeros(shape, np.bool_) for _ in range(3))
+        self._opponent = np.full(num_envs, NOBODY, np.int64)
+        self._done: list[tuple[Array, Array]] = []
+        self._past_steps = 0
+        self._flushed = time.monotonic()
+
+    def record(self, row: StepRow, valid: Array, is_past: Array) -> None:
+        """Take in a step, [R]."""
+        shape = self._return.shape
+        self._return += row.reward.reshape(shape)
+        self._played |= valid.reshape(shape)
+        self._ended |= (row.terminated | row.truncated).reshape(shape)
+        self._past_steps += int(np.count_nonzero(valid & is_past))
+
+    def begin(self, envs: Array, is_past: Array, opponent: Sequence[int]) -> None:
+        """Games begin; those before have ended, unless their environments have failed.
+
+        Args:
+            envs: [E] numbers in the group.
+            is_past: [E, A] agents that a past version plays.
+            opponent: that version, of each; or `NOBODY`.
+        """
+        played, was_past = self._played[envs], self._is_past[envs]
+        own, other = played & ~was_past, played & was_past
+        over = (self._ended[envs] | ~played).all(axis=1) & (self._opponent[envs] != NOBODY)
+        counts = over & own.any(axis=1) & other.any(axis=1)
+        if counts.any():
+            own_mean, other_mean = (self._mean(envs[counts], side[counts]) for side in (own, other))
+            self._done.append((self._opponent[envs[counts]], own_mean - other_mean))
+        self._return[envs] = 0.0
+        self._played[envs] = self._ended[envs] = False
+        self._is_past[envs], self._opponent[envs] = is_past, opponent
+
+    def _mean(self, envs: Array, side: Array) -> Array:
+        """[E] mean return of the agents for which `side` [E, A] holds."""
+        mean: Array = (self._return[envs] * side).sum(axis=1) / side.sum(axis=1)
+        return mean
+
+    def flush(self, now: bool) -> Iterator[MatchResults]:
+        """Report what has ended, if the last report is old enough or `now`."""
+        if (self._done or self._past_steps) and (now or time.monotonic() - self._flushed >= REPORT_SECONDS):
+            nothing = np.zeros(0, np.int64), np.zeros(0, np.float64)
+            versions, differences = map(np.concatenate, zip(nothing, *self._done, strict=True))
+            yield MatchResults(versions, differences, self._past_steps)
+            self._done, self._past_steps, self._flushed = [], 0, time.monotonic()
+
+
+def matchmaker_of(plan: GroupPlan, envs: GroupEnv, random: np.random.Generator) -> PolicyMatchmaker:
+    """Return the draw of policies that the plan of a group asks for."""
+    num_agents = envs.spec.num_agents
+    if plan.num_past:
+        return SelfPlayMatchmaker(plan.num_policies, num_agents, envs.num_rows // num_agents, plan.past_share, random)
+    mapping = plan.policy_mapping
+    return PolicyMatchmaker(plan.num_policies, num_agents, per_row=plan.per_row_policy, mapping=mapping, random=random)

@@ -1,0 +1,103 @@
+"""The past versions of a policy on disk: checkpoints beside its own, so that a run goes on with the pool it had."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import LearnerState, Table, decode, encode
+from utils import checkpoint_files
+from utils.errors import AppoError, CheckpointError
+from utils.values import is_number
+
+log = logging.getLogger(__name__)
+
+FOLDER = "past"
+"""Of past versions, inside the checkpoints of their policy."""
+
+RATING = "rating"
+"""What a version's state says of its strength."""
+
+
+class Version(NamedTuple):
+    """A past version."""
+
+    env_steps: int  # that it had learned from; tells versions apart
+    rating: float
+    weights: Array  # [P] float32
+
+
+class PastVersions:
+    """Keeps versions on disk; a thread writes, so that a slow disk stalls nothing.
+
+    Args:
+        parent: checkpoints of the policy.
+        table: name and shape of every weight.
+    """
+
+    def __init__(self, parent: Path, table: Table) -> None:
+        self.folder, self.table = parent / FOLDER, table
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="past")
+        self._pending: list[Future[None]] = []
+
+    def load(self, newest: int, limit: int) -> list[Version]:
+        """The newest `limit` versions, oldest first.
+
+        Those beyond `newest` env steps, from which the run goes on, were taken back by a crash: they are removed, as
+        are those beyond the limit. One that is damaged is set aside.
+        """
+        checkpoint_files.clean_temporaries(self.folder)
+        found: list[Version] = []
+        for path in sorted(self.folder.glob("ckpt_[0-9]*"), reverse=True):
+            if int(path.name[5:]) > newest or len(found) == limit:
+                checkpoint_files.remove(path)
+                continue
+            try:
+                found.append(self._read(path))
+            except CheckpointError as error:
+                log.warning("damaged past version skipped: %s: %s", path, error)
+                checkpoint_files.quarantine(self.folder, (checkpoint_files.Damaged(path, str(error)),))
+        return found[::-1]
+
+    def add(self, state: LearnerState, rating: float) -> None:
+        """Write a version."""
+        kept = replace(state, meta={**state.meta, RATING: rating})
+        name = checkpoint_files.checkpoint_name(int(state.meta["env_steps"]))
+        self._do(lambda: checkpoint_files.save(self.folder, name, encode(kept, self.table)))
+
+    def remove(self, env_steps: int) -> None:
+        """Forget a version."""
+        self._do(lambda: checkpoint_files.remove(self.folder / checkpoint_files.checkpoint_name(env_steps)))
+
+    def close(self) -> None:
+        """Wait until everything is on disk."""
+        self._writer.shutdown(wait=True)
+        self._look()
+
+    def _read(self, path: Path) -> Version:
+        state, _ = decode(checkpoint_files.contents(path), self.table)
+        rating = state.meta.get(RATING, 0.0)
+        if not is_number(rating):
+            raise CheckpointError(f"{RATING} in state.json is not what it must be")
+        return Version(int(state.meta["env_steps"]), float(rating), state.vectors[0])
+
+    def _do(self, act: Callable[[], object]) -> None:
+        self._look()
+        self._pending.append(self._writer.submit(_carefully, act))
+
+    def _look(self) -> None:
+        done = [one for one in self._pending if one.done()]
+        self._pending = [one for one in self._pending if one not in done]
+        for one in done:
+            one.result()  # whatever is no `AppoError` is a bug, and must not pass unnoticed in a thread
+
+
+def _carefully(act: Callable[[], object]) -> None:
+    """A disk that refuses costs a version on it, not the training, which has the version in memory."""
+    try:
+        act()
+    except AppoError as error:
+        log.warning("past version: %s", error)

@@ -1,0 +1,145 @@
+"""Makes the workers that have a network, inside their process."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from algorithms.appo.learner import Learner, Tune
+from algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
+from algorithms.appo.verify import VerifyingLearner
+from algorithms.models.actor_critic import TowerActorCritic
+from algorithms.models.build import computes_in_bf16, new_model
+from algorithms.models.encoders import share_images
+from algorithms.models.flat_module import FlatModule
+from algorithms.parts.optimizer import CapturedUpdate
+from algorithms.population.member_worker import Member, MemberWorker
+from algorithms.run.plan import RunPlan
+from algorithms.runtime.devices import Device, device_of
+from algorithms.runtime.learning.batches import BatchSource, ColumnBatches, LockstepBatches
+from algorithms.runtime.learning.gpu_batches import DeviceBatches
+from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.slots import FinalObservations, Trajectories
+from algorithms.runtime.memory.weights import WeightRing
+from algorithms.runtime.messages import Address, Worker
+from algorithms.runtime.sampling.gpu_policy_worker import BufferedPolicyWorker
+from algorithms.runtime.sampling.policy_worker import ActingPlan, LockstepPolicyWorker, PolicyWorker
+from utils import machine
+
+
+def make_policy_worker(
+    blueprint: RunPlan, arena: Arena, address: Address, generation: int = 0, flat: FlatModule | None = None
+) -> Worker:
+    """A policy worker; its weights come from the ring, recurrent states of a later generation from the slots.
+
+    A model that is there already need not be made.
+    """
+    device = device_of(blueprint.device_of("policy_worker"), urgent=True)
+    device.register(arena)
+    return device.make(lambda: _policy_worker(blueprint, arena, address, device, generation, flat))
+
+
+def _policy_worker(
+    blueprint: RunPlan,
+    arena: Arena,
+    address: Address,
+    device: Device,
+    generation: int,
+    flat: FlatModule | None,
+) -> PolicyWorker:
+    b, t = blueprint, blueprint.topology
+    life = [generation] * (generation > 0)
+    plan = ActingPlan(
+        spec=b.spec,
+        num_groups=t.num_groups,
+        recurrence=b.config.learning.segment_steps,
+        num_policies=t.num_acting,
+        device=device.name,
+        seed=_torch_seed(b.seeds("policy_worker", address.index, address.member, *life)),
+        replaces=generation > 0,
+    )
+    flat = flat or new_model(b.config.model, b.spec, device.name)
+    flat.module.eval()
+    if computes_in_bf16(b.config.model, b.config.run.precision, flat.module, device.name):
+        assert isinstance(flat.module, TowerActorCritic)
+        flat.compute_with_copies(flat.module.compute_in_bf16(), torch.bfloat16)
+    trajectories, finals = Trajectories.attach(arena, b.spec), FinalObservations.attach(arena, b.spec)
+    ring = WeightRing(arena, address.index)
+    if b.config.sampling.lockstep:
+        seeds = [_torch_seed(b.seeds("actions", group, *life)) for group in range(t.num_groups)]
+        return LockstepPolicyWorker(address, plan, flat, ring, trajectories, finals, seeds)
+    if b.buffered and t.placement != "local":
+        return BufferedPolicyWorker(address, plan, flat, ring, trajectories, finals, device)
+    return PolicyWorker(address, plan, flat, ring, trajectories, finals)
+
+
+def make_learner(
+    blueprint: RunPlan,
+    arena: Arena,
+    address: Address,
+    kind: type[Learner] = Learner,
+    flat: FlatModule | None = None,
+) -> Worker:
+    """A learner whose weights are published. A model that is there already need not be made."""
+    device = device_of(blueprint.device_of("learner"))
+    device.register(arena)
+    return device.make(lambda: _learner(blueprint, arena, address, kind, device, flat))
+
+
+def _learner(
+    blueprint: RunPlan,
+    arena: Arena,
+    address: Address,
+    kind: type[Learner],
+    device: Device,
+    flat: FlatModule | None,
+) -> LearnerWorker:
+    b, c, policy = blueprint, blueprint.config, address.index
+    torch.manual_seed(_torch_seed(b.seeds("model", policy)))
+    flat = flat or new_model(c.model, b.spec, device.name)
+    if computes_in_bf16(c.model, c.run.precision, flat.module, device.name):
+        assert isinstance(flat.module, TowerActorCritic)
+        flat.module.compute_in_bf16()
+    share_images(flat.module, machine.threads())
+    kind = VerifyingLearner if c.logging.verify_reproduction else kind
+    learner = kind(flat, b.spec, b.learning_of(policy), _torch_seed(b.seeds("learner", policy)))
+    plan = TrainingPlan(
+        budget=replace(b.budget, env_steps=0) if policy in c.frozen else b.budget,
+        max_policy_lag=c.sampling.max_policy_lag,
+        device=device.name,
+        max_skipped_updates=c.learning.max_skipped_updates,
+        incidents=c.run.incidents,
+        alone=b.topology.num_policies == 1,
+        pause_env_steps=b.pause_env_steps,
+        version_env_steps=c.population.self_play_period_env_steps if b.topology.num_past else 0,
+    )
+
+    def quick_update() -> CapturedUpdate | NumpyUpdate | None:
+        if b.buffered:
+            return CapturedUpdate(learner.update, device)
+        return numpy_update(learner) if kind is Learner else None  # another class may compute something else
+
+    member = Member(b.traits_of(policy), Tune(learner, quick_update))
+    batches = _batches(b, arena, policy, device)
+    memory = LearnerMemory.attach(arena, Trajectories.attach(arena, b.spec), policy)
+    if plan.alone:
+        return LearnerWorker(address, plan, learner, batches, memory)
+    return MemberWorker(address, plan, learner, batches, memory, member=member)
+
+
+def _batches(blueprint: RunPlan, arena: Arena, policy: int, device: Device) -> BatchSource:
+    """Where a learner's batches come from."""
+    b, c = blueprint, blueprint.config
+    trajectories, lag = Trajectories.attach(arena, b.spec), c.sampling.max_policy_lag
+    columns = b.learning_of(policy).macro_batch_columns
+    if c.sampling.lockstep:
+        return LockstepBatches(trajectories, policy, columns, lag)
+    hold, num_policies = c.sampling.num_minibatches_to_accumulate == 0, b.topology.num_acting
+    if b.buffered:
+        return DeviceBatches(trajectories, policy, columns, lag, hold, num_policies, device)
+    return ColumnBatches(trajectories, policy, columns, lag, hold, num_policies)
+
+
+def _torch_seed(seeds: np.random.SeedSequence) -> int:
+    return int(seeds.generate_state(1, np.uint64)[0] >> 1)

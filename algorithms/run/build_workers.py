@@ -1,0 +1,125 @@
+"""Makes the workers of a process; torch is imported only where there is a network."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from algorithms.population.matchmaking import matchmaker_of
+from algorithms.run.config import Config
+from algorithms.run.resources import free_bytes
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from algorithms.runtime.memory.slots import FinalObservations, Trajectories
+from algorithms.runtime.messages import Address, Worker
+from algorithms.runtime.processes import crash_recorder
+from algorithms.runtime.processes.process import ProcessPlan
+from algorithms.runtime.sampling.actor_worker import ActorWorker, LeakWatch
+from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan, only_policy
+from envs.env_set import OnFailure
+from envs.incidents import IncidentFolder
+from envs.make import make_group
+
+if TYPE_CHECKING:
+    from algorithms.runtime.callbacks import Hooks
+from algorithms.run.plan import RunPlan
+
+LEAST_GROWTH_BYTES = 256 << 20  # that is no leak, however little memory there is
+
+
+def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, address: Address) -> ActorWorker:
+    """An actor whose environments are made and reset."""
+    trajectories = Trajectories.attach(plan.arena, blueprint.spec)
+    finals = FinalObservations.attach(plan.arena, blueprint.spec)
+    sampling = blueprint.config.sampling
+    groups = []
+    on_failure = replace(_on_failure(blueprint.config, str(address)), alive=heartbeat.alive)
+    hooks = _hooks(blueprint.config, address.index)
+    matchmaker = matchmaker_of if blueprint.topology.num_acting > 1 else only_policy
+    for index in blueprint.topology.groups_of(address.index):
+        heartbeat.beat(Activity.RESETTING)
+        group_plan = _group_plan(blueprint, index, plan.generation)
+        seeds = blueprint.seeds("group", index, plan.generation)
+        envs = make_group(
+            blueprint.config.env,
+            blueprint.topology.rows // blueprint.spec.num_agents,
+            seed=(int(seeds.generate_state(1)[0]), index),
+            decorrelate_steps=blueprint.config.learning.rollout,
+            spec=blueprint.spec,
+            on_failure=replace(on_failure, memory=crash_recorder.memory_of(plan.arena, index)),
+        )
+        groups.append(EnvGroup(group_plan, envs, trajectories, finals, seeds, matchmaker))
+        if hooks is not None:
+            from algorithms.runtime.sampling.env_group import ToldEpisodes
+
+            groups[-1].episodes = ToldEpisodes(groups[-1], hooks)
+        groups[-1].reset()
+    pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
+    leaks = _leak_watch(blueprint, plan.generation)
+    return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds, leaks, hooks)
+
+
+def _hooks(config: Config, actor: int) -> "Hooks | None":
+    """Who is told what an actor does; nothing is imported where nobody is."""
+    if not config.logging.callbacks:
+        return None
+    from algorithms.runtime.callbacks import Hooks
+
+    return Hooks.make(config.logging.callbacks, config.to_flat(), actor)
+
+
+def _leak_watch(blueprint: RunPlan, generation: int) -> LeakWatch | None:
+    """Where an actor can be replaced: it may grow by as much as the flag says, or as there is for each of them."""
+    sampling, topology = blueprint.config.sampling, blueprint.topology
+    if topology.placement == "serial" or blueprint.in_legs or not sampling.restart_workers:
+        return None
+    if sampling.actor_max_growth_mb:
+        flag = f"--actor_max_growth_mb={sampling.actor_max_growth_mb}"
+        return LeakWatch(sampling.actor_max_growth_mb << 20, flag, generation)
+    share = max(LEAST_GROWTH_BYTES, free_bytes(0) // topology.num_actors)
+    return LeakWatch(share, "its share of what was free when it started", generation)
+
+
+def _on_failure(config: Config, worker: str) -> OnFailure:
+    incidents = IncidentFolder(config.run.incidents, worker, asdict(config.env))
+    return OnFailure(config.env.max_env_rebuilds if config.sampling.restart_workers else 0, incidents)
+
+
+def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:
+    c, t = blueprint.config, blueprint.topology
+    return GroupPlan(
+        index=index,
+        slots=t.slots_of(index),
+        # Slots of different groups end at different times from the start on, so learners get them evenly.
+        start=0 if generation else index * t.rollout // t.num_groups,
+        num_policies=t.num_acting,
+        num_past=t.num_past,
+        past_share=c.population.self_play_past_share,
+        per_row_policy=c.population.pbt_mix_policies_in_one_env,
+        policy_mapping=c.population.policy_mapping,
+        reward_shaping=tuple(blueprint.traits_of(policy).reward_shaping for policy in range(t.num_policies)),
+        reward_scale=c.env.reward_scale,
+        reward_clip=c.env.reward_clip,
+        keep=c.sampling.sampler_only,
+        generation=generation,
+    )
+
+
+class Blueprint(RunPlan):
+    """A plan that builds the workers of each process."""
+
+    def __call__(self, plan: ProcessPlan, heartbeat: Heartbeat) -> Mapping[Address, Worker]:
+        """Make the workers of a process, ready to begin."""
+        make: dict[str, Callable[[Address], Worker]] = {"actor": partial(make_actor, self, plan, heartbeat)}
+        if any(address.role != "actor" for address in plan.workers):
+            from algorithms.run.build_learner import make_policy_worker
+
+            make["learner"] = partial(self.make_learner, plan.arena)
+            make["policy_worker"] = partial(make_policy_worker, self, plan.arena, generation=plan.generation)
+        return {address: make[address.role](address) for address in plan.workers}
+
+    def make_learner(self, arena: Arena, address: Address) -> Worker:
+        """The learner of a policy; a variant of the algorithm makes another one here."""
+        from algorithms.run.build_learner import make_learner
+
+        return make_learner(self, arena, address)

@@ -1,0 +1,342 @@
+"""Everything the command line of APPO can say: the learner's flags, the composition of all parts, and its checks."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, get_type_hints
+
+from algorithms.appo.config import LearningConfig, _check_learning
+from algorithms.models.config import ModelConfig
+from algorithms.population.config import (
+    PopulationConfig,
+    check_population,
+    frozen,
+    largest_batch_size,
+    values_per_policy,
+)
+from algorithms.run.folder import check_folders, check_place, find_source, new_name, saved_flags
+from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from envs.config import EnvConfig
+from envs.presets import preset
+from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help, words_of
+from utils.errors import UsageError
+from utils.files import read_mapping
+from utils.flags import Flag, flags_of, flattened
+from utils.machine import choose_device
+from utils.values import from_plain, nearest, shown
+
+
+@dataclass(frozen=True)
+class Config:
+    """All flags of a training run; every component receives its part, never the whole.
+
+    Attributes:
+        undecided: flags that nobody has given, of an environment without a preset: `kinds.py` decides them.
+        by_kind: what it decides for such an environment where nothing is given; {} before that, and for all others.
+    """
+
+    run: RunConfig = field(default_factory=RunConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    undecided: frozenset[str] = frozenset()
+    by_kind: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, object]) -> Self:
+        """Compose a configuration of flags in one flat mapping, as JSON holds it; what is missing has its default.
+
+        Raises:
+            UsageError: an unknown flag, or a value that is not the flag's. Flags are not checked against each other.
+        """
+        found = typed(values, "configuration")
+        parts = {
+            part: PARTS[part](**{name: found[name] for name in flags if name in found})
+            for part, flags in FLAGS_BY_PART.items()
+        }
+        return cls(**parts)
+
+    @property
+    def per_policy(self) -> list[dict[str, Any]]:
+        """The learning flags that `--per_policy` gives each policy, checked, as its keyword arguments."""
+        return values_per_policy(self.population, FLAGS_BY_PART["learning"], self.sampling.num_policies)
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """The policies that never learn."""
+        return frozen(self.population, self.sampling.num_policies)
+
+    @property
+    def largest_batch_size(self) -> int:
+        """Of any policy, at any time."""
+        sizes = [values.get("batch_size", self.learning.batch_size) for values in self.per_policy]
+        return largest_batch_size(self.population, sizes, self.learning.rollout)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether nothing that is measured or timed may decide what is learned."""
+        return self.run.deterministic_resume or self.sampling.lockstep
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether nobody acts while the learner trains."""
+        single = self.sampling.num_policies == 1 and not self.population.self_play
+        return self.sampling.lockstep or (single and self.sampling.num_minibatches_to_accumulate == 0)
+
+    def to_flat(self) -> dict[str, object]:
+        """Return every flag and its value in one flat mapping that JSON can hold."""
+        flat = {name: getattr(getattr(self, part), name) for part, flags in FLAGS_BY_PART.items() for name in flags}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
+
+
+PARTS: dict[str, type] = {
+    part: cls for part, cls in get_type_hints(Config).items() if part not in ("undecided", "by_kind")
+}
+
+FLAGS_BY_PART: dict[str, dict[str, Flag]] = {part: flags_of(cls) for part, cls in PARTS.items()}
+
+FLAGS: dict[str, Flag] = {name: flag for flags in FLAGS_BY_PART.values() for name, flag in flags.items()}
+
+ALIASES: dict[str, str] = {alias: flag.name for flag in FLAGS.values() for alias in flag.aliases}
+
+LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior")
+"""Flags that a saved run does not decide: they say where it is, as its folder may have been moved, and what of it."""
+
+TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
+
+
+def parse_train(argv: Sequence[str]) -> Config:
+    """Return the configuration of a training command line, all sources resolved (see `resolve`)."""
+    return resolve(parse_train_flags(argv))[0]
+
+
+def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
+    """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
+    if wants_help(argv):
+        groups = {part.capitalize(): flags for part, flags in FLAGS_BY_PART.items()}
+        print_and_exit(format_help(TRAIN_USAGE, groups, preset(_env_in(argv), choose_device("auto")) or {}))
+    return parse_command_line(argv, FLAGS)
+
+
+def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
+    """Complete the flags of the command line: config file, saved run, env preset and default, in this order.
+
+    Args:
+        given: flag -> value, converted, of the flags on the command line.
+
+    Returns:
+        The checked configuration, and for every flag the source it came from. An unnamed run gets its name here. What
+        the kind of observation decides is still undecided: the environment has not been made.
+
+    Raises:
+        UsageError: a source is damaged, a saved run would change what it cannot, or flags contradict each other.
+    """
+    layers: list[tuple[str, Mapping[str, object]]] = [("command line", given)]
+    if path := given.get("config"):
+        layers.append(("config file", _config_file(str(path))))
+    asked, _ = _merged(layers)
+    run = RunConfig(**{name: asked[name] for name in LOCATION if name in asked})  # type: ignore[arg-type]
+    check_folders(run.train_dir, run.experiments_root, run.experiment)
+    resumes = run.restart_behavior == "resume"
+    saved = _saved_run(run, asked) if resumes else {}
+    env = str(asked.get("env") or saved.get("env", ""))
+    if not env:
+        missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
+        anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
+        raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
+    device = choose_device(str(asked.get("device") or saved.get("device", "auto")))
+    known = preset(env, device)
+    layers += [("saved run", saved), ("env preset", known or {})]
+    values, origins = _merged(layers)
+    values["experiment"] = run.experiment or new_name(run.run_directory, env)
+    config = Config.from_flat(values)
+    if known is None and not saved:
+        config = replace(config, undecided=frozenset(FLAGS) - frozenset(values))
+    check_place(config.run.run_directory)
+    check(config)
+    if not saved:
+        _check_source(config.run)
+    return config, {name: origins.get(name, "default") for name in FLAGS}
+
+
+def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return `flag old -> new` for every flag of both mappings (as `Config.to_flat`) whose value differs."""
+    pairs = {name: (before[name], after[name]) for name in after if name in before and before[name] != after[name]}
+    return [f"{name} {words_of(old)} -> {words_of(new)}" for name, (old, new) in pairs.items()]
+
+
+def check(config: Config) -> None:
+    """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
+    _check_learning(config.learning)
+    _check_sampling(config.sampling)
+    _check_repeatable(config)
+    name, _, kind = config.run.save_best_metric.rpartition("/")
+    if not name or kind not in ("mean", "min", "max"):
+        shape = "reward, len or stats/<name>, then /mean, /min or /max"
+        raise UsageError(f"--save_best_metric={shown(config.run.save_best_metric)} is not {shape}")
+    if not config.model.encoder_mlp_layers:
+        raise UsageError("--encoder_mlp_layers needs at least one layer")
+    if config.run.precision == "bf16" and config.model.encoder_custom:
+        raise UsageError("--precision=bf16 is for built-in networks; with --encoder_custom all is computed in float32")
+    check_population(config.population, config.sampling.num_policies)
+    for values in config.per_policy:
+        _check_learning(replace(config.learning, **values))
+    rates = [values.get("learning_rate", config.learning.learning_rate) for values in config.per_policy]
+    if config.logging.verify_reproduction and any(rates):
+        rate = words_of(max(rates))
+        raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {rate}")
+
+
+def _check_sampling(sampling: SamplingConfig) -> None:
+    envs, splits = sampling.num_envs_per_worker, sampling.worker_num_splits
+    if envs and splits and envs % splits:
+        raise UsageError(f"--num_envs_per_worker={envs} is not a multiple of --worker_num_splits={splits}")
+
+
+def _check_repeatable(config: Config) -> None:
+    """Refuse what a run cannot repeat that is asked to repeat itself bit by bit."""
+    run, sampling = config.run, config.sampling
+    if run.save_every_env_steps and not run.deterministic_resume:
+        raise UsageError("--save_every_env_steps is for --deterministic_resume; --save_every_sec for all other runs")
+    if not config.repeatable:
+        return
+    flag = "--lockstep" if sampling.lockstep else "--deterministic_resume"
+    if run.deterministic_resume and not run.save_every_env_steps:
+        raise UsageError(
+            "--deterministic_resume needs --save_every_env_steps: by time, no checkpoint comes at the same place twice"
+        )
+    if sampling.inference not in ("auto", "serial") and not sampling.lockstep:
+        raise UsageError(f"{flag} with --inference={sampling.inference} needs --lockstep, or --inference=serial")
+    if config.population.self_play:
+        raise UsageError(f"{flag} does not go with --self_play: when past versions join is a matter of timing")
+    if sampling.num_policies > 1:
+        raise UsageError(f"{flag} is for one policy, got --num_policies={sampling.num_policies}")
+    if sampling.decorrelate_experience_max_seconds:
+        raise UsageError(f"{flag} allows no pauses by the clock: leave out --decorrelate_experience_max_seconds")
+    if choose_device(run.device) != "cpu":
+        raise UsageError(f"{flag} is exact on the CPU only: add --device=cpu")
+
+
+def _check_source(run: RunConfig) -> None:
+    """Refuse a new run whose first weights are nowhere, or would be taken away before they are read."""
+    if not run.init_from:
+        return
+    source = find_source(run.init_from, run.run_directory.parent)
+    if run.run_directory.resolve() in source.resolve().parents:
+        raise UsageError(
+            f"--init_from={shown(run.init_from)} is the run that --restart_behavior={run.restart_behavior} takes away:"
+            " give another --experiment"
+        )
+
+
+def _config_file(path: str) -> dict[str, object]:
+    source = f"--config={shown(path)}"
+    values = typed(flattened(read_mapping(Path(path)), FLAGS_BY_PART, source), source)
+    if "config" in values:
+        raise UsageError(f"--config={shown(path)}: a config file cannot name another one")
+    return values
+
+
+def _saved_run(run: RunConfig, asked: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags of the run that is to be resumed, nothing for a new one; refuse changes it cannot take."""
+    if not run.experiment:
+        return {}
+    stored = typed(saved_flags(run.run_directory), f"saved configuration of run {run.experiment}")
+    saved = {name: value for name, value in stored.items() if name not in LOCATION}
+    fixed = {name: value for name, value in asked.items() if FLAGS[name].fixed_on_resume}
+    before = {name: FLAGS[name].default for name in fixed} | saved  # an older version may not have had the flag
+    if saved and (changes := changed_flags(before, fixed)):
+        raise UsageError(f"run {run.experiment} cannot change {', '.join(changes)}; give another --experiment")
+    return saved
+
+
+def typed(values: Mapping[str, object], source: str) -> dict[str, object]:
+    """Convert plain values by their flags; errors name the source (UsageError)."""
+    found: dict[str, object] = {}
+    for word, value in values.items():
+        name = ALIASES.get(word, word)
+        if name not in FLAGS:
+            raise UsageError(f"{source}: unknown flag {shown(word)}{nearest(word, FLAGS)}")
+        try:
+            found[name] = from_plain(FLAGS[name], value)
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from None
+    return found
+
+
+def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the value of every flag and the layer it comes from; earlier layers win."""
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in reversed(layers):
+        values.update(layer)
+        origins.update(dict.fromkeys(layer, origin))
+    return values, origins
+
+
+def _env_in(argv: Sequence[str]) -> str:
+    """Return the env named on a command line that need not be right otherwise."""
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word == "--env":
+            return following
+        if word.startswith("--env="):
+            return word.removeprefix("--env=")
+    return ""
+
+
+# `--print_config`: every flag with its value and where that comes from, in a form that --config reads.
+
+
+FLAG = "--print_config"
+
+FORMATS = ("toml", "json")
+
+
+def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The format in which the flags are to be printed, empty where they are not, and the other words.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    asked = [word for word in argv if word.partition("=")[0] == FLAG]
+    if not asked:
+        return "", list(argv)
+    wanted = asked[-1].partition("=")[2] or FORMATS[0]
+    if wanted not in FORMATS:
+        raise UsageError(f"{FLAG}={shown(wanted)} is not one of {', '.join(FORMATS)}")
+    return wanted, [word for word in argv if word not in asked]
+
+
+def printed(flat: Mapping[str, object], origins: Mapping[str, str], wanted: str) -> str:
+    """All flags, as `Config.to_flat` gives them, in one of `FORMATS`."""
+    if wanted == "json":
+        return json.dumps({name: {"value": value, "origin": origins[name]} for name, value in flat.items()}, indent=1)
+    return "\n".join(
+        line
+        for part, flags in FLAGS_BY_PART.items()
+        for line in (f"[{part}]", *(_line(name, flat[name], origins[name]) for name in flags), "")
+    )
+
+
+def _line(name: str, value: object, origin: str) -> str:
+    # A file cannot name another one, and a run that was given no name gets a new one each time.
+    left_out = name == "config" or (name == "experiment" and origin == "default")
+    return f"{'# ' * left_out}{name} = {_toml(value)}  # {origin}"
+
+
+def _toml(value: object) -> str:
+    """A value as TOML, which has no null: a flag takes the word for it, a mapping the whole as JSON."""
+    if value is None:
+        return '"none"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        text = json.dumps(value, ensure_ascii=False)
+        if "null" in text:
+            return _toml(text)
+        return f"{{{', '.join(f'{_toml(key)} = {_toml(element)}' for key, element in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -1,0 +1,266 @@
+"""Which runs exist in train_dir: names for new ones, the saved flags of old ones. Reads only."""
+
+import contextlib
+import glob
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UsageError
+from utils.files import read_mapping
+from utils.lock import RunLock
+from utils.run_folder import STATUS_FILE
+from utils.values import nearest, shown
+
+log = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.json"
+
+MEASURED = "measured"
+"""What config.json holds beside flags: what a run's first start has measured, see `tuning.py`."""
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+
+
+def check_name(flag: str, name: str) -> None:
+    """Refuse a name that could leave its folder, hide in it or surprise a shell (UsageError)."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"--{flag}={shown(name)} is no name for a folder: use at most 200 of A-Z a-z 0-9 . _ - and no leading dot"
+        )
+
+
+def check_folders(train_dir: str, experiments_root: str, experiment: str) -> None:
+    """Refuse names that do not say where a run is (UsageError); an empty root or experiment names none."""
+    if not train_dir:
+        raise UsageError("--train_dir must not be empty")
+    for part in experiments_root.split("/") if experiments_root else ():
+        check_name("experiments_root", part)
+    if experiment:
+        check_name("experiment", experiment)
+
+
+def check_place(directory: Path) -> None:
+    """Refuse a run directory that cannot be created or written (UsageError), without creating anything."""
+    try:
+        existing = directory.absolute()
+        while not os.path.lexists(existing):
+            existing = existing.parent
+        usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot use {shown(str(directory))}: {error}") from None
+    if not usable:
+        reason = "not writable" if existing.is_dir() else "not a folder"
+        raise UsageError(f"cannot write the run to {shown(str(directory))}: {shown(str(existing))} is {reason}")
+
+
+def new_name(group: Path, env: str) -> str:
+    """Return the name of a new run: the env's own name and the first number after those in use."""
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[:/]", env)[-1])[:190].lstrip(".") or "run"
+    pattern = re.compile(re.escape(stem) + r"_(\d{1,9})")
+    numbers = [int(match[1]) for name in folders(group) if (match := pattern.fullmatch(name))]
+    return f"{stem}_{max(numbers, default=0) + 1}"
+
+
+def folders(group: Path) -> list[str]:
+    """Names of all that lies in a folder, sorted; none where it is missing (UsageError: it cannot be read)."""
+    try:
+        return sorted(entry.name for entry in os.scandir(group))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"cannot list {shown(str(group))}: {error.strerror}") from None
+
+
+def saved_flags(directory: Path) -> dict[str, object]:
+    """Return the flags with which a run was last started, as stored; nothing if it was never started.
+
+    Raises:
+        UsageError: the stored configuration is damaged or not readable.
+    """
+    return {name: value for name, value in _stored(directory).items() if name != MEASURED}
+
+
+def saved_measurement(directory: Path) -> dict[str, Any]:
+    """Return what a run's config.json says was measured; nothing if it does not say.
+
+    Raises:
+        UsageError: the stored configuration is damaged or not readable.
+    """
+    measured = _stored(directory).get(MEASURED)
+    return measured if isinstance(measured, dict) else {}
+
+
+def _stored(directory: Path) -> dict[str, object]:
+    path = directory / CONFIG_FILE
+    return read_mapping(path, own=True) if os.path.lexists(path) else {}
+
+
+def find_run_folder(name: str, train_dir: Path) -> Path:
+    """Return the directory of a run that is named by its path, or by its name in the folder of all runs.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for path in (Path(name), train_dir / name):
+        if _is_run(path):
+            return path.resolve()
+    raise UsageError(f"there is no run {shown(name)}, neither as a path nor in {shown(str(train_dir))}")
+
+
+def find_source(text: str, group: Path) -> Path:
+    """Return the directory of the checkpoints that `RUN[:policy][:best]` names; RUN lies in the group, or is a path.
+
+    Raises:
+        UsageError: there are none.
+    """
+    words = text.split(":")
+    best = len(words) > 1 and words[-1] == "best"
+    words = words[: len(words) - best]
+    policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
+    name = ":".join(words)
+    run = next((path for path in (group / name, Path(name)) if _is_run(path)), None)
+    if run is None:
+        raise UsageError(
+            f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
+        )
+    parent = run / f"checkpoint_p{policy}" / ("best" if best else "")
+    if not any(parent.glob("ckpt_*")):
+        raise UsageError(f"--init_from={shown(text)}: there is no checkpoint in {shown(str(parent))}")
+    return parent
+
+
+def find_run(text: str, group: Path) -> Path:
+    """Return the directory of a run that is named by its folder in the group, or by a path.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for path in (group / text, Path(text)):
+        if text and any(_is_run(path, file) for file in (CONFIG_FILE, "status.json")):
+            return path
+    hint = nearest(text, folders(group)) if os.path.isdir(group) else ""
+    raise UsageError(f"no run {shown(text)}, neither in {shown(str(group))} nor as a path{hint}")
+
+
+def _is_run(path: Path, file: str = CONFIG_FILE) -> bool:
+    # Path.is_file raises for a name longer than any, and for a folder that may not be entered.
+    return os.path.isfile(path / file)
+
+
+def _env_of(directory: Path) -> object:
+    """Return the env of a run, None where that cannot be read: a damaged run must not hide the good ones."""
+    try:
+        return saved_flags(directory).get("env")
+    except UsageError:
+        return None
+
+
+def newest_run(group: Path, env: str) -> Path:
+    """Return the directory of the run of an env (of any if empty) that was started last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    started = []
+    for name in folders(group):
+        if _is_run(group / name) and (not env or _env_of(group / name) == env):
+            started.append(((group / name / CONFIG_FILE).stat().st_mtime_ns, group / name))
+    if not started:
+        raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")
+    return max(started)[1]
+
+
+HISTORY_FILE = "config_history.jsonl"
+
+LOCK_FILE = ".lock"
+
+
+@contextlib.contextmanager
+def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
+    """Set the folder of an existing run aside, if that is asked for; its lock is held while entered.
+
+    It comes back if no other run has begun in its place. `remove_old` removes what is to be overwritten.
+
+    Raises:
+        DirectoryInUse: another process trains in it.
+        UsageError: it is no run's folder, or cannot be renamed.
+    """
+    if behavior == "resume" or not os.path.lexists(directory):
+        yield
+        return
+    if not all(os.path.isfile(directory / name) for name in (STATUS_FILE, LOCK_FILE)) or directory.is_symlink():
+        raise UsageError(
+            f"--restart_behavior={behavior}: {shown(str(directory))} is not the folder of a run; not touched"
+        )
+    with RunLock(directory / LOCK_FILE):
+        aside = _unused_name(directory) if behavior == "restart" else _hidden_name(directory)
+        try:
+            os.rename(directory, aside)
+        except OSError as error:
+            raise UsageError(f"cannot rename {shown(str(directory))}: {error.strerror}") from None
+        if behavior == "restart":
+            log.info("the old run is %s now", aside)
+        try:
+            yield
+        finally:
+            if not (directory / CONFIG_FILE).exists():
+                _bring_back(aside, directory)
+
+
+def _bring_back(aside: Path, directory: Path) -> None:
+    """A start that fails must not cost the run that was there."""
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        os.rename(aside, directory)
+    except OSError as error:
+        log.warning("the old run is %s now, and cannot be renamed back: %s", aside, error.strerror)
+    else:
+        log.info("no new run has begun: %s is as it was", directory)
+
+
+def remove_old(directory: Path) -> None:
+    """Remove what `--restart_behavior=overwrite` has set aside, and what a crash has left of that."""
+    for aside in directory.parent.glob(f".removed-{glob.escape(directory.name)}-{'[0-9a-f]' * 8}"):
+        shutil.rmtree(aside, ignore_errors=True)
+        log.info("the old run in %s is removed", directory)
+
+
+def _unused_name(directory: Path) -> Path:
+    number = 1
+    while os.path.lexists(aside := directory.with_name(f"{directory.name}.bak{number}")):
+        number += 1
+    return aside
+
+
+def _hidden_name(directory: Path) -> Path:
+    """A crash while files are removed leaves no run that looks whole; see `remove_old`."""
+    return directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
+
+
+def refuse_unwritable(directory: Path) -> None:
+    """Refuse to train in a folder in which something cannot be read or written (UsageError): it is found out later."""
+    folders = [directory, directory / "logs", *directory.glob("checkpoint_p*")]
+    files = [path for folder in folders[:2] for path in folder.glob("*") if os.path.isfile(path)]
+    needs = [*((folder, os.R_OK | os.W_OK | os.X_OK) for folder in folders), *((f, os.R_OK | os.W_OK) for f in files)]
+    for path, needed in needs:
+        if not os.access(path, needed):
+            raise UsageError(f"cannot write the run to {shown(str(directory))}: no permission for {shown(str(path))}")
+
+
+def refuse_links(directory: Path) -> None:
+    """Refuse to train in a folder in which something is neither file nor folder (UsageError).
+
+    The links of a run that came from elsewhere can lead anywhere, and what is written or pruned there is not ours.
+    """
+    for folder in (directory, *directory.glob("checkpoint_p*")):
+        with os.scandir(folder) as entries:
+            others = [e for e in entries if not (e.is_file(follow_symlinks=False) or e.is_dir(follow_symlinks=False))]
+        for entry in others:
+            kind = "a link" if entry.is_symlink() else "neither file nor folder"
+            raise UsageError(f"{shown(entry.path)} is {kind}: what a run writes must lie in its own folder")

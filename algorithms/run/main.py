@@ -1,0 +1,359 @@
+"""Asynchronous PPO: which memory, queues and processes exist. The wiring of a run, from top to bottom."""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from algorithms.population.exploit_explore import Breeding, traits_of_start
+from algorithms.run.build_workers import Blueprint
+from algorithms.run.config import Config
+from algorithms.run.defaults import told
+from algorithms.run.folder import old_run_out_of_the_way, refuse_links, refuse_unwritable, remove_old
+from algorithms.run.observers import (
+    Watching,
+    check_companions,
+    controller_of,
+    evaluation_of,
+    let_others_know,
+    saved_in_time,
+    self_play_of,
+)
+from algorithms.run.page import leave_page
+from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
+from algorithms.run.preload import preloaded
+from algorithms.run.resources import check_descriptors, free_bytes, memory_plan, reserve
+from algorithms.run.resume import Legs, fill, finished_before, measured_before, seed_of_resumed
+from algorithms.run.tuning.choice import choose, is_open, report
+from algorithms.run.tuning.measure import Found, find_out
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callbacks
+from algorithms.runtime.checkpointing import Checkpointing
+from algorithms.runtime.config import SamplingConfig
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.heartbeat import Heartbeat
+from algorithms.runtime.memory.learner_state import StateBlock
+from algorithms.runtime.memory.slots import Trajectories
+from algorithms.runtime.messages import Address
+from algorithms.runtime.monitor.overview import Status
+from algorithms.runtime.monitor.performance import Machine
+from algorithms.runtime.processes import fork_server, inquiry
+from algorithms.runtime.processes.channels import Links
+from algorithms.runtime.processes.crash_recorder import FlightRecorder
+from algorithms.runtime.processes.janitor import Janitor
+from algorithms.runtime.processes.pool import InProcess, Processes, Workers
+from algorithms.runtime.processes.process import Node, ProcessPlan
+from algorithms.runtime.processes.restarts import Limits
+from algorithms.runtime.processes.stalls import PATIENCE_SECONDS, Progress, StallWatch
+from algorithms.runtime.processes.supervisor import Supervisor
+from algorithms.runtime.runner import Runner, Turns, ended
+from algorithms.runtime.topology import Topology
+from envs.make import check_name
+from utils.errors import Interrupted, StopNow, UsageError
+from utils.interrupts import SignalWatch
+from utils.limits import raise_limit
+from utils.lock import RunLock
+from utils.logging import configure
+from utils.machine import (
+    affinity_plan,
+    allocator_settings,
+    allowed_cores,
+    available_cores,
+    choose_device,
+    core_time,
+    limit_threads,
+    processor_name,
+)
+from utils.user_modules import find_function
+
+log = logging.getLogger(__name__)
+
+EXTRA_NICENESS = {"learner": 0, "policy_worker": 2, "actor": 10}
+
+
+def train(config: Config, algorithm: "type[APPO] | None" = None) -> int:
+    """Train with APPO, or a variant of it, until the budget is spent, a signal comes or a worker fails; the exit code.
+
+    Raises:
+        AppoError: what went wrong, with its exit code.
+    """
+    configure("main", None, as_json=config.logging.log_format == "json")
+    with held(config), SignalWatch() as signals:
+        return _train(config, (algorithm or APPO)(config, signals))
+
+
+@contextmanager
+def held(config: Config) -> Iterator[None]:
+    """While entered, the folder of the run is there and nobody else's; what the flags name has been found.
+
+    Raises:
+        AppoError: something is not there, or another process trains in the folder.
+    """
+    check_name(config.env)
+    CustomSummaries(config.logging.custom_summaries)
+    for name in config.logging.callbacks:
+        find_callbacks(name)
+    if config.population.policy_mapping:
+        find_function("policy_mapping", config.population.policy_mapping)
+    check_companions(config)
+    directory = config.run.run_directory
+    with old_run_out_of_the_way(directory, config.run.restart_behavior):
+        _make_directory(directory)
+        with RunLock(directory / ".lock"):
+            yield
+
+
+def _train(config: Config, run: "APPO") -> int:
+    if reason := finished_before(config):
+        log.info("finished before: %s; a larger budget goes on, results are in %s", reason, run.directory)
+        return 0
+    try:
+        reason = run.run()
+    except Interrupted as interruption:
+        leave_page(run.config, with_curve=False)
+        without = "" if config.run.restart_behavior == "resume" else ", without --restart_behavior"
+        log.info("%s; go on with the same command and --experiment=%s%s", interruption, config.run.experiment, without)
+        return interruption.exit_code
+    except StopNow:
+        log.info("ended without saving")
+        return Interrupted.exit_code
+    leave_page(run.config, with_curve=True)
+    log.info("finished: %s; results are in %s", reason, run.directory)
+    return 0
+
+
+class APPO:
+    """One run.
+
+    Args:
+        config: all flags.
+        signals: what a person or the system asks meanwhile; entered by the caller.
+
+    Attributes:
+        config: all flags; as soon as the environment is known, those included that its kind of observation decides.
+        blueprint: what workers are built from; a variant of the algorithm has its own.
+        runner: of the workers, as soon as there are some.
+        callbacks: objects that are told of reports in this process, besides those that flags name.
+    """
+
+    blueprint: type[Blueprint] = Blueprint
+    callbacks: Sequence[Callbacks] = ()
+
+    def __init__(self, config: Config, signals: SignalWatch) -> None:
+        self.config, self.signals = config, signals
+        self.directory = config.run.run_directory
+        self.cores = available_cores()
+        self.device = choose_device(config.run.device)
+        self.placement = choose_placement(config, self.cores, self.device)
+        self.machine = {"cores": self.cores, "processor": processor_name()}
+        self.tunes = is_open(config, self.device, self.cores)
+        self.sampling = plan_workers(config, self.cores, self.placement)
+        self.status = Status(self.directory)
+        self.janitor = Janitor()
+        self.runner: Runner | None = None
+
+    def run(self) -> str:
+        """Why the run ended."""
+        return ended(self.turns())
+
+    def turns(self) -> Turns:
+        """The same in steps, for who does something else in between."""
+        self.status.write("starting")
+        raise_limit()
+        try:
+            with self.janitor:
+                reason = yield from self._turns()
+        except BaseException as error:
+            state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"
+            self.status.write(state, str(error))
+            raise
+        self.status.write("finished", reason)
+        return reason
+
+    def _turns(self) -> Turns:
+        seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
+        found = self._find_out()
+        self.signals.check()
+        spec, model, undecided = found.probe.spec, found.probe.model, self.config.undecided
+        self.config = found.probe.config
+        if chosen := told(self.config, undecided):
+            log.info("%s", chosen)
+        budget = Budget.of(self.config.run, self.config.sampling, spec.frames_per_step)
+
+        def blueprint_of(topology: Topology) -> Blueprint:
+            return self.blueprint(self.config, spec, model, topology, budget, self.device, seed)
+
+        self.sampling = sampling = self._sampling(found, blueprint_of)
+        topology = topology_of(self.config, sampling, spec.num_agents)
+        blueprint = blueprint_of(topology)
+        arena = reserve(blueprint.fields(), self.config.sampling.memory_limit_mb)
+        blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
+        measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
+        resumed = fill(blocks, self.config, model, seed, measured)
+        remove_old(self.directory)
+        breeding = Breeding.of(self.config, spec.reward_shaping, seed)
+        traits = traits_of_start(self.config, breeding, resumed)
+        blueprint = replace(blueprint, traits=tuple(traits))
+        legs = Legs.of(blueprint, arena, blocks[0], lambda of_leg: self._workers(of_leg, arena))
+        if any(resumed) and not legs:
+            blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
+
+        watching = Watching(self.config, self.callbacks)
+        machine = Machine(core_time(), self.device == "cuda", self.config.takes_turns)
+        monitor = watching.monitor(resumed, budget, machine)
+        let_others_know(monitor, self.config, seed, self.janitor)
+        self.status.counters, self.status.budget = monitor.status, budget.plain()
+        checkpointing = Checkpointing(self.directory, saved_in_time(self.config), blocks, model.table, monitor)
+        workers = legs.begin() if legs else self._workers(blueprint, arena)
+        log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
+        self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, legs)
+        self.runner.population = self_play_of(
+            self.config, topology, arena, model.table, monitor, resumed[0]
+        ) or controller_of(self.config, breeding, monitor, traits, topology.num_actors)
+        try:
+            with evaluation_of(self.config, self.janitor):
+                return (yield from self.runner.turns())
+        finally:
+            watching.compare(monitor)
+
+    def _start_fork_server(self) -> bool:
+        """Start it unless it runs; whether it is still loading."""
+        # On the CPU every process is forked from a server that has torch; on CUDA only actors that act are.
+        with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
+        return fork_server.start_fork_server(self.janitor, preloaded(with_torch=with_torch), with_torch=with_torch)
+
+    def _find_out(self) -> Found:
+        """What environment and model are like; and what they cost, unless an earlier start has measured that."""
+        costs = measured_before(self.config, self.machine)  # kept for later starts, if this one does not need it
+        if self.placement == "serial":
+            from algorithms.run.tuning.network import probe
+
+            _prepare_serial(self.config.sampling.learner_main_loop_num_cores or 1)
+            return Found(probe(self.config), costs, 0.0)
+        # What is spawned need not wait for a server that is still loading torch.
+        first: fork_server.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
+        cores = self.cores if self.tunes and costs is None else 0
+        found = find_out(self.config, partial(self._inquiry, first), partial(self._inquiry, "forkserver"), cores)
+        return found._replace(costs=costs or found.costs)
+
+    def _inquiry(
+        self, method: fork_server.StartMethod, target: Callable[..., None], arguments: tuple[object, ...]
+    ) -> inquiry.Inquiry:
+        return inquiry.Inquiry(
+            target,
+            arguments,
+            log_path=self._log_path("probe"),
+            method=method,
+            signals=self.signals,
+            janitor=self.janitor,
+        )
+
+    def _sampling(self, found: Found, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
+        """The sampling flags: the best by what was measured, by rules where nothing was."""
+        num_agents = found.probe.spec.num_agents
+        if not self.tunes or found.costs is None:
+            return plan_workers(self.config, self.cores, self.placement, num_agents)
+
+        def memory(sampling: Sampling) -> int:
+            return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
+
+        free = free_bytes(self.config.sampling.memory_limit_mb)
+        plan = choose(found.costs, found.planned, num_agents, self.cores, memory, free)
+        when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
+        log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
+        return plan.sampling
+
+    def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
+        """All workers in this process."""
+        _prepare_serial(self.sampling.learner_threads)
+        plan = self._plan(blueprint, arena, None, "main", 0)
+
+        def build(outbox: fork_server.Outbox) -> Node:
+            return Node(blueprint(plan, Heartbeat(arena, 0)), blueprint.topology.address_of, outbox)
+
+        return InProcess(build)
+
+    def _workers(self, blueprint: Blueprint, arena: Arena) -> Workers:
+        """Every worker in the process that the topology gives it."""
+        if self.sampling.placement == "serial":
+            return self._serial(blueprint, arena)
+        topology, sampling = blueprint.topology, self.config.sampling
+        check_descriptors(topology)
+        links, names = Links(topology), list(topology.processes())
+        progress = Progress(topology, arena, Trajectories.attach(arena, blueprint.spec))
+
+        def start(name: str, generation: int) -> None:
+            plan = replace(self._plan(blueprint, arena, links, name, names.index(name)), generation=generation)
+            # CUDA wants a process that shares nothing with a parent; everything else forks in milliseconds.
+            devices = {blueprint.device_of(w.role) for w in plan.workers if w.role != "actor"}
+            bells = len(plan.links.bells) if plan.links else 0
+            by_spawn = not all(fork_server.can_fork(device, bells) for device in devices)
+            if generation:
+                self._start_fork_server()  # again, if it has died
+            with fork_server.signals_blocked(), fork_server.server_must_answer():
+                supervisor.start(fork_server.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
+
+        limits = Limits.of_flags(sampling, in_legs=blueprint.in_legs)
+        recorder = FlightRecorder(topology, arena, self.config.run.incidents, asdict(self.config.env))
+        supervisor = Supervisor(links, self.janitor, limits, start, progress.of, recorder)
+        patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
+        stalls = StallWatch(progress, progress.collected if sampling.sampler_only else progress.trained, patience)
+        return Processes(supervisor, topology, stalls, start, self.signals)
+
+    def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:
+        workers = blueprint.topology.processes()[name]
+        s, role = self.config.sampling, workers[0].role
+        is_actor = role == "actor"
+        gpus = ",".join(map(str, s.actor_worker_gpus)) if is_actor and len(workers) == 1 else None
+        single = self.config.env.force_envs_single_thread or self.config.repeatable
+        return ProcessPlan(
+            name=name,
+            row=row,
+            workers=workers,
+            links=links.of(name, workers) if links else None,
+            arena=arena,
+            log_path=self._log_path(name),
+            niceness=s.default_niceness + EXTRA_NICENESS[role],
+            cores=_cores_of(workers[0], blueprint.topology, s, self.cores),
+            threads=self.sampling.learner_threads if role == "learner" else 1 if single else self.cores,
+            visible_gpus=gpus,
+        )
+
+    def _log_path(self, name: str) -> Path:
+        return (self.directory / "logs" / f"{name}.log").absolute()
+
+
+def _prepare_serial(threads: int) -> None:
+    """What worker processes do at their entry."""
+    allocator_settings()
+    limit_threads(threads)
+
+
+def _cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cores: int) -> frozenset[int]:
+    """Actors are pinned where there are whole cores to pin them to; learners and policy workers never."""
+    allowed = allowed_cores()
+    if worker.role != "actor" or not sampling.set_workers_cpu_affinity or cores < len(allowed):
+        return frozenset()
+    return affinity_plan(topology.num_actors, allowed)[worker.index]
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
+    refuse_unwritable(directory)
+    refuse_links(directory)
+
+
+def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:
+    num_agents = topology.rows * sampling.num_splits // sampling.num_envs_per_worker
+    agents = f" of {num_agents} agents" * (num_agents > 1)
+    return (
+        f"{directory}: {sampling.placement} inference on {device}, {sampling.num_workers} actors x "
+        f"{sampling.num_envs_per_worker} envs{agents} in {sampling.num_splits} groups, "
+        f"{topology.slots_per_group} slots each, {memory_plan(arena.fields)}"
+    )

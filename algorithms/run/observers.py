@@ -1,0 +1,283 @@
+"""Who listens to a run in main: the monitor, what shows it, and the callbacks of the user."""
+
+import importlib.util
+import json
+import logging
+import math
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist, fmean, variance
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from algorithms.population.controller import Controller
+from algorithms.population.exploit_explore import Breeding
+from algorithms.population.lineage import Lineage
+from algorithms.population.matchmaking import LEARNER
+from algorithms.population.past_versions import PastVersions
+from algorithms.population.self_play import Pool, SelfPlay
+from algorithms.run.config import FLAGS_BY_PART, Config
+from algorithms.run.page import unusual
+from algorithms.run.resume import begun_at
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.callbacks import Callbacks, Hooks
+from algorithms.runtime.config import RunConfig
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.learner_state import StateBlock, Table
+from algorithms.runtime.memory.weights import WeightRing
+from algorithms.runtime.messages import (
+    Traits,
+)
+from algorithms.runtime.monitor.console import Title, aim_of, console_for
+from algorithms.runtime.monitor.monitor import Monitor, TellingMonitor
+from algorithms.runtime.monitor.performance import Machine
+from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from algorithms.runtime.monitor.wandb import Tracker, is_installed, wandb_settings
+from algorithms.runtime.processes.janitor import Janitor, kill_group
+from algorithms.runtime.topology import Topology
+from utils.command_line import own_command, words_of
+from utils.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+
+class Watching:
+    """Makes them as the flags ask.
+
+    Args:
+        config: all flags.
+        callbacks: objects that are told of reports, besides those that flags name.
+    """
+
+    def __init__(self, config: Config, callbacks: Sequence[Callbacks] = ()) -> None:
+        self.config, self.callbacks = config, callbacks
+
+    def monitor(self, resumed: Sequence[Mapping[str, Any]], budget: Budget, machine: Machine) -> Monitor:
+        """What listens to all reports, and who shows them."""
+        flags, directory = self.config.logging, self.config.run.run_directory
+        arguments = (directory, flags, resumed, budget, machine, self.config.frozen)
+        monitor = self._telling(arguments) if flags.callbacks or self.callbacks else Monitor(*arguments)
+        monitor.console = console_for(flags, Title(directory, self.config.env.env, aim_of(budget.plain())))
+        return monitor
+
+    def _telling(self, arguments: tuple[Any, ...]) -> Monitor:
+        monitor = TellingMonitor(*arguments)
+        monitor.listen(Hooks.make(self.config.logging.callbacks, self.config.to_flat(), None, self.callbacks))
+        return monitor
+
+    def compare(self, monitor: Monitor) -> None:
+        """Say how the policies compare that --per_policy has set apart, if nothing else has."""
+        if self.config.population.per_policy and not self.config.population.with_pbt:
+            for line in comparison(monitor.policies, self.config.per_policy):
+                log.info("%s", line)
+
+
+def controller_of(
+    config: Config, breeding: Breeding, monitor: Monitor, traits: Sequence[Traits], actors: int
+) -> Controller | None:
+    """The controller of a run whose policies differ, or may come to; None for others."""
+    if not (config.population.with_pbt or config.population.per_policy):
+        return None
+    learning = [policy for policy in range(len(traits)) if policy not in config.frozen]
+    lineage = Lineage(config.run.run_directory, traits)
+    return Controller(breeding, monitor, lineage, traits, learning, actors)
+
+
+def self_play_of(
+    config: Config,
+    topology: Topology,
+    arena: Arena,
+    table: Table,
+    monitor: Monitor,
+    resumed: Mapping[str, Any],
+) -> SelfPlay | None:
+    """The pool of a run with `--self_play`; None for others.
+
+    Args:
+        config: all flags.
+        topology: of the run.
+        arena: its memory.
+        table: name and shape of every weight.
+        monitor: told the figures.
+        resumed: plain state of the learner's checkpoint; {}: there is none.
+    """
+    if not topology.num_past:
+        return None
+    rings = {place: WeightRing(arena, place) for place in range(topology.num_policies, topology.num_acting)}
+    past = PastVersions(config.run.run_directory / f"checkpoint_p{LEARNER}", table)
+    env_steps = int(resumed["env_steps"]) if resumed else None
+    return SelfPlay(config.population, topology, Pool(StateBlock(arena, LEARNER), rings, past), monitor, env_steps)
+
+
+# Who looks at a run while it is trained: an evaluation of its checkpoints, a tracker, TensorBoard's table of runs.
+
+
+HYPERPARAMETERS = ("seed", *FLAGS_BY_PART["env"], *FLAGS_BY_PART["learning"], *FLAGS_BY_PART["model"])
+"""Flags that TensorBoard's table of runs has."""
+
+ALWAYS_FIRST = ("env", "seed", "learning_rate")
+"""Those that it shows first, with what is not as it would be by default."""
+
+EVALUATION = "eval_"
+
+EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.startswith(EVALUATION))
+"""Those of `appo evaluate`, which knows them without what they begin with."""
+
+
+def check_companions(config: Config) -> None:
+    """Refuse a tracker that is not installed, and videos that nobody could make (UsageError)."""
+    if config.logging.with_wandb and not is_installed():
+        raise UsageError('--with_wandb needs the package wandb: pip install "appo[wandb]"')
+    if config.logging.eval_video_every_min:
+        if not config.logging.eval_every_sec:
+            raise UsageError("--eval_video_every_min films evaluations: it needs --eval_every_sec")
+        if importlib.util.find_spec("imageio_ffmpeg") is None:
+            raise UsageError('--eval_video_every_min needs the package imageio-ffmpeg: pip install "appo[video]"')
+
+
+def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
+    """Tell TensorBoard the flags of a run, and start the tracker if one is wanted."""
+    flags = config.to_flat() | {"seed": seed}
+    first = {*ALWAYS_FIRST, *unusual(flags, config.by_kind, HYPERPARAMETERS)}
+    for writer in monitor.writers:
+        writer.describe({name: flags[name] for name in HYPERPARAMETERS}, first)
+    if config.logging.with_wandb:
+        settings = wandb_settings(flags, begun_at(config.run.run_directory))
+        monitor.tracker = Tracker(settings, _log_path(config, "wandb"), janitor)
+
+
+def evaluation_of(config: Config, janitor: Janitor) -> AbstractContextManager[object]:
+    """Who plays the newest checkpoints while this is entered."""
+    if not config.logging.eval_every_sec:
+        return nullcontext()
+    return Companion(evaluation_words(config), _log_path(config, "evaluator"), janitor)
+
+
+def evaluation_words(config: Config) -> tuple[str, ...]:
+    """The command that evaluates as the flags of training say."""
+    values = ((name, json.dumps(getattr(config.logging, name))) for name in EVALUATION_FLAGS)
+    given = (f"--{name.removeprefix(EVALUATION)}={value}" for name, value in values)
+    return ("evaluate", str(config.run.run_directory.absolute()), *given)
+
+
+def saved_in_time(config: Config) -> RunConfig:
+    """The flags of saving; whoever evaluates needs a checkpoint each time."""
+    run, seconds = config.run, config.logging.eval_every_sec
+    return replace(run, save_every_sec=min(run.save_every_sec, math.ceil(seconds))) if seconds else run
+
+
+def _log_path(config: Config, name: str) -> Path:
+    return (config.run.run_directory / "logs" / f"{name}.log").absolute()
+
+
+# How the policies of one run compare at its end: those that `--per_policy` has set apart.
+
+
+CONFIDENCE = 0.95
+
+
+class Difference(NamedTuple):
+    """Of two means; the true one lies within `margin` on both sides with `CONFIDENCE`."""
+
+    mean: float
+    margin: float
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:
+    """Mean of the second minus mean of the first, of numbers that need not spread alike; None for less than two each.
+
+    Source: Welch 1947, Biometrika 34; the quantile of Student's t by its expansion (Abramowitz and Stegun, 26.7.5).
+    """
+    if min(len(first), len(second)) < 2:
+        return None
+    squares = [variance(one) / len(one) for one in (first, second)]
+    mean, square = fmean(second) - fmean(first), sum(squares)
+    if not square:
+        return Difference(mean, 0.0)
+    freedom = square**2 / sum(s**2 / (len(one) - 1) for s, one in zip(squares, (first, second), strict=True))
+    return Difference(mean, _quantile(freedom) * math.sqrt(square))
+
+
+def _quantile(freedom: float) -> float:
+    """Of Student's t, two-sided, for `CONFIDENCE`."""
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for every policy but the first: how its mean return differs from that of the first.
+
+    The interval is that of the episodes played last; what another seed would have trained is not in it.
+
+    Args:
+        policies: of the run.
+        given: in what they differ, by flag.
+    """
+    lines = []
+    first = policies[0].episode_return.values()
+    for policy, (progress, values) in enumerate(zip(policies, given, strict=True)):
+        found = difference(first, progress.episode_return.values()) if policy else None
+        if found is None:
+            continue
+        low, high = found.mean - found.margin, found.mean + found.margin
+        verdict = "" if low > 0 or high < 0 else ": no difference that these episodes show"
+        own = " ".join(f"{name}={words_of(value)}" for name, value in values.items())
+        its = " ".join(f"{name}={words_of(value)}" for name, value in given[0].items())
+        lines.append(
+            f"policy {policy} ({own}) against policy 0 ({its}): return {found.mean:+.2f}, 95 % interval"
+            f" [{low:+.2f}, {high:+.2f}] over their last {progress.episode_return.count} and {len(first)}"
+            f" episodes{verdict}"
+        )
+    return lines
+
+
+# A command of ours that runs beside training; whatever becomes of it, training does not notice.
+
+
+JOIN_SECONDS = 1.0
+
+
+class Companion:
+    """A process that lives while this is entered.
+
+    Args:
+        words: of its command line, after `appo`.
+        log_path: what it prints goes there.
+        janitor: ends it should main be killed.
+    """
+
+    def __init__(self, words: Sequence[str], log_path: Path, janitor: Janitor) -> None:
+        self.words, self.log_path, self.janitor = words, log_path, janitor
+
+    def __enter__(self) -> Self:
+        with self.log_path.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 (our own program)
+                own_command(self.words),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                process_group=0,  # no session: the scheduler may share the cores between sessions first
+            )
+        self.janitor.watch(self._process.pid)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if code := self._process.poll():
+            log.warning("appo %s ended before its time with exit code %d; see %s", self.words[0], code, self.log_path)
+        kill_group(self._process.pid)
+        try:
+            self._process.wait(JOIN_SECONDS)
+        except subprocess.TimeoutExpired:  # the kernel does not let it go
+            log.warning("appo %s does not end", self.words[0])
+        self.janitor.forget(self._process.pid)

@@ -1,0 +1,179 @@
+"""What a run leaves for its reader when it ends: `README.md` in its folder, and its learning curve."""
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from algorithms.run.config import FLAGS, LOCATION, Config
+from algorithms.run.folder import saved_flags
+from algorithms.run.summary import RunSummary, summary
+from algorithms.runtime.monitor.overview import read_status
+from envs.presets import preset
+from utils import machine
+from utils.command_line import words_of, words_of_flag
+from utils.errors import StopNow
+from utils.machine import choose_device
+from utils.metrics import duration, short_number
+from utils.values import is_number, shown
+
+log = logging.getLogger(__name__)
+
+PAGE_FILE = "README.md"
+CURVE_FILE = "plots/learning_curve.png"
+PLOT_SECONDS = 3.0  # after which drawing is given up
+SHORTEST_RUN_SECONDS = 5.0  # that is worth a picture, which takes a second
+ROOT = Path(__file__).resolve().parents[2]
+PLOT = "import sys; from algorithms.cli import main; sys.exit(main())"
+
+
+def leave_page(config: Config, *, with_curve: bool) -> None:
+    """Write the page and, if the run has finished, draw the curve; what fails costs one line in the log.
+
+    Args:
+        config: of the run.
+        with_curve: whether there is time to draw.
+    """
+    directory = config.run.run_directory
+    try:
+        if with_curve and config.logging.plot:
+            _draw(directory)
+        (directory / PAGE_FILE).write_text(page(directory, config), encoding="utf-8")
+    except StopNow:
+        log.info("%s is not written: ended by Ctrl-C", PAGE_FILE)
+    except Exception as error:  # the run is over and saved; nothing here may make a failure of it
+        log.info("%s is not written: %s: %s", PAGE_FILE, type(error).__name__, error)
+
+
+def page(directory: Path, config: Config) -> str:
+    """The text of README.md: what was trained, how it ended, how to repeat it and to go on."""
+    found, status = summary(directory), read_status(directory)
+    assert found is not None, "a run that has ended has a status"
+    flags = config.to_flat() | {"seed": saved_flags(directory).get("seed")}  # which may have been drawn
+    name = shlex.quote(f"--experiment={config.run.experiment}")
+    place = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
+    curve = [f"![learning curve]({CURVE_FILE})", ""] if (directory / CURVE_FILE).is_file() else []
+    table = [f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()]
+    return "\n".join(
+        [
+            f"# {found.name}",
+            "",
+            f"APPO on `{shown(config.env.env)}`; {found.state}: {_escaped(found.reason)}.",
+            "",
+            *curve,
+            "| | |",
+            "|---|---|",
+            *table,
+            "",
+            "The same again, from the start:",
+            "",
+            f"    {command_line(flags, config.by_kind)}",
+            "",
+            "More of it:",
+            "",
+            f"    appo train {name}{place} --train_for_env_steps=N   # go on, to a larger budget",
+            f"    appo enjoy {name}{place}   # watch it; --json measures it",
+            f"    appo plot {shlex.quote(config.run.experiment)}{place} -o curve.png   # its curve, or several",
+            "",
+            "Written by appo whenever training ends; `metrics.jsonl` has all figures, `config.json` all flags.",
+            "",
+        ]
+    )
+
+
+def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> str:
+    """The shortest command that trains with the same flags; see `words_of_flags`."""
+    names = [name for name in FLAGS if name not in ("env", *LOCATION)]
+    return shlex.join(["appo", "train", *words_of_flags(flags, by_kind, ["env", *names])])
+
+
+def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
+    """The words of a command line that set these flags, without those that have their value anyway.
+
+    Args:
+        flags: all of them, as `Config.to_flat`.
+        by_kind: of the same configuration.
+        names: of those to set.
+    """
+    return [word for name in unusual(flags, by_kind, names) for word in words_of_flag(name, flags[name])]
+
+
+def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
+    """Which of these flags have not what the environment's preset, its kind of observation or else the default says."""
+    by_preset = preset(str(flags["env"]), choose_device(str(flags["device"]))) or by_kind
+    usual = {name: _plain(flag.default) for name, flag in FLAGS.items()}
+    usual |= {name: _plain(value) for name, value in by_preset.items()}
+    return [name for name in names if flags[name] != usual[name]]
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _figures(found: RunSummary, status: Mapping[str, Any], flags: Mapping[str, object]) -> dict[str, str]:
+    """The rows of the table; what is not known is left out."""
+    seconds, performance = status.get("elapsed_seconds"), status.get("performance") or {}
+    ratio = performance.get("limit_ratio")
+    rows = {
+        "mean return, last episodes": None if found.last_return is None else f"{found.last_return:.2f}",
+        "best mean return": None if found.best_return is None else f"{found.best_return:.2f}",
+        "env steps": None if found.env_steps is None else f"{found.env_steps:,}",
+        "time": duration(seconds) if is_number(seconds) else None,
+    }
+    if is_number(seconds) and seconds > 0 and found.env_steps:
+        rows["env steps per second"] = short_number(found.env_steps / seconds)
+    if is_number(ratio) and ratio > 0:
+        rows["of the machine's limit"] = f"{ratio:.0%}"
+    rows |= {
+        "seed": words_of(flags["seed"]),
+        "machine": f"{machine.processor_name()}, {machine.available_cores()} cores",
+    }
+    rows["versions"] = ", ".join(f"{package} {_version(package)}" for package in ("appo", "torch", "gymnasium"))
+    return {key: _escaped(value) for key, value in rows.items() if value is not None}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _escaped(text: str) -> str:
+    """As one cell of a table shows it."""
+    return shown(text).replace("|", "\\|") if text else "-"
+
+
+def _draw(directory: Path) -> None:
+    """Draw the curve in a process of its own, so that neither its time nor its memory is the run's."""
+    seconds = read_status(directory).get("elapsed_seconds")
+    if not is_number(seconds) or seconds < SHORTEST_RUN_SECONDS:
+        return
+    if find_spec("matplotlib") is None:
+        log.info("no learning curve is drawn: matplotlib is not installed (pip install appo[plots])")
+        return
+    command = [sys.executable, "-P", "-c", PLOT, "plot", str(directory.absolute()), "-o", CURVE_FILE]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        done = subprocess.run(  # noqa: S603 (our own interpreter and code)
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PLOT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        log.info("no learning curve: drawing took longer than %g s; appo plot does it at leisure", PLOT_SECONDS)
+        return
+    if done.returncode:
+        log.info("no learning curve: %s", " ".join((done.stderr or done.stdout).split())[-300:])

@@ -1,0 +1,130 @@
+"""How many workers, groups and environments, and where policies act: what `0` and `auto` mean.
+
+These are the rules where nothing is measured. Nothing here changes what is learned from a given batch; only how fast
+batches come.
+"""
+
+from dataclasses import dataclass
+
+from algorithms.population.config import places_for_past
+from algorithms.run.config import Config
+from algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
+from utils.errors import UsageError
+
+MAX_ENVS_PER_WORKER = 64
+SHARE_OF_LAG = 0.5
+"""Of --max_policy_lag, that trajectories may get old on average; with more, many of them would be thrown away."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The sampling flags with every `0` and `auto` decided.
+
+    Attributes:
+        placement: where policies act.
+        num_workers: actor workers.
+        num_envs_per_worker: environments of one actor.
+        num_splits: groups of one actor.
+        learner_threads: of a learner, on the CPU.
+    """
+
+    placement: Placement
+    num_workers: int
+    num_envs_per_worker: int
+    num_splits: int
+    learner_threads: int = 1
+
+
+def plan_workers(config: Config, cores: int, placement: Placement, num_agents: int = 1) -> Sampling:
+    """Fill in the counts for a placement.
+
+    Without flags the agents of all environments together make one macro batch of trajectories, within limits.
+    """
+    s, learning = config.sampling, config.learning
+    threads = s.learner_main_loop_num_cores or 1
+    splits = s.worker_num_splits or (2 if placement == "central" else 1)
+    columns = learning.macro_batch_columns
+    most = int(most_envs(config, num_agents)) // (s.num_envs_per_worker or splits)
+    num_workers = s.num_workers or (1 if placement == "serial" else _clamp(most, 1, cores))
+    envs = s.num_envs_per_worker or _clamp(columns // (num_workers * num_agents), 1, MAX_ENVS_PER_WORKER)
+    if not s.num_envs_per_worker:
+        envs = max(1, envs // splits) * splits
+    if not s.worker_num_splits and envs % splits:
+        splits = 1
+    if envs % splits:
+        raise UsageError(f"--num_envs_per_worker={envs} is not a multiple of --worker_num_splits={splits}")
+    return Sampling(placement, num_workers, envs, splits, threads)
+
+
+def most_envs(config: Config, num_agents: int) -> float:
+    """How many environments there may be, for trajectories to be trained on before they are too old.
+
+    While one macro batch is collected the weights change as often as the one before has minibatches and epochs.
+    """
+    s, learning = config.sampling, config.learning
+    macro_batches = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
+    return max(1.0, macro_batches) * learning.macro_batch_columns * s.num_policies / num_agents
+
+
+def choose_placement(config: Config, cores: int, device: str) -> Placement:
+    """Where policies act when nothing is measured.
+
+    On a GPU in a process of their own, which owns the device's queue; otherwise inside the actors, where no message is
+    needed per step.
+    """
+    wanted = config.sampling.inference
+    if wanted != "auto":
+        return _as_placement(wanted)
+    if config.run.deterministic_resume and not config.sampling.lockstep:
+        return "serial"
+    if device == "cuda":
+        return "central"
+    return "local" if cores > 1 else "serial"
+
+
+def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology:
+    """How many of everything there is, with as many slots as batches need.
+
+    Raises:
+        UsageError: all slots together can never fill a batch, or the environment has too few agents.
+    """
+    s, learning = config.sampling, config.learning
+    rows = sampling.num_envs_per_worker // sampling.num_splits * num_agents
+    groups = sampling.num_workers * sampling.num_splits
+    accumulate = s.num_minibatches_to_accumulate
+    waiting = 1 if accumulate < 0 else -(-accumulate // learning.num_batches_per_iteration)
+    columns = learning.num_batches_per_iteration * config.largest_batch_size // learning.rollout
+    slots = slots_per_group(
+        minimum=s.min_traj_buffers_per_worker,
+        waiting_batches=waiting,
+        batch_columns=columns * s.num_policies,
+        rows=rows,
+        groups=groups,
+    )
+    if s.lockstep:
+        slots = 1  # batches are filled by as many rounds as they need
+    else:
+        check_slots(slots=slots, rows=rows, groups=groups, batch_columns=columns)
+    return Topology(
+        placement=sampling.placement,
+        num_actors=sampling.num_workers,
+        groups_per_actor=sampling.num_splits,
+        slots_per_group=slots,
+        num_policies=s.num_policies,
+        policy_workers_per_policy=s.policy_workers_per_policy,
+        rows=rows,
+        rollout=learning.rollout,
+        colocated=s.gpu_colocate,
+        num_past=places_for_past(config.population, config.env.env, num_agents),
+    )
+
+
+def _as_placement(name: str) -> Placement:
+    match name:
+        case "central" | "local" | "serial":
+            return name
+    raise ValueError(f"{name} is no placement")
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return max(low, min(high, value))

@@ -1,0 +1,124 @@
+"""What a run is made of, known before any worker exists; torch-free, so that actors and main can read it."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from algorithms.appo.config import LearningConfig
+from algorithms.run.config import Config
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.memory.arena import Field
+from algorithms.runtime.memory.heartbeat import Heartbeat
+from algorithms.runtime.memory.learner_state import StateBlock
+from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
+from algorithms.runtime.memory.weights import WeightRing
+from algorithms.runtime.messages import Traits
+from algorithms.runtime.processes import crash_recorder
+from algorithms.runtime.processes.channels import Mailboxes
+from algorithms.runtime.topology import Topology
+from envs.spec import EnvSpec
+
+# Every random generator of a run derives from --seed through one of these branches, or the branch of
+# population/exploit_explore.py.
+SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3, "start": 4, "leg": 5, "actions": 6}
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What memory must be reserved for a model.
+
+    Attributes:
+        table: name and shape of every weight.
+        rnn_state_size: H.
+        num_moments: values of the running statistics.
+    """
+
+    table: list[tuple[str, tuple[int, ...]]]
+    rnn_state_size: int
+    num_moments: int
+
+    @property
+    def num_weights(self) -> int:
+        """P."""
+        return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in self.table)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found out about the environment and its model before memory is reserved.
+
+    Attributes:
+        spec: of the environment.
+        model: of its network.
+        config: all flags, those included that the kind of observation decides.
+    """
+
+    spec: EnvSpec
+    model: ModelDescription
+    config: Config
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Everything that is known of a run before its workers exist; travels to every process at its start.
+
+    Attributes:
+        config: all flags; each worker is given its part.
+        spec: of the environment.
+        model: what the weights look like.
+        topology: how many of everything, and where.
+        budget: when training ends.
+        device: of the networks, "cpu" or "cuda".
+        seed: of the run; of this start, if it resumes; of this leg, see `legs.py`.
+        pause_env_steps: where this leg ends; None: with the run.
+        traits: with which each policy begins or goes on; (): they do not differ.
+    """
+
+    config: Config
+    spec: EnvSpec
+    model: ModelDescription
+    topology: Topology
+    budget: Budget
+    device: str
+    seed: int
+    pause_env_steps: int | None = None
+    traits: tuple[Traits, ...] = ()
+
+    @property
+    def in_legs(self) -> bool:
+        """Whether the run is divided into legs, see `legs.py`."""
+        return self.pause_env_steps is not None
+
+    @property
+    def buffered(self) -> bool:
+        """Whether networks are fed through buffers that stay where they are, as a GPU needs it."""
+        return self.device != "cpu"
+
+    def device_of(self, role: str) -> str:
+        """Where a worker's network lives: what acts inside an actor stays on the CPU, a context per actor would not."""
+        return "cpu" if role == "policy_worker" and self.topology.placement == "local" else self.device
+
+    def traits_of(self, policy: int) -> Traits:
+        """What sets a policy apart at the start."""
+        return self.traits[policy] if self.traits else Traits()
+
+    def learning_of(self, policy: int) -> LearningConfig:
+        """The learning flags that a policy begins with."""
+        return replace(self.config.learning, **self.traits_of(policy).hyperparameters)
+
+    def seeds(self, branch: str, *index: int) -> np.random.SeedSequence:
+        """The random seeds of one worker; generations differ, restarts do not repeat a past."""
+        return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
+
+    def fields(self) -> list[Field]:
+        """The shared memory of the run."""
+        c, t = self.config, self.topology
+        sizes = sizes_of(t, self.spec, self.model.rnn_state_size, c.learning.segment_steps)
+        fields = Trajectories.declare(sizes, self.spec) + FinalObservations.declare(sizes, self.spec)
+        fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]
+        fields += crash_recorder.declare(t, self.spec)
+        for policy in range(t.num_acting):
+            fields += WeightRing.declare(policy, self.model.num_weights)
+        for policy in range(t.num_policies):
+            fields += StateBlock.declare(policy, self.model.num_weights, self.model.num_moments)
+        return fields

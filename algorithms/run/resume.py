@@ -1,0 +1,260 @@
+"""How a start deals with what earlier ones have left: it goes on with it, sets it aside, or begins with its weights."""
+
+import gc
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
+from algorithms.run.folder import CONFIG_FILE, HISTORY_FILE, MEASURED, find_source, saved_flags, saved_measurement
+from algorithms.run.plan import SEED_BRANCHES, ModelDescription, RunPlan
+from algorithms.run.tuning.choice import Costs
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.checkpointing import DIRECTORY as BEST_DIRECTORY
+from algorithms.runtime.checkpointing import load_best, resume
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, decode, read_plain
+from algorithms.runtime.monitor.overview import read_status
+from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from algorithms.runtime.processes.pool import Workers
+from utils import checkpoint_files
+from utils.errors import CheckpointError, NumericsError, ResourceError, UsageError
+from utils.files import append_json_line, open_own, write_json_atomic
+from utils.values import is_number, shown
+
+log = logging.getLogger(__name__)
+
+GROUPS = ("num_envs_per_worker", "worker_num_splits")  # which no group that is tried exceeds
+
+SHAPES = ("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores")
+
+COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision", *GROUPS, *SHAPES)
+"""Flags on which the measured costs depend."""
+
+
+def finished_before(config: Config) -> str | None:
+    """Why nothing is left to do for these flags; None: there is.
+
+    A limit of seconds is one of each start, and speed is measured anew.
+    """
+    directory, budget = config.run.run_directory, Budget.of(config.run, config.sampling, 1)
+    if config.sampling.sampler_only:
+        return None
+    policies = []
+    for policy in range(config.sampling.num_policies):
+        try:
+            loaded = checkpoint_files.load(directory / f"checkpoint_p{policy}", check=decode)
+        except CheckpointError:
+            return None  # resuming says what is wrong
+        if loaded is None:
+            return None
+        policies.append(PolicyProgress(config.logging.stats_avg, frozen=policy in config.frozen))
+        policies[-1].restore(read_plain(loaded.files["state.json"]))
+    if reason := budget.reached(policies):
+        return reason
+    # Episodes that ended while the workers stopped may have lowered a mean return that was reached.
+    status = read_status(directory)
+    as_before = status.get("state") == "finished" and status.get("budget") == budget.plain()
+    seconds = status.get("seconds")
+    in_time = as_before and isinstance(seconds, float) and seconds < budget.seconds
+    return str(status.get("reason")) if in_time else None
+
+
+def changes(config: Config) -> list[str]:
+    """What differs from the flags of the start before, as `flag old -> new`; nothing for a new run."""
+    before = saved_flags(config.run.run_directory)
+    return changed_flags({name: value for name, value in before.items() if name not in LOCATION}, config.to_flat())
+
+
+def journal(
+    config: Config, seed: int, changed: list[str], env_steps: list[int], measured: Mapping[str, Any] | None = None
+) -> None:
+    """Store the flags of this start, and what has changed, at which env steps of each policy; and what was measured.
+
+    Raises:
+        ResourceError: the disk does not take it.
+    """
+    flat = config.to_flat() | {"seed": seed}
+    directory = config.run.run_directory
+    stored = flat | ({MEASURED: measured} if measured else {})
+    start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": flat}
+    try:
+        write_json_atomic(directory / CONFIG_FILE, stored)
+        append_json_line(directory / HISTORY_FILE, start)
+    except OSError as error:
+        raise ResourceError(f"cannot write the configuration to {directory}: {error.strerror}") from error
+    if changed:
+        log.info("changed: %s", ", ".join(changed))
+
+
+def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | None:
+    """What an earlier start of the run has measured, if it was on such a machine and for the same work."""
+    directory = config.run.run_directory
+    measured, before, now = saved_measurement(directory), saved_flags(directory), config.to_flat()
+    same_work = all(before.get(name) == now[name] for name in COST_FLAGS)
+    if measured.get("machine") != machine or not same_work:
+        return None
+    try:
+        return Costs.from_plain(measured["costs"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # edited, or of another version
+        return None
+
+
+def begun_at(directory: Path) -> float:
+    """When a run began (seconds since 1970), which tells it from others of its name; 0 if its history does not say."""
+    try:
+        with open_own(directory / HISTORY_FILE) as history:
+            begun = json.loads(history.readline())["time"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return 0.0
+    return float(begun) if is_number(begun) else 0.0
+
+
+def seed_of_resumed(directory: Path, seed: int) -> int:
+    """The seed of a start that resumes: derived from that of the run, another one each time.
+
+    With the same one, environments would play the same episodes again after each interruption.
+    """
+    try:
+        with open_own(directory / HISTORY_FILE) as history:
+            starts = sum(1 for _ in history)
+    except OSError:
+        starts = 0
+    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], starts))
+    return int(seeds.generate_state(1, np.uint64)[0] >> 1)
+
+
+def seed_of_leg(seed: int, env_steps: int) -> int:
+    """The seed of a leg that goes on from a checkpoint at so many env steps: however many starts there were."""
+    if not env_steps:
+        return seed
+    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["leg"], env_steps))
+    return int(seeds.generate_state(1, np.uint64)[0] >> 1)
+
+
+def fill(
+    blocks: list[StateBlock],
+    config: Config,
+    model: ModelDescription,
+    seed: int,
+    measured: Mapping[str, object] | None,
+) -> list[dict[str, Any]]:
+    """Put into the blocks what this start begins with, and write its flags down, as it can begin.
+
+    An adaptive learning rate is part of the state; one that the flags change takes its place.
+
+    Returns:
+        The plain state of the checkpoint of every policy; {} where there is none.
+    """
+    changed = changes(config)
+    rate_changed = any(change.startswith("learning_rate ") for change in changed)
+    plain = {"learning_rate": config.learning.learning_rate} if rate_changed else {}
+    resumed = resume(config.run.run_directory, blocks, model.table, plain)
+    begin_from(config, blocks, model)
+    journal(config, seed, changed, [int(state.get("env_steps", 0)) for state in resumed], measured)
+    return resumed
+
+
+def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription) -> None:
+    """Put the weights and statistics that `--init_from` names into the blocks that hold no state; all else is new.
+
+    Raises:
+        UsageError: there is no such checkpoint, or it is of another model.
+        CheckpointError: none of them can be used.
+    """
+    named = config.run.init_from
+    blocks = [block for block in blocks if not block.writes]
+    if not named or not blocks:
+        return
+    loaded = _load_source(find_source(named, config.run.run_directory.parent))
+    try:
+        state, _ = decode(loaded.files, model.table)
+    except UsageError as error:
+        raise UsageError(f"--init_from={shown(named)}: {error}") from None
+    if state.moments.size != model.num_moments:
+        found = f"{state.moments.size} running statistics, expected {model.num_moments}"
+        raise UsageError(f"--init_from={shown(named)}: the checkpoint belongs to another model; it has {found}")
+    vectors = state.vectors * np.array([[1], [0], [0]], np.float32)  # no moments of Adam
+    for block in blocks:
+        block.write(replace(state, vectors=vectors, meta=_new_counters(config.learning.learning_rate)))
+    log.info("starting from the weights of %s", loaded.found.path)
+
+
+def _load_source(parent: Path) -> checkpoint_files.Loaded:
+    """The newest checkpoint of a policy, or the best in its folder of best ones."""
+    if parent.name == BEST_DIRECTORY:
+        loaded = load_best(parent, str(saved_flags(parent.parents[1]).get("save_best_metric")), decode)
+    else:
+        loaded = checkpoint_files.load(parent, check=decode)
+    assert loaded is not None, "find_source has seen a checkpoint"
+    return loaded
+
+
+def _new_counters(learning_rate: float) -> dict[str, Any]:
+    counters = dict.fromkeys(("version", "updates", "env_steps", "samples", "discarded"), 0)
+    return {**counters, "adam_steps": 0.0, "learning_rate": learning_rate}
+
+
+# The legs of a run with --deterministic_resume: every checkpoint ends one, and the next begins like a later start.
+
+
+class Legs:
+    """Divides a run of one policy at fixed numbers of env steps.
+
+    A leg begins with the learner's state alone, as a start does that resumes: memory is empty, workers and environments
+    are new, and the seeds of all of them follow from the run's and the env steps in the state. So it makes no
+    difference whether the state came from disk or from the leg before.
+
+    Args:
+        blueprint: of the run.
+        arena: its memory.
+        block: of its policy; holds the state to go on from, if there is one.
+        make_workers: those of a blueprint.
+
+    Attributes:
+        end: env steps after which the present leg is over.
+    """
+
+    def __init__(
+        self, blueprint: RunPlan, arena: Arena, block: StateBlock, make_workers: Callable[[RunPlan], Workers]
+    ) -> None:
+        self._blueprint, self._arena, self._block, self._make_workers = blueprint, arena, block, make_workers
+        self._every = blueprint.config.run.save_every_env_steps
+        self.end = 0
+
+    @classmethod
+    def of(cls, blueprint: RunPlan, *parts: Any) -> Self | None:
+        """Those of the run of a blueprint, if it has any; the other arguments are those of the constructor."""
+        return cls(blueprint, *parts) if blueprint.config.run.deterministic_resume else None
+
+    def begin(self) -> Workers:
+        """The workers of the leg that goes on from the state in the block, not started yet."""
+        env_steps = env_steps_of(self._block.read())
+        self.end = (env_steps // self._every + 1) * self._every
+        seed = seed_of_leg(self._blueprint.seed, env_steps)
+        return self._make_workers(replace(self._blueprint, seed=seed, pause_env_steps=self.end))
+
+    def next(self) -> Workers:
+        """The workers of the next leg, when those of the last one have ended.
+
+        Raises:
+            NumericsError: the last one has no state to go on from.
+        """
+        state = self._block.read()
+        if state is None or env_steps_of(state) < self.end:
+            raise NumericsError(f"the learner's state at {self.end} env steps is not finite, or was not saved")
+        self._arena.clear()
+        gc.collect()  # networks of the last leg, if they lived in this process
+        self._block.write(state)
+        return self.begin()
+
+
+def env_steps_of(state: LearnerState | None) -> int:
+    """Env steps learned from, 0 before the first."""
+    return 0 if state is None else int(state.meta["env_steps"])

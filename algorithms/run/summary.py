@@ -1,0 +1,211 @@
+"""`appo runs`: which runs there are, how far they are and how well they play. Reads only, and needs no torch."""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from algorithms.run.folder import CONFIG_FILE, folders
+from algorithms.runtime.config import ENDLESS
+from utils.errors import UsageError
+from utils.files import open_own, read_mapping
+from utils.run_folder import STATUS_FILE
+from utils.values import is_number
+
+METRICS_FILE = "metrics.jsonl"
+
+RETURN = "reward/mean"
+
+LIVING_STATES = ("starting", "training")
+
+TAIL_BYTES = 1 << 16
+
+
+class RunSummary(NamedTuple):
+    """One run; None is what is not known.
+
+    Attributes:
+        state: starting, training, finished, interrupted, failed; crashed: it ended without a word; damaged: what it
+            wrote cannot be read; unknown: it wrote nothing.
+        env_steps: learned from, by all policies together.
+        share: of the budget: of env steps, samples or seconds, whichever is used up first; None: no limit was set.
+        seconds_left: an estimate, of a run that trains.
+        best_return, last_return: mean over the last episodes, of the policy that is best at it.
+        active: time (seconds since 1970) at which it last wrote something.
+    """
+
+    name: str
+    env: str | None
+    state: str
+    reason: str
+    env_steps: int | None
+    share: float | None
+    seconds_left: float | None
+    best_return: float | None
+    last_return: float | None
+    active: float
+
+
+def summaries(group: Path) -> list[RunSummary]:
+    """All runs of a folder, the one that was active last first. A damaged one hides no other."""
+    runs = [run for name in folders(group) if (run := summary(group / name)) is not None]
+    return sorted(runs, key=lambda run: (-run.active, run.name))
+
+
+def summary(directory: Path) -> RunSummary | None:
+    """What a run directory says; None if it is none."""
+    times = [_changed(directory / name) for name in (CONFIG_FILE, STATUS_FILE, METRICS_FILE)]
+    if times[0] is None and times[1] is None:
+        return None
+    config, status = _mapping(directory / CONFIG_FILE), _mapping(directory / STATUS_FILE)
+    damaged = config is None or status is None
+    config, status = config or {}, status or {}
+    last = last_records(directory / METRICS_FILE)
+    env_steps = _env_steps(status, last)
+    state = "damaged" if damaged else _state(_text(status.get("state")), directory)
+    last_return = max(_last_returns(status, last), default=None)
+    return RunSummary(
+        name=directory.name,
+        env=_text(config.get("env")),
+        state=state,
+        reason=_text(status.get("reason")) or "",
+        env_steps=env_steps,
+        share=_share(config, status, env_steps),
+        seconds_left=_number(status.get("seconds_left")) if state == "training" else None,
+        best_return=_best_return(directory, last_return),
+        last_return=last_return,
+        active=max(changed for changed in times if changed is not None),
+    )
+
+
+def _state(stored: str | None, directory: Path) -> str:
+    """What the run last said of itself, unless it is not alive to say that it has ended."""
+    if stored in LIVING_STATES and not _is_held(directory / ".lock"):
+        return "crashed"
+    return stored or "unknown"
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process trains there. Asking takes a shared lock for an instant, of a run that seems to be alive."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return False
+    except OSError:  # held, or it cannot be known, as on a file system without locks: then believe the status
+        return True
+    return False
+
+
+def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> int | None:
+    """Env steps of all policies together, the most that any file knows of."""
+    totals = status.get("totals")
+    known = [_number(totals.get("env_steps"))] if isinstance(totals, dict) else []
+    steps = [number for record in last if (number := _number(record.get("env_steps"))) is not None]
+    known += [sum(steps)] if steps else []
+    return max((int(number) for number in known if number is not None), default=None)
+
+
+def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
+    """The used-up share of the budget that the status knows, or else of the env steps that the flags allow."""
+    policies = _number(config.get("num_policies")) or 1
+    totals, budget = (value if isinstance(value := status.get(key), dict) else {} for key in ("totals", "budget"))
+    limits = {**budget, "env_steps": _number(budget.get("env_steps")) or config.get("train_for_env_steps")}
+    used = {
+        "env_steps": (env_steps, policies),
+        "samples": (_number(totals.get("samples")), policies),
+        "seconds": (_number(status.get("seconds")), 1),
+    }
+    # Stopping takes time, and the last batch is taken whole.
+    shares = [
+        min(1.0, number / (limit * times))
+        for name, (number, times) in used.items()
+        if number is not None and (limit := _number(limits.get(name))) and limit < ENDLESS[name]
+    ]
+    return max(shares, default=None)
+
+
+def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The mean return of every policy: as the status says, which is written more often, else as last reported."""
+    means = status.get("return_mean")
+    for values in (means if isinstance(means, list) else [], [record.get(RETURN) for record in last]):
+        if known := [number for value in values if (number := _number(value)) is not None]:
+            return known
+    return []
+
+
+def last_records(metrics: Path) -> list[dict[str, Any]]:
+    """The last record of every policy, found without reading the whole file."""
+    last: dict[object, dict[str, Any]] = {}
+    with contextlib.suppress(OSError), open_own(metrics) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        for line in reversed(file.read().split(b"\n")):
+            if (record := _record(line)) is not None:
+                last.setdefault(record["policy"], record)
+    return list(last.values())
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics; None for one that is torn, as the first of a tail is."""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if isinstance(record, dict) and isinstance(record.get("policy"), int):
+            return record
+    return None
+
+
+def _best_return(directory: Path, last: float | None) -> float | None:
+    """The best mean return so far: as the best checkpoints say, else by looking at all reports; or else the last."""
+    kept = [value for path in directory.glob("checkpoint_p*/best/ckpt_*") if (value := _kept_return(path)) is not None]
+    best = max(kept or _reported_returns(directory / METRICS_FILE), default=last)
+    return best if last is None or best is None else max(best, last)
+
+
+def _kept_return(path: Path) -> float | None:
+    """What a best checkpoint says of itself; None if it is the best by another metric."""
+    kept = (_mapping(path / "state.json") or {}).get("best")
+    return _number(kept.get("value")) if isinstance(kept, dict) and kept.get("metric") == RETURN else None
+
+
+def _reported_returns(metrics: Path) -> Iterator[float]:
+    """Every mean return of a metrics log. Parsing its lines would take ten times as long."""
+    key = f'"{RETURN}":'.encode()
+    with contextlib.suppress(OSError), open_own(metrics) as file:
+        for line in file:
+            if (at := line.find(key)) >= 0:
+                with contextlib.suppress(ValueError):
+                    value = float(line[at + len(key) :].partition(b",")[0].rstrip(b"}\n"))
+                    if math.isfinite(value):
+                        yield value
+
+
+def _mapping(path: Path) -> dict[str, Any] | None:
+    """What a JSON file holds; {} if there is none, None if it is damaged."""
+    if not os.path.lexists(path):
+        return {}
+    try:
+        return read_mapping(path, own=True)
+    except UsageError:
+        return None
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _number(value: object) -> float | None:
+    return value if is_number(value) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,349 @@
+"""Training from a program of one's own: no command line, and the caller's process stays what it was."""
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import threadpoolctl
+
+from algorithms.run.config import FLAGS_BY_PART, Config, resolve, typed
+from algorithms.run.main import APPO, held
+from algorithms.run.resume import finished_before
+from algorithms.runtime.callbacks import Callbacks
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import named
+from algorithms.runtime.monitor.overview import read_status
+from algorithms.runtime.processes import fork_server
+from algorithms.runtime.runner import Runner, Turns
+from utils import machine
+from utils.errors import Interrupted, ResourceError, StopNow, Terminated, UsageError
+from utils.flags import flattened
+from utils.interrupts import SignalWatch
+from utils.values import shown
+
+SAVE_SECONDS = 60.0
+OURS = (*machine.THREAD_VARIABLES, "THP_MEM_ALLOC_ENABLE")
+"""Environment variables that a run in this process sets."""
+
+
+class Report(NamedTuple):
+    """How far a run is.
+
+    Attributes:
+        seconds: of this start.
+        env_steps, samples: learned from, by all policies together.
+        episode_returns: mean over the last episodes, of every policy; None while it has ended none.
+        figures: of every policy, by the names of metrics.jsonl (reward/mean, train/policy_loss, ...).
+    """
+
+    seconds: float
+    env_steps: int
+    samples: int
+    episode_returns: tuple[float | None, ...]
+    figures: tuple[dict[str, float], ...]
+
+    @property
+    def episode_return(self) -> float | None:
+        """That of the policy that is best at it; None while no episode has ended."""
+        return max((value for value in self.episode_returns if value is not None), default=None)
+
+
+class Result(NamedTuple):
+    """What became of a start.
+
+    Attributes:
+        reason: why it ended, as the log says it.
+        exit_code: of the command that does the same: 0, or 130 after `Training.stop`.
+        directory: of the run.
+        report: the last one; its figures are empty if there was nothing left to do.
+    """
+
+    reason: str
+    exit_code: int
+    directory: Path
+    report: Report
+
+
+def train(config: Config | Mapping[str, object] | None = None, /, **flags: Any) -> Result:
+    """Train until the budget of the flags is spent, and save; see `Training` for the arguments.
+
+    Raises:
+        AppoError: as `Training`; what was learned until then is saved.
+        KeyboardInterrupt: Ctrl-C, after saving.
+    """
+    with Training(config, **flags) as run:
+        for _ in run:
+            pass
+    return run.result
+
+
+class Training:
+    """A run that is trained while somebody iterates over it.
+
+        with Training(env="CartPole-v1", train_for_env_steps=100_000) as run:
+            for report in run:
+                print(report.env_steps, report.episode_return)
+
+    Workers live in processes of their own and go on between two reports for as long as pipes take what they say. Those
+    processes import the caller's script: what it does must stand under `if __name__ == "__main__":`. Leaving the block
+    stops and saves. The same `experiment` again goes on with a run.
+
+    Args:
+        config: flags by name, or by part and name as a configuration file may have them, or a whole `Config`.
+        report_seconds: time between two reports.
+        algorithm: a variant, as `examples/replay.py` has one.
+        callbacks: names of classes, as the flag has them; or objects, which are told what happens in this process.
+        flags: the same as keywords; they overrule.
+
+    Attributes:
+        config: all flags, resolved as on the command line; as soon as the environment is known, those included that its
+            kind of observation decides.
+        directory: of the run.
+
+    Raises:
+        UsageError: a name or value is wrong; one line, with the nearest name.
+    """
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, object] | None = None,
+        /,
+        *,
+        report_seconds: float = 1.0,
+        algorithm: type[APPO] = APPO,
+        callbacks: str | Callbacks | Sequence[str | Callbacks] = (),
+        **flags: object,
+    ) -> None:
+        names, self._callbacks = _told(callbacks)
+        if names:
+            flags["callbacks"] = names
+        self._resolved = resolve(_given(config, flags))[0]
+        self.directory = self._resolved.run.run_directory
+        self.report_seconds = report_seconds
+        self._algorithm = algorithm
+        self._open = contextlib.ExitStack()
+        self._signals = SignalWatch()
+        self._turns: Turns | None = None
+        self._app: APPO | None = None
+        self._stopped = False
+        self._result: Result | None = None
+
+    def __enter__(self) -> Self:
+        _refuse_imported_script()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_caller_undisturbed())
+            stack.enter_context(held(self.config))
+            stack.enter_context(self._signals)
+            if reason := finished_before(self.config):
+                self._end(f"finished before: {reason}", 0)
+            else:
+                self._app = self._algorithm(self.config, self._signals)
+                self._app.callbacks = self._callbacks
+                self._turns = self._app.turns()
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._open:
+            if self._turns is None:
+                return
+            if isinstance(error, StopNow):  # a second Ctrl-C, in the caller's own code
+                self._turns.close()
+                raise KeyboardInterrupt("ended without saving") from None
+            if self._runner is None and not self._signals.request:  # never iterated over: there is nothing to save
+                self._turns.close()
+                self._end("ended before it began", Interrupted.exit_code)
+                return
+            self.stop()
+            for _ in self:
+                pass
+
+    def __iter__(self) -> Iterator[Report]:
+        """Train; a report every `report_seconds`, and the last one when the run has ended."""
+        due = time.monotonic() + self.report_seconds
+        while self._advance():
+            now = time.monotonic()
+            if self._runner is not None and now >= due:
+                due = now + self.report_seconds
+                yield self.report()
+        if self._runner is not None:
+            yield self.result.report
+
+    @property
+    def config(self) -> Config:
+        """See above."""
+        return self._resolved if self._app is None else self._app.config
+
+    @property
+    def result(self) -> Result:
+        """What became of it.
+
+        Raises:
+            UsageError: it has not ended.
+        """
+        if self._result is None:
+            raise UsageError("the run has not ended: its result is there after the last report")
+        return self._result
+
+    def stop(self) -> None:
+        """End the run as if its budget were spent: the next step of the iteration stops the workers and saves."""
+        if self._signals.request is None:
+            self._stopped = True
+            self._signals.request = Interrupted("stopped by the program")
+
+    def save(self) -> None:
+        """Save all policies now, and return when that is on disk; training goes on meanwhile. The end saves by itself.
+
+        Raises:
+            UsageError: the run has not begun, or saves at its barriers only (--deterministic_resume).
+            ResourceError: it takes more than a minute, as on a full disk; the log says why.
+        """
+        if self._result is not None:
+            return
+        if self._turns is None or self._runner is None:
+            raise UsageError("only a run that is being iterated over can be saved")
+        if self.config.run.deterministic_resume:
+            raise UsageError("with deterministic_resume only the ends of legs are saved")
+        checkpointing = self._runner.checkpointing
+        checkpointing.ask()
+        deadline = time.monotonic() + SAVE_SECONDS
+        while self._advance() and checkpointing.busy:
+            if time.monotonic() > deadline:
+                raise ResourceError(f"not saved within {SAVE_SECONDS:g} seconds")
+
+    def weights(self, policy: int = 0) -> dict[str, Array]:
+        """Copies of the weights and normalization of a policy, a second old at most; for `Policy.set_weights`.
+
+        Raises:
+            UsageError: the run has not begun, or there is no such policy.
+        """
+        if self._runner is None or not 0 <= policy < len(self._runner.checkpointing.blocks):
+            raise UsageError(f"there are no weights of policy {policy}")
+        block = self._runner.checkpointing.blocks[policy]
+        if block.read() is None:
+            self.save()
+        state = block.read()
+        assert state is not None
+        views = named(state.vectors[0], self._runner.checkpointing.table)
+        return {name: view.copy() for name, view in views.items()}
+
+    def report(self) -> Report:
+        """How far the run is now.
+
+        Raises:
+            UsageError: it has not begun.
+        """
+        if self._runner is None:
+            raise UsageError("the run has not begun: iterate over it")
+        monitor, now = self._runner.monitor, time.monotonic()
+        policies = monitor.policies
+        return Report(
+            seconds=now - monitor.started,
+            env_steps=sum(p.totals["env_steps"] for p in policies),
+            samples=sum(p.totals["samples"] for p in policies),
+            episode_returns=tuple(p.episode_return.mean if p.episode_return.count else None for p in policies),
+            figures=tuple(monitor.record(policy, now) for policy in range(len(policies))),
+        )
+
+    @property
+    def _runner(self) -> Runner | None:
+        return self._app.runner if self._app is not None else None
+
+    def _advance(self) -> bool:
+        """Take a turn; False when there are no more."""
+        if self._turns is None:
+            return False
+        try:
+            next(self._turns)
+        except StopIteration as end:
+            self._end(str(end.value), 0)
+        except Interrupted as interruption:
+            self._end(str(interruption), interruption.exit_code)
+            if not self._stopped:
+                if isinstance(interruption, Terminated):
+                    raise
+                raise KeyboardInterrupt(str(interruption)) from None
+        except StopNow:
+            self._turns = None
+            raise KeyboardInterrupt("ended without saving") from None
+        except BaseException:
+            self._turns = None
+            raise
+        return self._turns is not None
+
+    def _end(self, reason: str, exit_code: int) -> None:
+        self._turns = None
+        report = self.report() if self._runner is not None else _report_of(self.directory)
+        self._result = Result(reason, exit_code, self.directory, report)
+
+
+def _told(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, list[Callbacks]]:
+    """The names among them, as the flag has them, and the objects."""
+    given: Any = callbacks
+    told: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    for one in told:
+        if not isinstance(one, (str, Callbacks)):
+            raise UsageError(f"callbacks are names or objects derived from algorithms.Callbacks, got {shown(str(one))}")
+    names = [one for one in told if isinstance(one, str)]
+    return ",".join(names), [one for one in told if isinstance(one, Callbacks)]
+
+
+def _given(config: Config | Mapping[str, object] | None, flags: Mapping[str, object]) -> dict[str, object]:
+    """The flags that the caller gives, converted; the terminal is the caller's, so no panel is drawn unasked."""
+    if isinstance(config, Config):
+        whole = {name: value for name, value in config.to_flat().items() if name not in config.undecided}
+    else:
+        whole = flattened(config or {}, FLAGS_BY_PART, "config")
+    own = {"log_format": "plain"} if not isinstance(config, Config) else {}
+    return {**own, **typed(whole, "config"), **typed(flattened(flags, FLAGS_BY_PART, "flags"), "flags")}
+
+
+def _report_of(directory: Path) -> Report:
+    """What the status of a run that does nothing now says of it."""
+    status = read_status(directory)
+    totals = status.get("totals", {})
+    means = tuple(status.get("return_mean", ()))
+    return Report(float(status.get("seconds", 0.0)), totals.get("env_steps", 0), totals.get("samples", 0), means, ())
+
+
+def _refuse_imported_script() -> None:
+    """Say what is missing where a worker process, which imports the caller's script, trains in its turn."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "a worker process imports your script, which would train there again: put what it does under"
+            ' `if __name__ == "__main__":`'
+        )
+
+
+@contextlib.contextmanager
+def _caller_undisturbed() -> Iterator[None]:
+    """Give threads, environment variables, limits and torch's random numbers back as they were."""
+    environ = {name: os.environ.get(name) for name in OURS}
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    torch = sys.modules.get("torch")
+    threads, random = (torch.get_num_threads(), torch.get_rng_state()) if torch else (None, None)
+    try:
+        with threadpoolctl.threadpool_limits(limits=None):
+            yield
+    finally:
+        fork_server.stop_fork_server_of_thread()
+        for name, value in environ.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        with contextlib.suppress(ValueError, OSError):  # so many files are open now
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS") or machine.available_cores()))
+            if random is not None:
+                torch.set_rng_state(random)

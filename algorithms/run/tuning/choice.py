@@ -1,0 +1,333 @@
+"""Which sampling flags make training fastest: a model of what a sample costs, and the choice of the best plan.
+
+Pure arithmetic on measured costs; `docs/architecture.md` has the formulas. Nothing here changes what is learned from a
+given batch, only how fast batches come.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from algorithms.run.config import Config
+from algorithms.run.placement import MAX_ENVS_PER_WORKER, Sampling, most_envs, plan_workers
+from algorithms.runtime.config import SamplingConfig
+from algorithms.runtime.topology import Placement
+
+# A request and its reply between processes on two cores: 15 to 25 us by eventfd and mailbox row, and their handling.
+# A slot handed over and given back, for each side: two hops through a queue of 11 us, wake-ups, and their handling.
+ROUND_TRIP_SECONDS = 30e-6
+HAND_OVER_SECONDS = 60e-6
+# What a process forked from one that has torch has of its own: 16 MiB in actors with a small network, 130 in a learner.
+PROCESS_BYTES = 64 << 20
+# Plans this close to the best are as good: measurements of a few milliseconds are no better than that.
+MARGIN = 0.04
+# More environments than fill a macro batch need slots, processes and time to come back to; they have to pay that much,
+# and as much again for every doubling beyond twice as many.
+MARGIN_OF_MORE = 0.1
+# Of --step_timeout_seconds, that a step of all environments of an actor may be expected to take.
+SHARE_OF_TIMEOUT = 0.25
+# Share of its time that an actor or a policy worker can be counted on for; episodes of a trained policy cost other than
+# those of a random one, and a plan that is short of actors loses more than one that has them to spare.
+RELIABLE = 0.8
+# The same of actors fewer than the cores, which stay idle if those are short. A step of one of 64 games of VizDoom
+# takes twice as long as one of the few that were timed: the others have driven its memory out of the caches.
+RELIABLE_FEW = 0.6
+# The same of a learner, whose batches all cost the same, but whose core other processes want too.
+RELIABLE_LEARNER = 0.9
+# Of the speed of training over threads, where it was not measured.
+THREADS_EXPONENT = 0.7
+# Environments of a plan by the number whose agents fill a macro batch with one trajectory each. Twice as many make
+# larger forward passes; fewer are for scarce memory.
+SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
+
+Curve = tuple[tuple[int, float], ...]
+"""Seconds by a count, in rising order."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What was measured, in seconds of one core.
+
+    Attributes:
+        env: a step of a group, the work of its actor included, by environments in the group.
+        act: a forward pass with sampling, by rows.
+        learn: training on one sample in all epochs, copying included, by threads.
+        env_bytes: memory of one environment.
+    """
+
+    env: Curve
+    act: Curve
+    learn: Curve
+    env_bytes: int
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """What `asdict` and JSON have made of them.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        curves = {name: tuple((int(n), float(s)) for n, s in plain[name]) for name in ("env", "act", "learn")}
+        if not all(curves.values()):
+            raise ValueError("a curve without a point")
+        return cls(**curves, env_bytes=int(plain["env_bytes"]))
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice of sampling flags and what it promises.
+
+    Attributes:
+        sampling: the flags.
+        samples_per_second: as predicted.
+    """
+
+    sampling: Sampling
+    samples_per_second: float
+
+
+def at(curve: Curve, count: int) -> float:
+    """Seconds at a count: straight lines between the points and beyond the last; proportional to the count below two.
+
+    >>> at(((1, 2.0), (5, 6.0)), 3), at(((1, 2.0), (5, 6.0)), 7), at(((2, 3.0),), 4)
+    (4.0, 8.0, 6.0)
+    """
+    if len(curve) == 1 or count < curve[0][0]:
+        return curve[0][1] * count / curve[0][0]
+    right = min(max(1, bisect_left([n for n, _ in curve], count)), len(curve) - 1)
+    (low, below), (high, above) = curve[right - 1 : right + 1]
+    return below + (above - below) * (count - low) / (high - low)
+
+
+def with_threads(curve: Curve, threads: int) -> float:
+    """Seconds with that many threads: in proportion to a power of them, by the first and the last point of the curve.
+
+    >>> round(with_threads(((1, 8.0), (4, 2.0)), 2), 6), with_threads(((1, 8.0),), 4)
+    (4.0, 32.0)
+    """
+    (few, slow), (many, quick) = curve[0], curve[-1]
+    if few == many:
+        return at(curve, threads)
+    return float(slow * (quick / slow) ** (math.log(threads / few) / math.log(many / few)))
+
+
+def rising(points: Iterable[tuple[int, float]]) -> Curve:
+    """The curve through measured points; a smaller count that took longer was disturbed, as was what it says of others.
+
+    >>> rising([(1, 3.0), (4, 2.0), (16, 5.0)])
+    ((1, 2.0), (4, 2.0), (16, 5.0))
+    """
+    curve = list(points)
+    for i in range(len(curve) - 1, 0, -1):
+        curve[i - 1] = (curve[i - 1][0], min(curve[i - 1][1], curve[i][1]))
+    return tuple(curve)
+
+
+def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores: int) -> float:
+    """Samples per second of a plan of processes.
+
+    The slowest part decides: the actors, the policy workers, the learners, the time from an observation to its action,
+    or all of them together on the cores there are.
+    """
+    policies, rollout = config.sampling.num_policies, config.learning.rollout
+    envs, rows = plan.num_envs_per_worker // plan.num_splits, plan.num_envs_per_worker // plan.num_splits * num_agents
+    learn = 0.0 if config.sampling.sampler_only else with_threads(costs.learn, plan.learner_threads)
+    step, act = at(costs.env, envs), at(costs.act, rows) / rows
+    hand_over = HAND_OVER_SECONDS / (rollout * rows)
+    sample = step / rows + hand_over
+    reliable = RELIABLE if plan.num_workers >= cores else RELIABLE_FEW
+    total, preempted = learn * plan.learner_threads + hand_over, _preempted_seconds(learn, plan, cores)
+    if plan.placement == "local":
+        sample += act
+        limits = [reliable * plan.num_workers / (sample + preempted)]
+    else:
+        groups = plan.num_workers * plan.num_splits
+        batch = max(rows, rows * groups // 2)
+        forward = at(costs.act, batch)
+        sample += ROUND_TRIP_SECONDS / 2 / rows
+        act = forward / batch + ROUND_TRIP_SECONDS / 2 / rows
+        members = policies * config.sampling.policy_workers_per_policy
+        cycle = step + forward + ROUND_TRIP_SECONDS
+        limits = [
+            reliable * plan.num_workers / (sample + preempted),
+            RELIABLE * members / act,
+            RELIABLE * groups * rows / cycle,
+        ]
+        total += act
+    total += sample
+    learner = RELIABLE_LEARNER * policies / (learn + hand_over)
+    return min(learner, *limits, cores / total)
+
+
+def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
+    """What actors fewer than the cores lose per sample to threads of the learner that share the cores with them."""
+    crowding = (plan.num_workers + plan.learner_threads) / cores - 1
+    return plan.num_workers * learn * max(0.0, crowding) if plan.num_workers < cores else 0.0
+
+
+def choose(
+    costs: Costs, config: Config, num_agents: int, cores: int, memory: Callable[[Sampling], int], free_bytes: int
+) -> Plan:
+    """The simplest of the fastest plans that the flags allow and the memory holds.
+
+    Args:
+        costs: as measured.
+        config: flags that are given stay as they are.
+        num_agents: rows of one environment.
+        cores: how many there are.
+        memory: bytes of shared memory that a plan needs.
+        free_bytes: that all processes may take.
+    """
+    plans = _in_time(_young(candidates(config, cores, num_agents), config, num_agents), costs, config)
+    needs = {plan: memory(plan) + _private_bytes(plan, costs.env_bytes, config) for plan in plans}
+    fitting = [plan for plan in plans if needs[plan] <= free_bytes] or [min(plans, key=needs.__getitem__)]
+    columns = config.learning.macro_batch_columns / num_agents
+    rates = {plan: predict(costs, plan, config, num_agents, cores) for plan in fitting}
+    worth = {plan: rate * (1 - _margin(_envs(plan) / columns)) for plan, rate in rates.items()}
+    best = max(worth.values())
+    good = (plan for plan in fitting if worth[plan] >= (1 - MARGIN) * best)
+    chosen = min(good, key=lambda plan: _complexity(plan, columns))
+    return Plan(chosen, rates[chosen])
+
+
+def _margin(macro_batches: float) -> float:
+    """By how much more environments than fill a macro batch, by their ratio, have to be faster."""
+    return MARGIN_OF_MORE * max(1.0, math.log2(macro_batches)) if macro_batches > 1 else 0.0
+
+
+def _young(plans: Iterable[Sampling], config: Config, num_agents: int) -> list[Sampling]:
+    """The plans with no more than `most_envs`, or with the fewest there are."""
+    distinct = list(dict.fromkeys(plans))
+    most = max(most_envs(config, num_agents), min(map(_envs, distinct)))
+    return [plan for plan in distinct if _envs(plan) <= most]
+
+
+def _in_time(plans: list[Sampling], costs: Costs, config: Config) -> list[Sampling]:
+    """The plans in which no step takes so long that it would count as hanging, or those with the shortest."""
+    steps = {plan: plan.num_splits * at(costs.env, plan.num_envs_per_worker // plan.num_splits) for plan in plans}
+    longest = max(SHARE_OF_TIMEOUT * config.sampling.step_timeout_seconds, min(steps.values()))
+    return [plan for plan in plans if steps[plan] <= longest]
+
+
+def is_open(config: Config, device: str, cores: int) -> bool:
+    """Whether there is something to tune: a placement of processes, and flags that do not say all about it.
+
+    Not where a run has to repeat itself: what is measured differs a little every time.
+    """
+    sampling = config.sampling
+    given = sampling.inference != "auto" and sampling.num_workers and sampling.num_envs_per_worker
+    wanted = sampling.auto_tune and sampling.inference != "serial" and not given
+    return device == "cpu" and cores > 1 and wanted and not config.repeatable
+
+
+def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
+    """What was measured and chosen, in one line: the cost of one environment, of acting and learning of one sample."""
+    sampling = plan.sampling
+    envs = sampling.num_envs_per_worker // sampling.num_splits
+    env, act = at(costs.env, envs) / envs, at(costs.act, envs * num_agents) / envs / num_agents
+    learn = with_threads(costs.learn, sampling.learner_threads)
+    groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
+    agents = f" of {num_agents} agents" * (num_agents > 1)
+    threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)
+    return (
+        f"env {_microseconds(env)}, act {_microseconds(act)}, learn {_microseconds(learn)}/sample -> "
+        f"{sampling.placement}, {sampling.num_workers} actor{'s' * (sampling.num_workers > 1)} x "
+        f"{sampling.num_envs_per_worker} envs{agents}{groups}{threads}, "
+        f"predicted {_count(plan.samples_per_second)} samples/s"
+    )
+
+
+def _microseconds(seconds: float) -> str:
+    units = ((1.0, "s"), (1e-3, "ms"))
+    unit, name = next(((unit, name) for unit, name in units if seconds >= unit), (1e-6, "us"))
+    return f"{seconds / unit:.3g} {name}"
+
+
+def _count(number: float) -> str:
+    """870, 2.4k, 1.2M."""
+    for limit, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Sampling]:
+    """Every plan worth a thought; flags that are given hold in all of them.
+
+    The agents of all environments together fill about one macro batch with one trajectory each: many more would make
+    what is trained on older, and first updates late.
+    """
+    s = config.sampling
+    placements: tuple[Placement, ...] = ("local", "central")  # `serial` has nothing that could be started again
+    for placement in placements:
+        if s.inference not in ("auto", placement):
+            continue
+        halves = placement == "central" and not s.num_envs_per_worker % 2
+        splits = (s.worker_num_splits,) if s.worker_num_splits else (1, 2) if halves else (1,)
+        for num_workers in _counts(s.num_workers, cores):
+            for num_splits in splits:
+                for threads in _counts(s.learner_main_loop_num_cores, thread_limit(cores)):
+                    for share in SHARES:
+                        given = replace(s, num_workers=num_workers, worker_num_splits=num_splits)
+                        plan = plan_workers(replace(config, sampling=given), cores, placement, num_agents)
+                        yield replace(_part(plan, given, share), learner_threads=threads)
+
+
+def thread_limit(cores: int) -> int:
+    """Threads of the learner that can pay: half of the cores, as actors need the others, or both of two."""
+    return max(min(2, cores), cores // 2)
+
+
+def usual_ratio(threads: int) -> float:
+    """Seconds of training by that many threads in those by one, where that was not measured."""
+    return float(threads**-THREADS_EXPONENT)
+
+
+def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -> int:
+    """Threads of which to find out how much faster they train; 0 where they would not pay if nothing were lost."""
+    limit, seconds = thread_limit(cores), at(costs.learn, 1)
+    if limit == 1:
+        return 0
+    ideal = replace(costs, learn=((1, seconds), (limit, seconds / limit)))
+    plans = _young(candidates(config, cores, num_agents), config, num_agents)
+    rates = {plan: predict(ideal, plan, config, num_agents, cores) for plan in plans}
+    alone = max((rate for plan, rate in rates.items() if plan.learner_threads == 1), default=math.inf)
+    return limit if max(rates.values()) * (1 - MARGIN) > alone else 0
+
+
+def _part(plan: Sampling, given: SamplingConfig, share: float) -> Sampling:
+    """A plan of the rules with that share of its environments, unless their number is given."""
+    if given.num_envs_per_worker:
+        return plan
+    envs = min(MAX_ENVS_PER_WORKER, int(plan.num_envs_per_worker * share)) // plan.num_splits
+    return replace(plan, num_envs_per_worker=max(1, envs) * plan.num_splits)
+
+
+def _counts(given: int, limit: int) -> list[int]:
+    """What is given, or else powers of two up to the limit, the limit and one less."""
+    if given:
+        return [given]
+    powers = {1 << i for i in range(limit.bit_length())}
+    return sorted(n for n in powers | {limit, limit - 1} if 1 <= n <= limit)
+
+
+def _envs(plan: Sampling) -> int:
+    return plan.num_workers * plan.num_envs_per_worker
+
+
+def _private_bytes(plan: Sampling, env_bytes: int, config: Config) -> int:
+    policy_workers = config.sampling.policy_workers_per_policy if plan.placement == "central" else 0
+    processes = plan.num_workers + config.sampling.num_policies * (1 + policy_workers)
+    return processes * PROCESS_BYTES + _envs(plan) * env_bytes
+
+
+def _complexity(plan: Sampling, columns: float) -> tuple[float, ...]:
+    """Simpler plans first: as many environments as fill a batch, few processes, few groups, few threads."""
+    away = abs(math.log(_envs(plan) / columns))
+    return plan.placement == "central", away, plan.num_workers, plan.num_splits, plan.learner_threads

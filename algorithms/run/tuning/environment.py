@@ -1,0 +1,141 @@
+"""What a step of the environment costs, found out by a real actor with one group that nobody learns from."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import numpy as np
+
+from algorithms.run.config import Config
+from algorithms.run.tuning.choice import Curve, rising
+from algorithms.runtime.memory.arena import Arena, Array
+from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
+from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Begin
+from algorithms.runtime.sampling.actor_worker import ActorWorker
+from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
+from algorithms.runtime.topology import Topology
+from envs.env_set import OnFailure
+from envs.make import make_group
+from envs.masks import random_action
+from envs.spec import MASK_KEY, EnvSpec, GroupEnv
+from utils.limits import held_bytes
+
+STEPPING_SECONDS = 0.15  # per size of a group
+LARGER_GROUPS = (64, 16, 4)
+LARGER_GROUP_SECONDS = 0.3  # that making, resetting and warming up a larger group may take
+WARM_UP_STEPS = 10
+ROLLOUT = 8
+NUM_DRAWS = 64
+LARGEST_BYTES = 256 << 20  # of the observations in a rehearsal
+IMPORTED_BYTES = 128 << 20  # of what a first environment takes: its packages, which further ones share
+
+
+class Making(NamedTuple):
+    """How long it took to make the first environment, and the memory before."""
+
+    seconds: float
+    bytes_before: int
+
+
+class Rehearsal:
+    """An actor with one group, told random actions.
+
+    Args:
+        config: of the run.
+        envs: of the group; they are reset here.
+    """
+
+    def __init__(self, config: Config, envs: GroupEnv) -> None:
+        self.spec, self.rows = envs.spec, envs.num_rows
+        topology = Topology("serial", 1, 1, 1, 1, 1, self.rows, ROLLOUT)
+        sizes = sizes_of(topology, envs.spec, rnn_state_size=0, recurrence=ROLLOUT)
+        arena = Arena.create(Trajectories.declare(sizes, envs.spec) + FinalObservations.declare(sizes, envs.spec))
+        self.trajectories = Trajectories.attach(arena, envs.spec)
+        plan = GroupPlan(
+            index=0,
+            slots=topology.slots_of(0),
+            start=0,
+            reward_scale=config.env.reward_scale,
+            reward_clip=config.env.reward_clip,
+            keep=True,
+        )
+        finals = FinalObservations.attach(arena, envs.spec)
+        group = EnvGroup(plan, envs, self.trajectories, finals, np.random.SeedSequence(0))
+        self.random = np.random.default_rng(0)
+        self.draws = [self._draw([None] * self.rows) for _ in range(NUM_DRAWS)]
+        group.reset()
+        self.actor = ActorWorker(Address("actor", 0), [group])
+        self.requests = [m for m in self.actor.handle(Begin()) if isinstance(m, ActionRequest)]
+        self.steps = 0
+
+    def step(self) -> float:
+        """Take one step; the seconds it took."""
+        for _, _, slot, step, _ in self.requests:
+            if step < ROLLOUT:
+                self.trajectories.action[slot, step] = self._actions(slot, step)
+        replies = [ActionsReady(*request) for request in self.requests]
+        begin = time.perf_counter()
+        for reply in replies:
+            for _ in self.actor.handle(reply):
+                pass
+        self.requests = [message for message in self.actor.work() if isinstance(message, ActionRequest)]
+        self.steps += 1
+        return time.perf_counter() - begin
+
+    def mean_seconds(self, budget_seconds: float) -> float:
+        """Seconds of a step, resets included, averaged over that time."""
+        total, deadline = self.step(), time.perf_counter() + budget_seconds
+        count = 1
+        if total > budget_seconds:
+            return total
+        total = count = 0  # the first step may have loaded or compiled something
+        while not count or time.perf_counter() < deadline:
+            total += self.step()
+            count += 1
+        return total / count
+
+    def _actions(self, slot: int, step: int) -> Array:
+        if not self.spec.action_mask:
+            return self.draws[self.steps % NUM_DRAWS]
+        return self._draw(list(self.trajectories.obs[MASK_KEY][slot, step].reshape(self.rows, -1) > 0))
+
+    def _draw(self, masks: Sequence[Array | None]) -> Array:
+        return np.concatenate([random_action(self.spec.action, mask, self.random) for mask in masks])
+
+
+def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitStack) -> Iterator[tuple[Curve, int]]:
+    """What a step of a group costs by its environments, and how many bytes one of them takes.
+
+    Once by what one environment shows; and again if a larger group is quick to try, as what a step costs whatever the
+    group's size shows only there.
+
+    Args:
+        config: of the run; a number of environments that is given is not exceeded.
+        envs: a group of one environment, not stepped yet.
+        making: what it took to make it.
+        made: takes what is to be closed.
+    """
+    begin = time.perf_counter()
+    one = Rehearsal(config, envs)
+    points = [(1, one.mean_seconds(STEPPING_SECONDS))]
+    # The first environment brought its packages with it, which take long to load and are no part of the second one.
+    once = min(making.seconds, time.perf_counter() - begin) + WARM_UP_STEPS * points[0][1]
+    yield rising(points), max(0, held_bytes() - making.bytes_before - IMPORTED_BYTES)
+    slot_bytes = (ROLLOUT + 1) * observation_bytes(envs.spec) * envs.spec.num_agents
+    most = config.sampling.num_envs_per_worker // max(1, config.sampling.worker_num_splits) or max(LARGER_GROUPS)
+    groups = (min(n, most) for n in LARGER_GROUPS)
+    quick = (n for n in groups if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES)
+    num_envs = next(quick, 1)
+    if num_envs > 1:
+        before = held_bytes()
+        group = make_group(config.env, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds))
+        made.callback(group.close)
+        points.append((num_envs, Rehearsal(config, group).mean_seconds(STEPPING_SECONDS)))
+        yield rising(points), max(0, held_bytes() - before) // num_envs
+
+
+def observation_bytes(spec: EnvSpec) -> int:
+    """Bytes of what one agent sees in one step."""
+    return sum(math.prod(o.shape) * np.dtype(o.dtype).itemsize for o in spec.observations.values())

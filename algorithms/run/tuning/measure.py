@@ -1,0 +1,248 @@
+"""The processes that try the environment and the model before memory is reserved; torch-free, so that main can use it.
+
+An environment that hangs or crashes at once, or leaves things behind, does so there and harms nothing. While one
+process steps it, another one times the network, so both compete for the machine as they will in training.
+"""
+
+import contextlib
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from algorithms.run.config import Config
+from algorithms.run.defaults import completed
+from algorithms.run.plan import ModelDescription, Probe
+from algorithms.run.tuning.choice import Costs, Curve, threads_to_time, usual_ratio
+from algorithms.runtime.messages import WorkerFailed
+from algorithms.runtime.processes.inquiry import Inquiry
+from algorithms.runtime.processes.janitor import Janitor
+from algorithms.runtime.processes.process import failure_of, isolate
+from algorithms.runtime.processes.supervisor import WorkerError
+from envs.make import check_name
+from envs.spec import EnvSpec
+from utils import machine
+from utils.interrupts import SignalWatch
+from utils.limits import held_bytes
+
+log = logging.getLogger(__name__)
+
+BUDGET_SECONDS = 2.0
+
+SLOW: Curve = ((1, BUDGET_SECONDS),)
+
+Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
+"""Makes an inquiry of a target and its arguments."""
+
+
+class Found(NamedTuple):
+    """What was found out, what was measured, and how long main waited for that.
+
+    Attributes:
+        probe: what environment and model are like.
+        costs: what was measured, if anything was.
+        seconds: that main waited for it.
+        guessed: whether the environment was not measured, so that the costs are no more than a guess.
+        alone: whether several environments in one process have failed, and no flag says that there have to be.
+    """
+
+    probe: Probe
+    costs: Costs | None
+    seconds: float
+    guessed: bool = False
+    alone: bool = False
+
+    @property
+    def planned(self) -> Config:
+        """The configuration to plan processes by."""
+        config = self.probe.config
+        return replace(config, sampling=replace(config.sampling, num_envs_per_worker=1)) if self.alone else config
+
+    @property
+    def lasting(self) -> Costs | None:
+        """The costs that later starts may go by."""
+        return None if self.guessed or self.alone else self.costs
+
+
+def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Found:
+    """Try the environment and the model in processes of their own; measure what they cost on cores, if there are any.
+
+    An environment that is not measured in time counts as being as slow as the time it had; there are no costs if the
+    model is not. One of which several in one process have failed gets a process each, if the flags allow that.
+
+    Raises:
+        EnvironmentFailure, WorkerError: they cannot be made.
+        Interrupted: a signal came meanwhile.
+    """
+    timeout_seconds = config.sampling.reset_timeout_seconds
+    with ask_environment(try_environment, (config, cores > 0)) as environment:
+        spec = checked(environment.answer(timeout_seconds))
+        assert isinstance(spec, EnvSpec)
+        config = completed(config, spec)
+        with ask_network(try_model, (config, spec, cores > 0)) as network:
+            model = checked(network.answer(timeout_seconds, "network"))
+            assert isinstance(model, ModelDescription)
+            found, begin = Found(Probe(spec, model, config), None, 0.0), time.monotonic()
+            if not cores:
+                return found
+            deadline = begin + BUDGET_SECONDS
+            training = _of_network(network.answer_by(deadline))
+            if training is None:
+                return found._replace(seconds=time.monotonic() - begin)
+            stepping = _of_environment(environment, deadline)
+            is_open = not (config.sampling.num_envs_per_worker or config.sampling.worker_num_splits)
+            found = found._replace(
+                guessed=not stepping.is_measured, alone=bool(stepping.failure and stepping.is_measured and is_open)
+            )
+            _in_words(stepping, found.alone, environment.log_path)
+            config, costs = found.planned, Costs(stepping.curve, *training, stepping.env_bytes)
+            if threads := threads_to_time(costs, config, spec.num_agents, cores):
+                # Now that the environment is still: threads beside it would not be side by side.
+                environment.finish()
+                network.ask(threads)
+                costs = _with_threads(costs, threads, network.answer_by(deadline))
+    return found._replace(costs=costs, seconds=time.monotonic() - begin)
+
+
+def _of_network(answer: object) -> tuple[Curve, Curve] | None:
+    """What acting and training cost, if that was measured."""
+    if isinstance(answer, tuple) and not isinstance(answer, WorkerFailed):
+        return answer
+    summary = getattr(answer, "summary", "the network was not measured in time")
+    log.info("not auto-tuned, the sampling flags follow fixed rules: %s", summary)
+    return None
+
+
+class Stepping(NamedTuple):
+    """What stepping costs, the bytes of an environment, and why no more than that is known."""
+
+    curve: Curve = SLOW
+    env_bytes: int = 0
+    failure: WorkerFailed | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether at least a single environment was stepped in time."""
+        return self.curve is not SLOW
+
+
+def _of_environment(environment: Inquiry, deadline: float) -> Stepping:
+    """As far as it was measured in time."""
+    stepping = Stepping()
+    while (answer := environment.answer_by(deadline)) is not None:
+        if isinstance(answer, WorkerFailed):
+            return stepping._replace(failure=answer)
+        assert isinstance(answer, tuple)
+        stepping = Stepping(*answer)
+    return stepping
+
+
+def _in_words(stepping: Stepping, alone: bool, log_path: Path) -> None:
+    """Say what was not measured, and what becomes of that."""
+    slow = f"counted as taking {BUDGET_SECONDS:g} s a step"
+    if stepping.failure is None:
+        if not stepping.is_measured:
+            log.info("the environment was not measured in time: %s", slow)
+        return
+    what = f"stepping the environment has failed, {slow}"
+    if stepping.is_measured:
+        what = f"several environments in one process have failed{', so each actor gets one' * alone}"
+    log.warning("%s: %s (see %s)", what, stepping.failure.summary, log_path)
+
+
+def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
+    """The costs with those of that many threads of the learner; a network that takes too long to time them is large."""
+    if isinstance(ratio, WorkerFailed):
+        return costs
+    share = ratio if isinstance(ratio, float) else usual_ratio(threads)
+    (_, seconds), *_ = costs.learn
+    return replace(costs, learn=(*costs.learn, (threads, seconds * share)))
+
+
+def decided(config: Config) -> Config:
+    """The configuration with what the kind of observation decides; the environment is made for that if need be.
+
+    Raises:
+        UsageError, EnvironmentFailure, WorkerError: it cannot be made, or flags contradict each other then.
+        Interrupted: a signal came meanwhile.
+    """
+    if not config.undecided:
+        return config
+    check_name(config.env)
+    with tempfile.TemporaryDirectory(prefix="appo-probe-") as folder, SignalWatch() as signals, Janitor() as janitor:
+        inquiry = Inquiry(
+            try_environment,
+            (config, False),
+            log_path=Path(folder, "probe.log"),
+            method="spawn",
+            signals=signals,
+            janitor=janitor,
+        )
+        with inquiry:
+            spec = checked(inquiry.answer(config.sampling.reset_timeout_seconds))
+    assert isinstance(spec, EnvSpec)
+    return completed(config, spec)
+
+
+def checked(answer: object) -> object:
+    """What an inquiry has told, if it is no failure; `WorkerError` if it is."""
+    if isinstance(answer, WorkerFailed):
+        raise WorkerError(answer.summary, answer.exit_code, answer.traceback)
+    return answer
+
+
+def try_environment(pipe: Connection, log_path: Path, config: Config, measure: bool) -> None:
+    """Send its `EnvSpec`, and then what `stepping_costs` finds; a `WorkerFailed` in place of any of them."""
+    _enter("probe", log_path)
+    with _telling_failures(pipe):
+        from algorithms.run.tuning.environment import Making, stepping_costs
+        from envs.env_set import OnFailure
+        from envs.make import make_group
+
+        begin, bytes_before = time.perf_counter(), held_bytes()
+        with contextlib.ExitStack() as made, _telling_failures(pipe):  # first, as what is broken may take long to close
+            envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
+            made.callback(envs.close)
+            making = Making(time.perf_counter() - begin, bytes_before)
+            pipe.send(envs.spec)
+            if measure:
+                for costs in stepping_costs(config, envs, making, made):
+                    pipe.send(costs)
+                pipe.send(None)
+
+
+def try_model(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, measure: bool) -> None:
+    """Send its `ModelDescription`, what `NetworkProbe.costs` finds, and what threads are worth if it is asked for that.
+
+    A `WorkerFailed` comes in place of any of them.
+    """
+    _enter("model_probe", log_path)
+    with _telling_failures(pipe):
+        from algorithms.run.tuning.network import NetworkProbe
+
+        network = NetworkProbe(config, spec)
+        pipe.send(network.description)
+        if measure:
+            pipe.send(network.costs())
+            if pipe.poll(2 * BUDGET_SECONDS):
+                pipe.send(network.threads_ratio(pipe.recv()))
+
+
+def _enter(name: str, log_path: Path) -> None:
+    isolate(name, log_path, leads_group=True)
+    machine.allocator_settings()
+    machine.limit_threads(1)
+
+
+@contextlib.contextmanager
+def _telling_failures(pipe: Connection) -> Iterator[None]:
+    """Send what is raised while entered: whatever an environment raises, SystemExit included."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            pipe.send(failure_of("probe", error))

@@ -1,0 +1,223 @@
+"""What must be known of the model before memory is reserved, and what its forward passes and training cost."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.build import computes_in_bf16, new_model
+from algorithms.models.encoders import share_images
+from algorithms.parts.statistics import RunningStatistics
+from algorithms.population.config import PopulationConfig
+from algorithms.run.build_learner import make_learner, make_policy_worker
+from algorithms.run.config import Config
+from algorithms.run.defaults import completed
+from algorithms.run.plan import ModelDescription, Probe, RunPlan
+from algorithms.run.tuning.choice import Curve, rising, usual_ratio
+from algorithms.run.tuning.environment import LARGEST_BYTES, observation_bytes
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.slots import Trajectories
+from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
+from algorithms.runtime.topology import Topology
+from envs.make import make_group
+from envs.spec import MASK_KEY, EnvSpec
+from utils import machine
+from utils.errors import UsageError
+
+ACTING_ROWS = (1, 4, 16, 64, 256)
+ACTING_STEPS = 3  # observations in a slot of a rollout of 2
+ACTING_SECONDS = 0.02  # per number of rows
+SLOWEST_ACTING_SECONDS = 0.005  # of a forward pass; more rows are not tried
+SLOWEST_ROW_SECONDS = 0.02  # the same of a single row, which says nothing of others
+SLOWEST_SECONDS = 0.5  # of calls; no more of them are made for the sake of a shortest one
+LARGEST_SECONDS = 0.2  # of the largest minibatch that is tried, unless that is two trajectories
+TRAINING_SECONDS = 0.3  # of all that are timed
+NEVER = 1 << 60
+
+
+def probe(config: Config) -> Probe:
+    """Make the environment and the model once, in this process.
+
+    Raises:
+        UsageError: the environment or the model cannot be made as the flags ask.
+        EnvironmentFailure: the environment raised.
+    """
+    envs = make_group(config.env, 1)
+    spec = envs.spec
+    envs.close()
+    config = completed(config, spec)
+    return Probe(spec, NetworkProbe(config, spec).description, config)
+
+
+class NetworkProbe:
+    """The model, made once, at work as a policy worker and a learner will use it.
+
+    Args:
+        config: of the run.
+        spec: of the environment.
+
+    Attributes:
+        description: what memory the model needs.
+        columns: of the largest minibatch that there was time to train.
+
+    Raises:
+        UsageError: the model cannot be made as the flags ask.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec) -> None:
+        _check_exploration(config, spec)
+        self.config, self.spec = config, spec
+        self.flat = new_model(config.model, spec, "cpu")
+        assert isinstance(self.flat.module, ActorCritic)
+        statistics = RunningStatistics(self.flat.module, config.learning.normalize_returns)
+        num_moments, self.columns = statistics.to_array().size, 1
+        self.description = ModelDescription(self.flat.table, self.flat.module.rnn_state_size, num_moments)
+
+    def costs(self) -> tuple[Curve, Curve]:
+        """Seconds of forward passes by rows, and of training on a sample in all epochs by given threads, or by one."""
+        row_bytes = ACTING_STEPS * observation_bytes(self.spec)
+        acting: list[tuple[int, float]] = []
+        for rows in ACTING_ROWS:
+            slowest = SLOWEST_ACTING_SECONDS if len(acting) > 1 else SLOWEST_ROW_SECONDS
+            if acting and (acting[-1][1] > slowest or rows * row_bytes > LARGEST_BYTES):
+                break
+            acting.append((rows, self.acting_seconds(rows)))
+        threads = self.config.sampling.learner_main_loop_num_cores or 1
+        machine.limit_threads(threads)
+        return rising(acting), ((threads, self.training_seconds()),)
+
+    def threads_ratio(self, threads: int) -> float:
+        """The seconds of training by that many threads, with nothing beside them, in those by one.
+
+        Both take turns, and the shortest times count, see `_seconds`. Images are known to divide well, and where they
+        seem not to, another program has one of the cores for the moment. So of what is measured of them half counts,
+        and half is the usual ratio.
+        """
+        train = self.update(self.columns)
+        shared = share_images(self.flat.module, 1)
+
+        def seconds(count: int) -> float:
+            machine.limit_threads(count)
+            share_images(self.flat.module, count)
+            return _timed(train)
+
+        seconds(threads)  # starts them, and makes new plans of convolutions
+        together, alone = seconds(threads), seconds(1)
+        end = time.perf_counter() + TRAINING_SECONDS
+        while time.perf_counter() < end:
+            together, alone = min(together, seconds(threads)), min(alone, seconds(1))
+        ratio = together / alone
+        return math.sqrt(ratio * usual_ratio(threads)) if shared else ratio
+
+    def acting_seconds(self, rows: int) -> float:
+        """Seconds in which a policy worker answers a request for that many rows."""
+        learning = replace(self.config.learning, rollout=ACTING_STEPS - 1, recurrence=ACTING_STEPS - 1)
+        blueprint, arena, _ = self._world(replace(self.config, learning=learning), rows)
+        # In bf16 it computes with copies of the weights, which a learner cannot train.
+        flat = (
+            None
+            if computes_in_bf16(self.config.model, self.config.run.precision, self.flat.module, "cpu")
+            else self.flat
+        )
+        worker = make_policy_worker(blueprint, arena, Address("policy_worker", 0, 0), flat=flat)
+
+        def answer() -> None:
+            for _ in worker.handle(ActionRequest(0, 0, 0, 1, 0)):
+                pass
+            for _ in worker.work():
+                pass
+
+        return _seconds(answer, ACTING_SECONDS)
+
+    def training_seconds(self) -> float:
+        """Seconds in which a learner worker trains on a sample in all epochs.
+
+        A minibatch takes a time of its own and one for each of its trajectories. There is no time for many of a large
+        network: a single one and as many as there is time for say what the real minibatch takes.
+        """
+        learning = self.config.learning
+        size = learning.batch_size // learning.rollout
+        one = many = each = self.update_seconds(1, TRAINING_SECONDS / 10)
+        allowed = int(LARGEST_SECONDS / max(one, 1e-6))
+        self.columns = min(max(2, allowed), size) if allowed else 1  # what one takes may be the step's, not its own
+        if self.columns > 1:
+            many = self.update_seconds(self.columns, TRAINING_SECONDS)
+            each = max((many - one) / (self.columns - 1), many / self.columns / 4)  # `one` may have been disturbed
+        seconds = many + each * (size - self.columns)
+        return seconds / size / learning.rollout * learning.ppo_epochs
+
+    def update_seconds(self, columns: int, budget_seconds: float) -> float:
+        """Seconds from a slot of that many trajectories to the weights that it trained."""
+        return _seconds(self.update(columns), budget_seconds)
+
+    def update(self, columns: int) -> Callable[[], None]:
+        """What a learner does from a slot of that many trajectories to the weights that it trained."""
+        learning = self.config.learning
+        size = columns * learning.rollout
+        microbatch = learning.microbatch_size if learning.microbatch_size < size else 0
+        one_step = replace(
+            learning, batch_size=size, microbatch_size=microbatch, num_batches_per_iteration=1, ppo_epochs=1
+        )
+        sampling = replace(self.config.sampling, max_policy_lag=NEVER)
+        alone, quiet = PopulationConfig(), LoggingConfig()
+        config = replace(self.config, learning=one_step, sampling=sampling, population=alone, logging=quiet)
+        blueprint, arena, trajectories = self._world(config, columns)
+        worker = make_learner(blueprint, arena, Address("learner", 0), flat=self.flat)
+
+        def train() -> None:
+            trajectories.sequence[0] += 1  # a hand-over is taken once
+            for _ in worker.handle(TrajectoryReady(0, 0, int(trajectories.sequence[0]), 0)):
+                pass
+            while worker.pending():
+                for _ in worker.work():
+                    pass
+
+        return train
+
+    def _world(self, config: Config, rows: int) -> tuple[RunPlan, Arena, Trajectories]:
+        """The memory of a run with a single slot; every step in it was taken, and every choice is allowed."""
+        topology = Topology("serial", 1, 1, 1, 1, 1, rows, config.learning.rollout)
+        budget = Budget(NEVER, NEVER, 0.0, None, None)
+        spec = replace(self.spec, num_agents=1)  # any number of rows, which need not be whole environments
+        blueprint = RunPlan(config, spec, self.description, topology, budget, "cpu", 0)
+        arena = Arena.create(blueprint.fields())
+        trajectories = Trajectories.attach(arena, self.spec)
+        trajectories.valid[:] = True
+        if self.spec.action_mask:
+            trajectories.obs[MASK_KEY][:] = 1
+        return blueprint, arena, trajectories
+
+
+def _check_exploration(config: Config, spec: EnvSpec) -> None:
+    """Refuse an exploration loss that these actions have not (UsageError)."""
+    if all(part.kind != "gaussian" for part in spec.action.parts):
+        return
+    for learning in (replace(config.learning, **values) for values in config.per_policy):
+        if learning.exploration_loss == "symmetric_kl" and learning.exploration_loss_coeff:
+            raise UsageError(
+                f"--exploration_loss=symmetric_kl: {config.env.env} has continuous actions, of which none are uniform;"
+                " take entropy"
+            )
+
+
+def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
+    """The shortest of some calls, after a first one that warms up; the first one's own where it took very long.
+
+    A first call of a network asks for memory and makes plans of its convolutions: it takes up to ten times as long. And
+    what else runs on a machine makes calls longer, never shorter.
+    """
+    first, seconds = _timed(function), list[float]()
+    spent = first
+    while spent < (SLOWEST_SECONDS if len(seconds) < 2 else budget_seconds):
+        seconds.append(_timed(function))
+        spent += seconds[-1]
+    return min(seconds, default=first)
+
+
+def _timed(function: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin

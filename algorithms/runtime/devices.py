@@ -1,0 +1,411 @@
+"""What the runtime asks of the device its networks live on, and the answers of the CPU.
+
+What only CUDA needs is in `cuda.py`. Buffers, buckets, uploads and publication use this protocol alone, so that the
+same code runs on a CPU: there every copy is done when it returns, and a captured function is the function itself.
+"""
+
+import contextlib
+import gc
+import logging
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.messages import Message, Worker
+from utils.errors import ResourceError
+
+
+class CaptureError(RuntimeError):
+    """A function cannot be captured; it can still be called."""
+
+
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    def query(self) -> bool:
+        """Whether it has been reached."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has been reached."""
+        ...
+
+
+class SideStream(Protocol):
+    """Copies beside the stream that computes (the current one of the calling worker)."""
+
+    def active(self) -> AbstractContextManager[object]:
+        """While entered, work is issued here."""
+        ...
+
+    def follow(self) -> None:
+        """What is issued here from now on starts after what has been issued to compute so far."""
+        ...
+
+    def lead(self) -> None:
+        """What is issued to compute from now on starts after what has been issued here so far."""
+        ...
+
+    def mark(self) -> Event:
+        """Reached when all that has been issued here so far is done."""
+        ...
+
+
+class Device(Protocol):
+    """Where a worker's network lives.
+
+    Attributes:
+        name: as torch knows it.
+        is_host: whether its memory is that of the host, so that nothing needs to be copied to it.
+    """
+
+    name: str
+    is_host: bool
+
+    def make(self, make: Callable[[], Worker]) -> Worker:
+        """Make a worker whose work is issued to a stream of its own."""
+        ...
+
+    def register(self, arena: Arena) -> None:
+        """Let copies from and to the arena run without the host."""
+        ...
+
+    def side_stream(self) -> SideStream:
+        """A new one."""
+        ...
+
+    def mark(self) -> Event:
+        """Reached when all that has been issued to compute so far is done."""
+        ...
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """The tensor on this device; the caller may overwrite the original at once and waits for nothing."""
+        ...
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory whose copies from and to the device run without the host."""
+        ...
+
+    def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
+        """A cheap way to repeat the function on the memory it uses now; it must have run before and is not run here.
+
+        Args:
+            function: always does the same on tensors that stay where they are; enters inference mode itself.
+            generator: the one it draws from, besides the default one.
+
+        Raises:
+            CaptureError: there is none.
+        """
+        ...
+
+    def strict(self) -> AbstractContextManager[object]:
+        """While entered, what waits for the device, and so cannot be captured, raises RuntimeError."""
+        ...
+
+    def nap(self) -> None:
+        """The caller has nothing to do until the device gets on."""
+        ...
+
+
+class _Reached:
+    """An event of a device that never lags behind."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+REACHED: Event = _Reached()
+
+
+class HostStream:
+    """A side stream where every copy is done when it returns."""
+
+    def active(self) -> AbstractContextManager[object]:
+        """Nothing changes."""
+        return nullcontext()
+
+    def follow(self) -> None:
+        """It does anyway."""
+
+    def lead(self) -> None:
+        """It does anyway."""
+
+    def mark(self) -> Event:
+        """Reached."""
+        return REACHED
+
+
+class HostDevice:
+    """The CPU."""
+
+    name, is_host = "cpu", True
+
+    def make(self, make: Callable[[], Worker]) -> Worker:
+        """Make a worker."""
+        return make()
+
+    def register(self, arena: Arena) -> None:
+        """Nothing to do."""
+
+    def side_stream(self) -> SideStream:
+        """One without delay."""
+        return HostStream()
+
+    def mark(self) -> Event:
+        """Reached."""
+        return REACHED
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """The tensor itself: what is sent is used up before it is overwritten."""
+        return tensor
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Plain memory."""
+        return torch.zeros(shape, dtype=dtype)
+
+    def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
+        """The function."""
+        return function
+
+    def strict(self) -> AbstractContextManager[object]:
+        """Nothing waits."""
+        return nullcontext()
+
+    def nap(self) -> None:
+        """Nothing is ever under way."""
+
+
+def device_of(name: str, *, urgent: bool = False) -> Device:
+    """The device of a torch name; the work of workers that an `urgent` one makes goes before that of others."""
+    if name == "cpu":
+        return HostDevice()
+
+    return CudaDevice(urgent)
+
+
+# CUDA: registered memory, streams, events and graphs. The only file that calls `torch.cuda`.
+#
+# Every worker issues its work to a stream of its own, never the default one: only such a stream can be captured, and
+# inference in the learner's process must not queue up behind training. Written for torch 2.11 to 2.13.
+
+
+log = logging.getLogger(__name__)
+
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
+
+SUCCESS = 0
+
+NAP_SECONDS = 1e-4
+
+HIGH_PRIORITY = -1
+
+_registered: set[int] = set()  # addresses of arenas; a process may have several workers around one
+
+
+class CudaStream:
+    """A side stream."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def active(self) -> AbstractContextManager[object]:
+        """Make it the current stream."""
+        return torch.cuda.stream(self.stream)
+
+    def follow(self) -> None:
+        """Start after what has been issued to compute."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+
+    def lead(self) -> None:
+        """Let what is issued to compute start after this."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def mark(self) -> Event:
+        """An event behind what has been issued here."""
+        return _event(self.stream)
+
+
+class OnStream:
+    """A worker whose work goes to a stream; the stream is not left current between two of its messages.
+
+    Args:
+        worker: the worker.
+        stream: its stream.
+    """
+
+    def __init__(self, worker: Worker, stream: torch.cuda.Stream) -> None:
+        self.worker, self.stream = worker, stream
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """As the worker."""
+        return self._issue(self.worker.handle(message))
+
+    def pending(self) -> bool:
+        """As the worker."""
+        return self.worker.pending()
+
+    def work(self) -> Iterator[Message]:
+        """As the worker."""
+        return self._issue(self.worker.work())
+
+    def _issue(self, messages: Iterator[Message]) -> Iterator[Message]:
+        while True:
+            with torch.cuda.stream(self.stream):
+                message = next(messages, None)
+            if message is None:
+                return
+            yield message
+
+
+class CudaDevice:
+    """The current CUDA device. Graphs captured through one object share memory and must not run at the same time.
+
+    Args:
+        urgent: whether the work of a worker made here goes before that of others, where both wait.
+
+    Raises:
+        ResourceError: torch cannot use the GPU.
+    """
+
+    name, is_host = "cuda", False
+
+    def __init__(self, urgent: bool = False) -> None:
+        if not torch.cuda.is_available():
+            raise ResourceError("torch cannot use the GPU of this machine with this driver; --device=cpu does without")
+        self._priority = HIGH_PRIORITY if urgent else 0
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def make(self, make: Callable[[], Worker]) -> Worker:
+        """Make a worker on a stream of its own."""
+        stream = torch.cuda.Stream(priority=self._priority)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            worker = make()
+        return OnStream(worker, stream)
+
+    def register(self, arena: Arena) -> None:
+        """Pin this process's mapping of the arena; where that is refused, copies are slower and just as right."""
+        address = arena.address
+        if address in _registered:
+            return
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(address, arena.nbytes, PORTABLE))
+        if code == SUCCESS:
+            _registered.add(address)
+            weakref.finalize(arena, _unregister, address).atexit = False  # CUDA may be gone before
+            return
+        # The runtime keeps the error until someone asks for it: let that not be the next kernel.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.name)
+        log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
+
+    def side_stream(self) -> SideStream:
+        """A new stream."""
+        return CudaStream()
+
+    def mark(self) -> Event:
+        """An event behind what has been issued to compute."""
+        return _event(torch.cuda.current_stream())
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """Copy through pinned memory of its own, which torch keeps until the copy is done."""
+        if tensor.is_cuda or not tensor.numel():
+            return tensor.to(self.name)
+        return torch.empty_like(tensor, pin_memory=True).copy_(tensor).to(self.name, non_blocking=True)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Pinned memory."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
+        """Capture a CUDA graph on the current stream, outside of inference mode.
+
+        What it keeps of generators, the default one among them, would be tensors of that mode, which no other capture
+        of the process could change outside of it.
+
+        Raises:
+            CaptureError: with what CUDA said.
+        """
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.inference_mode(False), _without_collections():
+                _let_draw(graph, generator)
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                    function()
+        except RuntimeError as error:
+            self._clear_up(stream, generator)
+            cause = error.__context__ or error  # ending a capture that has failed raises once more
+            raise CaptureError(str(cause).partition("\n")[0]) from error
+        return graph.replay
+
+    @contextlib.contextmanager
+    def strict(self) -> Iterator[None]:
+        """Raise where an operation waits for the device."""
+        before = torch.cuda.get_sync_debug_mode()
+        _set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            _set_sync_debug_mode(before)
+
+    def nap(self) -> None:
+        """Sleep for less than any kernel of interest takes."""
+        time.sleep(NAP_SECONDS)
+
+    def _clear_up(self, stream: torch.cuda.Stream, generator: Generator | None) -> None:
+        """After a capture that failed: its stream is left current, its memory pool and its generators half captured."""
+        torch.cuda.set_stream(stream)
+        self._pool = torch.cuda.graph_pool_handle()
+        for used in (generator, torch.cuda.default_generators[torch.cuda.current_device()]):
+            if used is not None:
+                fresh = Generator(self.name).manual_seed((used.initial_seed() + 1) % 2**63)
+                used.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def _unregister(address: int) -> None:
+    """Before other memory is mapped at the address, which CUDA would take for the pages that it knows."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+    _registered.discard(address)
+
+
+def _let_draw(graph: torch.cuda.CUDAGraph, generator: Generator | None) -> None:
+    """Newer versions of torch register generators by themselves and call this deprecated."""
+    if generator is not None and hasattr(graph, "register_generator_state"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph.register_generator_state(generator)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """While entered, garbage waits: a graph that is destroyed ends the capture of another."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _event(stream: torch.cuda.Stream) -> Event:
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+    event.record(stream)
+    return event
+
+
+def _set_sync_debug_mode(mode: int | str) -> None:
+    with warnings.catch_warnings():  # "is a prototype feature"
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)

@@ -1,0 +1,281 @@
+"""From slots to batches: columns are copied out of the slots that hold them, and the slots go back at once.
+
+A batch is `columns` trajectories of the rollout length; the columns of one slot may go to two batches.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.slots import Trajectories, columns_used, note_columns_used
+from algorithms.runtime.messages import SlotReleased, TrajectoryReady
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trajectories of B columns, time-major. The fields are those of `Trajectories`, see there."""
+
+    obs: dict[str, Tensor]  # [T+1, B, *]
+    first: Tensor  # [T+1, B]
+    valid: Tensor  # [T, B], and acted by the policy that trains
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    num_frames: Tensor
+    final_value: Tensor  # [T, B], or [0, B] when the environment needs none
+    action: Tensor  # [T, B, A]
+    behavior_logits: Tensor  # [T, B, L]
+    behavior_log_prob: Tensor
+    behavior_value: Tensor
+    policy_version: Tensor
+    rnn_state: Tensor  # [N, B, H]
+
+    def columns(self, index: Tensor | slice) -> Self:
+        """The batch of some of the columns."""
+        if isinstance(index, slice):
+            return self.map(lambda tensor: tensor[:, index])
+        return self.map(lambda tensor: tensor.index_select(1, index))
+
+    def copy(self) -> Self:
+        """The batch in memory of its own: that of a `BatchSource` is overwritten by the next batch."""
+        return self.map(lambda tensor: tensor.clone())
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in an order of their own."""
+        return [*self.obs.values(), *(getattr(self, f.name) for f in fields(self) if f.name != "obs")]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The batch of what the function makes of every tensor."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        obs = values.pop("obs")
+        mapped: dict[str, Any] = {name: function(tensor) for name, tensor in values.items()}
+        return type(self)(obs={key: function(tensor) for key, tensor in obs.items()}, **mapped)
+
+
+class BatchCounts(NamedTuple):
+    """What became of the trajectories handed over so far; steps are valid ones of the policy that trains."""
+
+    trajectories: int  # slots received
+    released: int  # slots given back
+    discarded: int  # steps too old to train on
+    in_flight: int  # steps neither trained nor discarded yet
+    held: int  # slots received and not given back
+
+
+class BatchSource(Protocol):
+    """Where a learner worker gets its batches from.
+
+    Attributes:
+        staged_samples: steps in the batch that is being filled; they are lost with the process.
+        hold: whether slots are released only after training.
+    """
+
+    staged_samples: int
+    hold: bool
+
+    @property
+    def waiting(self) -> int:
+        """Slots that are not used up."""
+        ...
+
+    def counts(self) -> BatchCounts:
+        """What became of the trajectories."""
+        ...
+
+    def add(self, message: TrajectoryReady) -> None:
+        """A slot has been handed over."""
+        ...
+
+    def fill(self, version: int) -> Iterator[SlotReleased]:
+        """Move what has been handed over towards the next batch."""
+        ...
+
+    def take(self) -> Batch | None:
+        """The next batch, or None while it is not full."""
+        ...
+
+    def trained(self) -> Iterator[SlotReleased]:
+        """The last batch has been trained and its weights are published."""
+        ...
+
+
+class ColumnBatches:
+    """FIFO batches of one policy.
+
+    Args:
+        trajectories: the shared arrays.
+        policy: whose steps count.
+        columns: trajectories per macro batch.
+        max_policy_lag: a column whose oldest valid step was acted this many versions ago is discarded.
+        hold: release slots only after training (synchronous runs of a single policy).
+        num_policies: a column without a step of `policy` is skipped.
+    """
+
+    def __init__(
+        self, trajectories: Trajectories, policy: int, columns: int, max_policy_lag: int, hold: bool, num_policies: int
+    ) -> None:
+        self.trajectories, self.policy, self.num_columns = trajectories, policy, columns
+        self.max_policy_lag, self.hold, self.num_policies = max_policy_lag, hold and num_policies == 1, num_policies
+        self.queue: deque[TrajectoryReady] = deque()
+        self.held: list[TrajectoryReady] = []
+        self.filled, self._next_columns = 0, columns
+        self.staged_samples = self.queued_samples = 0
+        self.discarded = self.released = self.trajectories_seen = 0
+        self._sources = {f.name: getattr(trajectories, f.name) for f in fields(Batch) if f.name != "obs"}
+        self._allocate()
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Queue a slot unless the message is of an earlier hand-over."""
+        if message.sequence == self.trajectories.sequence[message.slot]:
+            self.queue.append(message)
+            self.trajectories_seen += 1
+            self.queued_samples += int(np.count_nonzero(self._mine(message.slot)[:, self._next_column(message) :]))
+
+    def resize(self, columns: int) -> None:
+        """Make batches of so many columns, from the next one on that is begun."""
+        self._next_columns = columns
+
+    def drop_staged(self) -> None:
+        """Discard the columns in the batch that is being filled."""
+        self.discarded += self.staged_samples
+        self.filled = self.staged_samples = 0
+
+    def fill(self, version: int) -> Iterator[SlotReleased]:
+        """Copy waiting columns into the batch until it is full; release the slots that are used up."""
+        if not self.filled and self._next_columns != self.num_columns:
+            self.num_columns = self._next_columns
+            self._allocate()
+        num_rows = self.trajectories.valid.shape[2]
+        while self.queue and self.filled < self.num_columns:
+            message = self.queue[0]
+            start = self._next_column(message)
+            fresh = self._fresh(message.slot, start, version)
+            room = self.num_columns - self.filled
+            end = int(fresh[room]) if len(fresh) > room else num_rows
+            staged = self._copy(message.slot, fresh[:room])
+            used = int(np.count_nonzero(self._mine(message.slot)[:, start:end]))
+            self.discarded += used - staged
+            self.queued_samples -= used
+            note_columns_used(self.trajectories, message, end)
+            if end < num_rows:
+                return
+            self.queue.popleft()
+            if self.hold:
+                self.held.append(message)
+            else:
+                yield from self._used_up(message)
+        if self.filled < self.num_columns and len(self.held) == len(self.trajectories.owner):
+            yield from self.trained()  # with every slot of the run held, nothing could arrive to fill the batch
+
+    def take(self) -> Batch | None:
+        """The batch when it is full, else None; its tensors are overwritten by the next `fill`."""
+        if self.filled < self.num_columns:
+            return None
+        self.filled = self.staged_samples = 0
+        tensors = {name: torch.from_numpy(a) for name, a in self._staging.items()}
+        return Batch(obs={key: torch.from_numpy(a) for key, a in self._staging_obs.items()}, **tensors)
+
+    def trained(self) -> Iterator[SlotReleased]:
+        """Release what was held during training."""
+        held, self.held = self.held, []
+        for message in held:
+            yield self._release(message)
+
+    @property
+    def waiting(self) -> int:
+        """Slots that are not used up."""
+        return len(self.queue)
+
+    def counts(self) -> BatchCounts:
+        """What became of the trajectories."""
+        in_flight, held = self.staged_samples + self.queued_samples, len(self.queue) + len(self.held)
+        return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
+
+    def _next_column(self, message: TrajectoryReady) -> int:
+        """The first column of a hand-over that no batch has had, one of a learner that died in this place included."""
+        return columns_used(self.trajectories, message)
+
+    def _mine(self, slot: int) -> Array:
+        """[T, R] valid steps of this policy."""
+        valid: Array = self.trajectories.valid[slot]
+        if self.num_policies == 1:
+            return valid
+        acted: Array = self.trajectories.policy_id[slot, : len(valid)] == self.policy
+        return valid & acted
+
+    def _fresh(self, slot: int, start: int, version: int) -> Array:
+        """Columns from `start` on that hold a step of this policy and none that is too old."""
+        mine = self._mine(slot)[:, start:]
+        acted = np.where(mine, self.trajectories.policy_version[slot, :, start:], version)
+        fresh = version - acted.min(axis=0) < self.max_policy_lag
+        usable: Array = (fresh & mine.any(axis=0)).nonzero()[0]
+        return usable + start
+
+    def _copy(self, slot: int, columns: Array) -> int:
+        """Copy columns of a slot to the end of the batch; the valid steps in them."""
+        if not len(columns):
+            return 0
+        start, end = self.filled, self.filled + len(columns)
+        whole = columns[-1] - columns[0] + 1 == len(columns)
+        index: Any = slice(int(columns[0]), int(columns[-1]) + 1) if whole else columns
+        for name, staging in self._staging.items():
+            staging[:, start:end] = self._sources[name][slot][:, index]
+        for key, staging in self._staging_obs.items():
+            staging[:, start:end] = self.trajectories.obs[key][slot][:, index]
+        mine = self._mine(slot)[:, index]
+        self._staging["valid"][:, start:end] = mine
+        self.filled = end
+        samples = int(np.count_nonzero(mine))
+        self.staged_samples += samples
+        return samples
+
+    def _used_up(self, message: TrajectoryReady) -> Iterator[SlotReleased]:
+        """All columns of a slot have been copied, and it need not be held."""
+        yield self._release(message)
+
+    def _release(self, message: TrajectoryReady) -> SlotReleased:
+        self.released += 1
+        return SlotReleased(self.policy, message.slot, message.sequence)
+
+    def _allocate(self) -> None:
+        """Memory for the batch that is being filled."""
+        self._staging = {name: self._staging_for(a) for name, a in self._sources.items()}
+        self._staging_obs = {key: self._staging_for(a) for key, a in self.trajectories.obs.items()}
+
+    def _staging_for(self, source: Array) -> Array:
+        """[steps, columns, ...] for a field [S, steps, R, ...]."""
+        return np.zeros((source.shape[1], self.num_columns, *source.shape[3:]), source.dtype)
+
+
+class LockstepBatches(ColumnBatches):
+    """Batches of rounds: one trajectory of every group, in the order of the groups.
+
+    Args:
+        trajectories: the shared arrays, with one slot for each group.
+        policy, columns, max_policy_lag: as `ColumnBatches`.
+    """
+
+    def __init__(self, trajectories: Trajectories, policy: int, columns: int, max_policy_lag: int) -> None:
+        super().__init__(trajectories, policy, columns, max_policy_lag, hold=True, num_policies=1)
+
+    @property
+    def waiting(self) -> int:
+        """Slots that are not used up, once the round is complete."""
+        complete = len(self.queue) + len(self.held) == len(self.trajectories.owner)
+        return len(self.queue) if complete else 0
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Note a slot of the round."""
+        super().add(message)
+        self.queue = deque(sorted(self.queue))
+
+    def trained(self) -> Iterator[SlotReleased]:
+        """Release all slots when the round is used up, and none before."""
+        if not self.queue:
+            yield from super().trained()

@@ -1,0 +1,415 @@
+"""The learner worker: feeds batches to a learner, publishes its weights and keeps its state block; knows no loss."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from algorithms.models.flat_module import FlatModule
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.devices import Device, Event, device_of
+from algorithms.runtime.learning.batches import Batch, BatchSource
+from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
+from algorithms.runtime.memory.arena import Arena, Array
+from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
+from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
+from algorithms.runtime.memory.weights import WeightRing
+from algorithms.runtime.messages import (
+    Address,
+    Begin,
+    LearnerReport,
+    Message,
+    SaveState,
+    SlotReleased,
+    StateSaved,
+    Stop,
+    TrajectoryReady,
+    VersionDue,
+)
+from utils.failpoints import failpoint
+from utils.timing import COPYING, FRAMEWORK, TRAINING, clock
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.5
+
+STATE_SECONDS = 1.0
+
+
+class Learner(Protocol):
+    """What a learner worker needs of an algorithm."""
+
+    flat: FlatModule
+    version: int
+    updates: int
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """Train on a batch; yields after each optimizer step, having raised `version` and `updates`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call; `skipped_in_a_row`, if an update can be skipped, is what it is now."""
+        ...
+
+    def state(self, into: Array | None = None) -> LearnerState:
+        """Everything that training continues from, its vectors [3, P] in memory that is given, or in new one."""
+        ...
+
+    def restore(self, state: LearnerState) -> None:
+        """Continue from a state."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a learner worker is told once.
+
+    Attributes:
+        budget: training stops when its env steps or samples are reached.
+        max_policy_lag: by which (and one) the version is raised when weights are restored, so that no older trajectory
+            is taken for a fresh one.
+        device: of the learner.
+        max_skipped_updates: in a row, before training goes back to the last good state.
+        incidents: folder for what a run that cannot go on leaves behind.
+        alone: no other policy is trained, so that the run ends with the budget.
+        pause_env_steps: training stops here too, whatever is left of the budget; None: it does not.
+        version_env_steps: after so many, each time, a past version is due; 0: never.
+    """
+
+    budget: Budget
+    max_policy_lag: int
+    device: str
+    max_skipped_updates: int
+    incidents: Path
+    alone: bool = True
+    pause_env_steps: int | None = None
+    version_env_steps: int = 0
+
+    def passes_version(self, before: int, after: int) -> bool:
+        """Whether a past version is due between these env steps, which depends on nothing that a crash could lose."""
+        period = self.version_env_steps
+        return period > 0 and before // period != after // period
+
+    def reached(self, env_steps: int, samples: int) -> bool:
+        """Whether training stops."""
+        paused = self.pause_env_steps is not None and env_steps >= self.pause_env_steps
+        return paused or self.budget.trained(env_steps, samples)
+
+
+class _PolicyLag:
+    """How old the steps of batches were, in updates, since it was last asked."""
+
+    def __init__(self) -> None:
+        self._total = self._samples = self._largest = 0
+
+    def add(self, lag: Tensor) -> None:
+        """Take in that of some steps [N]."""
+        self._total += int(lag.sum())
+        self._samples += len(lag)
+        self._largest = max(self._largest, int(lag.max()))
+
+    def take(self) -> dict[str, float]:
+        """Mean and maximum, if there were steps; then it begins anew."""
+        total, samples, largest = self._total, self._samples, self._largest
+        self._total = self._samples = self._largest = 0
+        return {"train/policy_lag_mean": total / samples, "train/policy_lag_max": largest} if samples else {}
+
+
+def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """The totals of a learner that takes the place of one that died, and counts to which those of its batches add.
+
+    The steps in the batch that was being filled are discarded. Those trained on after the last save were learned from
+    in vain: they are counted as lost, and stay counted as samples, as no counter goes back.
+    """
+    lost = noted["lost"] + noted["samples"] - saved["samples"]
+    totals = {**saved, **{name: noted[name] for name in ("env_steps", "samples", "batches")}, "lost": lost}
+    before = {
+        "trajectories": noted["released"],  # what was not released will be received again
+        "released": noted["released"],
+        "discarded": noted["discarded"] + noted["staged"],
+    }
+    return totals, before
+
+
+class LearnerMemory(NamedTuple):
+    """What the learner of a policy finds in the arena, and leaves to whoever takes its place.
+
+    Attributes:
+        ring: where weights are published.
+        block: where the state is kept; if it holds one, training continues from it.
+        ledger: what else a learner finds that takes the place of a dead one.
+    """
+
+    ring: WeightRing
+    block: StateBlock
+    ledger: LearnerLedger
+
+    @classmethod
+    def attach(cls, arena: Arena, trajectories: Trajectories, policy: int) -> Self:
+        """That of a policy."""
+        return cls(WeightRing(arena, policy), StateBlock(arena, policy), LearnerLedger(trajectories, policy))
+
+
+class LearnerWorker:
+    """Trains one policy on what its batch source delivers.
+
+    Args:
+        address: of this worker; its index is the policy.
+        plan: what it is told once.
+        learner: the algorithm.
+        batches: where batches come from.
+        memory: what outlives it.
+    """
+
+    def __init__(
+        self, address: Address, plan: TrainingPlan, learner: Learner, batches: BatchSource, memory: LearnerMemory
+    ) -> None:
+        self.address, self.plan, self.learner, self.batches = address, plan, learner, batches
+        self.ring, self.block, self.ledger = ring, block, ledger = memory
+        self.device = device_of(plan.device)
+        self.publisher = Publisher(ring, learner.flat.flat, self.device)
+        zero = dict.fromkeys(("env_steps", "samples", "batches", "lost"), 0)
+        self.totals: dict[str, int] = {**zero, **batches.counts()._asdict()}
+        self._lag = _PolicyLag()
+        self.rollback_rule = RollbackRule(plan.max_skipped_updates)
+        self.stopped = self._refused = False  # refused: the latest state, as it was not finite
+        if (state := block.read()) is not None:
+            learner.restore(state)
+            self.totals |= {name: int(state.meta[name]) for name in ("env_steps", "samples", "discarded")}
+        if state is not None or ring.published:
+            # Weights of another run begin like new ones: nothing has acted with them here.
+            before = max(learner.version * (state is not None), ring.published)
+            learner.version = before + plan.max_policy_lag + 1 if before else 1
+        self._before = {"discarded": self.totals["discarded"]}  # counts to which those of `batches` are added
+        replaces = any(ledger.noted().values())
+        if replaces:
+            self.totals, self._before = _counts_of_successor(ledger.noted(), self.totals)
+            learner.updates = ledger.noted()["updates"]
+        self.publisher.publish(learner.version)
+        self.publisher.flush()
+        self._reported = self._saved = time.monotonic()
+        if replaces:
+            self._save()
+            self._note()
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Note a trajectory, or answer main."""
+        match message:
+            case TrajectoryReady():
+                if self.ledger.accept(message):
+                    self.batches.add(message)
+            case Begin():  # main must know what was learned before this start
+                for unsettled in self.ledger.unsettled():
+                    if isinstance(unsettled, SlotReleased):
+                        yield unsettled
+                    else:
+                        yield from self.handle(unsettled)
+                yield self._report()
+            case SaveState():
+                yield self._save()
+            case Stop():
+                self.stopped = True
+                yield self._save()
+                yield self._report()
+
+    def pending(self) -> bool:
+        """Whether there is something to copy or to train on."""
+        waiting = self.batches.waiting > 0 or self.publisher.busy
+        return waiting and not self.stopped and not (self.plan.alone and self._budget_reached())
+
+    def work(self) -> Iterator[Message]:
+        """Fill the batch and, if that makes it full, train on it and publish after every optimizer step.
+
+        Beyond its budget a policy still plays with and against others that learn. Its batches are discarded then: the
+        others need the slots.
+        """
+        spent = self._budget_reached()
+        clock.enter(COPYING)
+        self.publisher.poll()
+        yield from self._released(self.batches.fill(self.learner.version))
+        clock.enter(FRAMEWORK)
+        batch = self.batches.take()
+        if batch is None:
+            self.device.nap()
+        elif spent:
+            self._before["discarded"] += int(batch.valid.sum())
+            yield from self._released(self.batches.trained())
+        else:
+            if not self.block.writes:
+                self._save()  # there is a state to go back to from the first update on
+            progress = (
+                self.totals["env_steps"] / self.plan.budget.env_steps
+            )  # before it, or the last would train at rate 0
+            before = self.totals["env_steps"]
+            self._count(batch)
+            self._note()
+            failpoint("learner.batch")
+            clock.enter(TRAINING)
+            for _ in self.learner.learn(batch.map(self.device.send), progress):
+                clock.enter(COPYING)
+                self.publisher.publish(self.learner.version)
+                failpoint("learner.step")
+                clock.enter(TRAINING)
+            clock.enter(FRAMEWORK)
+            if self.batches.hold:
+                self.publisher.flush()  # who goes on sampling then does so with the new weights
+            yield from self._released(self.batches.trained())
+            if self.plan.passes_version(before, self.totals["env_steps"]):
+                self._save(asked=False)
+                yield VersionDue(self.address.index)
+        now = time.monotonic()
+        if now - self._saved >= STATE_SECONDS:
+            self._save(asked=False)
+        if now - self._reported >= REPORT_SECONDS or (self._budget_reached() and not spent):
+            yield (report := self._report())
+            if batch is not None:
+                self._heed(int(report.metrics.get(f"train/{SKIPPED_IN_A_ROW}", 0)), batch)
+
+    def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
+        """Go back to the last good state after too many skipped updates; NumericsError when that has not helped."""
+        verdict = self.rollback_rule.judge(skipped_in_a_row, self.learner.updates)
+        if verdict is Verdict.GO_ON:
+            return
+        reason = f"{skipped_in_a_row} updates in a row were not finite"
+        if verdict is Verdict.GIVE_UP:
+            table, policy = self.learner.flat.table, self.address.index
+            raise giving_up(reason, self.plan.incidents, policy, self.learner.state(), table, batch)
+        state = self.block.read()
+        assert state is not None  # since before the first batch
+        log.warning("%s: back to the state of %d env steps", reason, state.meta["env_steps"])
+        self.totals["lost"] += self.totals["samples"] - int(state.meta["samples"])
+        self._go_on_from(state)
+
+    def _go_on_from(self, state: LearnerState) -> None:
+        """Replace the weights: what was acted with others is too old for them."""
+        version, updates = self.learner.version, self.learner.updates
+        self.learner.restore(state)
+        self.learner.version, self.learner.updates = version + self.plan.max_policy_lag + 1, updates
+        self.publisher.publish(self.learner.version)
+        self._save()
+        self._note()
+
+    def _released(self, messages: Iterator[SlotReleased]) -> Iterator[SlotReleased]:
+        """The releases, each noted before it is sent, and the counts with it."""
+        for message in messages:
+            self.ledger.release(message)
+            self._note()
+            yield message
+        self._note()
+
+    def _note(self) -> None:
+        self._refresh_totals()
+        self.ledger.note({**self.totals, "staged": self.batches.staged_samples})
+
+    def _budget_reached(self) -> bool:
+        return self.plan.reached(self.totals["env_steps"], self.totals["samples"])
+
+    def _count(self, batch: Batch) -> None:
+        """Count the valid steps of a batch once, and how old they are in updates."""
+        samples = int(batch.valid.sum())
+        self.totals["batches"] += 1
+        self.totals["samples"] += samples
+        clock.trained += samples
+        self.totals["env_steps"] += int(batch.num_frames[batch.valid].sum())
+        self._lag.add((self.learner.version - batch.policy_version)[batch.valid])
+
+    def _save(self, *, asked: bool = True) -> StateSaved:
+        """Write the state if it is good; unasked not after a skipped update, of which its weights may be the cause."""
+        before = clock.enter(COPYING)
+        state = self._state(self.block.begin())
+        is_finite = state.is_finite
+        if is_finite and (asked or not state.meta.get(SKIPPED_IN_A_ROW)):
+            self.block.commit(state)
+        elif not (is_finite or self._refused):
+            log.warning("version %d is not finite: the last good state is kept", self.learner.version)
+        self._refused = not is_finite
+        clock.enter(before)
+        self._saved = time.monotonic()
+        return StateSaved(self.address.index, self.totals["env_steps"])
+
+    def _state(self, into: Array) -> LearnerState:
+        """What is saved, its vectors [3, P] where they are to be."""
+        state = self.learner.state(into)
+        self._refresh_totals()
+        state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})
+        return state
+
+    def _refresh_totals(self) -> None:
+        counts = self.batches.counts()._asdict()
+        self.totals |= {name: count + self._before.get(name, 0) for name, count in counts.items()}
+        self.totals["updates"] = self.learner.updates
+
+    def _report(self) -> LearnerReport:
+        self._reported = time.monotonic()
+        self._refresh_totals()
+        metrics = {f"train/{name}": value for name, value in self.learner.metrics().items()}
+        metrics |= {"train/rollbacks": self.rollback_rule.rollbacks, **self._lag.take()}
+        return LearnerReport(self.address.index, self.learner.version, dict(self.totals), metrics)
+
+
+# From the weights of a learner to the ring, without a wait: the device copies while training goes on.
+
+
+class Publisher:
+    """Publishes a vector that lives on a device. On the host it is done at once.
+
+    One publication is under way at a time. When a newer version comes meanwhile, it follows; versions in between are
+    never seen by anybody.
+
+    Args:
+        ring: where weights are published.
+        flat: [P] the weights; whenever a method is called, they are those of the version published last.
+        device: where they live.
+    """
+
+    def __init__(self, ring: WeightRing, flat: Tensor, device: Device) -> None:
+        self.ring, self.flat = ring, flat
+        self.wanted = self.started = 0
+        self._event: Event | None = None
+        self._stream = device.side_stream()
+        # Training changes the weights while they are copied out; the host's copy is done before it goes on.
+        self._snapshot = flat if device.is_host else torch.empty_like(flat)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a version has not reached the ring."""
+        return self._event is not None or self.wanted > self.started
+
+    def publish(self, version: int) -> None:
+        """Publish the weights, which are those of `version` now, as soon as possible."""
+        self.wanted = version
+        self.poll()
+
+    def poll(self) -> None:
+        """Get on with it."""
+        self._finish()
+        if self._event is None and self.wanted > self.started:
+            self._start()
+            self._finish()
+
+    def flush(self) -> None:
+        """Wait until the newest version is published."""
+        while self.busy:
+            if self._event is not None:
+                self._event.synchronize()
+            self.poll()
+
+    def _start(self) -> None:
+        self.started = self.wanted
+        target = torch.from_numpy(self.ring.begin(self.started))
+        if self._snapshot is not self.flat:
+            self._snapshot.copy_(self.flat)
+        self._stream.follow()
+        with self._stream.active():
+            target.copy_(self._snapshot, non_blocking=True)
+        self._event = self._stream.mark()
+
+    def _finish(self) -> None:
+        if self._event is not None and self._event.query():
+            self._event = None
+            self.ring.commit(self.started)

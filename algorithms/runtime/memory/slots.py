@@ -1,0 +1,198 @@
+"""The shared memory of trajectories: one declaration per field is its shape, its documentation and its allocation."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from algorithms.runtime.memory.arena import Arena, Array, Field
+from algorithms.runtime.messages import SlotReleased, TrajectoryReady
+from algorithms.runtime.topology import Topology
+from envs.spec import EnvSpec
+
+NUM_COUNTS = 16  # room for the counts of one group or one learner; they share no cache line with the next one's
+
+
+def dims(shape: str, dtype: type[Any] | str) -> Any:
+    """Declare a shared array by its named dimensions; `dtype` is a numpy type, "observation" or "action"."""
+    return dataclasses.field(metadata={"dims": shape.split(), "dtype": dtype})
+
+
+def sizes_of(topology: Topology, spec: EnvSpec, rnn_state_size: int, recurrence: int) -> dict[str, int]:
+    """The size of every named dimension."""
+    return {
+        "S": topology.num_slots,
+        "P": topology.num_policies,
+        "C": NUM_COUNTS,
+        "T": topology.rollout,
+        "T+1": topology.rollout + 1,
+        "R": topology.rows,
+        "A": spec.action.num_values,
+        "L": spec.action.num_logits,
+        "H": rnn_state_size,
+        "N": topology.rollout // recurrence,  # BPTT segments
+        "F": topology.rollout if spec.same_step else 0,  # steps that can need a separate final value
+        "G": topology.num_groups,
+        "G'": topology.num_groups if spec.same_step else 0,
+    }
+
+
+class SharedArrays:
+    """Base of dataclasses whose fields are arena arrays; `obs` and `final_obs` are dicts by observation key."""
+
+    @classmethod
+    def declare(cls, sizes: dict[str, int], spec: EnvSpec) -> list[Field]:
+        """The arena fields of this class."""
+        fields = []
+        for declared in dataclasses.fields(cls):  # type: ignore[arg-type]
+            shape = tuple(sizes[d] for d in declared.metadata["dims"])
+            name, dtype = f"{cls.__name__}.{declared.name}", declared.metadata["dtype"]
+            if dtype == "observation":
+                fields += [Field(f"{name}.{key}", shape + o.shape, o.dtype) for key, o in spec.observations.items()]
+            else:
+                numpy_type = spec.action.dtype if dtype == "action" else dtype
+                fields.append(Field(name, shape, np.dtype(numpy_type).name))
+        return fields
+
+    @classmethod
+    def attach(cls, arena: Arena, spec: EnvSpec) -> Self:
+        """The arrays as laid out in the arena."""
+        arrays: dict[str, Any] = {}
+        for declared in dataclasses.fields(cls):  # type: ignore[arg-type]
+            name = f"{cls.__name__}.{declared.name}"
+            if declared.metadata["dtype"] == "observation":
+                arrays[declared.name] = {key: arena[f"{name}.{key}"] for key in spec.observations}
+            else:
+                arrays[declared.name] = arena[name]
+        return cls(**arrays)
+
+
+@dataclass(frozen=True)
+class Trajectories(SharedArrays):
+    """What actors and policies record and learners read. S slots, T steps, R rows, time-major within a slot.
+
+    Index T holds the real bootstrap observation; it becomes row 0 of the group's next slot. Two signals, neither
+    derived from the other: `first` (this observation starts an episode: the model zeroes its state, nothing else
+    does) and `valid` (this step was really taken by an active agent in a living env: it masks every loss and
+    statistic).
+    """
+
+    obs: dict[str, Array] = dims("S T+1 R", "observation")
+    first: Array = dims("S T+1 R", np.bool_)
+    policy_id: Array = dims("S T+1 R", np.int32)  # redrawn exactly where `first` is true
+    valid: Array = dims("S T R", np.bool_)
+    reward: Array = dims("S T R", np.float32)  # scaled and clipped
+    terminated: Array = dims("S T R", np.bool_)
+    truncated: Array = dims("S T R", np.bool_)
+    num_frames: Array = dims("S T R", np.int32)  # simulator frames behind the step
+    final_value: Array = dims("S F R", np.float32)  # V of the true final observation; SAME_STEP environments only
+    action: Array = dims("S T R A", "action")  # as sampled: neither clipped nor squashed
+    behavior_logits: Array = dims("S T R L", np.float32)
+    behavior_log_prob: Array = dims("S T R", np.float32)
+    behavior_value: Array = dims("S T R", np.float32)  # in units of return
+    policy_version: Array = dims("S T R", np.int64)
+    rnn_state: Array = dims("S N R H", np.float32)  # before every BPTT segment
+    owner: Array = dims("S", np.int64)  # policies that still hold the slot, as bits; 0: its actor's
+    sequence: Array = dims("S", np.int64)  # hand-overs of the slot so far
+    released: Array = dims("S P", np.int64)  # the last hand-over that the learner of the policy has released
+    columns_used: Array = dims("S P", np.int64)  # of the present hand-over, see `runtime/memory/slots.py`
+    continues: Array = dims("S", np.int64)  # the slot whose row T became row 0 of this one; -1: new episodes
+    group_counts: Array = dims("G C", np.int64)  # totals of a group, from which its next actor goes on
+    learner_counts: Array = dims("P C", np.int64)  # the same of a learner
+
+
+@dataclass(frozen=True)
+class FinalObservations(SharedArrays):
+    """True final observations of the rows of a group that ended in its last step; SAME_STEP environments only."""
+
+    final_obs: dict[str, Array] = dims("G' R", "observation")
+    has_final: Array = dims("G' R", np.bool_)
+
+
+# Who has which slot, as the arena says it: from this a process goes on where another one died in its place.
+#
+# A slot is handed over and released by messages; a message can die with either end. So the arena says the same, written
+# before the message is sent: `owner` and `sequence` by the group, `released`, `columns_used` and the counts by
+# learners. A process that takes a dead one's place repeats every message that may have been lost. Receivers know those
+# that were not, by the sequence.
+#
+# A process can be killed between any two stores. What a slot says is always one thing or the other; a count can then be
+# wrong by what that one store was about.
+
+
+def take_back(trajectories: Trajectories, slots: Sequence[int]) -> list[int]:
+    """The slots of a group that are its own, those included whose release nobody has noted."""
+    t = trajectories
+    for slot in slots:
+        for policy in policies_in(int(t.owner[slot])):
+            if t.released[slot, policy] == t.sequence[slot]:
+                t.owner[slot] &= ~(1 << policy)
+    return [slot for slot in slots if not t.owner[slot]]
+
+
+def handed_over(trajectories: Trajectories, slots: Sequence[int], generation: int) -> Iterator[TrajectoryReady]:
+    """Every hand-over of these slots that a learner has not released, once more."""
+    for slot in slots:
+        for policy in policies_in(int(trajectories.owner[slot])):
+            yield TrajectoryReady(policy, slot, int(trajectories.sequence[slot]), generation)
+
+
+def policies_in(owner: int) -> list[int]:
+    """The policies whose bits are set."""
+    return [policy for policy in range(owner.bit_length()) if owner >> policy & 1]
+
+
+def note_columns_used(trajectories: Trajectories, message: TrajectoryReady, columns: int) -> None:
+    """The first `columns` columns of a hand-over are in a batch, or discarded; one store says which hand-over it is."""
+    rows = trajectories.valid.shape[2]
+    trajectories.columns_used[message.slot, message.policy] = message.sequence * (rows + 1) + columns
+
+
+def columns_used(trajectories: Trajectories, message: TrajectoryReady) -> int:
+    """How many columns of a hand-over are used."""
+    rows = trajectories.valid.shape[2]
+    sequence, columns = divmod(int(trajectories.columns_used[message.slot, message.policy]), rows + 1)
+    return columns if sequence == message.sequence else 0
+
+
+class LearnerLedger:
+    """What a learner keeps in the arena about the slots it has, and its counts."""
+
+    NAMES = ("env_steps", "samples", "batches", "updates", "released", "discarded", "staged", "lost")
+
+    def __init__(self, trajectories: Trajectories, policy: int) -> None:
+        self.trajectories, self.policy = trajectories, policy
+        self._accepted = np.zeros(len(trajectories.sequence), np.int64)
+
+    def accept(self, message: TrajectoryReady) -> bool:
+        """Whether a hand-over is current and is seen for the first time."""
+        t, slot, sequence = self.trajectories, message.slot, message.sequence
+        current = sequence == t.sequence[slot] and t.released[slot, self.policy] < sequence
+        if not current or self._accepted[slot] == sequence:
+            return False
+        self._accepted[slot] = sequence
+        return True
+
+    def release(self, message: SlotReleased) -> None:
+        """Note a release before it is sent."""
+        self.trajectories.released[message.slot, self.policy] = message.sequence
+
+    def unsettled(self) -> Iterator[TrajectoryReady | SlotReleased]:
+        """What has been handed over and not released, and what has been released and perhaps not been heard."""
+        t, policy = self.trajectories, self.policy
+        for slot in np.flatnonzero(t.owner >> policy & 1).tolist():
+            sequence = int(t.sequence[slot])
+            if t.released[slot, policy] == sequence:
+                yield SlotReleased(policy, slot, sequence)
+            else:
+                yield TrajectoryReady(policy, slot, sequence, 0)
+
+    def note(self, counts: Mapping[str, int]) -> None:
+        """Keep the counts of `NAMES`."""
+        self.trajectories.learner_counts[self.policy, : len(self.NAMES)] = [counts[name] for name in self.NAMES]
+
+    def noted(self) -> dict[str, int]:
+        """The counts last kept; all 0 if this learner is the first in its place."""
+        return dict(zip(self.NAMES, self.trajectories.learner_counts[self.policy].tolist(), strict=False))

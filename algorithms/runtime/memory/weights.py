@@ -1,0 +1,116 @@
+"""How a learner's weights reach policy workers: a ring of two flat vectors in the arena, without any lock.
+
+Each buffer has a sequence word: odd from before its first byte is written until after the last, then twice the version.
+The newest version is never written over, so one is always whole. A reader accepts a copy only if the word was right
+before and after, and the checksum that travelled with the copy agrees: the writer overtakes it when it publishes twice
+meanwhile. Relies on the store order of x86-64; elsewhere publishing and fetching make one system call in
+between.
+"""
+
+import os
+import platform
+
+import numpy as np
+
+from algorithms.runtime.memory.arena import Arena, Array, Field
+from utils.failpoints import failpoint
+
+FETCH_ATTEMPTS = 8
+STRONG_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
+
+
+def checksum(vector: Array) -> int:
+    """64-bit sum over the words of a float32 vector, two by two; any single changed word changes it."""
+    words = vector.view(np.uint32)
+    pairs = np.add.reduce(words[: len(words) & ~1].view(np.uint64))
+    return (int(pairs) + (int(words[-1]) if len(words) % 2 else 0)) % 2**64
+
+
+def barrier() -> None:
+    """Order the stores before against those after, where the processor does not do it by itself."""
+    if not STRONG_STORE_ORDER:
+        os.getppid()
+
+
+class WeightRing:
+    """The published weight sets of one policy. One writer (its learner), any number of readers."""
+
+    def __init__(self, arena: Arena, policy: int) -> None:
+        self._buffer = arena[f"weights.{policy}.buffer"]
+        self._sequence = arena[f"weights.{policy}.sequence"]
+        self._checksum = arena[f"weights.{policy}.checksum"]
+        self._published = arena[f"weights.{policy}.published"]
+
+    @staticmethod
+    def declare(policy: int, size: int) -> list[Field]:
+        """The arena fields of one policy with `size` float32 values."""
+        return [
+            Field(f"weights.{policy}.buffer", (2, size), "float32"),
+            Field(f"weights.{policy}.sequence", (2,), "int64"),
+            Field(f"weights.{policy}.checksum", (2,), "uint64"),
+            Field(f"weights.{policy}.published", (1,), "int64"),
+        ]
+
+    @property
+    def published(self) -> int:
+        """The newest version, 0 while there is none: versions count from 1."""
+        return int(self._published[0])
+
+    def publish(self, weights: Array, version: int) -> None:
+        """Make these weights the newest; `version` must be larger than every one before."""
+        self.begin(version)[:] = weights
+        self.commit(version)
+
+    def begin(self, version: int) -> Array:
+        """The buffer [P] that the weights of `version` must be written into before they are committed."""
+        place = 1 - (self._place_of(self.published) or 0)
+        self._sequence[place] = 2 * version - 1
+        barrier()
+        buffer: Array = self._buffer[place]
+        return buffer
+
+    def commit(self, version: int) -> None:
+        """Make what was written since `begin` the newest."""
+        place = int((self._sequence == 2 * version - 1).argmax())
+        self._checksum[place] = checksum(self._buffer[place])
+        failpoint("learner.publish")
+        barrier()
+        self._sequence[place] = 2 * version
+        barrier()
+        self._published[0] = version
+
+    def fetch(self, version: int) -> tuple[int, Array | None]:
+        """The newest version and a copy of its weights [P]; None for the weights when `version` is the newest.
+
+        A copy that a publication overtook is repeated; after a few attempts the caller keeps what it has until the next
+        call.
+        """
+        for _ in range(FETCH_ATTEMPTS):
+            newest = self.published
+            if newest == version:
+                break
+            place = self._place_of(newest)
+            if place is None:
+                continue
+            barrier()
+            copy, expected = self._buffer[place].copy(), self._checksum[place]
+            barrier()
+            if int(self._sequence[place]) == 2 * newest and checksum(copy) == expected:
+                return newest, copy
+        return version, None
+
+    def damaged(self) -> int | None:
+        """The newest version if what lies in its buffer is not what was published; None if it is, or is overwritten."""
+        newest = self.published
+        place = self._place_of(newest)
+        if place is None:
+            return None
+        barrier()
+        differs = checksum(self._buffer[place]) != self._checksum[place]
+        barrier()
+        return newest if differs and int(self._sequence[place]) == 2 * newest else None
+
+    def _place_of(self, version: int) -> int | None:
+        """The buffer that has a version whole; None if none has."""
+        first, second = self._sequence.tolist()
+        return 0 if first == 2 * version else 1 if second == 2 * version else None

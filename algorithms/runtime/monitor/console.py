@@ -1,0 +1,197 @@
+"""What main shows of a run while it trains: plain lines, JSON lines or a live panel."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TextIO
+
+from algorithms.runtime.config import ENDLESS, LoggingConfig
+from algorithms.runtime.monitor.curves import METRICS_FILE, ReturnTraces
+from algorithms.runtime.monitor.overview import Overview
+from algorithms.runtime.monitor.terminal import Screen
+from utils.metrics import duration, read_metrics, short_number
+
+log = logging.getLogger(__name__)
+
+FIRST_LINE_SECONDS = 2.0
+FRAME_SECONDS, LONGEST_FRAME_SECONDS = 1.0, 5.0
+FRAME_COST = 200  # times what a frame has taken the next one waits, between these two
+SMALLEST = os.terminal_size((60, 12))  # terminal that has room for a panel
+
+
+Look = Callable[[float], Overview]
+"""Returns how the run is at a monotonic time; called only when something is shown."""
+
+
+class Console(Protocol):
+    """Shows a run."""
+
+    def tick(self, now: float, look: Look) -> None:
+        """Show what is due at this monotonic time."""
+        ...
+
+    def close(self) -> None:
+        """Training is over."""
+        ...
+
+
+class Title(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        run: directory of it.
+        env: its environment.
+        aim: when it ends, in words.
+    """
+
+    run: Path
+    env: str
+    aim: str
+
+
+class PlainLines:
+    """A few lines in the log every few seconds.
+
+    Args:
+        interval_seconds: between them.
+        first_seconds: until the first, from when training begins.
+    """
+
+    def __init__(self, interval_seconds: float, first_seconds: float = FIRST_LINE_SECONDS) -> None:
+        self._interval_seconds, self._first_seconds = interval_seconds, first_seconds
+        self._due: float | None = None
+
+    def tick(self, now: float, look: Look) -> None:
+        """Log how it is, when that is due."""
+        if self._due is None:
+            self._due = now + min(self._interval_seconds, self._first_seconds)
+        if now >= self._due:
+            self._due = now + self._interval_seconds
+            self._report(look(now))
+
+    def close(self) -> None:
+        """There is nothing to do."""
+
+    def _report(self, overview: Overview) -> None:
+        log.info("%s", overview.line)
+        if found := overview.performance:
+            for line in found.lines():
+                log.info("%s", line)
+
+
+class JsonReports(PlainLines):
+    """A JSON object every few seconds, where the log is one of JSON lines."""
+
+    def _report(self, overview: Overview) -> None:
+        log.info("report", extra={"report": overview.plain()})
+
+
+class LivePanel:
+    """A panel at the bottom of the terminal; plain lines while that is too small, and after anything has gone wrong.
+
+    Args:
+        open_screen: where it is, from the first frame on.
+        title: of the run, whose earlier returns are shown too.
+        colour: whether it may be used.
+        otherwise: fallback where the panel cannot be drawn.
+    """
+
+    def __init__(self, open_screen: Callable[[], Screen], title: Title, colour: bool, otherwise: Console) -> None:
+        self._open_screen = open_screen
+        self._screen: Screen | None = None
+        self._title, self._colour, self._otherwise = title, colour, otherwise
+        self._traces: ReturnTraces | None = None
+        self._is_over = False
+        self._due = 0.0
+
+    def tick(self, now: float, look: Look) -> None:
+        """Draw a frame when it is due; no mistake in that reaches training."""
+        if self._is_over:
+            self._otherwise.tick(now, look)
+        elif now >= self._due:
+            began = time.perf_counter()
+            try:
+                self._frame(now, look)
+            except Exception as error:  # a picture is worth no run
+                self.close()
+                log.warning("the panel is turned off: %s: %s", type(error).__name__, error)
+            wait_seconds = FRAME_COST * (time.perf_counter() - began)
+            self._due = now + min(max(FRAME_SECONDS, wait_seconds), LONGEST_FRAME_SECONDS)
+
+    def close(self) -> None:
+        """Leave the last frame where it is."""
+        self._is_over = True
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
+
+    def _frame(self, now: float, look: Look) -> None:
+        from algorithms.runtime.monitor.panel import Snapshot, draw, render
+
+        if self._screen is None or self._traces is None:
+            self._traces = ReturnTraces(read_metrics(self._title.run / METRICS_FILE))
+            self._screen = self._open_screen()
+        overview, title = look(now), self._title
+        for record in overview.policies:
+            self._traces.add(record)
+        size = self._screen.size()
+        if size.columns < SMALLEST.columns or size.lines < SMALLEST.lines:
+            self._screen.show([])
+            self._otherwise.tick(now, look)
+            return
+        snapshot = Snapshot(title.run.name, title.env, "training", title.aim, overview, self._traces.best())
+        columns = size.columns - 1  # terminals disagree on where the cursor is after the last column
+        self._screen.show(render(draw(snapshot, columns, size.lines - 2), columns, colour=self._colour))
+
+
+def console_for(config: LoggingConfig, title: Title) -> Console:
+    """What `--log_format` asks for, or the nearest to it that stdout allows."""
+    plain = PlainLines(config.report_interval_seconds)
+    if config.log_format == "json":
+        return JsonReports(config.report_interval_seconds)
+    if config.log_format == "plain":
+        return plain
+    why_not = obstacle(sys.stdout, os.environ)
+    if why_not is None:
+        at_once = PlainLines(config.report_interval_seconds, 0.0)
+        return LivePanel(lambda: Screen(sys.stdout.fileno()), title, wants_colour(os.environ), at_once)
+    if config.log_format == "panel":
+        log.warning("--log_format=panel: %s; plain lines instead", why_not)
+    return plain
+
+
+def obstacle(stream: TextIO, environment: Mapping[str, str]) -> str | None:
+    """Why no panel can be drawn there; None: it can."""
+    if not stream.isatty():
+        return "stdout is no terminal"
+    if environment.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        return f"TERM={environment.get('TERM', '')} is a terminal without a cursor to move"
+    if "utf" not in (stream.encoding or "").lower():
+        return f"the terminal's encoding is {stream.encoding}, not UTF-8"
+    if find_spec("rich") is None:
+        return "rich is not installed (pip install rich)"
+    return None
+
+
+def wants_colour(environment: Mapping[str, str]) -> bool:
+    """Whether nobody has asked for none: https://no-color.org."""
+    return not environment.get("NO_COLOR")
+
+
+def aim_of(budget: Mapping[str, Any]) -> str:
+    """When a run ends, in words, by its budget as status.json has it."""
+    limits = {name: budget.get(name) for name in (*ENDLESS, "episode_return")}
+    parts = []
+    if (seconds := limits["seconds"]) is not None and seconds < ENDLESS["seconds"]:
+        parts.append(duration(seconds))
+    if (goal := limits["episode_return"]) is not None:
+        parts.append(f"a mean return of {goal:g}")
+    for name in ("samples", "env_steps"):
+        limit = limits[name]
+        if limit is not None and (limit < ENDLESS[name] or (name == "env_steps" and not parts)):
+            parts.insert(0, f"{short_number(limit)} {name.replace('_', ' ')}")
+    return " or ".join(parts) or "an endless run"

@@ -1,0 +1,293 @@
+"""What main knows of a run: counters and statistics per policy, and where they are written."""
+
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks, ToldSummaries
+from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.messages import (
+    EpisodesDone,
+    LearnerReport,
+    Message,
+    TimeReport,
+    WorkerReport,
+    WorkerRestarted,
+)
+from algorithms.runtime.monitor.console import Console, PlainLines
+from algorithms.runtime.monitor.overview import Overview, memory
+from algorithms.runtime.monitor.performance import Machine, Performance, ProcessTimes, performance
+from algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, PolicyProgress
+from algorithms.runtime.monitor.wandb import Tracker
+from utils.logging import recent_warnings
+from utils.machine import core_time
+from utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
+from utils.tensorboard import EventWriter
+
+FIRST_SUMMARY_SECONDS = 0.25
+
+LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate only says that no budget was set
+
+
+class Monitor:
+    """Listens to all reports; writes metrics.jsonl and TensorBoard summaries, and lets the console show them.
+
+    Args:
+        directory: of the run.
+        config: the logging flags.
+        resumed: plain state of the checkpoint of every policy, with which this start goes on; {} where there is none.
+        budget: of the run, for the estimate of the time left.
+        machine: that it runs on; by default this one, without a GPU.
+        frozen: policies that never learn.
+
+    Attributes:
+        console: what shows the run meanwhile: plain lines, unless it is given another one.
+        started: monotonic time from which this start counts.
+        elapsed_before: seconds of earlier starts, up to what was saved of them.
+        tracker: is handed every record too, if there is one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: LoggingConfig,
+        resumed: Sequence[Mapping[str, Any]],
+        budget: Budget,
+        machine: Machine | None = None,
+        frozen: Collection[int] = (),
+    ) -> None:
+        self.config, self.budget = config, budget
+        self.console: Console = PlainLines(config.report_interval_seconds)
+        self.custom = CustomSummaries(config.custom_summaries)
+        self.policies = [PolicyProgress(config.stats_avg, frozen=policy in frozen) for policy in range(len(resumed))]
+        self.workers: dict[str, dict[str, int]] = {}
+        self.machine = machine or Machine(core_time())
+        self.times: dict[str, ProcessTimes] = {}
+        self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
+        self.tracker: Tracker | None = None
+        path = directory / "metrics.jsonl"
+        first_start = not (path.exists() and path.stat().st_size)
+        self.metrics_log = MetricsLog(path)
+        self.writers: list[EventWriter] = []
+        self.started = time.monotonic()
+        self.elapsed_before = max(float(s.get("progress", {}).get("elapsed_seconds", 0)) for s in resumed)
+        for policy, state in enumerate(resumed):
+            self.policies[policy].restore(state)
+            if not first_start:  # says from where it goes on, see `without_lost`
+                self.metrics_log.append(self.record(policy, self.started))
+            if config.tensorboard:
+                # Earlier files may hold what a crash took back; it would be a second curve beside the new one.
+                purge_step = int(state["env_steps"]) if state else None if first_start else 0
+                self.writers.append(EventWriter(directory / ".summary" / f"p{policy}", purge_step=purge_step))
+                if state and not first_start:
+                    self._show_again(policy, path)
+        self._played = self._ended = False  # an episode of this start has; this start has
+        self._summary_interval = FIRST_SUMMARY_SECONDS
+        self._next_summary = self.started + FIRST_SUMMARY_SECONDS
+
+    def elapsed_seconds(self, now: float) -> float:
+        """How long all starts of the run have trained at this monotonic time."""
+        return self.elapsed_before + now - self.started
+
+    def snapshot(self, policy: int) -> dict[str, Any]:
+        """What a checkpoint of a policy keeps of the reports, besides the learner's state."""
+        elapsed_seconds = round(self.elapsed_seconds(time.monotonic()), 3)
+        return {"elapsed_seconds": elapsed_seconds, **self.policies[policy].snapshot()}
+
+    def handle(self, message: Message) -> None:
+        """Take in a report."""
+        match message:
+            case EpisodesDone():
+                for policy, progress in enumerate(self.policies):
+                    progress.add_episodes(message, policy)
+                if not self._played:
+                    self._played, self._next_summary = True, -math.inf  # the first figures are awaited most
+            case LearnerReport(policy, version, totals, metrics):
+                progress = self.policies[policy]
+                progress.version = version
+                progress.totals |= totals
+                progress.metrics |= metrics
+                now = time.monotonic()
+                progress.env_step_rate.add(now, totals["env_steps"])
+                progress.sample_rate.add(now, totals["samples"])
+                progress.discard_rate.add(now, totals["discarded"])
+            case WorkerReport(worker, totals):
+                self.workers[worker] = self.workers.get(worker, {}) | totals
+            case TimeReport(process):
+                self.times.setdefault(process, ProcessTimes()).add(message)
+            case WorkerRestarted(retired=True):
+                self.replaced += 1
+            case WorkerRestarted():
+                self.restarts += 1
+
+    def tick(self, now: float) -> None:
+        """Write what is due at this monotonic time."""
+        if now >= self._next_summary:
+            self.write_summaries(now)
+            self._summary_interval = min(2 * self._summary_interval, self.config.experiment_summaries_interval)
+            self._next_summary = now + self._summary_interval
+        self.console.tick(now, self.overview)
+
+    def write_summaries(self, now: float) -> None:
+        """A record of every policy for metrics.jsonl and TensorBoard."""
+        found = self.performance()
+        for policy in range(len(self.policies)):
+            record = self.record(policy, now) | (found.tags() if found else {})
+            record |= self.custom(policy, record)
+            self.metrics_log.append(record)
+            if self.tracker is not None:
+                self.tracker.add(policy, record)
+            if self.writers:
+                self._show(policy, record)
+
+    def _show(self, policy: int, record: Mapping[str, Any]) -> None:
+        tags = {tag: value for tag, value in record.items() if tag not in HEAD}
+        tags |= {f"perf/{name}": record[name] for name in ("samples", "discarded")}
+        self.writers[policy].add(int(record["env_steps"]), tags)
+
+    def _show_again(self, policy: int, path: Path) -> None:
+        """All curves of an earlier start at the env steps from which this one goes on.
+
+        TensorBoard's own loader does not heed a purge: it forgets a point only when another of its curve comes at or
+        before its step.
+        """
+        earlier = [r for r in without_lost(read_metrics(path)) if r["policy"] == policy]
+        self._show(policy, last_values(earlier))
+
+    def record(self, policy: int, now: float) -> dict[str, float]:
+        """The counters of a policy, then its figures by TensorBoard tag."""
+        progress = self.policies[policy]
+        counters = {name: progress.totals[name] for name in COUNTERS}
+        head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
+        return {**head, **self._replaced(), **progress.tags()}
+
+    def figures(self, policy: int) -> dict[str, float]:
+        """The counters and tags of a policy now, as a record of metrics.jsonl has them."""
+        return self.record(policy, time.monotonic())
+
+    def overview(self, now: float) -> Overview:
+        """Return how the run is at this monotonic time."""
+        totals = self.totals()
+        return Overview(
+            elapsed_seconds=round(self.elapsed_seconds(now), 3),
+            seconds_left=self.seconds_left(now),
+            share=self.budget.share(self.policies, self.collected, now - self.started),
+            env_steps=totals["env_steps"],
+            samples=totals["samples"],
+            discarded=totals["discarded"],
+            restarts=self.restarts,
+            env_rebuilds=totals.get("actors_rebuilds", 0),
+            memory_bytes=memory.read(now),
+            performance=self.performance(),
+            policies=tuple(self.record(policy, now) for policy in range(len(self.policies))),
+            warnings=recent_warnings(),
+            line=self.line(),
+        )
+
+    def status(self) -> dict[str, object]:
+        """Return how the run is now, with what only `status.json` has: this start, all totals and mean returns."""
+        now = time.monotonic()
+        means = [p.episode_return.mean for p in self.policies if p.episodes]
+        return {
+            **self.overview(now).plain(),
+            "seconds": round(now - self.started, 3),  # of this start
+            "totals": self.totals(),
+            "return_mean": [mean if math.isfinite(mean) else None for mean in means],
+        }
+
+    def line(self) -> str:
+        """One line: progress, speed, lag, return and time left."""
+        now, several = time.monotonic(), len(self.policies) > 1
+        parts = [f"policy {i}: " * several + p.line() for i, p in enumerate(self.policies)]
+        if not any(p.totals["samples"] for p in self.policies) and self.workers:
+            collected, per_second = self.collected, self.collected / (now - self.started)
+            parts.append(f"collected {short_number(collected)} steps, {short_number(per_second)}/s")
+        if rebuilds := self._of_actors("rebuilds"):
+            parts.append(f"{rebuilds} env rebuilds, see logs")
+        seconds = self.seconds_left(now)
+        left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{duration(seconds)} left"
+        return " | ".join(parts) + left
+
+    def seconds_left(self, now: float) -> float | None:
+        """An estimate of how long this start goes on from this monotonic time; None: no end is in sight."""
+        seconds = self.budget.seconds_left(self.policies, self.collected, now - self.started)
+        return seconds if seconds < LONGEST_SHOWN_SECONDS else None
+
+    @property
+    def collected(self) -> int:
+        """Steps of all actors in this start."""
+        return self._of_actors("collected")
+
+    def _of_actors(self, name: str) -> int:
+        return sum(totals.get(name, 0) for totals in self.workers.values())
+
+    def _replaced(self) -> dict[str, float]:
+        """How often processes were started again, actors replaced that grew, and environments made again."""
+        rebuilds = self._of_actors("rebuilds")
+        return {"perf/restarts": self.restarts, "perf/actors_replaced": self.replaced, "perf/env_rebuilds": rebuilds}
+
+    def performance(self) -> Performance | None:
+        """How the run spends its time, and how near it is to the limit; None while nothing is known of it."""
+        too_old = max(progress.too_old for progress in self.policies)
+        return performance([times.window() for times in self.times.values()], self.machine, too_old)
+
+    def totals(self) -> dict[str, int]:
+        """Counters of the whole run, summed over workers and policies."""
+        sums: dict[str, int] = {"restarts": self.restarts, "actors_replaced": self.replaced}
+        learners = ((name, value) for p in self.policies for name, value in p.totals.items())
+        actors = ((f"actors_{name}", value) for totals in self.workers.values() for name, value in totals.items())
+        for name, value in (*learners, *actors):
+            sums[name] = sums.get(name, 0) + value
+        return sums
+
+    def write_last(self) -> None:
+        """Write the last summaries: before the last checkpoint, from whose time a later start goes on."""
+        self._ended = True
+        self.write_summaries(time.monotonic())
+
+    def close(self) -> None:
+        """Write the last summaries, if that is not done yet, and close the files."""
+        self.console.close()
+        if not self._ended:
+            self.write_last()
+        self.metrics_log.close()
+        for writer in self.writers:
+            writer.close()
+        if self.tracker is not None:
+            self.tracker.close()
+
+
+class TellingMonitor(Monitor):
+    """A monitor that tells of reports, and counts callbacks that are off."""
+
+    _hooks = Hooks(())
+
+    def listen(self, hooks: Hooks) -> None:
+        """Tell these from now on."""
+        self._hooks, self.custom = hooks, ToldSummaries(self.custom.name, hooks)
+
+    def handle(self, message: Message) -> None:
+        """Take in a report."""
+        super().handle(message)
+        if isinstance(message, LearnerReport):
+            self._hooks.tell("on_report", message)
+
+    def record(self, policy: int, now: float) -> dict[str, float]:
+        """That of every monitor, and how many callbacks are off."""
+        return super().record(policy, now) | {f"perf/{COUNT}": self._off()}
+
+    def line(self) -> str:
+        """That of every monitor."""
+        off = self._off()
+        return super().line() + (f" | {off} callbacks are off, see logs" if off else "")
+
+    def close(self) -> None:
+        """Write what is left; then the run is over for hooks too."""
+        super().close()
+        self._hooks.tell("on_end")
+
+    def _off(self) -> int:
+        return self._hooks.off + self._of_actors(COUNT)

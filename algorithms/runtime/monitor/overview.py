@@ -1,0 +1,128 @@
+"""How a run is at one moment: what the panel draws, what JSON lines say and what `status.json` keeps."""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from algorithms.runtime.monitor.performance import Performance
+from utils import machine
+from utils.errors import UsageError
+from utils.files import read_mapping, write_json_atomic
+from utils.run_folder import STATUS_FILE
+
+MEMORY_SECONDS = 10.0  # between looks at the memory of all processes
+
+MEMORY_COST = 1000  # a look that takes a second is repeated after so many at the earliest
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run at one moment; None is what is not known yet.
+
+    Attributes:
+        elapsed_seconds: of all starts.
+        seconds_left: an estimate.
+        share: of the budget that is used up, of whichever limit is nearest; None where there is no limit, but perhaps
+            a return to be reached.
+        env_steps, samples, discarded: of all policies together.
+        restarts, env_rebuilds: how often processes were started again, and environments made again.
+        memory_bytes: of all processes of the run.
+        performance: where the time goes.
+        policies: a record of each, as metrics.jsonl has it.
+        warnings: the last ones, each one line that begins with the time of day.
+        line: progress, speed, lag, return and time left in one line, for people; not in `plain`.
+    """
+
+    elapsed_seconds: float
+    seconds_left: float | None
+    share: float | None
+    env_steps: int
+    samples: int
+    discarded: int
+    restarts: int
+    env_rebuilds: int
+    memory_bytes: int | None
+    performance: Performance | None
+    policies: tuple[Mapping[str, float], ...]
+    warnings: tuple[str, ...]
+    line: str = field(default="", compare=False)
+
+    def plain(self) -> dict[str, Any]:
+        """Return all of it as JSON knows it; every name is always there."""
+        plain = asdict(self) | {"performance": self.performance.plain() if self.performance else None}
+        del plain["line"]
+        return plain
+
+
+class MemoryMeter:
+    """Memory of all processes of a run, looked at so seldom that it costs no more than a thousandth of a core."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+        self._bytes: int | None = None
+
+    def read(self, now: float) -> int | None:
+        """What it was at the last look, which may be now (monotonic time)."""
+        if now >= self._due:
+            began = time.perf_counter()
+            self._bytes = machine.family_memory_bytes()
+            self._due = now + max(MEMORY_SECONDS, MEMORY_COST * (time.perf_counter() - began))
+        return self._bytes
+
+
+memory = MemoryMeter()  # of this process and its descendants, of which there is one family
+
+
+# `status.json`: how a run is, for whoever looks in from outside.
+
+
+STATUS_SECONDS = 2.0
+
+
+class Status:
+    """Writes the state of a run with its counters. A full disk costs what would have been written, nothing else.
+
+    Args:
+        directory: of the run.
+
+    Attributes:
+        counters: what else is written each time, as soon as there is something to count.
+        budget: of the run, as plain values, as soon as it is known.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / STATUS_FILE
+        self.counters: Callable[[], Mapping[str, object]] = dict
+        self.budget: dict[str, float | None] = {}
+        self._due = -math.inf
+
+    def tick(self, now: float) -> None:
+        """While training: write every few seconds of this monotonic clock, without waiting for the disk."""
+        if now >= self._due:
+            self._due = now + STATUS_SECONDS
+            self._write("training", "", durable=False)
+
+    def write(self, state: str, reason: str = "") -> None:
+        """Write that the run is in this state now, and why."""
+        self._write(state, reason, durable=True)
+
+    def _write(self, state: str, reason: str, *, durable: bool) -> None:
+        status = {"state": state, "reason": reason, "pid": os.getpid(), "time": time.time()}
+        status |= self.counters()
+        with contextlib.suppress(OSError):
+            write_json_atomic(
+                self.path, {"totals": {}, "return_mean": [], **status, "budget": self.budget}, durable=durable
+            )
+
+
+def read_status(directory: Path) -> dict[str, Any]:
+    """What was last written; {} where there is nothing that can be read."""
+    try:
+        return read_mapping(directory / STATUS_FILE, own=True)
+    except UsageError:
+        return {}

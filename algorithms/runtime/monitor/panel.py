@@ -1,0 +1,384 @@
+"""What the live panel shows: a pure function from a snapshot of a run to lines of text with styles."""
+
+import io
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from algorithms.runtime.monitor.curves import RETURN, Trace
+from algorithms.runtime.monitor.overview import Overview
+from algorithms.runtime.monitor.performance import WAITING, RoleTimes
+from utils.metrics import duration, short_number
+
+SMALLEST_COLUMNS, SMALLEST_ROWS = 60, 10
+TWO_COLUMNS = 132  # from this width on things stand side by side
+GAP = 3
+LABEL = 12  # width of the words at the left
+BAR = 16
+SHORTEST_BAR = 8  # of the progress
+LARGEST_WHOLE = 99_999_999.5  # return that is written out
+BLOCKS = " ▁▂▃▄▅▆▇█"
+MOST_POLICIES = 8
+WARNING_LINES = 3
+ROLES = {
+    "main": ("main", "main"),
+    "actor": ("actor", "actors"),
+    "policy_worker": ("acting", "acting"),
+    "learner": ("learner", "learners"),
+}
+LOSSES = {
+    "train/policy_loss": "policy",
+    "train/value_loss": "value",
+    "train/entropy": "entropy",
+    "train/kl_divergence": "kl",
+    "train/grad_norm": "gradient",
+    "train/learning_rate": "rate",
+}
+
+Record = Mapping[str, Any]
+Spans = Sequence[tuple[str, str]]
+"""Words and their styles."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment, and what it is.
+
+    Attributes:
+        name: of the run.
+        env: that it learns.
+        state: training, finished, ...
+        aim: when it ends, in words.
+        overview: its figures.
+        trace: the mean return so far, of the policy that is best.
+    """
+
+    name: str
+    env: str
+    state: str
+    aim: str
+    overview: Overview
+    trace: Trace
+
+
+class Section(NamedTuple):
+    """Lines that are shown together or not at all; those of the largest `rank` are left out first."""
+
+    rank: int
+    lines: list[Text]
+
+
+def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
+    """The panel of a run, exactly `columns` wide and at most `rows` high; not for less than the smallest of both."""
+    title = f"{snapshot.name} · {snapshot.env} · {snapshot.state}"
+    inner = columns - 4
+    if columns >= TWO_COLUMNS:
+        left_width = (inner - GAP) // 2
+        right_width = inner - GAP - left_width
+        left = _fitted(_of_learning(snapshot, left_width, chart_rows=6), rows - 2)
+        right = _fitted(_of_machine(snapshot.overview, right_width), rows - 2)
+        body: RenderableType = _side_by_side((left, left_width), (right, right_width))
+    else:
+        sections = [*_of_learning(snapshot, inner, chart_rows=3), *_of_machine(snapshot.overview, inner)]
+        body = Group(*_fitted(sections, rows - 2))
+    return Panel(
+        body,
+        box=box.ROUNDED,
+        title=Text(_cut(title, columns - 6), "bold"),
+        title_align="left",
+        subtitle=Text(_clock(snapshot.overview.elapsed_seconds)),
+        subtitle_align="right",
+        width=columns,
+        border_style="blue",
+    )
+
+
+def render(drawn: RenderableType, columns: int, *, colour: bool, terminal: bool = True) -> list[str]:
+    """The lines of a drawing, with escape sequences if it is for a terminal.
+
+    Args:
+        drawn: by `draw`.
+        columns: its width.
+        colour: whether colours may be used, beside bold and dim.
+        terminal: whether escape sequences may be used at all.
+    """
+    console = Console(
+        file=io.StringIO(),
+        width=columns,
+        force_terminal=terminal,
+        color_system="standard" if terminal else None,
+        no_color=not colour,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    with console.capture() as captured:
+        console.print(drawn)
+    return captured.get().splitlines()
+
+
+def _side_by_side(*columns: tuple[Sequence[Text], int]) -> Table:
+    """Lines beside lines, each with the width of its column."""
+    table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
+    for _, width in columns:
+        table.add_column(width=width, no_wrap=True)
+    table.add_row(*(Group(*lines) for lines, _ in columns))
+    return table
+
+
+def _fitted(sections: Iterable[Section], rows: int) -> list[Text]:
+    """As many lines as fit: the least important sections are left out, and then what is below."""
+    kept = list(sections)
+    while len(kept) > 1 and sum(len(section.lines) for section in kept) > rows:
+        kept.remove(max(kept, key=lambda section: section.rank))
+    return [line for section in kept for line in section.lines][: max(1, rows)]
+
+
+def _of_learning(snapshot: Snapshot, width: int, chart_rows: int) -> list[Section]:
+    overview, trace = snapshot.overview, snapshot.trace
+    sections = [Section(0, [_progress(snapshot, width)]), Section(0, _speed(overview, width))]
+    if len(overview.policies) == 1:
+        (record,) = overview.policies
+        sections += [
+            Section(0, _wrapped("return", _returns(record), width)),
+            Section(4, _chart(trace, width, chart_rows)),
+            Section(3, _wrapped("losses", _losses(record), width)),
+            Section(2, _wrapped("lag", _lag(record, overview), width)),
+        ]
+    else:
+        sections += [Section(0, _policies(overview.policies, width)), Section(4, _chart(trace, width, chart_rows))]
+    return sections
+
+
+def _of_machine(overview: Overview, width: int) -> list[Section]:
+    sections = []
+    if found := overview.performance:
+        limit = found.limit_samples_per_second
+        reached = f"{short_number(limit)} samples/s, at {found.limit_ratio:.0%}" if limit else "not known yet"
+        sections += [
+            Section(1, [_role(role, times, width) for role, times in _shown_roles(found.roles)]),
+            Section(2, _wrapped("limit", [(reached, "")], width)),
+            Section(0, _wrapped("bottleneck", [(found.bottleneck, "bold")], width)),
+        ]
+    sections.append(Section(2, _wrapped("machine", _machine(overview), width)))
+    if overview.warnings:
+        lines = [_line("", [(_cut(f"! {text}", width), "yellow")], 0) for text in overview.warnings[-WARNING_LINES:]]
+        sections.append(Section(3, lines))
+    return sections
+
+
+def _progress(snapshot: Snapshot, width: int) -> Text:
+    overview = snapshot.overview
+    ended = snapshot.state not in ("starting", "training")
+    left = "" if ended or overview.seconds_left is None else f", {duration(overview.seconds_left)} left"
+    reached = " until " if overview.share is None else f" {_percent(overview.share)} of "
+    room = width - LABEL - len(reached + left)  # of the bar and the aim
+    aim = _cut(snapshot.aim, room - SHORTEST_BAR)
+    bar = _bar(overview.share or 0.0, room - len(aim), "green")
+    return _line("progress", [*bar, (reached + aim + left, "")])
+
+
+def _speed(overview: Overview, width: int) -> list[Text]:
+    env_steps, samples = (
+        _sum(record.get(f"perf/{name}_per_second") for record in overview.policies) for name in ("env_steps", "samples")
+    )
+    words = [(f"{short_number(overview.env_steps)} env steps", "bold")]
+    if env_steps is not None:
+        words.append((f"{short_number(env_steps)} env steps/s", ""))
+    if samples is not None:
+        words.append((f"{short_number(samples)} samples/s", ""))
+    elif overview.performance:
+        words.append((f"{short_number(overview.performance.samples_per_second)} samples/s", ""))
+    return _wrapped("speed", words, width)
+
+
+def _returns(record: Record) -> Spans:
+    mean, least, most, length = (record.get(tag) for tag in (RETURN, "reward/min", "reward/max", "len/mean"))
+    if mean is None:
+        return [("no episode has ended yet", "dim")]
+    spread = f"from {_figure(least)} to {_figure(most)}"
+    return [(_figure(mean), "bold"), (spread, ""), (f"episodes of {_known(length, short_number)} steps", "")]
+
+
+def _losses(record: Record) -> Spans:
+    known = [(f"{word} {record[tag]:.3g}", "") for tag, word in LOSSES.items() if tag in record]
+    return known or [("nothing is trained yet", "dim")]
+
+
+def _lag(record: Record, overview: Overview) -> Spans:
+    mean, most = record.get("train/policy_lag_mean"), record.get("train/policy_lag_max")
+    words = [] if mean is None else [(f"{mean:.1f} versions", "")]
+    words += [] if most is None else [(f"{most:.0f} at most", "")]
+    return [*words, (f"{overview.discarded:,} samples discarded", "yellow" if overview.discarded else "")]
+
+
+def _machine(overview: Overview) -> Spans:
+    words: list[tuple[str, str]] = []
+    if found := overview.performance:
+        words.append((f"{found.busy_cores:.1f} of {found.cores:g} cores busy", ""))
+    if overview.memory_bytes is not None:
+        words.append((f"{_bytes(overview.memory_bytes)} of memory", ""))
+    words.append((_count(overview.restarts, "restart"), "yellow" if overview.restarts else ""))
+    if overview.env_rebuilds:
+        words.append((_count(overview.env_rebuilds, "env rebuild"), "yellow"))
+    return words
+
+
+def _shown_roles(roles: Mapping[str, RoleTimes]) -> list[tuple[str, RoleTimes]]:
+    """Main only listens, unless everything is in it."""
+    return [(role, times) for role, times in roles.items() if role != "main" or len(roles) == 1]
+
+
+def _role(role: str, times: RoleTimes, width: int) -> Text:
+    """Whether a role is busy, and by what: waiting is what the bar leaves open."""
+    phases = sorted(times.shares.items(), key=lambda pair: -pair[1])
+    one, many = ROLES[role]
+    name = one if times.processes == 1 else f"{times.processes} {many}"
+    bar = _bar(times.busy, BAR, "cyan")
+    words = [f"{phase.replace('_', ' ')} {share:.0%}" for phase, share in phases if share >= 0.005]
+    styles = ["dim" if phase in WAITING else "" for phase, share in phases if share >= 0.005]
+    spans: list[tuple[str, str]] = []
+    room = width - LABEL - BAR
+    for word, style in zip(words, styles, strict=True):
+        if len(word) + 2 > room:
+            break
+        room -= len(word) + 2
+        spans.append(("  " + word, style))
+    return _line(name, [*bar, *spans])
+
+
+def _policies(records: Sequence[Record], width: int) -> list[Text]:
+    """A line per policy, the best first."""
+    best_first = sorted(records, key=lambda record: -record.get(RETURN, -math.inf))
+    heads = ("policy", "env steps", "env steps/s", "return", "lag", "entropy")
+    rows = [
+        (
+            f"{record.get('policy', '?')}",
+            short_number(record.get("env_steps", 0)),
+            _known(record.get("perf/env_steps_per_second"), short_number),
+            _known(record.get(RETURN), _figure),
+            _known(record.get("train/policy_lag_mean"), lambda value: f"{value:.1f}"),
+            _known(record.get("train/entropy"), lambda value: f"{value:.3g}"),
+        )
+        for record in best_first[:MOST_POLICIES]
+    ]
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
+    lines = [
+        Text(_cut("  ".join(cell.rjust(widths[i]) for i, cell in enumerate(row)), width), "" if number else "dim")
+        for number, row in enumerate([heads, *rows])
+    ]
+    if len(records) > MOST_POLICIES:
+        lines.append(Text(f"and {len(records) - MOST_POLICIES} more", "dim"))
+    return lines
+
+
+def _chart(trace: Trace, width: int, rows: int) -> list[Text]:
+    """The mean return over time, scaled to its own range."""
+    values = trace.resampled(width - LABEL)
+    if len(trace) < 2:
+        return []
+    low, high = min(values), max(values)
+    lines = chart(values, rows)
+    marks = [_figure(high), *[""] * (rows - 2), _figure(low)]
+    return [
+        Text.assemble((mark.rjust(LABEL - 1) + " ", "dim"), (line, "green"))
+        for mark, line in zip(marks, lines, strict=True)
+    ]
+
+
+def chart(values: Sequence[float], rows: int) -> list[str]:
+    """Columns of blocks in so many rows, the lowest value an eighth of a row high and the highest all of them."""
+    low, high = min(values), max(values)
+    steps = len(BLOCKS) - 1
+    scale = (rows * steps - 1) / (high - low) if high > low else 0.0
+    heights = [1 + round((value - low) * scale) for value in values]
+    return [
+        "".join(BLOCKS[min(steps, max(0, height - row * steps))] for height in heights) for row in reversed(range(rows))
+    ]
+
+
+def _wrapped(label: str, spans: Spans, width: int) -> list[Text]:
+    """The spans after a label, separated, in as many lines as they need; words of a long one are wrapped."""
+    lines: list[list[tuple[str, str]]] = [[]]
+    room = width - LABEL
+    left = room
+    for words, style in spans:
+        if lines[-1] and len(words) + 3 > left:
+            lines.append([])
+            left = room
+        pieces = textwrap.wrap(_clean(words), room) or [""]
+        if lines[-1]:
+            lines[-1].append((" · ", "dim"))
+            left -= 3
+        for number, piece in enumerate(pieces):
+            if number:
+                lines.append([])
+                left = room
+            lines[-1].append((piece, style))
+            left -= len(piece)
+    return [_line(label if number == 0 else "", line) for number, line in enumerate(lines)]
+
+
+def _line(label: str, spans: Spans, indent: int = LABEL) -> Text:
+    return Text.assemble((label.ljust(indent), "dim"), *spans, no_wrap=True, overflow="ellipsis")
+
+
+def _bar(share: float, width: int, style: str) -> Spans:
+    """Heavy for what is full, light for the rest, so that it can be read without colours."""
+    full = round(min(1.0, max(0.0, share)) * width)
+    return [("━" * full, style), ("─" * (width - full), "dim")]
+
+
+def _clean(text: str) -> str:
+    """The text with nothing in it that could move the cursor."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def _cut(text: str, width: int) -> str:
+    text = _clean(text)
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _known(value: float | None, form: Any) -> str:
+    return "-" if value is None else str(form(value))
+
+
+def _figure(value: float | None) -> str:
+    """A return, with as many places as are of interest and fewer signs than a label has."""
+    if value is None:
+        return "-"
+    if abs(value) < 1000:
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if abs(value) < LARGEST_WHOLE else f"{value:.3g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.1 or not share else f"{share:.1%}" if share >= 0.001 else "<0.1%"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+
+
+def _clock(seconds: float) -> str:
+    """1:02:03, as a stopwatch shows it."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

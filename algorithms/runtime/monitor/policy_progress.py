@@ -1,0 +1,113 @@
+"""Counters and statistics of one policy, as main knows them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from algorithms.runtime.messages import (
+    EpisodesDone,
+    Traits,
+)
+from utils.metrics import short_number
+from utils.windows import RateMeter, RunningStatistic
+
+COUNTERS = ("env_steps", "samples", "discarded")  # of a learner
+HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl; TensorBoard tags follow
+
+
+class PolicyProgress:
+    """Counters and statistics of one policy.
+
+    Attributes:
+        totals: of its learner, see `LearnerReport`.
+        episode_return, length: of its last episodes.
+        stats: the same for statistics reported by the environment.
+        frozen: it plays and never learns.
+        adoptions: how often its weights were replaced by those of another policy.
+    """
+
+    def __init__(self, stats_avg: int, *, frozen: bool = False) -> None:
+        self.stats_avg, self.frozen, self.adoptions = stats_avg, frozen, 0
+        self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "discarded": 0, "updates": 0}
+        self.version = 0
+        self.episodes = 0
+        self.episode_return, self.length = RunningStatistic(stats_avg), RunningStatistic(stats_avg)
+        self.stats: dict[str, RunningStatistic] = {}
+        self.metrics: dict[str, float] = {}
+        self.env_step_rate, self.sample_rate, self.discard_rate = RateMeter(), RateMeter(), RateMeter()
+
+    def add_episodes(self, done: EpisodesDone, policy: int) -> None:
+        """Take in the episodes this policy played."""
+        mine = done.policy == policy
+        self.episodes += int(np.count_nonzero(mine))
+        self.episode_return.append(done.episode_return[mine])
+        self.length.append(done.length[mine])
+        for owner, stats in done.stats:
+            if owner == policy:
+                for name, value in stats.items():
+                    self.stats.setdefault(name, RunningStatistic(self.stats_avg)).append(value)
+
+    def start_afresh(self, adoptions: int) -> None:
+        """Its weights were replaced: what it has played says nothing of it any more."""
+        self.adoptions = adoptions
+        self.episode_return, self.length = RunningStatistic(self.stats_avg), RunningStatistic(self.stats_avg)
+        self.stats.clear()
+
+    @property
+    def too_old(self) -> float:
+        """Share of the samples that was discarded in the last seconds.
+
+        A policy that does not learn, or not any more, discards all of them, whatever their age: then it is 0.
+        """
+        discarded, used = self.discard_rate.rates()[10.0], self.sample_rate.rates()[10.0]
+        return discarded / (discarded + used) if used > 0 else 0.0
+
+    def statistics(self) -> dict[str, RunningStatistic]:
+        """Everything that is averaged over episodes, by the first part of its tags."""
+        extra = {f"stats/{name}": statistic for name, statistic in self.stats.items()}
+        return {"reward": self.episode_return, "len": self.length, **extra}
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that the averages of a later start go on where they were."""
+        windows = {name: statistic.values() for name, statistic in self.statistics().items()}
+        return {"episodes": self.episodes, "adoptions": self.adoptions, "windows": windows}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the plain state of a checkpoint, with its `snapshot` as "progress"."""
+        self.totals |= {name: int(state[name]) for name in self.totals if name in state}
+        self.version = int(state.get("version", 0))
+        kept = state.get("progress", {})
+        self.episodes = int(kept.get("episodes", 0))
+        traits = Traits.in_state(state) or Traits()
+        self.adoptions = traits.adoptions
+        played_with_these = kept.get("adoptions", 0) == traits.adoptions
+        windows = dict(kept.get("windows", {})) if played_with_these else {"reward": (), "len": ()}
+        self.episode_return.append(windows.pop("reward", ()))
+        self.length.append(windows.pop("len", ()))
+        for name, values in windows.items():
+            self.stats.setdefault(name.removeprefix("stats/"), RunningStatistic(self.stats_avg)).append(values)
+
+    def tags(self) -> dict[str, float]:
+        """TensorBoard tag -> value, only what is known."""
+        values = {"perf/version": float(self.version), "perf/episodes": float(self.episodes), **self.metrics}
+        for name, statistic in self.statistics().items():
+            if statistic.count:
+                values |= {f"{name}/mean": statistic.mean, f"{name}/min": statistic.min, f"{name}/max": statistic.max}
+        rates = {"env_steps_per_second": self.env_step_rate, "samples_per_second": self.sample_rate}
+        values |= {f"perf/{name}": meter.rates()[10.0] for name, meter in rates.items()}
+        return {tag: value for tag, value in values.items() if math.isfinite(value)}
+
+    def line(self) -> str:
+        """Progress, speed, lag and return."""
+        rates = self.env_step_rate.rates()
+        speed = "/".join("-" if math.isnan(rate) else short_number(rate) for rate in rates.values())
+        parts = [f"env steps {short_number(self.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"]
+        if math.isfinite(samples := self.sample_rate.rates()[10.0]):
+            parts.append(f"{short_number(samples)} samples/s")
+        if (lag := self.metrics.get("train/policy_lag_mean")) is not None:
+            parts.append(f"lag {lag:.1f}")
+        if self.episode_return.count:
+            parts.append(f"return {self.episode_return.mean:.2f} over {self.episode_return.count} episodes")
+        return ", ".join(parts)

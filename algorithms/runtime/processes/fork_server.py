@@ -1,0 +1,197 @@
+"""How processes come into being: the fork server, the probing process, and quiet signals meanwhile."""
+
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import multiprocessing.util
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext, SpawnContext
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from algorithms.runtime.messages import Message
+from algorithms.runtime.processes.janitor import Janitor
+from utils.errors import UsageError
+
+Outbox = Callable[[Message], None]
+
+StartMethod = Literal["spawn", "forkserver"]
+
+QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+POLL_SECONDS = 0.1
+
+MOST_BELLS = 150  # of a process that is forked: the server takes 251 descriptors with it, and some are for queues
+
+ANSWER_SECONDS = 120.0  # loading torch takes a few, and many times that where the disk is slow
+
+ROOT = Path(__file__).resolve().parents[3]
+
+ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
+
+WAIT_POLICY = "OMP_WAIT_POLICY"
+
+
+class _Server:
+    """What the one fork server of this process has loaded, which cannot be changed once it runs, and who started it."""
+
+    has_torch: bool | None = None
+    starter: threading.Thread | None = None
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """While entered, signals wait: a child inherits the mask and so never sees a Ctrl-C before it can ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, QUIET)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def server_must_answer() -> Iterator[None]:
+    """While entered: a fork server that has stopped is ended, or no start would ever return.
+
+    Only in the main thread: Python allows no handler elsewhere.
+
+    So is one whose socket somebody has removed, a cleaner of temporary files for example. And one that has just died is
+    started again by multiprocessing itself, which must find what ours finds.
+
+    Raises:
+        TimeoutError: it took too long.
+        FileNotFoundError: the socket is not there.
+    """
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        _kill_server()
+        raise TimeoutError(f"the fork server did not answer within {ANSWER_SECONDS:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        with _server_environment():
+            yield
+        return
+    handler = signal.signal(signal.SIGALRM, give_up)
+    timer = signal.setitimer(signal.ITIMER_REAL, ANSWER_SECONDS)
+    try:
+        with _server_environment():
+            yield
+    except FileNotFoundError:
+        _kill_server()
+        raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _kill_server() -> None:
+    if pid := _server_pid():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def start_fork_server(janitor: Janitor, preload: Sequence[str], *, with_torch: bool) -> bool:
+    """Start the fork server, whose children start in milliseconds; it loads its modules while main goes on.
+
+    Args:
+        janitor: removes what the server leaves should main be killed.
+        preload: modules that it loads, for its children to share.
+        with_torch: whether torch is among what they load.
+
+    Returns:
+        Whether it is only loading them now; a process that has trained before has one already.
+
+    It must find our packages wherever it is started from, and must not find a stranger's `utils` in the working
+    directory; so it is told where they are and that the working directory is no place for packages.
+
+    Raises:
+        UsageError: this process has another one, whose children would not die with a run.
+    """
+    multiprocessing.set_forkserver_preload(list(preload))
+    is_new = _Server.has_torch is None
+    pid_before = _server_pid()
+    if is_new and pid_before is not None:
+        raise UsageError("this process has a fork server of its own already: train in a process without one")
+    if is_new:
+        _Server.has_torch = with_torch
+    with _server_environment():
+        with signals_blocked():  # by itself: starting the tracker unblocks SIGINT and SIGTERM again (CPython 3.11)
+            multiprocessing.resource_tracker.ensure_running()
+        directory = Path(multiprocessing.util.get_temp_dir())  # for the server's socket
+        directory.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
+        with signals_blocked():
+            multiprocessing.forkserver.ensure_running()
+        if _server_pid() != pid_before:
+            _Server.starter = threading.current_thread()
+        janitor.watch_directory(directory)
+    return is_new
+
+
+@contextmanager
+def _server_environment() -> Iterator[None]:
+    """While entered, what starts finds our packages and its parent (see `restore_environment`), and waits in its sleep.
+
+    Threads of a learner that spin at a barrier take the cores that actors could use. They ask when torch is loaded,
+    which a process that is spawned may do before a line of ours runs there: the user's script may import it.
+    """
+    ours = ("PYTHONPATH", "PYTHONSAFEPATH", ORIGINAL_PATH, MAIN_PID, WAIT_POLICY)
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.setdefault(WAIT_POLICY, "PASSIVE")
+    os.environ[ORIGINAL_PATH] = before["PYTHONPATH"] or ""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
+    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ[MAIN_PID] = str(os.getpid())
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def stop_fork_server_of_thread() -> None:
+    """End the fork server if this thread has started it and is not the main one.
+
+    The kernel would do so when the thread ends, but a moment after Python says that it has: the next run could still
+    find a server that is dying.
+    """
+    pid, thread = _server_pid(), threading.current_thread()
+    if pid is not None and _Server.starter is thread and thread is not threading.main_thread():
+        os.kill(pid, signal.SIGKILL)
+        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def _server_pid() -> int | None:
+    return getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
+
+
+def context(method: StartMethod) -> SpawnContext | ForkServerContext:
+    """The multiprocessing context of a start method."""
+    return multiprocessing.get_context("spawn") if method == "spawn" else multiprocessing.get_context("forkserver")
+
+
+def can_fork(device: str, bells: int = 0) -> bool:
+    """Whether a process with a network may be forked: on the CPU, from a server that has torch loaded.
+
+    A process that wakes hundreds of others has more descriptors than the server takes; one that is spawned inherits
+    them all.
+    """
+    return device == "cpu" and bool(_Server.has_torch) and bells <= MOST_BELLS
+
+
+def restore_environment() -> None:
+    """In the fork server: undo what `start_fork_server` set for it alone."""
+    os.environ.pop(MAIN_PID, None)
+    os.environ.pop("PYTHONSAFEPATH", None)
+    original = os.environ.pop(ORIGINAL_PATH, "")
+    os.environ.pop("PYTHONPATH", None)
+    if original:
+        os.environ["PYTHONPATH"] = original

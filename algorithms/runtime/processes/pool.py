@@ -1,0 +1,162 @@
+"""The main loop: listen to the workers, ask for checkpoints, stop when it is time, and leave nothing behind."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from algorithms.runtime.messages import MAIN, Begin, Message, Stop, WorkerReady
+from algorithms.runtime.processes.process import Node, Timekeeper
+from algorithms.runtime.processes.stalls import StallWatch
+from algorithms.runtime.processes.supervisor import Supervisor
+from algorithms.runtime.topology import Topology
+from utils.interrupts import SignalWatch
+from utils.timing import FRAMEWORK, clock
+
+POLL_SECONDS = 0.1
+
+STOP_SHARES = {"actor": 0.4, "policy_worker": 0.5, "learner": 1.0}  # of the time, when each must have ended
+
+
+class Workers(Protocol):
+    """All workers of a run, wherever they live."""
+
+    def start(self) -> None:
+        """Bring all workers up and let them begin."""
+        ...
+
+    def poll(self, timeout_seconds: float) -> Iterable[Message]:
+        """Messages for main, after waiting for at most this long."""
+        ...
+
+    def send(self, message: Message) -> None:
+        """Give a message to its worker."""
+        ...
+
+    def stop(self, deadline: float) -> Iterator[Message]:
+        """End all workers until monotonic `deadline`; yields their last messages."""
+        ...
+
+    def close(self) -> None:
+        """End whatever is left."""
+        ...
+
+
+class InProcess:
+    """All workers in this process, in order.
+
+    Args:
+        topology: of the run.
+        build: makes the node, given what receives the messages for main.
+    """
+
+    def __init__(self, build: Callable[[Callable[[Message], None]], Node]) -> None:
+        self._outbox: list[Message] = []
+        self._build = build
+        self._node: Node | None = None
+        self._timekeeper = Timekeeper(str(MAIN), MAIN.role, runs_environments=True)
+
+    def start(self) -> None:
+        """Build the workers and let them begin."""
+        self._node = self._build(self._outbox.append)
+        self._timekeeper.begin()
+        self._node.deliver(Begin())
+
+    def poll(self, timeout_seconds: float) -> list[Message]:
+        """One turn of every worker."""
+        assert self._node is not None
+        if not self._node.turn():
+            clock.wait()
+            time.sleep(min(timeout_seconds, 0.01))  # only a spent budget or a bug leaves all workers idle
+            clock.enter(FRAMEWORK)
+        if self._timekeeper.due():
+            self._outbox.append(self._timekeeper.report())
+        messages, self._outbox[:] = list(self._outbox), []
+        return messages
+
+    def send(self, message: Message) -> None:
+        """Give a message to its worker."""
+        assert self._node is not None
+        self._node.deliver(message)
+
+    def stop(self, deadline: float) -> Iterator[Message]:
+        """Collect the last messages."""
+        if self._node is not None:
+            self._outbox.append(self._timekeeper.report())
+            self._node.deliver(Stop())
+        yield from self._outbox
+        self._outbox.clear()
+
+    def close(self) -> None:
+        """Nothing is left when the objects are gone."""
+        self._node = None
+
+
+class Processes:
+    """Workers in processes of their own.
+
+    Args:
+        supervisor: of the processes.
+        topology: of the run.
+        stalls: asked whether the run gets anywhere.
+        launch: starts the process of that name and generation through the supervisor.
+        signals: looked at while waiting for them.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        topology: Topology,
+        stalls: StallWatch,
+        launch: Callable[[str, int], None],
+        signals: SignalWatch,
+    ) -> None:
+        self.supervisor, self.topology, self.stalls = supervisor, topology, stalls
+        self._launch, self.signals = launch, signals
+        self._home = {w: name for name, workers in topology.processes().items() for w in workers}
+        self._timekeeper = Timekeeper(str(MAIN), MAIN.role, runs_environments=False)
+
+    def start(self) -> None:
+        """Start all processes and, when the last of them is ready, let them begin."""
+        for name in self.topology.processes():
+            self.signals.check()
+            self._launch(name, 0)
+        waiting = set(self.topology.processes())
+        while waiting:
+            self.signals.check()
+            for name, message in self.supervisor.poll(POLL_SECONDS):
+                if isinstance(message, WorkerReady):
+                    waiting.discard(name)
+        self.supervisor.begin()
+        self._timekeeper.begin()
+
+    def poll(self, timeout_seconds: float) -> list[Message]:
+        """Messages for main."""
+        clock.wait()
+        messages: list[Message] = [message for _, message in self.supervisor.poll(timeout_seconds)]
+        clock.enter(FRAMEWORK)
+        self.stalls.look(self.supervisor, time.monotonic())
+        return [*messages, self._timekeeper.report()] if self._timekeeper.due() else messages
+
+    def send(self, message: Message) -> None:
+        """Give a message to its worker."""
+        self.supervisor.send(self._home[self.topology.address_of(message)], message)
+
+    def stop(self, deadline: float) -> Iterator[Message]:
+        """End the actors first, then who acts for them, then the learners, so that every step is accounted for.
+
+        Each role has its share of the time: an environment that hangs must not cost what was learned.
+        """
+        if not self.supervisor.begun:  # nothing was sampled, and what is still starting would not hear it
+            return
+        yield self._timekeeper.report()  # of a run that took less than a second it is the only one
+        now = time.monotonic()
+        for role, share in STOP_SHARES.items():
+            names = [name for name in self.supervisor.places if name.startswith(role)]
+            for _, message in self.supervisor.stop(names, now + share * (deadline - now)):
+                yield message
+        yield from self.stalls.progress.actor_reports()  # of those too that were killed, or are to be started again
+
+    def close(self) -> None:
+        """Kill what has not ended."""
+        self.supervisor.kill_all()
+        self.supervisor.links.close()

@@ -1,0 +1,123 @@
+"""When a process hangs, when one that has ended is started again, and when it is given up: pure rules."""
+
+from dataclasses import dataclass
+
+from algorithms.runtime.config import SamplingConfig
+from algorithms.runtime.memory.heartbeat import Activity, Pulse
+from envs.incidents import HANG
+from utils.errors import EnvironmentFailure
+
+BACKOFF_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+SERVER_SECONDS = 0.1  # between attempts to start the fork server again; a run that gets nowhere ends as it stalls
+MAX_IDLE_DEATHS = 8
+MAX_FAULTS = 3
+SETTLED_SECONDS = 60.0
+SILENT_SECONDS = 20.0  # who waits says so five times a second, unless it gets no core
+QUEUE_SECONDS = 2.0  # a queue is left within microseconds, unless somebody has died in it ...
+QUEUE_PATIENCE_SECONDS = 5.0  # ... or who is in it gets no core
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a process ended.
+
+    Attributes:
+        cause: in one line, with the name of the process.
+        own_fault: it failed by itself (raised, crashed, left); otherwise it was killed from outside or had to be.
+        exit_code: of the run, should it end because of this.
+        traceback: of the process, if it left one.
+        collateral: it went down, or did not come up, with the fork server: that says nothing of the process.
+        lasting: another life would only repeat it.
+        ending: how it ended by itself without being able to say so: the name of a signal, an exit code or `HANG`.
+        retired: it has asked for a successor, and ended in good order.
+    """
+
+    cause: str
+    own_fault: bool
+    exit_code: int = 1
+    traceback: str = ""
+    collateral: bool = False
+    lasting: bool = False
+    ending: str = ""
+    retired: bool = False
+
+
+@dataclass
+class PlaceHistory:
+    """The deaths in one place.
+
+    Attributes:
+        idle_deaths: in a row, without a unit of work in between.
+        faults: own faults in a row, each within `SETTLED_SECONDS` of a start.
+    """
+
+    idle_deaths: int = 0
+    faults: int = 0
+
+    def delay(self, death: Death, *, worked: bool, lived_seconds: float) -> float | None:
+        """After how many seconds the place may be taken again; None: it is given up.
+
+        What fails by itself soon after every start is a bug that the user must see, however much is done in between;
+        what is killed, by the kernel for example when memory is short, may go on as long as it gets something done.
+
+        Args:
+            death: the latest.
+            worked: whether it has done a unit of work in its life.
+            lived_seconds: how long that was.
+        """
+        if death.collateral:
+            return SERVER_SECONDS
+        if death.retired:
+            return 0.0
+        self.idle_deaths = 0 if worked else self.idle_deaths + 1
+        self.faults = (0 if lived_seconds >= SETTLED_SECONDS else self.faults) + death.own_fault
+        if death.lasting:
+            return None
+        if self.idle_deaths >= MAX_IDLE_DEATHS or self.faults >= MAX_FAULTS:
+            return None
+        return BACKOFF_SECONDS[min(self.idle_deaths, len(BACKOFF_SECONDS) - 1)]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is waited for how long.
+
+    Attributes:
+        restart: whether a process is started again where one has ended; otherwise that ends the run.
+        reset_seconds: for the first reset of the environments of a group.
+        step_seconds: for one turn of an actor.
+        work_seconds: for everything else that a process does at a time.
+    """
+
+    restart: bool
+    reset_seconds: float
+    step_seconds: float
+    work_seconds: float
+
+    @classmethod
+    def of_flags(cls, flags: SamplingConfig, *, in_legs: bool = False) -> "Limits":
+        """The limits that the flags describe; in a leg nobody can repeat what a dead process did, but a start can."""
+        reset, step, work = flags.reset_timeout_seconds, flags.step_timeout_seconds, flags.work_timeout_seconds
+        return cls(flags.restart_workers and not in_legs, reset, step, work)
+
+    def of(self, activity: Activity, *, is_actor: bool) -> float:
+        """How long a process may do one thing."""
+        if activity is Activity.RESETTING:
+            return self.reset_seconds
+        if is_actor and activity is Activity.WORKING:
+            return self.step_seconds
+        if is_actor and activity is Activity.WAITING:  # its death stays unknown while the fork server is stopped
+            return min(max(self.step_seconds, SILENT_SECONDS), self.work_seconds)
+        return self.work_seconds
+
+    def hang(self, name: str, pulse: Pulse, now: float, *, is_actor: bool) -> Death | None:
+        """The end of a process that has done one thing for too long; None for all others."""
+        seconds = now - pulse.since
+        if seconds <= self.of(pulse.activity, is_actor=is_actor):
+            return None
+        what = {
+            Activity.RESETTING: "the first reset of its environments took longer than",
+            Activity.WORKING: "a step of its environments takes longer than" if is_actor else "hangs in its work for",
+        }.get(pulse.activity, "gives no sign of life for")
+        exit_code = EnvironmentFailure.exit_code if is_actor else 1
+        return Death(f"{name}: {what} {seconds:.0f} s", own_fault=True, exit_code=exit_code, ending=HANG)

@@ -1,0 +1,333 @@
+"""The processes of a run as main sees them: started, listened to, started again when they end, and ended."""
+
+import logging
+import multiprocessing
+import multiprocessing.connection
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+
+from algorithms.runtime.memory.heartbeat import Heartbeat, Pulse
+from algorithms.runtime.messages import (
+    Begin,
+    Message,
+    Stop,
+    WorkerFailed,
+    WorkerReady,
+    WorkerRestarted,
+    WorkerRetires,
+)
+from algorithms.runtime.processes.channels import Links, Postbox
+from algorithms.runtime.processes.crash_recorder import FlightRecorder
+from algorithms.runtime.processes.janitor import Janitor, kill_group
+from algorithms.runtime.processes.prctl import sleeps
+from algorithms.runtime.processes.process import (
+    LOST,
+    Build,
+    ProcessPlan,
+    cause_of_death,
+    crash_report,
+    ending_of,
+    run_process,
+    stack_of,
+)
+from algorithms.runtime.processes.restarts import QUEUE_PATIENCE_SECONDS, QUEUE_SECONDS, Death, Limits, PlaceHistory
+from utils.errors import AppoError
+
+log = logging.getLogger(__name__)
+
+JOIN_SECONDS = 1.0
+EXIT_CODE_SECONDS = 0.5
+PAUSE_SECONDS = 1.0
+
+
+class WorkerError(AppoError):
+    """A worker process failed or died; `traceback` is its own, if it could still send it."""
+
+    def __init__(self, summary: str, exit_code: int = 1, traceback: str = "") -> None:
+        super().__init__(summary)
+        self.exit_code, self.traceback = exit_code, traceback
+
+
+@dataclass
+class Place:
+    """Where one process of the run lives; a process that is started again in it gets the next generation.
+
+    Attributes:
+        postbox: for messages to it and from it.
+        started: monotonic seconds.
+        work_before: what had been done in this place when the process was ready; None until then.
+    """
+
+    plan: ProcessPlan
+    process: BaseProcess
+    postbox: Postbox
+    heartbeat: Heartbeat
+    started: float
+    work_before: int | None = None
+
+    def failure(self, heard: list[Message], *, ended: bool) -> Death | None:
+        """How the process has ended, by its own words or those of the kernel; None if it has not."""
+        name = self.plan.name
+        for message in heard:
+            if isinstance(message, WorkerFailed):
+                cause = f"{name}: {message.summary}"
+                return Death(cause, True, message.exit_code, message.traceback, lasting=message.lasting)
+            if isinstance(message, WorkerRetires):
+                return Death(f"{name}: {message.reason}", own_fault=False, retired=True)
+        if not ended:
+            return None
+        self.process.join(EXIT_CODE_SECONDS)
+        code = self.process.exitcode
+        from_outside = code in (None, LOST, -signal.SIGKILL)
+        report = crash_report(self.plan.log_path)
+        ending = "" if from_outside else ending_of(code)
+        cause = cause_of_death(name, code)
+        return Death(cause, not from_outside, traceback=report, collateral=code == LOST, ending=ending)
+
+    def end(self, janitor: Janitor) -> None:
+        """End the process and all that its environments have started."""
+        self.process.kill()
+        self.bury(janitor, time.monotonic() + JOIN_SECONDS)
+
+    def bury(self, janitor: Janitor, deadline: float) -> None:
+        """Clean up after a process that has been killed or has ended."""
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        self.postbox.pipe.close()
+        if self.plan.runs_environments:
+            kill_group(self.process.pid or 0)
+            janitor.forget(self.process.pid or 0)
+
+
+class Supervisor:
+    """Starts processes, passes messages between them and main, starts them again, and ends them.
+
+    Args:
+        links: doorbells and queues of all processes.
+        janitor: told which process groups there are.
+        limits: when a process counts as hanging, and what follows.
+        launch: starts the process of that name and generation through `start`.
+        work_of: units of work done so far in the place of that name.
+        recorder: told of the end of every process, before anybody takes its place.
+
+    Attributes:
+        begun: whether all processes have been ready; what fails before ends the run.
+        due: when places are taken again that are empty now, monotonic seconds.
+        deaths: so far, of those who have not retired; the latest one is `last_death`.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        janitor: Janitor,
+        limits: Limits,
+        launch: Callable[[str, int], None],
+        work_of: Callable[[str], int],
+        recorder: FlightRecorder,
+    ) -> None:
+        self.links, self.janitor, self.limits = links, janitor, limits
+        self._launch, self._work_of, self._recorder = launch, work_of, recorder
+        self.places: dict[str, Place] = {}
+        self.begun, self.deaths = False, 0
+        self.due: dict[str, float] = {}
+        self.last_death: Death | None = None
+        self._generations: dict[str, int] = {}
+        self._gone: dict[str, Death] = {}  # how the last one in each place ended
+        self._histories: dict[str, PlaceHistory] = {}
+        self._resumed = self._polled = time.monotonic()
+
+    def start(self, context: ForkServerContext | SpawnContext, plan: ProcessPlan, build: Build) -> None:
+        """Start a process; from the main thread only, as the parent-death signal follows the starting thread."""
+        ours, theirs = context.Pipe(duplex=True)
+        process = context.Process(target=run_process, args=(plan, theirs, build), name=plan.name, daemon=False)
+        heartbeat = Heartbeat(plan.arena, plan.row)
+        heartbeat.clear()
+        process.start()
+        theirs.close()
+        if plan.runs_environments:
+            self.janitor.watch(process.pid or 0)
+        self._generations[plan.name] = plan.generation
+        postbox = Postbox(ours, self.links.bells[plan.name])
+        self.places[plan.name] = Place(plan, process, postbox, heartbeat, time.monotonic())
+
+    def begin(self) -> None:
+        """All processes are ready: let them work. Whoever ends from now on is replaced."""
+        for name in self.places:
+            self.send(name, Begin())
+        self.begun = True
+
+    def poll(self, timeout_seconds: float) -> list[tuple[str, Message]]:
+        """Messages that have arrived from workers, after waiting for at most this long.
+
+        Raises:
+            WorkerError: a worker failed, died or hangs, and is not replaced.
+        """
+        messages: list[tuple[str, Message]] = list(self._replace_dead())
+        places = list(self.places.values())
+        waiting = [w for p in places for w in (p.postbox.pipe, p.process.sentinel)]
+        ready = set(multiprocessing.connection.wait(waiting, self._patience(timeout_seconds)))
+        self._note_pause(timeout_seconds)
+        self.janitor.revive()
+        for place in places:
+            place.postbox.flush()
+            heard = place.postbox.take() if {place.postbox.pipe, place.process.sentinel} & ready else []
+            messages += [(place.plan.name, message) for message in heard]
+            if any(isinstance(message, WorkerReady) for message in heard):
+                self._welcome(place)
+            gone = self.places.get(place.plan.name) is not place  # with the other end of a queue
+            if not gone and (death := self._death(place, heard, ended=place.process.sentinel in ready)):
+                self._lose(place, death)
+        return messages
+
+    def send(self, name: str, message: Message) -> None:
+        """Leave a message for a process and wake it; one that is gone is noticed by `poll`."""
+        if name in self.places:
+            self.places[name].postbox.post(message)
+
+    def pulses(self) -> dict[str, Pulse]:
+        """The heartbeats of all living processes; nobody did anything while the machine or the run was paused."""
+        return {name: place.heartbeat.read().not_before(self._resumed) for name, place in self.places.items()}
+
+    def stop(self, names: list[str], deadline: float) -> Iterator[tuple[str, Message]]:
+        """Ask processes to stop; yields their last messages until all have ended or monotonic `deadline` has passed."""
+        for name in names:
+            self.send(name, Stop())
+        running = dict.fromkeys(names)
+        while running and (left := deadline - time.monotonic()) > 0:
+            places = {name: self.places[name] for name in running}
+            waiting = [w for p in places.values() for w in (p.postbox.pipe, p.process.sentinel) if not _closed(w)]
+            ready = set(multiprocessing.connection.wait(waiting, min(left, 0.1)))
+            for name, place in places.items():
+                place.postbox.flush()
+                for message in place.postbox.take():
+                    yield name, message
+                if place.process.sentinel in ready:  # since before that was read
+                    del running[name]
+
+    def kill_all(self) -> None:
+        """End whatever still runs, what environments have started included, and forget all processes."""
+        self.due.clear()
+        for place in self.places.values():
+            if place.process.is_alive():
+                place.process.kill()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for place in self.places.values():
+            place.bury(self.janitor, deadline)
+        self.places.clear()
+
+    def _welcome(self, place: Place) -> None:
+        place.work_before = self._work_of(place.plan.name)
+        if self.begun:
+            self.send(place.plan.name, Begin())
+
+    def _death(self, place: Place, heard: list[Message], *, ended: bool) -> Death | None:
+        """How a process has ended or will have to; None while all is well."""
+        if death := place.failure(heard, ended=ended):
+            return death
+        pulse, now = place.heartbeat.read().not_before(self._resumed), time.monotonic()
+        other = None if pulse.peer is None else self.places.get(_other_end(place, pulse.peer))
+        if pulse.peer is not None and _are_stuck((place, other), now - pulse.entered):
+            return self._renew_queue(place, pulse.peer)
+        hang = self.limits.hang(place.plan.name, pulse, now, is_actor=place.plan.runs_environments)
+        return replace(hang, traceback=_stacks(place, self._recorder)) if hang else None
+
+    def _renew_queue(self, place: Place, peer: int) -> Death:
+        """Give both ends of a queue a new one, as somebody has died in the old one and holds its mutex for ever."""
+        worker = place.plan.workers[0]
+        actor, policy = (worker.index, peer) if worker.role == "actor" else (peer, worker.index)
+        other = _other_end(place, peer)
+        place.end(self.janitor)
+        blocked = "blocked in its queue to {} by a process that died in it"
+        if other in self.places:
+            self._lose(self.places[other], Death(f"{other}: {blocked.format(place.plan.name)}", own_fault=False))
+        self.links.renew(actor, policy)
+        return Death(f"{place.plan.name}: {blocked.format(other)}", own_fault=False)
+
+    def _lose(self, place: Place, death: Death) -> None:
+        """End what is left of a process, and have its place taken again after a while.
+
+        Raises:
+            WorkerError: it is given up.
+        """
+        name, now = place.plan.name, time.monotonic()
+        place.end(self.janitor)
+        del self.places[name]
+        self._recorder.tell(name, death)
+        self._gone[name] = death
+        self.deaths += not death.retired
+        self.last_death = self.last_death if death.retired else death
+        worked = place.work_before is not None and self._work_of(name) > place.work_before
+        self._plan_restart(name, death, worked=worked, lived_seconds=now - place.started)
+
+    def _plan_restart(self, name: str, death: Death, *, worked: bool, lived_seconds: float) -> None:
+        history = self._histories.setdefault(name, PlaceHistory())
+        delay = history.delay(death, worked=worked, lived_seconds=lived_seconds)
+        if delay is None or not (self.begun and self.limits.restart):
+            raise WorkerError(death.cause, death.exit_code, death.traceback)
+        log.warning("%s; starting it again (restart %d)", death.cause, self._generations[name] + 1)
+        if death.traceback:
+            log.info("%s", death.traceback.rstrip())
+        self.due[name] = time.monotonic() + delay
+
+    def _replace_dead(self) -> Iterator[tuple[str, Message]]:
+        """Start what is due."""
+        now = time.monotonic()
+        for name in [name for name, due in self.due.items() if due <= now]:
+            del self.due[name]
+            generation = self._generations[name] + 1
+            try:
+                self._launch(name, generation)
+            except (OSError, EOFError) as error:  # the fork server has just died; the next attempt starts another one
+                cause = f"{name} could not be started: {error or type(error).__name__}"
+                self.deaths += 1
+                self._plan_restart(name, Death(cause, False, collateral=True), worked=False, lived_seconds=0.0)
+                continue
+            death = self._gone[name]
+            yield name, WorkerRestarted(name, generation, death.cause, death.retired)
+            # Whoever was about to wake another one has perhaps left a message and not rung.
+            for bell in self.links.bells.values():
+                bell.ring()
+
+    def _patience(self, timeout_seconds: float) -> float:
+        """How long to wait for messages: no longer than until the next place is taken again."""
+        return max(0.0, min([timeout_seconds, *(due - time.monotonic() for due in self.due.values())]))
+
+    def _note_pause(self, timeout_seconds: float) -> None:
+        """When main itself has not run for a while (a laptop sleeps, the run is stopped), nobody else hangs."""
+        now = time.monotonic()
+        if now - self._polled > timeout_seconds + PAUSE_SECONDS:
+            self._resumed = now
+        self._polled = now
+
+
+def _stacks(place: Place, recorder: FlightRecorder) -> str:
+    """The stacks of a process that hangs; what it was doing is noted before."""
+    recorder.look(place.plan.name)
+    return stack_of(place.process, place.plan.log_path)
+
+
+def _are_stuck(ends: Sequence[Place | None], seconds: float) -> bool:
+    """Whether a process has been in its queue to a peer for that long because somebody has died in there.
+
+    On a machine with too few cores whoever holds the mutex may be alive and kept from running, for a while.
+
+    Args:
+        ends: both processes; None: there is none now.
+        seconds: how long.
+    """
+    if seconds <= QUEUE_SECONDS or seconds > QUEUE_PATIENCE_SECONDS:
+        return seconds > QUEUE_SECONDS
+    return all(sleeps(end.process.pid or 0) for end in ends if end)
+
+
+def _other_end(place: Place, peer: int) -> str:
+    """The process at the other end of the queue to that peer: queues join actors and learners."""
+    return f"learner_{peer}" if place.plan.workers[0].role == "actor" else f"actor_{peer}"
+
+
+def _closed(waitable: object) -> bool:
+    return isinstance(waitable, Connection) and waitable.closed

@@ -1,0 +1,454 @@
+"""One vectorized environment and the trajectory slots it fills: the hot path of an actor worker.
+
+A group waits for actions, takes a step, writes it into its slot and asks for the next actions. At the end of a slot
+it hands the slot over and goes on in a free one; when there is none it stays put until a learner releases one. That
+is all the back-pressure there is.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from algorithms.runtime.callbacks import EpisodeWatch, Hooks, Step, Trajectory, read_only
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.slots import FinalObservations, Trajectories, handed_over, take_back
+from algorithms.runtime.messages import (
+    ActionRequest,
+    EpisodesDone,
+    MatchResults,
+    OpponentsReleased,
+    OpponentTable,
+    SlotReleased,
+    TrajectoryReady,
+)
+from envs.spec import EpisodeStats, GroupEnv, StepRow
+from utils.failpoints import failpoint
+from utils.timing import ENV, FRAMEWORK, clock
+
+COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released", "rebuilds")
+
+NOTED = (*COUNTS, "episodes")  # as `Trajectories.group_counts` has them
+
+Outgoing = ActionRequest | TrajectoryReady | EpisodesDone | MatchResults | OpponentsReleased
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What a group is told once.
+
+    Attributes:
+        index: number of the group in the run.
+        slots: the slots it owns.
+        start: step at which its first trajectory starts, so that the groups' slots complete evenly.
+        num_policies: policies to draw from.
+        num_past: how many of them, the last ones, are places of past versions, whose steps nobody learns from.
+        past_share: probability that a game is one against a past version.
+        per_row_policy: whether the agents of one env may play under different policies.
+        policy_mapping: name of the user's function that chooses policies; empty: see `PolicyMatchmaker`.
+        reward_shaping: coefficients of rewards for every policy, as far as they are not the environment's.
+        reward_scale: factor on rewards for training.
+        reward_clip: bound on their absolute value after scaling; 0: none.
+        keep: never hand slots over (sampling speed only).
+        generation: how often the group's actor has been started.
+    """
+
+    index: int
+    slots: Sequence[int]
+    start: int
+    num_policies: int = 1
+    num_past: int = 0
+    past_share: float = 0.0
+    per_row_policy: bool = True
+    policy_mapping: str = ""
+    reward_shaping: tuple[Mapping[str, Any], ...] = ()
+    reward_scale: float = 1.0
+    reward_clip: float = 0.0
+    keep: bool = False
+    generation: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """Views of one step of one slot, made once: indexing them anew would cost more than the rest of the step."""
+
+    action: Array
+    valid: Array
+    out: StepRow
+
+
+class Matchmaker(Protocol):
+    """Decides which policy plays in which row of a group; `population.matchmaking` has those of several policies.
+
+    Attributes:
+        present: policies that play in the group now.
+        shaping: coefficients of every policy's rewards; {}: the environment's own.
+    """
+
+    present: tuple[int, ...]
+    shaping: list[Mapping[str, Any]]
+
+    def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
+        """Draw the policy [R] of the rows in which an episode starts, `first` [R], in place."""
+        ...
+
+    def shape(self, policy: int, shaping: Mapping[str, Any], envs: object) -> None:
+        """Reward a policy by these coefficients from now on."""
+        ...
+
+    def record(self, row: StepRow, valid: Array, policy: Array) -> None:
+        """Take in a step of every row, [R]; rewards as the environment gave them."""
+        ...
+
+    def take_table(self, table: OpponentTable) -> None:
+        """Draw opponents by this table from now on."""
+        ...
+
+    def answer(self, group: int) -> Iterator[OpponentsReleased]:
+        """Say once when nobody plays any more in the seats that the last table has left out."""
+        ...
+
+    def report(self, now: bool = False) -> Iterator[MatchResults]:
+        """Report how games have ended since the last report, if that is old enough or `now`."""
+        ...
+
+
+class OnePolicy:
+    """Lets the only policy play everywhere."""
+
+    def __init__(self) -> None:
+        self.present: tuple[int, ...] = (0,)
+        self.shaping: list[Mapping[str, Any]] = [{}]
+
+    def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
+        """Nothing is to be drawn."""
+
+    def shape(self, policy: int, shaping: Mapping[str, Any], envs: object) -> None:
+        """The rewards of an only policy are not shaped."""
+
+    def record(self, row: StepRow, valid: Array, policy: Array) -> None:
+        """Nothing is to be kept."""
+
+    def take_table(self, table: OpponentTable) -> None:
+        """An only policy has no opponents."""
+
+    def answer(self, group: int) -> Iterator[OpponentsReleased]:
+        """Say nothing."""
+        yield from ()
+
+    def report(self, now: bool = False) -> Iterator[MatchResults]:
+        """Say nothing."""
+        yield from ()
+
+
+MakeMatchmaker = Callable[[GroupPlan, GroupEnv, np.random.Generator], Matchmaker]
+
+
+def only_policy(plan: GroupPlan, envs: GroupEnv, random: np.random.Generator) -> Matchmaker:
+    """Return the draw of a run with one policy."""
+    return OnePolicy()
+
+
+class EnvGroup:
+    """Steps the environments of one group and knows where in which slot they are.
+
+    Args:
+        plan: of the group.
+        envs: of the group.
+        trajectories, finals: the shared arrays.
+        seeds: of the environments and of the draw of policies.
+        make_matchmaker: makes the draw of policies, where there are several.
+    """
+
+    def __init__(
+        self,
+        plan: GroupPlan,
+        envs: GroupEnv,
+        trajectories: Trajectories,
+        finals: FinalObservations,
+        seeds: np.random.SeedSequence,
+        make_matchmaker: MakeMatchmaker = only_policy,
+    ) -> None:
+        self.plan, self.envs, self.trajectories = plan, envs, trajectories
+        env_seeds, policy_seeds = seeds.spawn(2)
+        # 31 bits: some environments keep seeds in a signed int
+        self.seeds = [int(s) >> 1 for s in env_seeds.generate_state(envs.num_rows // envs.spec.num_agents)]
+        self.matchmaker = make_matchmaker(plan, envs, np.random.default_rng(policy_seeds))
+        self.matchmaker.shaping[: len(plan.reward_shaping)] = plan.reward_shaping
+        self.rollout = trajectories.valid.shape[1]
+        self.steps = {slot: self._steps(slot, finals) for slot in plan.slots}
+        self.free = deque(take_back(trajectories, plan.slots))
+        trajectories.num_frames[list(self.free)] = envs.spec.frames_per_step
+        self.slot, self.step = -1, plan.start
+        self.previous, self.retiring = -1, False  # the slot filled last; whether it begins no trajectory any more
+        self.waiting: set[int] = set()  # policies whose actions the present step still lacks
+        self.episodes = Episodes(envs.num_rows)
+        self._counts = trajectories.group_counts[plan.index]  # 0, unless an actor has died in this place
+        *counts, self.episodes.count = self._counts[: len(NOTED)].tolist()
+        self.totals = dict(zip(COUNTS, counts, strict=True))
+        self._rebuilds_before = self.totals["rebuilds"]
+        self.totals["released"] = self.totals["sent"] - sum(1 for _ in self._handed_over())
+        carried = trajectories.first[plan.slots[0], 0]
+        self._carry_obs = {key: np.empty_like(a[plan.slots[0], 0]) for key, a in trajectories.obs.items()}
+        self._carry_first = np.ones_like(carried)
+        self._carry_policy = np.zeros(carried.shape, np.int32)
+
+    def begin(self) -> Iterator[Outgoing]:
+        """Ask for the first actions; the environments have been reset.
+
+        What an actor that died in this place has handed over is handed over once more: nobody may have heard of it.
+        """
+        yield from self._handed_over()
+        yield from self._begin_trajectory()
+
+    def reset(self) -> None:
+        """Reset every environment; their first observations wait for the first slot."""
+        self.envs.reset(self.seeds, self._carry_obs)
+        self._draw_policies(self._carry_policy, self._carry_first)
+
+    def advance(self) -> Iterator[Outgoing]:
+        """Take the step whose actions have arrived, and ask for the next ones or hand the slot over."""
+        slot, step = self.slot, self.step
+        if step == self.rollout:  # only final values were missing
+            yield from self._hand_over()
+            return
+        now = self.steps[slot][step]
+        failpoint("actor.step")
+        clock.enter(ENV)
+        stats = self.envs.step(now.action, now.out)
+        clock.enter(FRAMEWORK)
+        if self.envs.spec.same_step:
+            now.valid[:] = True
+        else:
+            np.logical_not(now.out.first, out=now.valid)
+        num_valid = int(np.count_nonzero(now.valid))
+        clock.collected += num_valid
+        self.episodes.record(now.out, now.valid, self.trajectories.policy_id[slot, step], stats)
+        self.matchmaker.record(now.out, now.valid, self.trajectories.policy_id[slot, step])
+        if num_valid < now.valid.size:
+            self.episodes.forget(~now.valid)
+        self._shape(now.out.reward)
+        if self.plan.num_policies > 1:
+            self._carry_on_policies(slot, step)
+            yield from self.matchmaker.answer(self.plan.index)
+        self.step = step + 1
+        if self.step < self.rollout or (now.out.has_final is not None and now.out.has_final.any()):
+            yield from self._request()
+        else:
+            yield from self._hand_over()
+
+    def release(self, message: SlotReleased) -> Iterator[Outgoing]:
+        """Take back a slot from one learner; go on if the group waited for it."""
+        slot, owner = message.slot, self.trajectories.owner
+        bit = 1 << message.policy
+        if message.sequence != self.trajectories.sequence[slot] or not int(owner[slot]) & bit:
+            return
+        owner[slot] &= ~bit
+        self.totals["released"] += 1
+        if not owner[slot]:
+            self.free.append(slot)
+            if self.slot < 0:
+                clock.parked -= 1
+                yield from self._begin_trajectory()
+
+    def _steps(self, slot: int, finals: FinalObservations) -> list[_Step]:
+        t, index, same_step = self.trajectories, self.plan.index, self.envs.spec.same_step
+        final_obs = {key: a[index] for key, a in finals.final_obs.items()} if same_step else {}
+        has_final = finals.has_final[index] if same_step else None
+        return [
+            _Step(
+                t.action[slot, i],
+                t.valid[slot, i],
+                StepRow(
+                    obs={key: a[slot, i + 1] for key, a in t.obs.items()},
+                    first=t.first[slot, i + 1],
+                    reward=t.reward[slot, i],
+                    terminated=t.terminated[slot, i],
+                    truncated=t.truncated[slot, i],
+                    num_frames=t.num_frames[slot, i],
+                    final_obs=final_obs,
+                    has_final=has_final,
+                ),
+            )
+            for i in range(self.rollout)
+        ]
+
+    def _begin_trajectory(self) -> Iterator[Outgoing]:
+        """Go on in a free slot, or stay put until a learner releases one."""
+        if self.retiring or not self.free:
+            self.slot = -1
+            clock.parked += 1
+            return
+        slot, t = self.free.popleft(), self.trajectories
+        start = 0 if self.totals["trajectories"] else self.plan.start
+        t.continues[slot] = self.previous
+        for key, row in self._carry_obs.items():
+            t.obs[key][slot, start] = row
+        t.first[slot, start] = self._carry_first
+        t.policy_id[slot, start] = self._carry_policy
+        if start:  # the steps before a late start were never taken
+            t.first[slot, : start + 1] = True
+            t.valid[slot, :start] = False
+            t.policy_id[slot, :start] = self._carry_policy
+        self.slot, self.step = slot, start
+        yield from self._request()
+
+    def _request(self) -> Iterator[Outgoing]:
+        self.waiting = set(self.matchmaker.present)
+        if self.plan.num_policies > 1 and self.envs.spec.same_step and self.step:
+            has_final = self.steps[self.slot][self.step - 1].out.has_final
+            self.waiting.update(self.trajectories.policy_id[self.slot, self.step - 1][has_final].tolist())
+        for policy in sorted(self.waiting):
+            yield ActionRequest(policy, self.plan.index, self.slot, self.step, self.plan.generation)
+
+    def _hand_over(self) -> Iterator[Outgoing]:
+        """Give the slot to the learners of the policies that acted in it, and begin the next trajectory."""
+        slot, t, end = self.slot, self.trajectories, self.rollout
+        self.previous = slot
+        for key, row in self._carry_obs.items():
+            row[:] = t.obs[key][slot, end]
+        self._carry_first[:] = t.first[slot, end]
+        self._carry_policy[:] = t.policy_id[slot, end]
+        valid = int(np.count_nonzero(t.valid[slot]))
+        self.totals["collected"] += valid
+        self.totals["reset_rows"] += t.valid[slot].size - valid
+        self.totals["trajectories"] += 1
+        yield from self.episodes.flush()
+        yield from self.matchmaker.report()
+        if self.plan.keep:
+            self.free.append(slot)
+        else:
+            policies = self._policies_of(slot)
+            self.totals["sent"] += len(policies)
+            t.sequence[slot] += 1
+            t.owner[slot] = sum(1 << p for p in policies)
+            self.note_counts()
+            for policy in policies:
+                yield TrajectoryReady(policy, slot, int(t.sequence[slot]), self.plan.generation)
+        yield from self._begin_trajectory()
+
+    def note_counts(self) -> None:
+        """Keep the totals where the next actor in this place finds them."""
+        self.totals["rebuilds"] = self._rebuilds_before + self.envs.rebuilds
+        self._counts[: len(NOTED)] = [*self.totals.values(), self.episodes.count]
+
+    def _handed_over(self) -> Iterator[TrajectoryReady]:
+        return handed_over(self.trajectories, self.plan.slots, self.plan.generation)
+
+    def _policies_of(self, slot: int) -> list[int]:
+        if self.plan.num_policies == 1:
+            return [0]
+        learning = self.plan.num_policies - self.plan.num_past
+        return [int(p) for p in np.unique(self.trajectories.policy_id[slot, : self.rollout]) if p < learning]
+
+    def _shape(self, reward: Array) -> None:
+        if self.plan.reward_scale != 1.0:
+            np.multiply(reward, self.plan.reward_scale, out=reward)
+        if self.plan.reward_clip:
+            np.clip(reward, -self.plan.reward_clip, self.plan.reward_clip, out=reward)
+
+    def _carry_on_policies(self, slot: int, step: int) -> None:
+        policy, first = self.trajectories.policy_id[slot], self.trajectories.first[slot, step + 1]
+        policy[step + 1] = policy[step]
+        if first.any():
+            self._draw_policies(policy[step + 1], first)
+
+    def _draw_policies(self, policy: Array, first: Array) -> None:
+        self.matchmaker.draw(policy, first, self.plan.index * len(self.seeds), self.envs)
+
+
+# Returns and lengths of the episodes of one group, gathered as arrays.
+
+
+FLUSH_SECONDS = 0.2
+
+
+class Episodes:
+    """Accumulates rewards as the env gave them, and reports finished episodes a few times a second."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.count = 0
+        self._return = np.zeros(num_rows, np.float64)
+        self._length, self._frames = np.zeros((2, num_rows), np.int64)
+        self._done = np.zeros(num_rows, np.bool_)
+        self._ended: list[tuple[Array, Array, Array]] = []
+        self._stats: list[tuple[int, dict[str, float]]] = []
+        self._flushed = time.monotonic()
+
+    def record(self, row: StepRow, valid: Array, policy: Array, stats: Sequence[EpisodeStats]) -> None:
+        """Add one step of every row, [R]; remember the episodes that end with it."""
+        self._return += row.reward
+        self._length += np.multiply(row.num_frames, valid, out=self._frames)
+        if np.logical_or(row.terminated, row.truncated, out=self._done).any():
+            ended = self._done.nonzero()[0]
+            self.count += len(ended)
+            self._ended.append((policy[ended], self._return[ended], self._length[ended]))
+            self._return[ended] = 0
+            self._length[ended] = 0
+        for one in stats:
+            self._stats.append((int(policy[one.row]), one.stats))
+
+    def forget(self, rows: Array) -> None:
+        """Drop what was gathered of episodes that go on nowhere: in these rows [R] the next one begins.
+
+        After an episode that ended there is nothing to drop; after a failure of the environment there is.
+        """
+        self._return[rows] = 0
+        self._length[rows] = 0
+
+    def flush(self, now: bool = False) -> Iterator[EpisodesDone]:
+        """Report what has ended, if the last report is old enough or `now`."""
+        if self._ended and (now or time.monotonic() - self._flushed >= FLUSH_SECONDS):
+            policy, episode_return, length = (np.concatenate(arrays) for arrays in zip(*self._ended, strict=True))
+            yield EpisodesDone(policy, episode_return, length, tuple(self._stats))
+            self._ended, self._stats, self._flushed = [], [], time.monotonic()
+
+
+class ToldEpisodes(Episodes):
+    """The episodes of a group, in the place of those it has.
+
+    Args:
+        group: whose they are.
+        hooks: of its actor.
+    """
+
+    def __init__(self, group: EnvGroup, hooks: Hooks) -> None:
+        super().__init__(group.envs.num_rows)
+        self.count = group.episodes.count
+        self._group, self._hooks, self._watch = group, hooks, EpisodeWatch(hooks, group.envs.num_rows)
+        self._num_agents = group.envs.spec.num_agents
+        self._first_env = group.plan.index * group.envs.num_rows // self._num_agents
+
+    def record(self, row: StepRow, valid: Array, policy: Array, stats: Sequence[EpisodeStats]) -> None:
+        """Tell of the step that the group has just taken, too."""
+        slot, step, t = self._group.slot, self._group.step, self._group.trajectories
+        seen = Step(
+            first_env=self._first_env,
+            num_agents=self._num_agents,
+            observations={key: array[slot, step] for key, array in t.obs.items()},
+            actions=t.action[slot, step],
+            rewards=row.reward,
+            num_frames=row.num_frames,
+            terminated=row.terminated,
+            truncated=row.truncated,
+            valid=valid,
+            policies=policy,
+        )
+        super().record(row, valid, policy, [*stats, *self._watch.see(seen, stats)])
+
+    def flush(self, now: bool = False) -> Iterator[EpisodesDone]:
+        """Tell of the trajectory that is handed over, too: whoever asks for no report at once has filled one."""
+        if not now and self._hooks.hears("on_trajectory_end"):
+            self._hooks.tell("on_trajectory_end", self._trajectory())
+        yield from super().flush(now)
+
+    def _trajectory(self) -> Trajectory:
+        slot, t = self._group.slot, self._group.trajectories
+        arrays = (t.first, t.action, t.reward, t.terminated, t.truncated, t.valid, t.policy_id)
+        behaviour = (t.behavior_value, t.behavior_log_prob)
+        observations = {key: array[slot] for key, array in t.obs.items()}
+        whole = (observations, *(array[slot] for array in (*arrays, *behaviour)))
+        return Trajectory(self._first_env, self._num_agents, *(read_only(part) for part in whole))

@@ -1,0 +1,176 @@
+"""`appo compare`: in what runs differ, and how well they learned at equal env steps and after equal time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from algorithms.run.config import FLAGS
+from algorithms.run.folder import check_folders, find_run, saved_flags
+from algorithms.run.summary import summary
+from algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
+from utils.command_line import format_help, leading_words, parse_command_line, print_and_exit, say, wants_help, words_of
+from utils.errors import UsageError
+from utils.flags import flag, flags_of
+from utils.metrics import duration, short_number
+from utils.values import json_text, shown
+
+USAGE = "appo compare RUN RUN... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2"
+SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
+PLACES = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config")
+"""Flags that differ between any two runs."""
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Comparing runs."""
+
+    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+    json: bool = flag(False, "print a JSON object instead of text")
+
+
+class Run(NamedTuple):
+    """What is compared.
+
+    Attributes:
+        name: as it was named on the command line.
+        flags: those it was last started with.
+        state: finished, crashed, ...
+        curve: its mean return.
+    """
+
+    name: str
+    flags: Mapping[str, object]
+    state: str
+    curve: Sequence[Point]
+
+
+class Row(NamedTuple):
+    """A line of the table: a value per run, None where there is none."""
+
+    name: str
+    values: Sequence[Any]
+
+
+def parse_compare(argv: Sequence[str]) -> CompareConfig:
+    """Return the configuration of a command line of `appo compare`; `--help` prints the flags and exits."""
+    flags = flags_of(CompareConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(USAGE, {"Compare": flags}, {}))
+    words, rest = leading_words(argv)
+    config = CompareConfig(**parse_command_line(rest, flags))  # type: ignore[arg-type]
+    config = replace(config, runs=(*words, *config.runs))
+    check_folders(config.train_dir, config.experiments_root, "")
+    if len(config.runs) < 2:
+        raise UsageError(f"appo compare needs two runs or more, got {len(config.runs)}")
+    return config
+
+
+def compare(config: CompareConfig) -> int:
+    """Print what differs; the exit code.
+
+    Raises:
+        UsageError: there is no such run, or it cannot be read.
+    """
+    group = Path(config.train_dir, config.experiments_root)
+    found = [read_run(name, group) for name in config.runs]
+    sections = comparison(found)
+    if config.json:
+        tables = {title: {row.name: row.values for row in rows} for title, rows in sections.items()}
+        say(json_text({"runs": [run.name for run in found], **tables}))
+    else:
+        say("\n".join(_text([run.name for run in found], sections)))
+    return 0
+
+
+def read_run(name: str, group: Path) -> Run:
+    """What a run directory holds."""
+    directory = find_run(name, group)
+    said = summary(directory)
+    return Run(name, flags_of_run(directory), said.state if said else "unknown", read_curve(directory))
+
+
+def flags_of_run(directory: Path) -> dict[str, object]:
+    """The flags a run was last started with; what its version did not know yet had its default."""
+    defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in FLAGS.items()}
+    return defaults | saved_flags(directory)
+
+
+def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
+    """Tables by title: the flags that differ, results, and returns at equal env steps and after equal hours."""
+    return {
+        "flags": _differing([run.flags for run in runs]),
+        "results": [
+            Row("state", [run.state for run in runs]),
+            *(Row(name, [figure(run.curve) if run.curve else None for run in runs]) for name, figure in RESULTS),
+        ],
+        "return_at_env_steps": _at_equal(runs, "env_steps"),
+        "return_at_hours": _at_equal(runs, "hours"),
+    }
+
+
+def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
+    """The names of the flags that not all have alike, without those that differ between any two runs."""
+    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in PLACES)
+    missing = object()
+    return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
+
+
+def _differing(flags: Sequence[Mapping[str, object]]) -> list[Row]:
+    return [Row(name, [mapping.get(name) for mapping in flags]) for name in differing_flags(flags)]
+
+
+def _throughput(curve: Sequence[Point]) -> float | None:
+    """Env steps per second of all the time trained."""
+    return curve[-1].env_steps / curve[-1].hours / 3600 if curve[-1].hours else None
+
+
+RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
+    ("env_steps", lambda curve: curve[-1].env_steps),
+    ("hours", lambda curve: curve[-1].hours),
+    ("env_steps_per_second", _throughput),
+    ("final_return", lambda curve: curve[-1].value),
+    ("best_return", lambda curve: max(point.value for point in curve)),
+)
+
+
+def _at_equal(runs: Sequence[Run], axis: Axis) -> list[Row]:
+    """A row for each of some places on the axis that all runs have reached."""
+    ends = [run.curve[-1].at(axis) for run in runs if run.curve]
+    if len(ends) < 2:
+        return []
+    places = [share * min(ends) for share in SHARES]
+    return [Row(repr(place), [value_at(run.curve, axis, place) for run in runs]) for place in places]
+
+
+def _text(names: Sequence[str], sections: Mapping[str, Sequence[Row]]) -> list[str]:
+    """The tables, one below the other in the same columns."""
+    titles = {"flags": "flags that differ", "results": "", "return_at_env_steps": "mean return after env steps"}
+    rows: list[tuple[str, ...]] = [("", *(shown(name) for name in names))]
+    for title, content in sections.items():
+        heading = titles.get(title, "mean return after")
+        rows += [("",), (heading,)] if heading and content else [("",)] if content else []
+        rows += [(_label(title, row.name), *(_cell(title, row.name, value) for value in row.values)) for row in content]
+    whole = [row for row in rows if len(row) > 1]
+    widths = [max(len(row[column]) for row in whole) for column in range(len(names) + 1)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
+def _label(title: str, name: str) -> str:
+    if title == "return_at_env_steps":
+        return short_number(float(name))
+    if title == "return_at_hours":
+        return duration(float(name) * 3600)
+    return {"hours": "time"}.get(name, name).replace("_", " ") if title == "results" else name
+
+
+def _cell(title: str, name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if title == "flags" or not isinstance(value, int | float):
+        return words_of(value)
+    if name == "hours":
+        return duration(value * 3600)
+    return short_number(value) if name.startswith("env_steps") else f"{value:.2f}"

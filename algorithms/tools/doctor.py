@@ -1,0 +1,326 @@
+"""`appo doctor`: whether this machine, this installation and an environment are fit for training, in half a minute."""
+
+import importlib
+import json
+import math
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from algorithms.run.config import FLAGS, Config, resolve
+from algorithms.run.defaults import chosen_in, told
+from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
+from algorithms.run.plan import RunPlan
+from algorithms.run.preload import preloaded
+from algorithms.run.resources import free_bytes
+from algorithms.run.tuning.choice import choose, is_open, report
+from algorithms.run.tuning.measure import Found, _enter, checked, find_out
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.processes import fork_server, inquiry
+from algorithms.runtime.processes.janitor import Janitor
+from algorithms.tools.examine_env import Exam, try_examining
+from envs.make import check_name
+from envs.spec import EnvSpec
+from utils import limits, machine
+from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
+from utils.errors import AppoError, Interrupted
+from utils.flags import flag, flags_of
+from utils.interrupts import SignalWatch
+from utils.machine import choose_device, cuda_obstacle, has_gpu
+from utils.values import shown
+
+USAGE = "appo doctor [--env=ID] [--json] [flags of appo train]      for example: appo doctor --env=CartPole-v1"
+
+REQUIRED = (
+    "torch",
+    "numpy",
+    "gymnasium",
+    "faster-fifo",
+    "tensorboardX",
+    "safetensors",
+    "psutil",
+    "threadpoolctl",
+    "rich",
+)
+
+IMPORTED = ("torch", "faster_fifo")  # compiled for one version of Python and one kind of machine
+
+OPTIONAL = {
+    "matplotlib": "plots",
+    "imageio-ffmpeg": "video",
+    "ale-py": "atari",
+    "vizdoom": "vizdoom",
+    "mujoco": "mujoco",
+    "minigrid": "minigrid",
+    "box2d": "box2d",
+    "shimmy": "dm-control",
+    "highway-env": "highway",
+    "envpool": "envpool",
+    "pettingzoo": "multiagent",
+    "onnxruntime": "onnx",
+    "huggingface_hub": "hub",
+    "wandb": "wandb",
+}
+
+FEW_FILES, LITTLE_MEMORY, LITTLE_SHARED = 1024, 2 << 30, 64 << 20
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where others leave theirs, not we ours)
+
+START_SECONDS, EXAM_SECONDS = 30.0, 20.0
+
+LEAK_BYTES, LEAK_FILES = 8 << 20, 8
+
+State = Literal["ok", "note", "bad"]
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Looking for what keeps training from working."""
+
+    json: bool = flag(False, "print a JSON object instead of text")
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at: fine, worth knowing, or in the way of training."""
+
+    name: str
+    state: State
+    text: str
+    flags: dict[str, Any] = {}  # noqa: RUF012 (read only) - what it recommends
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Carry out a command line of `appo doctor`: print all findings; 0 if nothing is in the way of training, else 1.
+
+    Raises:
+        UsageError: wrong flags.
+    """
+    own = flags_of(DoctorConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(USAGE, {"Doctor": own}, {}))
+    given = parse_command_line(argv, {**FLAGS, **own})
+    as_json = bool(given.pop("json", False))
+    found = []
+    for finding in findings(given):
+        found.append(finding)
+        if not as_json:
+            say(f"{finding.state:5} {finding.name:12} {finding.text}")
+    ok = all(finding.state != "bad" for finding in found)
+    if as_json:
+        recommended = {name: value for finding in found for name, value in finding.flags.items()}
+        checks = [{"name": f.name, "state": f.state, "text": f.text} for f in found]
+        say(json.dumps({"ok": ok, "checks": checks, "recommended": recommended}))
+    else:
+        say("nothing is in the way of training" if ok else "training will not work before what is bad has changed")
+    return int(not ok)
+
+
+def findings(given: dict[str, object]) -> Iterator[Finding]:
+    """One after the other, as they are made; the environment's only where one is given."""
+    yield from of_installation()
+    yield from of_machine()
+    folder = Path(tempfile.mkdtemp(prefix="appo-doctor-"))
+    try:
+        with SignalWatch() as signals, Janitor() as janitor:
+            inquire = partial(inquiry.Inquiry, log_path=folder / "probe.log", signals=signals, janitor=janitor)
+            yield of_processes(janitor, inquire)
+            if given.get("env"):
+                config, _ = resolve(given | {"train_dir": str(folder), "experiment": "doctor"})
+                yield from of_environment(config, inquire)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def of_installation() -> Iterator[Finding]:
+    """Which packages there are, and whether those that are compiled can be loaded."""
+    versions = {name: _version(name) for name in ("appo", *REQUIRED)}
+    missing = [name for name in REQUIRED if versions[name] is None]
+    said = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    if missing:
+        yield Finding("packages", "bad", f"{', '.join(missing)} missing: pip install -c constraints.txt -e .")
+    else:
+        yield Finding("packages", "ok", said)
+    for module in IMPORTED:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a broken binary may raise anything
+            yield Finding(module, "bad", f"cannot be imported: {type(error).__name__}: {_one_line(error)}")
+    extras = [f"{name} (appo[{extra}])" for name, extra in OPTIONAL.items() if _version(name) is None]
+    yield Finding("extras", "ok", f"not installed: {', '.join(extras)}" if extras else "all are installed")
+
+
+def of_machine() -> Iterator[Finding]:
+    """What a run has to do with."""
+    cores = machine.available_cores()
+    yield Finding("cores", "ok" if cores > 1 else "note", f"{cores}, {machine.processor_name() or 'unknown processor'}")
+    yield _gpu()
+    free = machine.available_memory_bytes()
+    yield Finding("memory", "ok" if free >= LITTLE_MEMORY else "note", f"{_size(free)} free")
+    if SHARED_MEMORY.is_dir():
+        room = shutil.disk_usage(SHARED_MEMORY).free
+        uses = "" if room >= LITTLE_SHARED else ": enough for us, not for every environment (docker run --shm-size=1g)"
+        yield Finding(str(SHARED_MEMORY), "ok" if room >= LITTLE_SHARED else "note", f"{_size(room)} free{uses}")
+    limits.raise_limit()
+    files = limits.limit()
+    few = files is not None and files < FEW_FILES
+    yield Finding("open files", "note" if few else "ok", f"{files or 'any number'} allowed{': raise ulimit -n' * few}")
+
+
+def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> Finding:
+    """Whether processes start as those of a run do, and how fast."""
+    seconds = []
+    try:
+        fork_server.start_fork_server(janitor, preloaded(with_torch=True), with_torch=True)
+        for _ in range(2):
+            begin = time.perf_counter()
+            with inquire(try_nothing, (), method="forkserver") as started:
+                started.answer(START_SECONDS)
+                seconds.append(time.perf_counter() - begin)
+    except Interrupted:
+        raise
+    except (AppoError, OSError) as error:
+        return Finding("processes", "bad", f"cannot be started: {_one_line(error)}")
+    return Finding("processes", "ok", f"start in {1e3 * seconds[1]:.0f} ms, after {seconds[0]:.1f} s for the first one")
+
+
+def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> Iterator[Finding]:
+    """What the environment is like, and what to train it with."""
+    try:
+        check_name(config.env)
+        cores = machine.available_cores()
+        tunes = is_open(config, choose_device(config.run.device), cores)
+        ask = partial(inquire, method="spawn")
+        found = find_out(config, ask, partial(inquire, method="forkserver"), cores if tunes else 0)
+        yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
+        with ask(try_examining, (config,)) as examination:
+            exam = checked(examination.answer(config.sampling.reset_timeout_seconds + EXAM_SECONDS))
+        yield from of_exam(cast(Exam, exam), found.probe.spec)
+        if chosen := chosen_in(found.probe.config, config.undecided):
+            flags = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
+            yield Finding("settings", "ok", told(found.probe.config, config.undecided), flags)
+        yield recommendation(found, cores)
+    except Interrupted:
+        raise
+    except AppoError as error:
+        last = f" ({_one_line(error.traceback.strip().splitlines()[-1])})" if error.traceback else ""
+        yield Finding("env", "bad", f"{_one_line(error)}{last}")
+
+
+def of_exam(exam: Exam, spec: EnvSpec) -> Iterator[Finding]:
+    """Findings from the figures of an examination."""
+    if exam.differs_at is None:
+        yield Finding("seeding", "ok", f"the same seed and actions gave the same {exam.repeated} steps again")
+    else:
+        where = f"step {exam.differs_at}" if exam.differs_at else "the first observation"
+        yield Finding(
+            "seeding", "note", f"the same seed and actions gave something else from {where} on: no exact repeats"
+        )
+    kind = "with the last step of an episode" if spec.same_step else "on the step after the end"
+    if exam.episodes:
+        length = f"{exam.episode_steps:.0f}"
+        yield Finding("episodes", "ok", f"{exam.episodes} of about {length} random steps; a new one begins {kind}")
+    else:
+        yield Finding("episodes", "note", f"none ended in {exam.num_steps} random steps: returns come late (--horizon)")
+    reset = "" if exam.reset_seconds is None else f"; a reset {_time(exam.reset_seconds)}"
+    longest = max(exam.longest_seconds, exam.reset_seconds or 0.0)
+    times = (
+        f"median {_time(exam.median_seconds)}, 99 % below {_time(exam.slow_seconds)}, longest {_time(longest)}{reset}"
+    )
+    yield Finding("step time", "note" if longest > 1.0 else "ok", times)
+    leaks = exam.grown_bytes > LEAK_BYTES or exam.grown_files > LEAK_FILES
+    more = f"{_size(max(0, exam.grown_bytes))} and {max(0, exam.grown_files)} open files more"
+    grown = f"{more} after {exam.grown_steps:,} steps"
+    yield Finding("leaks", "note" if leaks else "ok", f"{grown}{': it leaks, watch the memory of actors' * leaks}")
+
+
+def recommendation(found: Found, cores: int) -> Finding:
+    """The sampling flags that a start would choose now."""
+    spec, model, config = found.probe.spec, found.probe.model, found.probe.config
+
+    def memory(sampling: Sampling) -> int:
+        topology = topology_of(config, sampling, spec.num_agents)
+        budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
+        return sum(field.nbytes for field in RunPlan(config, spec, model, topology, budget, "cpu", 0).fields())
+
+    if found.costs is None:
+        device = choose_device(config.run.device)
+        placement = choose_placement(config, cores, device)
+        sampling, said = plan_workers(config, cores, placement, spec.num_agents), "by fixed rules"
+    else:
+        plan = choose(
+            found.costs, found.planned, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb)
+        )
+        sampling, said = plan.sampling, report(found.costs, plan, spec.num_agents)
+    flags: dict[str, Any] = {
+        "inference": sampling.placement,
+        "num_workers": sampling.num_workers,
+        "num_envs_per_worker": sampling.num_envs_per_worker,
+        "worker_num_splits": sampling.num_splits,
+        "learner_main_loop_num_cores": sampling.learner_threads,
+    }
+    return Finding("recommended", "ok", f"{' '.join(f'--{n}={v}' for n, v in flags.items())} ({said})", flags)
+
+
+def _gpu() -> Finding:
+    if obstacle := cuda_obstacle():
+        return Finding("gpu", "note" if has_gpu() else "ok", f"{obstacle}; networks run on the CPU")
+    try:
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+    except Exception as error:  # drivers and builds without CUDA raise all kinds
+        return Finding("gpu", "bad", f"cannot be used: {_one_line(error)}; --device=cpu works without it")
+    return Finding(
+        "gpu", "ok", f"{properties.name}, {_size(properties.total_memory)}, {torch.cuda.device_count()} in all"
+    )
+
+
+def _spaces(spec: EnvSpec) -> str:
+    """What it shows and takes, in words."""
+    shows = ", ".join(f"{key} {list(o.shape)} {o.dtype}" for key, o in spec.observations.items())
+    takes = ", ".join(f"{part.size} {_kind(part.kind)}" for part in spec.action.parts)
+    agents = f"; {spec.num_agents} agents" if spec.num_agents > 1 else ""
+    frames = f"; {spec.frames_per_step} frames per step" if spec.frames_per_step > 1 else ""
+    return f"shows {shows}; takes {takes}{agents}{frames}"
+
+
+def _kind(kind: str) -> str:
+    return {"categorical": "choices", "bernoulli": "bits", "gaussian": "numbers"}[kind]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())
+
+
+def _size(number: int) -> str:
+    exponent = min(3, int(math.log2(number) // 10)) if number > 0 else 0
+    return f"{number / 1024**exponent:.{0 if exponent < 2 else 1}f} {('B', 'KiB', 'MiB', 'GiB')[exponent]}"
+
+
+def _time(seconds: float) -> str:
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def try_nothing(pipe: Connection, log_path: Path) -> None:
+    """Say that the process has started."""
+    _enter("probe", log_path)
+    pipe.send(True)

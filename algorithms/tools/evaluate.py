@@ -1,0 +1,380 @@
+"""`appo evaluate`: plays checkpoints of a run, beside training or after it, and keeps the one that plays best."""
+
+import contextlib
+import json
+import math
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
+from algorithms.ops.numpy_twins import ActionSampler, is_supported, most_probable
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.player import (
+    EVALUATED_METRIC,
+    FOLDERS,
+    Acts,
+    Player,
+    Run,
+    find_run,
+    load_player,
+    make_envs,
+    play,
+)
+from algorithms.playing.video import draw_offscreen
+from algorithms.run.config import Config
+from algorithms.run.folder import find_run_folder
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import read_plain
+from algorithms.runtime.monitor.overview import read_status
+from algorithms.tools.enjoy import play_run
+from algorithms.tools.flags import EvaluatorConfig
+from envs.spec import EnvSpec, GroupEnv
+from utils import checkpoint_files, machine
+from utils.command_line import say
+from utils.errors import CheckpointError, EnvironmentFailure, ResourceError, UsageError
+from utils.hashed_files import Content
+from utils.metrics import MetricsLog
+from utils.tensorboard import EventWriter
+
+MODES = {"sampled": False, "most_probable": True}
+"""How actions are chosen -> whether the most probable one is taken."""
+
+CONFIDENCE_PERCENT = 95
+
+RESAMPLES = 2000
+
+MOST_OF_THE_CORES = 0.015
+"""What evaluations may take of all cores' time on average, so that training hardly feels them."""
+
+LONGEST_SLEEP_SECONDS = 1.0
+
+LIVING_STATES = ("starting", "training")
+
+SETTINGS = ("best_by", "env_kwargs")
+"""Flags that means must have in common to be compared."""
+
+
+class Evaluation(NamedTuple):
+    """How a policy has played, in one mode.
+
+    Attributes:
+        low, high: confidence interval of the mean return.
+    """
+
+    policy: int
+    env_steps: int
+    mode: str
+    episodes: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    seconds: float
+
+    def line(self) -> str:
+        """One line."""
+        return (
+            f"policy {self.policy} at {self.env_steps} env steps, {self.mode.replace('_', ' ')} actions: return "
+            f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] over {self.episodes} episodes"
+        )
+
+
+def evaluate(config: EvaluatorConfig) -> int:
+    """Evaluate the newest checkpoint of every policy of a run, and go on with newer ones if asked to; the exit code.
+
+    Raises:
+        UsageError: there is no such run, or its environment cannot be made.
+        CheckpointError: there is nothing to evaluate, or nothing that can be used.
+        EnvironmentFailure: the environment raised.
+    """
+    directory = find_run_folder(config.run, Path(config.train_dir))
+    machine.limit_threads(1)
+    if config.every_sec:
+        _give_way()
+    with Evaluator(directory, config) as evaluator:
+        if config.every_sec:
+            evaluator.follow()
+        elif not evaluator.look():
+            raise CheckpointError(f"run {directory.name} has no checkpoint yet")
+    return 0
+
+
+class Evaluator:
+    """Plays the newest checkpoints of a run, every policy in the same episodes.
+
+    A single look at a run that cannot be written keeps nothing, and says so.
+
+    Args:
+        directory: of the run.
+        config: how.
+
+    Attributes:
+        settings: the flags that means must have in common to be compared.
+    """
+
+    def __init__(self, directory: Path, config: EvaluatorConfig) -> None:
+        self.directory, self.config = directory, config
+        self.settings = {name: getattr(config, name) for name in SETTINGS}
+        self.results = directory / "eval"
+        self._seen: dict[int, str] = {}
+        self._envs: GroupEnv | None = None
+        self._log: MetricsLog | None = None
+        self._writers: dict[int, EventWriter] = {}
+        self._filming = Filming(self.results / "videos", config.video_every_min)
+
+    def __enter__(self) -> Self:
+        try:
+            self.results.mkdir(exist_ok=True)
+            self._log = MetricsLog(self.results / "results.jsonl")
+        except OSError as error:
+            if self.config.every_sec:  # nobody may be there to read what is printed
+                raise ResourceError(f"cannot write {self.results}: {error.strerror}") from None
+            sys.stderr.write(f"warning: results are not kept: cannot write {self.results}: {error.strerror}\n")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._close_envs()
+        if self._log is not None:
+            self._log.close()
+        for writer in self._writers.values():
+            writer.close()
+
+    def follow(self) -> None:
+        """Look again and again, until the run has ended and its last checkpoint is evaluated."""
+        while True:
+            begin, used_before, living = time.monotonic(), time.process_time(), self._is_living()
+            try:
+                self.look()
+            except (CheckpointError, EnvironmentFailure, ResourceError) as error:  # the next checkpoint may do better
+                sys.stderr.write(f"warning: {error}\n")
+                self._close_envs()
+            if not living:  # its last checkpoint was there before it said so
+                return
+            rest = (time.process_time() - used_before) / (MOST_OF_THE_CORES * machine.available_cores())
+            due = begin + max(self.config.every_sec, rest)
+            while (left := due - time.monotonic()) > 0 and (left < LONGEST_SLEEP_SECONDS or self._is_living()):
+                time.sleep(min(left, LONGEST_SLEEP_SECONDS))
+
+    def _is_living(self) -> bool:
+        return read_status(self.directory).get("state") in LIVING_STATES
+
+    def look(self) -> list[Evaluation]:
+        """Evaluate what is new since the last look.
+
+        Raises:
+            UsageError, CheckpointError, EnvironmentFailure: as `evaluate`.
+        """
+        parents = {path.name[12:]: path for path in self.directory.glob("checkpoint_p*")}
+        policies = sorted(int(number) for number in parents if number.isdecimal())
+        return [one for policy in policies for one in self._look_at(policy, parents[str(policy)])]
+
+    def _look_at(self, policy: int, parent: Path) -> list[Evaluation]:
+        newest = max((path.name for path in parent.glob("ckpt_*")), default=None)
+        if newest is None or newest == self._seen.get(policy):
+            return []
+        self._seen[policy] = newest
+        run = find_run(self._flags(policy, deterministic=False))
+        found = [self._evaluated(run, policy, mode) for mode in MODES]
+        for one in found:
+            say(one.line())
+        if self._log is None:
+            return found
+        for one in found:
+            self._log.append(one._asdict() | {"seed": self.config.seed, "env_kwargs": self.config.env_kwargs})
+        self._show(policy, found)
+        (chosen,) = (one for one in found if one.mode == self.config.best_by)
+        self._keep_if_best(parent / FOLDERS["best_evaluated"], run, chosen)
+        if self._filming.is_due(policy):
+            played = run._replace(config=_overruled(run.config, self.config))
+            self._filming.film(played, self._flags(policy, deterministic=True), self.config.seed)
+        return found
+
+    def _flags(self, policy: int, *, deterministic: bool) -> EvaluationConfig:
+        return EvaluationConfig(
+            train_dir=str(self.directory.parent),
+            experiment=self.directory.name,
+            policy_index=policy,
+            max_num_episodes=self.config.episodes,
+            max_num_frames=self.config.max_num_frames,
+            deterministic=deterministic,
+            no_render=True,
+        )
+
+    def _evaluated(self, run: Run, policy: int, mode: str) -> Evaluation:
+        flags, begin = self._flags(policy, deterministic=MODES[mode]), time.monotonic()
+        envs = self._envs = self._envs or make_envs(_overruled(run.config, self.config), flags)
+        player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
+        acts = cheapest(player, self.config.seed, deterministic=flags.deterministic)
+        returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
+        mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (float("nan"),) * 2
+        seconds = time.monotonic() - begin
+        return Evaluation(policy, env_steps, mode, len(returns), mean, std, *interval(returns), seconds)
+
+    def _show(self, policy: int, found: list[Evaluation]) -> None:
+        """TensorBoard's curves."""
+        if policy not in self._writers:
+            self._writers[policy] = EventWriter(self.results / ".summary" / f"p{policy}")
+        tags = {f"eval/{one.mode}_{name}": getattr(one, name) for one in found for name in ("mean", "low", "high")}
+        self._writers[policy].add(found[0].env_steps, tags)
+
+    def _keep_if_best(self, folder: Path, run: Run, one: Evaluation) -> None:
+        """Keep a checkpoint instead of the best before, if its mean is higher; says whether the intervals are apart.
+
+        One that was measured with other flags cannot be compared, and gives way; what plays in another environment
+        than the flags of the run describe takes nobody's place.
+        """
+        if self.config.env_kwargs != run.config.logging.eval_env_kwargs:
+            say("not kept as the best: --env_kwargs are not the --eval_env_kwargs of the run")
+            return
+        before = best_kept(folder)
+        comparable = before is not None and before["settings"] in (None, self.settings)
+        if not one.episodes or (before and comparable and one.mean <= before["value"]):
+            return
+        mark = {"metric": EVALUATED_METRIC, "value": one.mean, "low": one.low, "high": one.high}
+        state = read_plain(run.files["state.json"]) | {"best": mark | {"settings": self.settings}}
+        files: dict[str, Content] = {**run.files, "state.json": json.dumps(state, indent=1).encode()}
+        path = checkpoint_files.save(folder, run.checkpoint.name, files)
+        for other in folder.glob("ckpt_*"):
+            if other != path:
+                checkpoint_files.remove(other)
+        sure = ""
+        if before and not comparable:
+            sure = "; the one before was measured with other flags"
+        elif before and one.low <= before["high"]:
+            sure = "; the intervals overlap, so that may be chance"
+        say(f"the best so far: {path}{sure}")
+
+    def _close_envs(self) -> None:
+        if self._envs is not None:
+            self._envs.close()
+        self._envs = None
+
+
+def interval(returns: list[float]) -> tuple[float, float]:
+    """Confidence interval of the mean, by resampling; the same for the same returns.
+
+    Source: Efron 1979, "Bootstrap methods: another look at the jackknife"; percentiles.
+    """
+    if not returns:
+        return float("nan"), float("nan")
+    picks = np.random.default_rng(0).integers(len(returns), size=(RESAMPLES, len(returns)))
+    tail = (100 - CONFIDENCE_PERCENT) / 2
+    low, high = np.percentile(np.asarray(returns)[picks].mean(axis=1), (tail, 100 - tail))
+    return float(low), float(high)
+
+
+def best_kept(folder: Path) -> dict[str, Any] | None:
+    """What the best evaluated checkpoint says of itself: value, low, high, settings; None without one to be read."""
+    for path in sorted(folder.glob("ckpt_*"), reverse=True):
+        with contextlib.suppress(CheckpointError, KeyError):
+            kept = read_plain(checkpoint_files.read(path, "state.json"))["best"]
+            return {name: float(kept[name]) for name in ("value", "low", "high")} | {"settings": kept.get("settings")}
+    return None
+
+
+def _overruled(saved: Config, config: EvaluatorConfig) -> Config:
+    return replace(saved, env=replace(saved.env, env_kwargs={**saved.env.env_kwargs, **config.env_kwargs}))
+
+
+def _give_way() -> None:
+    """Take what others of the session leave, and a little more: on a busy machine nothing else would ever be left.
+
+    Linux shares cores between sessions before it looks at priorities, so this must be in that of the run.
+    """
+    machine.set_niceness(19)
+
+
+# Videos of evaluations: how the newest policy plays, every now and then.
+
+
+class Filming:
+    """Films the first episode of evaluations; what fails costs one film.
+
+    Args:
+        folder: of the videos.
+        every_minutes: the least time between two videos of a policy; 0: none are made.
+    """
+
+    def __init__(self, folder: Path, every_minutes: float) -> None:
+        self.folder, self.every_seconds = folder, 60 * every_minutes
+        self._failed: dict[int, float] = {}  # when a film of a policy last did
+        self._warned = False  # since one succeeded
+        if self.every_seconds:
+            draw_offscreen()  # before anything imports what can draw
+
+    def is_due(self, policy: int) -> bool:
+        """Whether the newest video of a policy, which may be of a run before a restart, is old enough."""
+        if not self.every_seconds:
+            return False
+        newest = self._failed.get(policy, -math.inf)
+        for path in self.folder.glob(f"p{policy}_*.mp4"):
+            with contextlib.suppress(OSError):  # somebody has just removed it
+                newest = max(newest, path.stat().st_mtime)
+        return not 0 <= time.time() - newest < self.every_seconds  # one of the future tells of a clock put back
+
+    def film(self, run: Run, flags: EvaluationConfig, seed: int) -> None:
+        """Play the first episode once more, drawn; the first of several failures in a row is said.
+
+        It is the same episode where the environment draws its random numbers from the seed.
+        """
+        name = f"p{flags.policy_index}_{int(run.checkpoint.name[5:]):012}"
+        for unfinished in self.folder.glob(f".p{flags.policy_index}_*.mp4"):  # of a process that was killed
+            with contextlib.suppress(OSError):  # whatever is in the way says so when the new one is written
+                unfinished.unlink()
+        path = self.folder / f"{name}.mp4"
+        filmed = replace(flags, save_video=str(path), max_num_episodes=1, json=True)
+        try:
+            video = play_run(run, filmed, seed).video
+        except (UsageError, EnvironmentFailure, ResourceError) as error:
+            self._failed[flags.policy_index] = time.time()
+            if not self._warned:
+                sys.stderr.write(f"warning: no video of an evaluation: {error}\n")
+            self._warned = True
+            return
+        self._warned = False
+        if video is not None and video.pictures:
+            say(f"video: {path}, {video.pictures} pictures at {video.pictures_per_second:g} per second")
+
+
+# Playing small networks without torch: evaluating them beside training would be little else than torch's dispatch.
+
+
+class NumpyPlayer:
+    """Acts as a `Player` of one environment does, but for rounding and the random numbers; made by `cheapest`.
+
+    Args:
+        mlp: the network.
+        spec: of the environment.
+        generator: of the random numbers; None: actions are the most probable ones.
+    """
+
+    def __init__(self, mlp: NumpyMlp, spec: EnvSpec, generator: np.random.Generator | None) -> None:
+        rows, self._mlp, self._parts = spec.num_agents, mlp, spec.action.parts
+        self._sampler = None if generator is None else ActionSampler(self._parts, rows, generator)
+        self._logits = np.empty((rows, spec.action.num_logits), np.float32)
+        self._value, self._log_prob = np.empty((2, rows), np.float32)
+        self._action = np.empty((rows, spec.action.num_values), spec.action.dtype)
+
+    def act(self, obs: dict[str, Array], first: Array) -> Array:
+        """Actions [R, A] for observations [R, *], overwritten by the next call; `first` says nothing to an MLP."""
+        self._mlp.act(obs[self._mlp.key], self._logits, self._value)
+        if self._sampler is None:
+            most_probable(self._parts, self._logits, self._action)
+        else:
+            self._sampler.sample(self._logits, self._action, self._log_prob)
+        return self._action
+
+
+def cheapest(player: Player, seed: int, *, deterministic: bool) -> Acts:
+    """Who acts for a player at the smallest cost: itself, unless its network and its actions are simple."""
+    spec = player.spec
+    mlp = None if spec.action_mask or not is_supported(spec.action.parts) else numpy_mlp(player.model, spec.num_agents)
+    if mlp is None:
+        return player
+    return NumpyPlayer(mlp, spec, None if deterministic else np.random.default_rng(seed))

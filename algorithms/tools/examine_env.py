@@ -1,0 +1,187 @@
+"""What an environment is like beyond its spaces: whether it repeats itself, what its steps take, whether it leaks."""
+
+import contextlib
+import gc
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from algorithms.run.config import Config
+from algorithms.run.tuning.measure import _enter, _telling_failures
+from envs.config import EnvConfig
+from envs.make import make_group
+from envs.masks import random_action
+from envs.spec import MASK_KEY, Array, BoolArray, GroupEnv, StepRow
+from utils import limits
+from utils.limits import held_bytes
+
+REPEATED_STEPS, REPEATING_SECONDS = 200, 2.0
+
+STEPPING_SECONDS, MOST_STEPS = 4.0, 200_000
+
+WARM_UP_SHARE = 0.3  # of the time, after which memory and files should not grow any more
+
+SEED = 7
+
+
+class Exam(NamedTuple):
+    """What was found out.
+
+    Attributes:
+        repeated: steps that were taken twice, from the same seed and with the same actions.
+        differs_at: the first of them that showed something else the second time, 0 for the reset; None: none did.
+        num_steps, episodes: that were timed, and the episodes of agents that ended in them.
+        episode_steps: that an agent took in each of those on average; 0 without any.
+        median_seconds, slow_seconds, longest_seconds: of a step; 99 % take less than the second.
+        reset_seconds: median of the steps that reset; None if there were none.
+        grown_steps, grown_bytes, grown_files: after warming up, in so many steps, memory and open files grew by these.
+    """
+
+    repeated: int
+    differs_at: int | None
+    num_steps: int
+    episodes: int
+    episode_steps: float
+    median_seconds: float
+    slow_seconds: float
+    longest_seconds: float
+    reset_seconds: float | None
+    grown_steps: int
+    grown_bytes: int
+    grown_files: int
+
+
+class Walk:
+    """Random steps in a group of environments.
+
+    Args:
+        envs: of the group.
+    """
+
+    def __init__(self, envs: GroupEnv) -> None:
+        self._envs, self._random = envs, np.random.default_rng(0)
+        rows, shown = envs.num_rows, envs.spec.observations
+        obs, final_obs = ({key: np.zeros((rows, *o.shape), o.dtype) for key, o in shown.items()} for _ in range(2))
+        first, terminated, truncated, has_final = np.zeros((4, rows), np.bool_)
+        reward, num_frames = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
+        self.row = StepRow(obs, first, reward, terminated, truncated, num_frames)
+        if envs.spec.same_step:
+            self.row.final_obs, self.row.has_final = final_obs, has_final
+
+    @property
+    def took_part(self) -> BoolArray:
+        """[R] who took the last step; a step that only resets belongs to no episode."""
+        return np.ones_like(self.row.first) if self._envs.spec.same_step else ~self.row.first
+
+    def reset(self, seed: int) -> str:
+        """Begin an episode; what it shows, as a digest."""
+        self._envs.reset([seed], self.row.obs)
+        return _digest(self.row.obs)
+
+    def action(self) -> Array:
+        """A random one that is allowed now."""
+        spec, rows = self._envs.spec, self._envs.num_rows
+        allowed: Array | list[None] = [None] * rows
+        if spec.action_mask:
+            allowed = np.not_equal(self.row.obs[MASK_KEY].reshape(rows, -1), 0)
+        return np.concatenate([random_action(spec.action, mask, self._random) for mask in allowed])
+
+    def step(self, action: Array) -> float:
+        """Take a step; its seconds."""
+        begin = time.perf_counter()
+        self._envs.step(action, self.row)
+        return time.perf_counter() - begin
+
+    def repeat(self, action: Array) -> str:
+        """Take a step; what it shows, as a digest."""
+        self.step(action)
+        row = self.row
+        return _digest(row.obs, row.reward, row.terminated, row.truncated, row.first)
+
+
+def _digest(obs: Mapping[str, Array], *others: Array) -> str:
+    parts = [*(obs[key] for key in sorted(obs)), *others]
+    return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+
+
+def examine(config: EnvConfig) -> Exam:
+    """Step an environment for a few seconds; it is made here.
+
+    Raises:
+        UsageError, EnvironmentFailure: it cannot be made, or its code raised.
+    """
+    with contextlib.closing(make_group(config, 1)) as envs:
+        walk = Walk(envs)
+        repeated, differs_at = _repeat(walk)
+        return _time(walk, repeated, differs_at)
+
+
+def _repeat(walk: Walk) -> tuple[int, int | None]:
+    """How many steps were taken twice, and which of them was another one then."""
+    shown, actions = [walk.reset(SEED)], list[Array]()
+    deadline = time.perf_counter() + REPEATING_SECONDS / 2
+    while len(actions) < REPEATED_STEPS and time.perf_counter() < deadline:
+        actions.append(walk.action())
+        shown.append(walk.repeat(actions[-1]))
+    again = [walk.reset(SEED), *(walk.repeat(action) for action in actions)]
+    differing = (step for step, (before, now) in enumerate(zip(shown, again, strict=True)) if before != now)
+    return len(actions), next(differing, None)
+
+
+def _time(walk: Walk, repeated: int, differs_at: int | None) -> Exam:
+    steps: list[float] = []
+    resets: list[float] = []
+    episodes, ended_steps, warm = 0, 0, (0, 0, 0)
+    walk.reset(SEED)  # so that every episode is seen from its begin
+    length = np.zeros(len(walk.row.first), np.int64)
+    begin = time.perf_counter()
+    while (spent := time.perf_counter() - begin) < STEPPING_SECONDS and len(steps) < MOST_STEPS:
+        if not warm[0] and (spent > WARM_UP_SHARE * STEPPING_SECONDS or len(steps) > WARM_UP_SHARE * MOST_STEPS):
+            warm = _holds(len(steps) + len(resets))
+        seconds = walk.step(walk.action())
+        # An agent that takes no part begins an episode in every step.
+        (resets if walk.row.first.all() else steps).append(seconds)
+        ended = walk.row.terminated | walk.row.truncated
+        length += walk.took_part
+        episodes, ended_steps = episodes + int(ended.sum()), ended_steps + int(length[ended].sum())
+        length[ended] = 0
+    end = _holds(len(steps) + len(resets))
+    median, slow = _quantiles(steps or resets)
+    grown = [after - before for before, after in zip(warm, end, strict=True)] if warm[0] else [0, 0, 0]
+    return Exam(
+        repeated=repeated,
+        differs_at=differs_at,
+        num_steps=end[0],
+        episodes=episodes,
+        episode_steps=ended_steps / max(1, episodes),
+        median_seconds=median,
+        slow_seconds=slow,
+        longest_seconds=max(steps or resets),
+        reset_seconds=_quantiles(resets)[0] if resets else None,
+        grown_steps=grown[0],
+        grown_bytes=grown[1],
+        grown_files=grown[2],
+    )
+
+
+def _holds(steps: int) -> tuple[int, int, int]:
+    """Steps so far, memory and open files."""
+    gc.collect()
+    return steps, held_bytes(), limits.num_open()
+
+
+def _quantiles(seconds: Sequence[float]) -> tuple[float, float]:
+    median, slow = np.quantile(seconds, [0.5, 0.99])
+    return float(median), float(slow)
+
+
+def try_examining(pipe: Connection, log_path: Path, config: Config) -> None:
+    """Send an `Exam` of the environment, or a `WorkerFailed`."""
+    _enter("probe", log_path)
+    with _telling_failures(pipe):
+        pipe.send(examine(config.env))

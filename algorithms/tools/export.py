@@ -1,0 +1,336 @@
+"""`appo export`: a policy as one ONNX file that needs neither torch nor this framework, checked before it is kept."""
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.encoders import Encoder
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.playing.policy import Policy, load_policy
+from algorithms.runtime.memory.arena import Array
+from algorithms.tools.flags import ExportConfig
+from envs.masks import CHOICES
+from envs.spaces import Space, choices_of, flat_action_spaces
+from envs.spec import MASK_KEY, EnvSpec
+from utils.command_line import say
+from utils.errors import AppoError, UsageError
+from utils.files import replaced_when_whole
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+MEMORY = ("first", "rnn_state")
+OUTPUTS = ("action", "logits", "value", "next_rnn_state")
+TAKEN_KEY_PREFIX = "obs."
+BATCH_NAME, METADATA_KEY = "rows", "appo"
+CHECKED_ROWS, CHECKED_STEPS = 50, 20
+TOLERANCE = 1e-4  # of logits, values and states, relative to 1 + their size
+MOST_OTHER_ACTIONS = 0.002  # of the checked ones: where two choices are as good as equal, rounding decides
+
+Values = dict[str, Array]
+
+log = logging.getLogger("torch.onnx._internal.exporter._registration")
+"""It names packages that nobody needs."""
+
+
+class ExportError(AppoError):
+    """What was exported does not compute what the policy does."""
+
+
+def export(config: ExportConfig) -> int:
+    """Write the file and say what is in it; the exit code.
+
+    Raises:
+        UsageError: a package is missing, there is no such run, or the file cannot be written.
+        ExportError: the model cannot be expressed, or computes something else there; no file is left.
+    """
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f'appo export needs {" and ".join(missing)}: pip install "appo[onnx]"')
+    kind: Any = config.load_checkpoint_kind
+    policy = load_policy(config.run, policy=config.policy_index, which=kind, train_dir=config.train_dir)
+    path = Path(config.output)
+    exported = export_policy(policy, path)
+    say(f"{path}: policy {config.policy_index} of {policy.run.directory.name} at {policy.env_steps} env steps")
+    for name, described in exported.description["inputs"].items():
+        say(f"  input   {name:16} {described['dtype']:8} [{', '.join([BATCH_NAME, *map(str, described['shape'])])}]")
+    for name, meaning in exported.description["outputs"].items():
+        say(f"  output  {name:16} {meaning}")
+    say(
+        f"checked on {CHECKED_ROWS * CHECKED_STEPS} random observations: the largest difference is {exported.worst:.1g}"
+    )
+    return 0
+
+
+class Exported(NamedTuple):
+    """What has been written.
+
+    Attributes:
+        description: what the file says of itself, as JSON under the key `appo` of its metadata.
+        worst: largest difference between an output and the policy's own.
+    """
+
+    description: dict[str, Any]
+    worst: float
+
+
+def export_policy(policy: Policy, path: Path) -> Exported:
+    """Write a policy to an ONNX file that is checked before it gets its name.
+
+    Raises:
+        UsageError: the file cannot be written.
+        ExportError: the model cannot be expressed in ONNX, or computes something else there.
+    """
+    network = _Network(policy.model, policy.spec, policy.action_space).eval()
+    described = _description(policy, network)
+    with replaced_when_whole(path) as temporary:
+        _write(network, described, temporary)
+        worst = _checked(network, policy.model, temporary)
+    return Exported(described, worst)
+
+
+class _Network(nn.Module):
+    """A policy as a function of tensors: all that is exported, in a copy that nothing else uses.
+
+    Args:
+        model: of the policy.
+        spec: of its environment.
+        action_space: of its environment.
+
+    Attributes:
+        keys: of the observation -> names of their inputs.
+        inputs, outputs: their names.
+        is_real: [A] bool: which values of an action are real numbers.
+    """
+
+    low: Tensor
+    high: Tensor
+    start: Tensor
+
+    def __init__(self, model: ActorCritic, spec: EnvSpec, action_space: Space) -> None:
+        super().__init__()
+        self.model, self.parts = _copied(model), spec.action.parts
+        self.keys = _input_names((*model.keys, MASK_KEY) if spec.action_mask else model.keys)
+        self.has_memory = model.rnn_state_size > 0
+        self.inputs = (*self.keys.values(), *(MEMORY if self.has_memory else ()))
+        self.outputs = OUTPUTS if self.has_memory else OUTPUTS[:-1]
+        self.specs = {key: spec.observations[key] for key in self.keys}
+        self.is_real = np.array([part.kind == "gaussian" for part in self.parts for _ in range(part.num_values)])
+        for name, values in zip(("low", "high", "start"), _ranges(spec, action_space), strict=True):
+            self.register_buffer(name, torch.tensor(values, dtype=getattr(torch, spec.action.dtype)))
+
+    def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Outputs of a batch of rows; the most probable actions are as the environment takes them, flattened."""
+        obs, first, state = self.arguments(dict(zip(self.inputs, tensors, strict=True)))
+        # Bytes would be taken a few at a time, through memory that encoders keep; floats are taken as they are.
+        return self.outputs_of(obs, *self.model.act_scaled(self.model.scaled(obs), first, state))
+
+    def arguments(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Those of `ActorCritic.act`; without a memory its state has no elements."""
+        obs = {key: inputs[name] for key, name in self.keys.items()}
+        if self.has_memory:
+            return obs, inputs["first"], inputs["rnn_state"]
+        rows = next(iter(obs.values())).shape[0]
+        return obs, torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, 0)
+
+    def outputs_of(self, obs: dict[str, Tensor], logits: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+        """What is made of the outputs of the model."""
+        mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
+        mode = ActionDistribution(self.parts, logits, mask).mode()
+        action = torch.minimum(torch.maximum(mode, self.low), self.high) + self.start
+        memory = (state,) if self.has_memory else ()
+        return (action, logits, self.model.denormalize_value(value), *memory)
+
+    def examples(self, rows: int, generator: torch.Generator) -> Values:
+        """Random observations, as they are stored, around what the model is used to."""
+        drawn = {name: self._draw(key, rows, generator) for key, name in self.keys.items()}
+        if self.has_memory:
+            drawn["first"] = torch.rand(rows, generator=generator) < 0.1
+            drawn["rnn_state"] = torch.zeros(rows, self.model.rnn_state_size)
+        return {name: value.numpy() for name, value in drawn.items()}
+
+    def _draw(self, key: str, rows: int, generator: torch.Generator) -> Tensor:
+        spec = self.specs[key]
+        shape = (rows, *spec.shape)
+        if key == MASK_KEY:
+            allowed = (torch.rand(shape, generator=generator) < 0.7).flatten(1)
+            sizes = [part.size for part in self.parts if part.kind == "categorical"]
+            allowed[:, np.cumsum([0, *sizes[:-1]])] = True  # something must be left to choose
+            return allowed.to(torch.uint8).reshape(shape)
+        if spec.dtype == "uint8":
+            return torch.randint(0, spec.high + 1, shape, generator=generator).to(torch.uint8)
+        x = torch.randn(shape, generator=generator)
+        scaling = self.model.scaling_of(key)
+        return x / scaling.inv_std + scaling.mean if scaling.running else x * scaling.scale + scaling.subtract_mean
+
+
+def _input_names(keys: Sequence[str]) -> dict[str, str]:
+    """What the inputs of the keys of an observation are called: as the keys, but for names that are taken."""
+    names = {key: key for key in keys}
+    for key in keys:
+        while names[key] in (*MEMORY, *OUTPUTS) or list(names.values()).count(names[key]) > 1:
+            names[key] = TAKEN_KEY_PREFIX + names[key]
+    return names
+
+
+def _description(policy: Policy, network: _Network) -> dict[str, Any]:
+    inputs: dict[str, dict[str, Any]] = {}
+    for key, name in network.keys.items():
+        spec = network.specs[key]
+        inputs[name] = {"key": key, "dtype": spec.dtype, "shape": list(spec.shape)}
+    if network.has_memory:
+        inputs["first"] = {"dtype": "bool", "shape": []}
+        inputs["rnn_state"] = {"dtype": "float32", "shape": [policy.model.rnn_state_size]}
+    meanings = {
+        "action": "the most probable action as the environment takes it, flattened",
+        "logits": "of every part of the action: one per choice or bit; means, then log standard deviations",
+        "value": "expected return from here",
+        "next_rnn_state": "rnn_state of the next step",
+    }
+    return {
+        "env": policy.run.config.env.env,
+        "env_steps": policy.env_steps,
+        "observation_space": str(policy.observation_space),
+        "action_space": str(policy.action_space),
+        "action_parts": [list(part) for part in policy.spec.action.parts],
+        "inputs": inputs,
+        "outputs": {name: meanings[name] for name in network.outputs},
+    }
+
+
+def _copied(model: ActorCritic) -> ActorCritic:
+    """The same network with weights of its own, and without what only serves speed or training."""
+    copied = copy.deepcopy(model).eval()
+    for module in list(copied.modules()):
+        if isinstance(module, Encoder):
+            module.num_image_layers = 0  # images go through in one piece, however many there are
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear) and parametrize.is_parametrized(child):
+                setattr(module, name, _as_it_acts(child))
+    for tensor in (*copied.parameters(), *copied.buffers()):
+        tensor.data = tensor.data.clone()  # those of the original are views of one vector
+    return copied
+
+
+def _as_it_acts(layer: nn.Linear) -> nn.Linear:
+    """A layer whose weights are computed (spectral normalization), with what they are now."""
+    plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+    with torch.no_grad():
+        plain.weight.copy_(layer.weight)
+        if layer.bias is not None:
+            plain.bias.copy_(layer.bias)
+    return plain.eval()
+
+
+def _ranges(spec: EnvSpec, action_space: Space) -> tuple[list[float], list[float], list[float]]:
+    """Lowest and highest of every action value as it is stored, and what is added to it for the environment."""
+    low: list[float] = []
+    high: list[float] = []
+    start: list[float] = []
+    bounds = iter(zip(spec.action.low or (), spec.action.high or (), strict=True))
+    for part in spec.action.parts:
+        last = part.size - 1 if part.kind == "categorical" else 1
+        for _ in range(part.num_values):
+            least, most = next(bounds) if part.kind == "gaussian" else (0, last)
+            low.append(least)
+            high.append(most)
+    for leaf in flat_action_spaces(action_space):
+        if isinstance(leaf, CHOICES):
+            start += [first for _, first in choices_of(leaf)]
+        else:
+            start += [0.0] * int(np.prod(leaf.shape or ()))
+    return low, high, start
+
+
+def _write(network: _Network, metadata: dict[str, Any], path: Path) -> None:
+    examples = network.examples(2, torch.Generator().manual_seed(0))
+    tensors = tuple(torch.from_numpy(examples[name]) for name in network.inputs)
+    rows = torch.export.Dim(BATCH_NAME)
+    try:
+        # With mkldnn an LSTM would become an operation of its own that ONNX does not have.
+        with _quiet(), torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+            program = torch.onnx.export(
+                network,
+                (tensors,),
+                input_names=network.inputs,
+                output_names=network.outputs,
+                dynamic_shapes=(tuple({0: rows} for _ in tensors),),
+                verbose=False,
+            )
+    except Exception as error:  # of torch's tracer, the exporter, or a model of the user's own
+        cause = error.__cause__ or error
+        text = " ".join(str(cause).split())[:300]
+        raise ExportError(f"the model cannot be exported: {type(cause).__name__}: {text}") from error
+    assert program is not None
+    graph = program.model.graph
+    shown = {*graph.inputs, *graph.outputs}  # the only names that say something; a key may be called as one inside
+    for value in (*graph.initializers.values(), *(value for node in graph for value in node.outputs)):
+        if value not in shown:
+            value.name = f"/{value.name}"
+    program.model.metadata_props[METADATA_KEY] = json.dumps(metadata)
+    program.save(path, external_data=False)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of tracer and exporter, which speak of their own insides."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before, log.disabled = log.disabled, True
+        try:
+            yield
+        finally:
+            log.disabled = before
+
+
+def _checked(network: _Network, model: ActorCritic, path: Path) -> float:
+    """Compare a file with the model on random observations, step by step; the largest difference.
+
+    Raises:
+        ExportError: it is too large, or other actions are chosen.
+    """
+    runtime: Any = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    generator = torch.Generator().manual_seed(1)
+    worst, others = 0.0, 0
+    states: Values = {}
+    for _ in range(CHECKED_STEPS):
+        inputs = network.examples(CHECKED_ROWS, generator) | states
+        found = dict(zip(network.outputs, session.run(None, inputs), strict=True))
+        expected = _computed(network, model, inputs)
+        other = found["action"] != expected["action"]
+        others += int(other[:, ~network.is_real].any(axis=1).sum())
+        for outputs in (found, expected):
+            outputs["action"] = outputs["action"][:, network.is_real]
+        for name, value in expected.items():
+            error = np.abs(found[name] - value) / (1 + np.abs(value))
+            worst = max(worst, float(error.max(initial=0.0)))
+        if network.has_memory:
+            states = {"rnn_state": expected["next_rnn_state"]}
+    if not worst <= TOLERANCE:
+        raise ExportError(f"the exported model differs from the policy by {worst:.2g}: nothing is written")
+    if others > MOST_OTHER_ACTIONS * CHECKED_ROWS * CHECKED_STEPS:
+        raise ExportError(f"the exported model takes {others} other actions than the policy: nothing is written")
+    return worst
+
+
+def _computed(network: _Network, model: ActorCritic, inputs: Values) -> Values:
+    """The outputs of the model as it acts."""
+    obs, first, state = network.arguments({name: torch.from_numpy(inputs[name]) for name in network.inputs})
+    with torch.inference_mode():
+        outputs = network.outputs_of(obs, *model.act(obs, first, state))
+    return {name: value.numpy() for name, value in zip(network.outputs, outputs, strict=True)}

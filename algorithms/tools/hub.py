@@ -1,0 +1,291 @@
+"""`appo hub`: a policy with a model card on the Hugging Face Hub, and back; only files of a known kind ever travel."""
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import socket
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.player import Run, find_run
+from algorithms.run.config import FLAGS, Config
+from algorithms.run.folder import CONFIG_FILE, find_run_folder, saved_flags
+from algorithms.runtime.memory.learner_state import decode, read_plain
+from algorithms.runtime.monitor.wandb import PLACES
+from algorithms.tools.flags import HubConfig
+from envs.presets import OF_KINDS, preset
+from utils import checkpoint_files
+from utils.command_line import say, words_of_flag
+from utils.errors import CheckpointError, ResourceError, UsageError
+from utils.files import replace_directory
+from utils.values import shown
+
+CARD = "README.md"
+CHECKPOINT_FILES = r"MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json"
+ALLOWED = re.compile(
+    rf"README\.md|config\.json|replay\.(mp4|gif)|checkpoint_p\d{{1,4}}/ckpt_\d{{12}}/({CHECKPOINT_FILES})"
+)
+"""All names that are uploaded or downloaded: text, JSON, safetensors and videos, none of which can run code."""
+TEXTS = (CARD, CONFIG_FILE)
+"""Those that hold words of the user; in a checkpoint are numbers."""
+ABSOLUTE_PATH = re.compile(r"""(?:^|[\s"'=,(\[])((?:/|~/|[A-Za-z]:\\)[\w.+-]+[/\\][^\s"',)\]]*)""", re.MULTILINE)
+MOST_BYTES = 4 << 30
+
+
+def hub(config: HubConfig) -> int:
+    """Upload or download a policy; the exit code.
+
+    Raises:
+        UsageError: there is no such run or repository, or something in it would give away more than a policy.
+        CheckpointError: no checkpoint can be used.
+        ResourceError: the Hub cannot be reached or refuses.
+    """
+    if config.download:
+        return _download(config)
+    with tempfile.TemporaryDirectory(prefix="appo-hub-") as place:
+        folder = Path(config.output or Path(place, "bundle"))
+        make_bundle(config, folder)
+        for name in names_in(folder):
+            say(f"{(folder / name).stat().st_size:12,}  {name}")
+        if config.dry_run:
+            say(f"dry run: nothing is uploaded{f' to {config.repo}' if config.repo else ''}")
+        elif config.repo:
+            _upload(config, folder)
+    return 0
+
+
+def make_bundle(config: HubConfig, folder: Path) -> None:
+    """Write what is to be uploaded into a new folder, which is itself a run that can be played.
+
+    Raises:
+        UsageError: the folder exists, there is no such video, or a text in it names a folder or the machine.
+        ResourceError: the checkpoint cannot be written. Whatever is raised, no new folder is left.
+    """
+    source = find_run_folder(config.run, Path(config.train_dir))
+    run = find_run(
+        EvaluationConfig(
+            train_dir=str(source.parent),
+            experiment=source.name,
+            policy_index=config.policy_index,
+            load_checkpoint_kind=config.load_checkpoint_kind,
+        )
+    )
+    if config.video and not os.path.isfile(config.video):
+        raise UsageError(f"--video={shown(config.video)}: there is no such file")
+    try:
+        with contextlib.ExitStack() as undo:
+            folder.mkdir(parents=True)
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            flags = {name: value for name, value in run.config.to_flat().items() if name not in PLACES}
+            (folder / CONFIG_FILE).write_text(json.dumps(flags, indent=2) + "\n", encoding="utf-8")
+            checkpoint_files.save(folder / f"checkpoint_p{config.policy_index}", run.checkpoint.name, dict(run.files))
+            if config.video:
+                shutil.copyfile(config.video, folder / f"replay{Path(config.video).suffix.lower()}")
+            (folder / CARD).write_text(model_card(run, config), encoding="utf-8")
+            _refuse_leaks(folder)
+            undo.pop_all()
+    except OSError as error:
+        raise UsageError(f"cannot write {shown(str(folder))}: {error.strerror}: {error.filename}") from None
+
+
+def names_in(folder: Path) -> list[str]:
+    """All files of a folder, by their paths in it."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+class Figures(NamedTuple):
+    """How a policy played in the last episodes of its training."""
+
+    env_steps: int
+    episodes: int
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, run: Run) -> "Figures":
+        """What its checkpoint says."""
+        state = read_plain(run.files["state.json"])
+        returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]
+        mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (0.0, 0.0)
+        return cls(int(state["env_steps"]), len(returns), mean, std)
+
+
+def model_card(run: Run, config: HubConfig) -> str:
+    """The README of a repository: metadata as the Hub reads it, what the policy reached, how to use it."""
+    env, figures = run.config.env.env, Figures.of(run)
+    name = config.repo or run.directory.name
+    code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
+    own = f"\nIts own code is not part of this repository: {', '.join(f'`{text}`' for text in code)}.\n" if code else ""
+    changed = {key: value for key, value in run.config.to_flat().items() if _is_told(env, key, value)}
+    flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
+    versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "gymnasium", "numpy"))
+    return f"""---
+{_front_matter(env, figures)}
+---
+# {env}, learned by asynchronous PPO
+{own}
+| env steps | mean return | over |
+|---|---|---|
+| {figures.env_steps:,} | {figures.mean:.2f} +/- {figures.std:.2f} | the last {figures.episodes} episodes of training |
+
+The weights are safetensors and JSON: nothing in here is executed when it is loaded.
+
+    appo hub --download={name}
+    appo enjoy --experiment={name.rpartition("/")[2]}
+
+In a loop of one's own:
+
+    from algorithms import load_policy
+    policy = load_policy("{name.rpartition("/")[2]}")
+    action = policy.act(observation)
+
+Trained with `appo train {flags}`, with python {platform.python_version()} {versions}.
+"""
+
+
+def _front_matter(env: str, figures: Figures) -> str:
+    """The metadata of a card; every text is written as JSON has it, which YAML reads as the same."""
+    name = json.dumps(env)
+    value = json.dumps(f"{figures.mean:.2f} +/- {figures.std:.2f}")
+    return f"""library_name: appo
+tags:
+- deep-reinforcement-learning
+- reinforcement-learning
+- {name}
+model-index:
+- name: APPO
+  results:
+  - task:
+      type: reinforcement-learning
+      name: reinforcement-learning
+    dataset:
+      name: {name}
+      type: {name}
+    metrics:
+    - type: mean_reward
+      value: {value}
+      name: mean_reward
+      verified: false"""
+
+
+def _is_told(env: str, name: str, value: object) -> bool:
+    """Whether the command in the card has that flag: it has not its default, or another one for such an environment."""
+    default = FLAGS[name].default
+    known = preset(env, "cpu")
+    others = OF_KINDS if known is None else known.keys()
+    differs = value != (list(default) if isinstance(default, tuple) else default)
+    return name not in (*PLACES, "experiment") and (differs or name in others)
+
+
+def _version(package: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return "unknown"
+
+
+def _refuse_leaks(folder: Path) -> None:
+    """Refuse what is not on the list of files, and texts with the name of a folder or of this machine (UsageError)."""
+    host = socket.gethostname()
+    # A name of letters alone can be any word, that of an environment too.
+    machine = None if host.isalpha() else re.compile(rf"(?<![\w-]){re.escape(host)}(?![\w-])")
+    for name in names_in(folder):
+        if not ALLOWED.fullmatch(name):
+            raise UsageError(f"{shown(name)} is no file of a policy: nothing is uploaded")
+        if name not in TEXTS:
+            continue
+        text = (folder / name).read_text(encoding="utf-8")
+        found = [*ABSOLUTE_PATH.findall(text), *(machine.findall(text) if machine else ())]
+        if found:
+            raise UsageError(f"{name} would give away {shown(found[0])}: change that flag, nothing is uploaded")
+
+
+def _upload(config: HubConfig, folder: Path) -> None:
+    api = _library().HfApi()
+    with _reaching_the_hub():
+        api.create_repo(repo_id=config.repo, exist_ok=True, private=config.private)
+        api.upload_folder(
+            repo_id=config.repo,
+            folder_path=str(folder),
+            allow_patterns=names_in(folder),
+            commit_message="A policy trained by appo",
+        )
+    say(f"uploaded to https://huggingface.co/{config.repo}")
+
+
+def _download(config: HubConfig) -> int:
+    """Fetch the files of a policy and no others, look at all of them, and only then make them a run."""
+    name = config.experiment or config.download.rpartition("/")[2]
+    target = Path(config.train_dir, name)
+    if os.path.lexists(target):
+        raise UsageError(f"there is {shown(str(target))} already: give another --experiment")
+    library = _library()
+    with _reaching_the_hub():
+        offered = sorted(library.HfApi().list_repo_files(config.download))
+    wanted = [file for file in offered if ALLOWED.fullmatch(file)]
+    for file in offered:
+        say(f"{'taken' if file in wanted else 'left out':9} {shown(file)}")
+    if CONFIG_FILE not in wanted:
+        raise UsageError(f"{config.download} holds no {CONFIG_FILE}: it is no policy of appo")
+    if config.dry_run:
+        return 0
+    Path(config.train_dir).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as place:
+        folder = Path(place, name)
+        for file in wanted:
+            with _reaching_the_hub():
+                fetched = Path(library.hf_hub_download(config.download, file, local_dir=str(Path(place, "fetched"))))
+            _keep(fetched, folder / file)
+        told = _examined(folder)
+        replace_directory(folder, target)
+    say(f"{target}: {told}")
+    return 0
+
+
+def _keep(fetched: Path, target: Path) -> None:
+    if not fetched.is_file() or fetched.stat().st_size > MOST_BYTES:
+        raise UsageError(f"{target.name} is no plain file of at most {MOST_BYTES >> 30} GiB")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(fetched, target)
+
+
+def _examined(folder: Path) -> str:
+    """Read everything as playing will; what is to be said of it.
+
+    Raises:
+        UsageError: its flags are none.
+        CheckpointError: a checkpoint is damaged, or is something else than it says.
+    """
+    run = Config.from_flat(saved_flags(folder))
+    parents = sorted(folder.glob("checkpoint_p*"))
+    if not parents:
+        raise CheckpointError("there is no checkpoint in it")
+    for parent in parents:
+        checkpoint_files.load(parent, check=decode)
+    code = [text for text in (run.env.env, run.model.encoder_custom) if ":" in text]
+    trust = f"; it imports {', '.join(map(shown, code))} from your folders when it is played" if code else ""
+    return f"a policy of {shown(run.env.env)}{trust}"
+
+
+def _library() -> Any:
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UsageError('appo hub needs the package huggingface_hub: pip install "appo[hub]"')
+    return importlib.import_module("huggingface_hub")
+
+
+@contextlib.contextmanager
+def _reaching_the_hub() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of the library, of HTTP, of the network
+        raise ResourceError(f"the Hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error

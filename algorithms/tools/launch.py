@@ -1,0 +1,249 @@
+"""`appo launch`: a grid of flags and seeds, some runs at a time, in one folder; started again it goes on."""
+
+import contextlib
+import itertools
+import multiprocessing.connection
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from algorithms.run.config import FLAGS, parse_train_flags, resolve
+from algorithms.run.folder import check_folders, check_name
+from algorithms.run.summary import RunSummary, summary
+from utils.command_line import (
+    flag_text,
+    format_help,
+    own_command,
+    parse_command_line,
+    print_and_exit,
+    say,
+    wants_help,
+)
+from utils.errors import Interrupted, ResourceError, StopNow, UsageError
+from utils.flags import flag, flags_of
+from utils.interrupts import SignalWatch
+from utils.values import nearest, shown
+
+USAGE = (
+    "appo launch --name=NAME [flags] -- FLAGS OF TRAINING"
+    "      for example: appo launch --name=lr --seeds=1,2,3 --grid learning_rate=1e-4,1e-3 -- --env=CartPole-v1"
+)
+OURS = ("experiment", "experiments_root", "train_dir", "seed", "restart_behavior")
+"""Flags of training that say which run of the launch it is, and so are not for the user."""
+POLL_SECONDS = 0.5
+STOP_SECONDS = 30.0
+LONGEST_NAME = 180
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Training many runs."""
+
+    name: str = flag("", "folder in train_dir that holds the runs")
+    seeds: tuple[int, ...] = flag((1,), "seeds, each of which trains every setting", minimum=0)
+    grid: dict[str, object] = flag(
+        {}, "flags with the values to try, as flag=value,value words or flag=[JSON list]; all combinations are trained"
+    )
+    parallel: int = flag(1, "runs at a time", minimum=1)
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    dry_run: bool = flag(False, "print the commands and start nothing")
+
+
+class Launch(NamedTuple):
+    """What is to be trained."""
+
+    config: LaunchConfig
+    words: tuple[str, ...]  # of the command line of training, the same for all
+
+    @property
+    def folder(self) -> Path:
+        """Of all its runs."""
+        return Path(self.config.train_dir, self.config.name)
+
+
+class Job(NamedTuple):
+    """One run."""
+
+    name: str
+    setting: str  # what distinguishes it, apart from the seed
+    words: tuple[str, ...]  # its command line
+
+
+def parse_launch(argv: Sequence[str]) -> Launch:
+    """Return what a command line of `appo launch` asks for; `--help` prints the flags and exits."""
+    flags = flags_of(LaunchConfig)
+    end = argv.index("--") if "--" in argv else len(argv)
+    if wants_help(argv[:end]):
+        print_and_exit(format_help(USAGE, {"Launch": flags}, {}))
+    config = LaunchConfig(**parse_command_line(argv[:end], flags))  # type: ignore[arg-type]
+    if not config.name:
+        raise UsageError("appo launch needs a --name for its folder")
+    check_folders(config.train_dir, "", "")
+    check_name("name", config.name)
+    if not config.seeds:
+        raise UsageError("--seeds needs at least one seed")
+    words = tuple(argv[end + 1 :])
+    for name in (*parse_train_flags(words), *config.grid):
+        if name in OURS:
+            raise UsageError(f"{name} is decided by appo launch: leave it out")
+    return Launch(config, words)
+
+
+def launch(work: Launch) -> int:
+    """Train all runs; 0 if every one came to its end, else 1.
+
+    Raises:
+        UsageError: a setting is wrong; nothing is started then.
+        Interrupted: a signal came; the runs have saved.
+    """
+    jobs = jobs_of(work)
+    if work.config.dry_run:
+        for job in jobs:
+            say(f"appo {shlex.join(job.words)}")
+        return 0
+    _make(work.folder)
+    try:
+        codes = _train_all(jobs, work)
+    except StopNow:
+        return Interrupted.exit_code
+    for line in results(jobs, work.folder):
+        say(line)
+    failed = [name for name, code in codes.items() if code]
+    if failed:
+        say(f"{len(failed)} of {len(jobs)} runs failed: {' '.join(failed)}")
+    return int(bool(failed))
+
+
+def _train_all(jobs: Sequence[Job], work: Launch) -> dict[str, int]:
+    """Exit codes of all runs."""
+    codes: dict[str, int] = {}
+    with SignalWatch() as signals, _Running() as running:
+        waiting = list(jobs)
+        while waiting or running.processes:
+            signals.check()
+            while waiting and len(running.processes) < work.config.parallel:
+                running.start(waiting.pop(0), work.folder)
+            for name, code in running.ended(POLL_SECONDS):
+                codes[name] = code
+                say(_line(work.folder, name, code))
+    return codes
+
+
+def jobs_of(work: Launch) -> list[Job]:
+    """All runs, seed by seed, so that every setting has one result early.
+
+    Raises:
+        UsageError: a flag or a value of the grid is wrong, or flags contradict each other.
+    """
+    config, jobs = work.config, []
+    values = {name: _values(name, given) for name, given in config.grid.items()}
+    for seed, chosen in itertools.product(config.seeds, itertools.product(*values.values())):
+        setting = dict(zip(values, chosen, strict=True))
+        text = "_".join(f"{name}-{value}" for name, value in setting.items())
+        name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', text)[:LONGEST_NAME]}_seed-{seed}".lstrip("_")
+        check_name("experiment", name)
+        own = {
+            **setting, "seed": str(seed), "experiment": name, "experiments_root": config.name,
+            "train_dir": config.train_dir,
+        }  # fmt: skip
+        words = (*work.words, *(f"--{key}={value}" for key, value in own.items()))
+        resolve(parse_train_flags(words))
+        jobs.append(Job(name, text or "all", ("train", *words)))
+    if len({job.name for job in jobs}) < len(jobs):
+        raise UsageError("two runs of the grid have the same name: values must differ in letters and digits")
+    return jobs
+
+
+def results(jobs: Sequence[Job], folder: Path) -> Iterator[str]:
+    """A line per setting: mean and standard deviation of the last returns of its seeds, the best setting first."""
+    lasts: dict[str, list[float]] = {}
+    for job in jobs:
+        run = summary(folder / job.name)
+        lasts.setdefault(job.setting, []).extend([run.last_return] if run and run.last_return is not None else [])
+    order = sorted(lasts, key=lambda setting: -statistics.fmean(lasts[setting] or [float("-inf")]))
+    for setting in order:
+        returns = lasts[setting]
+        text = f"{statistics.fmean(returns):.2f} +- {statistics.pstdev(returns):.2f}" if returns else "-"
+        yield f"{setting}: last return {text} over {len(returns)} runs"
+
+
+class _Running:
+    """The processes that train now; leaving the block lets them save and end."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pidfd
+
+    def __enter__(self) -> "_Running":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for _, process in self.processes.values():
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
+            deadline = time.monotonic() + STOP_SECONDS
+            while self.processes and time.monotonic() < deadline:
+                for _ in self.ended(POLL_SECONDS):
+                    pass
+
+    def start(self, job: Job, folder: Path) -> None:
+        """Start a run; what it prints goes to a file beside its folder."""
+        log_path = folder / f"{job.name}.log"
+        try:
+            with log_path.open("ab") as log:
+                process = subprocess.Popen(  # noqa: S603 (our own program; no shell sees the words)
+                    own_command(job.words),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a Ctrl-C reaches it once, from us
+                )
+        except OSError as error:
+            raise ResourceError(f"cannot start {job.name}: {error.strerror}") from error
+        self.processes[os.pidfd_open(process.pid)] = (job.name, process)
+        say(f"started   {job.name}, see {log_path}")
+
+    def ended(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
+        """Names and exit codes of those that have ended, after waiting for at most this long."""
+        for ready in multiprocessing.connection.wait(list(self.processes), timeout_seconds):
+            assert isinstance(ready, int)
+            name, process = self.processes.pop(ready)
+            os.close(ready)
+            yield name, process.wait(STOP_SECONDS)
+
+
+def _values(name: str, given: object) -> list[str]:
+    """The values to try of a flag, as one types them."""
+    if name not in FLAGS:
+        raise UsageError(f"--grid: unknown flag {shown(name)}{nearest(name, FLAGS)}")
+    if isinstance(given, list):
+        return [flag_text(value) for value in given]
+    return [word.strip() for word in given.split(",")] if isinstance(given, str) else [flag_text(given)]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {shown(str(folder))}: {error.strerror}") from None
+
+
+def _line(folder: Path, name: str, code: int) -> str:
+    run = summary(folder / name)
+    state = f"{'ended' if code == 0 else f'failed ({code})':9} {name}"
+    if run is None:
+        return f"{state}: see {folder / name}.log"
+    return f"{state}: {_progress(run)}"
+
+
+def _progress(run: RunSummary) -> str:
+    last = "-" if run.last_return is None else f"{run.last_return:.2f}"
+    return f"{run.env_steps or 0:,} env steps, return {last}{f', {run.reason}' if run.reason else ''}"

@@ -1,0 +1,181 @@
+"""`appo lineage`: who copied whom in a run, in words and as a picture. Needs no torch, but matplotlib."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from algorithms.population.lineage import LINEAGE_FILE, Event, numbers_of, read_events
+from algorithms.run.folder import find_run
+from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
+from utils.errors import UsageError
+from utils.files import replaced_when_whole
+from utils.flags import flag, flags_of
+from utils.values import is_number, shown
+
+USAGE = "appo lineage RUN [-o PICTURE] [flags]      for example: appo lineage CartPole-v1_1 -o lineage.png"
+INCHES_PER_LANE = 0.45
+PANEL_INCHES = 1.2
+
+
+@dataclass(frozen=True)
+class LineageConfig:
+    """Who copied whom."""
+
+    run: str = flag("", "name of the run in train_dir, or its folder; it may be the first word without a name")
+    output: str = flag(
+        "", "picture to draw, by its suffix png, svg or pdf; -o is the same; empty = lineage.png of the run"
+    )
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+
+
+def parse_lineage(argv: Sequence[str]) -> LineageConfig:
+    """Return the configuration of a command line of `appo lineage`; `--help` prints the flags and exits."""
+    flags = flags_of(LineageConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(USAGE, {"Lineage": flags}, {}))
+    words = ["--output" if word == "-o" else word for word in argv]
+    words = [f"--run={words[0]}", *words[1:]] if words and not words[0].startswith("-") else words
+    config = LineageConfig(**parse_command_line(words, flags))  # type: ignore[arg-type]
+    if not config.run:
+        raise UsageError("appo lineage needs the name of a run")
+    return config
+
+
+def lineage(config: LineageConfig) -> int:
+    """Say what was decided in a run, and draw it; the exit code.
+
+    Raises:
+        UsageError: there is no such run, it has no lineage, or matplotlib is not installed.
+    """
+    run = find_run(config.run, Path(config.train_dir, config.experiments_root))
+    events = read_events(run)
+    if not events:
+        raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
+    for line in described(events):
+        say(line)
+    path = Path(config.output) if config.output else run / "lineage.png"
+    draw(events, path)
+    say(f"drawn: {path}")
+    return 0
+
+
+def described(events: Sequence[Event]) -> list[str]:
+    """A line for every copy and mutation, and one for all."""
+    lines = [_line(event) for event in events if event.kind in ("copy", "mutation")]
+    counts = [sum(event.kind == kind for event in events) for kind in ("copy", "mutation")]
+    back = sum(event.state == "taken back" for event in events)
+    policies = len({event.policy for event in events})
+    summary = f"{policies} policies, {counts[0]} copies, {counts[1]} mutations"
+    return [*lines, summary + (f", {back} decisions taken back by crashes" if back else "")]
+
+
+def _line(event: Event) -> str:
+    what = f"copies policy {event.source}" if event.kind == "copy" else "mutates"
+    changed = [
+        f"{name} {_short(event.before.get(name))} -> {_short(value)}"
+        for name, value in event.after.items()
+        if value != event.before.get(name)
+    ]
+    scores = event.scores.get(str(event.policy)), event.scores.get(str(event.source))
+    score = f" ({_short(scores[0])}" + (f" against {_short(scores[1])})" if event.kind == "copy" else ")")
+    back = "" if event.state == "applied" else f", {event.state}"
+    return f"policy {event.policy} at {event.env_steps} env steps{score}: {', '.join([what, *changed])}{back}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if is_number(value) else shown(value)
+
+
+def draw(events: Sequence[Event], path: Path) -> None:
+    """Lanes of policies over their env steps, arrows where one is copied, and below every number that ever changed.
+
+    Raises:
+        UsageError: matplotlib is not installed or knows no such kind of picture, or the file cannot be written.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise UsageError("the picture needs matplotlib: pip install appo[plots]") from None
+    mpl.use("agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
+
+    done = [event for event in events if event.state != "taken back"]
+    policies = sorted({event.policy for event in done} | {event.source for event in done})
+    names = _changing(done)
+    heights = [INCHES_PER_LANE * len(policies) + 0.8, *(PANEL_INCHES for _ in names)]
+    figure, axes = pyplot.subplots(
+        len(heights), 1, figsize=(9, sum(heights) + 0.6), height_ratios=heights, sharex=True, squeeze=False
+    )
+    colors = {policy: f"C{i % 10}" for i, policy in enumerate(policies)}
+    _lanes(axes[0][0], done, policies, colors)
+    for axis, name in zip(axes[1:, 0], names, strict=True):
+        _curves(axis, done, name, colors)
+    axes[-1][0].set_xlabel("env steps of the policy")
+    axes[-1][0].xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.tight_layout()
+    try:
+        with replaced_when_whole(path) as temporary:
+            figure.savefig(temporary, dpi=110, format=path.suffix[1:] or "png")
+    except ValueError as error:
+        raise UsageError(f"cannot draw {path}: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def _changing(events: Sequence[Event]) -> list[str]:
+    """Names of the numbers that are not the same in all events."""
+    seen: dict[str, set[float]] = {}
+    for event in events:
+        for name, value in numbers_of(event.after).items():
+            seen.setdefault(name, set()).add(value)
+    return [name for name, values in seen.items() if len(values) > 1]
+
+
+def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: Mapping[int, str]) -> None:
+    """A lane of each policy, a dot per mutation, an arrow per copy with the scores of both."""
+    lanes = {policy: -i for i, policy in enumerate(policies)}
+    for policy, lane in lanes.items():
+        own = [event.env_steps for event in events if event.policy == policy]
+        axis.plot([0, max(own, default=0)], [lane, lane], color=colors[policy], linewidth=2)
+    for event in events:
+        lane = lanes[event.policy]
+        if event.kind == "mutation":
+            axis.plot(event.env_steps, lane, "o", color=colors[event.policy], markersize=4)
+        elif event.kind == "copy":
+            source = (event.source_env_steps, lanes[event.source])
+            arrow = {"arrowstyle": "->", "color": colors[event.source]}
+            axis.annotate("", xy=(event.env_steps, lane), xytext=source, arrowprops=arrow)
+            score = event.scores.get(str(event.source))
+            text = "" if score is None else f"{score:.3g}"
+            head = (event.env_steps, lane)  # where no other arrow ends, while one policy may be copied by many at once
+            axis.annotate(text, head, fontsize=7, xytext=(4, 4), textcoords="offset points", color=colors[event.source])
+    axis.set_yticks(list(lanes.values()), [f"policy {policy}" for policy in lanes])
+    axis.set_ylim(-len(lanes) + 0.4, 0.6)
+    axis.set_title("who copied whom (arrows, with the score of the copied), and who mutated (dots)", fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.margins(x=0.01)
+
+
+def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, str]) -> None:
+    """A number over env steps, for each policy; logarithmic where it spans more than a factor of ten."""
+    everything: list[float] = []
+    for policy, color in colors.items():
+        points = [
+            (event.env_steps, value)
+            for event in events
+            if event.policy == policy and (value := numbers_of(event.after).get(name)) is not None
+        ]
+        if points:
+            axis.step(*zip(*points, strict=True), where="post", color=color, marker=".", markersize=4)
+            everything += [value for _, value in points]
+    positive = bool(everything) and min(everything) > 0
+    if positive and math.log10(max(everything) / min(everything)) > 1:
+        axis.set_yscale("log")
+    axis.set_ylabel(name, fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.margins(x=0.01)

@@ -1,0 +1,230 @@
+"""`appo match A B`: plays two checkpoints against each other."""
+
+import contextlib
+import json
+import math
+import secrets
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.episodes import Episode
+from algorithms.playing.player import FOLDERS, Player, Run, find_run, load_player, make_envs, play
+from algorithms.population.matchmaking import sides_of
+from algorithms.run.folder import find_run_folder
+from algorithms.runtime.memory.arena import Array
+from algorithms.tools.evaluate import CONFIDENCE_PERCENT, interval
+from algorithms.tools.flags import MatchConfig
+from envs.spec import EnvSpec
+from utils import checkpoint_files, machine
+from utils.command_line import say
+from utils.errors import UsageError
+from utils.values import shown
+
+KINDS = ("latest", "best", "best_evaluated")
+
+
+class Mean(NamedTuple):
+    """A mean with its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+class Score(NamedTuple):
+    """How A has played against B.
+
+    Attributes:
+        difference: return of A's agents minus that of B's.
+        win_rate: of A; a draw counts half.
+    """
+
+    difference: Mean
+    win_rate: Mean
+    wins: int
+    draws: int
+    losses: int
+
+
+class Pair:
+    """Acts for the agents of one environment, half of which each of two players has.
+
+    Attributes:
+        side: 0: A plays the agents with even numbers, 1: those with odd numbers.
+    """
+
+    def __init__(self, a: Player, b: Player, num_agents: int) -> None:
+        self.a, self.b, self.num_agents = a, b, num_agents
+        self.side = 0
+
+    @property
+    def is_of_a(self) -> Array:
+        """[R] whether A plays the agent."""
+        own: Array = sides_of(self.num_agents) == self.side
+        return own
+
+    def act(self, obs: dict[str, Array], first: Array) -> Array:
+        """Actions [R, A]. Both look at all agents: what one remembers of the other's ends with the episode."""
+        actions: Array = np.where(self.is_of_a[:, None], self.a.act(obs, first), self.b.act(obs, first))
+        return actions
+
+
+def match(config: MatchConfig) -> int:
+    """Play the match and print how it ended; the exit code.
+
+    Raises:
+        UsageError: there is no such run, or the two cannot play each other.
+        CheckpointError: there is no such checkpoint.
+        EnvironmentFailure: the environment raised.
+    """
+    machine.limit_threads(1)
+    seed = config.seed if config.seed is not None else secrets.randbits(32)
+    with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
+        runs = found(config.a, config.policy_a, config), found(config.b, config.policy_b, config)
+        env_steps, differences = _played(runs, config, seed)
+    score = score_of(differences)
+    say(_as_json(runs, env_steps, seed, score) if config.json else _summary(runs, env_steps, seed, score))
+    return 0
+
+
+def found(text: str, policy: int, config: MatchConfig) -> Run:
+    """The run and the checkpoint that a word of the command line names.
+
+    Raises:
+        UsageError, CheckpointError: there is none.
+    """
+    name, colon, which = text.rpartition(":")
+    if not colon or not (which in KINDS or which.isdecimal()):
+        name, which = text, "latest"
+    directory = find_run_folder(name, Path(config.train_dir))
+    kept = which in KINDS
+    flags = replace(
+        _flags(config),
+        train_dir=str(directory.parent),
+        experiment=directory.name,
+        policy_index=policy,
+        load_checkpoint_kind=which if kept else "latest",
+    )
+    run = find_run(flags)
+    return run if kept else _near(run, directory / f"checkpoint_p{policy}", int(which))
+
+
+def _flags(config: MatchConfig) -> EvaluationConfig:
+    """How both play."""
+    return EvaluationConfig(max_num_episodes=config.episodes, deterministic=config.deterministic, no_render=True)
+
+
+def _near(run: Run, parent: Path, env_steps: int) -> Run:
+    """The run with another checkpoint: the one nearest to so many env steps, of whatever kind.
+
+    Raises:
+        CheckpointError: it cannot be used.
+    """
+    kept = [found for folder in FOLDERS.values() for found in checkpoint_files.listed(parent / folder)]
+    _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
+    return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest))
+
+
+def _played(runs: tuple[Run, Run], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
+    """Env steps that both have learned from, and the difference of each episode."""
+    flags = _flags(config)
+    envs = make_envs(runs[0].config, flags)
+    try:
+        spec = envs.spec
+        if spec.num_agents < 2:
+            raise UsageError(f"a match needs an environment of several agents; {runs[0].config.env.env} has one")
+        _check_alike(runs, spec, flags)
+        # With the same seed, a checkpoint that plays itself would play mirrored games.
+        seeds = np.random.SeedSequence(seed).generate_state(2)
+        players = [load_player(run, spec, flags, int(own)) for run, own in zip(runs, seeds, strict=True)]
+        pair = Pair(players[0][0], players[1][0], spec.num_agents)
+        differences = list(_differences(pair, play(envs, pair, flags, seed)))
+        return [steps for _, steps in players], differences
+    finally:
+        envs.close()
+
+
+def _differences(pair: Pair, episodes: Iterator[Episode]) -> Iterator[float]:
+    """What A got more than B in each episode, in which both took part; sides change after each."""
+    for number, episode in enumerate(episodes, start=1):
+        returns = list(zip(episode.agent_returns, pair.is_of_a, strict=True))
+        own, other = ([r for r, is_of_a in returns if r is not None and is_of_a == side] for side in (True, False))
+        pair.side = number % 2
+        if own and other:
+            yield statistics.fmean(own) - statistics.fmean(other)
+
+
+def _check_alike(runs: tuple[Run, Run], spec: EnvSpec, flags: EvaluationConfig) -> None:
+    """Refuse policies that see or do something else (UsageError)."""
+    a, b = (run.config.env for run in runs)
+    if a == b:
+        return
+    other = make_envs(runs[1].config, flags)
+    other.close()
+    for what in ("observations", "action"):
+        if getattr(spec, what) != getattr(other.spec, what):
+            raise UsageError(
+                f"{shown(a.env)} and {shown(b.env)} have different {what}: {getattr(spec, what)} and "
+                f"{getattr(other.spec, what)}"
+            )
+
+
+def score_of(differences: Sequence[float]) -> Score:
+    """What the episodes say.
+
+    Raises:
+        UsageError: in none of them agents of both sides took part.
+    """
+    if not differences:
+        raise UsageError("in no episode agents of both sides took part")
+    wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    draws = len(differences) - wins - losses
+    mean = Mean(statistics.fmean(differences), *interval(list(differences)))
+    return Score(mean, wilson(wins + draws / 2, len(differences)), wins, draws, losses)
+
+
+def wilson(successes: float, trials: int) -> Mean:
+    """A share with its confidence interval, which stays right where all trials end alike; wide if some count half.
+
+    Source: Wilson 1927, JASA 22.
+    """
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE_PERCENT / 200)
+    share, prior = successes / trials, z * z / trials
+    center = (share + prior / 2) / (1 + prior)
+    half = z * math.sqrt((share * (1 - share) + prior / 4) / trials) / (1 + prior)
+    return Mean(share, max(0.0, center - half), min(1.0, center + half))
+
+
+def _names(runs: Sequence[Run], env_steps: Sequence[int]) -> list[str]:
+    return [f"{run.directory.name} at {steps} env steps" for run, steps in zip(runs, env_steps, strict=True)]
+
+
+def _summary(runs: Sequence[Run], env_steps: Sequence[int], seed: int, score: Score) -> str:
+    a, b = _names(runs, env_steps)
+    return (
+        f"A: {a}\nB: {b}\n"
+        f"{score.wins + score.draws + score.losses} episodes of {runs[0].config.env.env}, seed {seed}: A wins "
+        f"{score.wins}, draws {score.draws}, loses {score.losses}\n"
+        f"win rate of A {score.win_rate}, return of A minus that of B {score.difference} "
+        f"({CONFIDENCE_PERCENT} % intervals)"
+    )
+
+
+def _as_json(runs: Sequence[Run], env_steps: Sequence[int], seed: int, score: Score) -> str:
+    sides = {
+        name: {"run": str(run.directory), "checkpoint": str(run.checkpoint), "env_steps": steps}
+        for name, run, steps in zip("ab", runs, env_steps, strict=True)
+    }
+    figures = {**score._asdict(), "difference": score.difference._asdict(), "win_rate": score.win_rate._asdict()}
+    return json.dumps({**sides, "env": runs[0].config.env.env, "seed": seed, **figures})

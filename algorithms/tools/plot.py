@@ -1,0 +1,212 @@
+"""`appo plot`: learning curves as a picture, those of equal runs with other seeds as one line with a band.
+
+The line of a group is its mean; from four runs on the interquartile mean, the mean of the middle half, which a single
+lucky or failed seed does not move (Agarwal et al. 2021, arXiv:2108.13264). The band is the range of the runs, or from
+four on that of the middle half. Both end with the shortest run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.run.config import FLAGS_BY_PART
+from algorithms.run.folder import check_folders, find_run
+from algorithms.runtime.monitor.curves import Axis, Point, read_curve
+from algorithms.tools.compare import PLACES, differing_flags, flags_of_run
+from utils.command_line import format_help, leading_words, parse_command_line, print_and_exit, say, wants_help, words_of
+from utils.errors import UsageError
+from utils.files import replaced_when_whole
+from utils.flags import flag, flags_of
+from utils.values import shown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+USAGE = "appo plot RUN... -o FILE [flags]      for example: appo plot CartPole-v1_1 CartPole-v1_2 -o curve.png"
+ENDS = ("train_for_seconds", "train_until_return", "keep_checkpoints")
+ASIDE = {*PLACES, *ENDS, "seed", *FLAGS_BY_PART["logging"], *(n for n in FLAGS_BY_PART["run"] if n.startswith("save_"))}
+"""Flags in which runs of one group may differ."""
+GRID = 200  # places on the axis at which a group is drawn
+IQM_RUNS = 4
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # can be told apart by all
+MOST_IN_LABEL = 2
+NAMES = {"env_steps": "env steps", "hours": "hours"}
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PlotConfig:
+    """Drawing learning curves."""
+
+    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
+    output: str = flag("learning_curve.png", "the picture to write, also as -o FILE; its suffix is the format")
+    x: str = flag("env_steps", "what the curves are drawn over", choices=("env_steps", "hours"))
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+
+
+class Curve(NamedTuple):
+    """The curve of a run, and what it was trained with."""
+
+    name: str
+    flags: Mapping[str, object]
+    points: Sequence[Point]
+
+
+class Band(NamedTuple):
+    """What several curves have in common where all of them are known: [GRID] each."""
+
+    x: Array
+    middle: Array
+    low: Array
+    high: Array
+
+
+def parse_plot(argv: Sequence[str]) -> PlotConfig:
+    """Return the configuration of a command line of `appo plot`; `--help` prints the flags and exits."""
+    flags = flags_of(PlotConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(USAGE, {"Plot": flags}, {}))
+    words, rest = leading_words(argv)
+    rest = ["--output" if word == "-o" else word for word in rest]
+    config = PlotConfig(**parse_command_line(rest, flags))  # type: ignore[arg-type]
+    check_folders(config.train_dir, config.experiments_root, "")
+    if not (words or config.runs):
+        raise UsageError("appo plot needs the folder of a run, or several: appo runs lists them")
+    return replace(config, runs=(*words, *config.runs))
+
+
+def plot(config: PlotConfig) -> int:
+    """Draw the curves of runs; the exit code.
+
+    Raises:
+        UsageError: there is no such run, none has a curve, matplotlib is missing or the file cannot be written.
+    """
+    group = Path(config.train_dir, config.experiments_root)
+    directories = [find_run(name, group) for name in config.runs]
+    curves = [Curve(d.resolve().name, flags_of_run(d), read_curve(d)) for d in directories]
+    known = [curve for curve in curves if len(curve.points) > 1]
+    for curve in curves:
+        if curve not in known:
+            say(f"{shown(curve.name)} has reported too few returns for a curve")
+    if not known:
+        raise UsageError("there is nothing to draw")
+    draw(grouped(known), cast(Axis, config.x), Path(config.output))
+    say(f"{len(known)} of {len(curves)} runs drawn: {config.output}")
+    return 0
+
+
+def grouped(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    """Runs of the same flags but for the seed together, by what tells them from the others."""
+    groups: list[list[Curve]] = []
+    for curve in curves:
+        for group in groups:
+            if not set(differing_flags([group[0].flags, curve.flags])) - ASIDE:
+                group.append(curve)
+                break
+        else:
+            groups.append([curve])
+    names = [name for name in differing_flags([group[0].flags for group in groups]) if name not in ASIDE]
+    labels: dict[str, list[Curve]] = {}
+    for group in groups:
+        label = _label(group, names)
+        name = group[0].name
+        more = (f"{label} ({name}, {number})" for number in count(2))
+        free = next(text for text in chain((label, f"{label} ({name})"), more) if text not in labels)
+        labels[free] = group
+    return labels
+
+
+def band_of(curves: Sequence[Sequence[Point]], axis: Axis) -> Band | None:
+    """The middle and the spread of several curves; None if there is no place that all of them have reached."""
+    start = max(curve[0].at(axis) for curve in curves)
+    end = min(curve[-1].at(axis) for curve in curves)
+    if not start < end:
+        return None
+    x = np.linspace(start, end, GRID)
+    values = np.sort([np.interp(x, [p.at(axis) for p in curve], [p.value for p in curve]) for curve in curves], axis=0)
+    if len(curves) < IQM_RUNS:
+        return Band(x, values.mean(axis=0), values[0], values[-1])
+    low, high = np.quantile(values, [0.25, 0.75], axis=0)
+    return Band(x, interquartile_mean(values), low, high)
+
+
+def interquartile_mean(values: Array) -> Array:
+    """Mean of the middle half of sorted values [N, X] for each X; those at its edges count by the part within it."""
+    count = len(values)
+    edges = np.arange(count + 1)
+    weight = np.clip(np.minimum(edges[1:], 0.75 * count) - np.maximum(edges[:-1], 0.25 * count), 0, None)
+    mean: Array = weight @ values / weight.sum()
+    return mean
+
+
+def draw(groups: Mapping[str, Sequence[Curve]], axis: Axis, path: Path) -> None:
+    """Write the picture.
+
+    Raises:
+        UsageError: matplotlib is missing, or the file cannot be written.
+    """
+    if find_spec("matplotlib") is None:
+        raise UsageError("drawing needs matplotlib: pip install appo[plots]")
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    figure = Figure(figsize=(7.2, 4.2), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, curves) in enumerate(groups.items()):
+        label = f" {name}" if name.startswith("_") else name  # matplotlib leaves out what begins with that
+        _draw_group(axes, [curve.points for curve in curves], axis, label, COLOURS[number % len(COLOURS)])
+    envs = {str(curve.flags.get("env", "?")) for curves in groups.values() for curve in curves}
+    axes.set_title(", ".join(shown(env) for env in sorted(envs)), loc="left", fontsize=11, parse_math=False)
+    axes.set_xlabel(NAMES[axis])
+    axes.set_ylabel("mean return")
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)
+    if axis == "env_steps":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for text in figure.legend(frameon=False, fontsize=8, loc="outside lower left").get_texts():
+        text.set_parse_math(False)
+    _save(figure, path)
+
+
+def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], axis: Axis, label: str, colour: str) -> None:
+    band = band_of(curves, axis) if len(curves) > 1 else None
+    width, alpha = (1.8, 1.0) if band is None else (0.6, 0.35)
+    for number, curve in enumerate(curves):
+        shown_as = label if band is None and number == 0 else "_nolegend_"
+        x, y = [point.at(axis) for point in curve], [point.value for point in curve]
+        axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, label=shown_as)
+    if band is not None:
+        axes.plot(band.x, band.middle, color=colour, linewidth=1.8, label=label)
+        axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _label(group: Sequence[Curve], names: Sequence[str]) -> str:
+    """What tells a group from the others, and what its line is."""
+    flags = group[0].flags
+    parts = [f"{name}={words_of(flags.get(name))}" for name in names[:MOST_IN_LABEL]]
+    if len(names) > MOST_IN_LABEL:
+        parts.append(f"+ {len(names) - MOST_IN_LABEL} more")
+    if len(group) == 1:
+        return " ".join(parts) or group[0].name
+    middle = "IQM and middle half" if len(group) >= IQM_RUNS else "mean and range"
+    return f"{' '.join(parts)}{': ' if parts else ''}{middle} of {len(group)} runs"
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write the file in one step, so that whoever looks sees the old or the new one."""
+    with replaced_when_whole(path) as temporary:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            figure.savefig(temporary, format=path.suffix[1:] or "png")
+        except ValueError as error:  # a format it does not know
+            raise UsageError(f"cannot write {shown(str(path))}: {error}") from None

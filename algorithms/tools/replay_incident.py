@@ -1,0 +1,238 @@
+"""`appo replay`: does again what an environment was asked to do before it failed."""
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from algorithms.playing.episodes import Tally
+from algorithms.run.config import Config
+from algorithms.runtime.processes.process import ending_of
+from envs.agents.multi_agent import loop_over
+from envs.config import EnvConfig
+from envs.incidents import HANG, Incident, error_name, restore_random_state
+from envs.make import make_group, make_single
+from envs.spec import Array, EnvSpec, StepRow
+from utils.command_line import format_help, named_first_word, parse_command_line, print_and_exit, say, wants_help
+from utils.errors import EnvironmentFailure, UsageError
+from utils.flags import flag, flags_of
+from utils.values import shown
+
+USAGE = "appo replay INCIDENT [flags]      for example: appo replay train_dir/a/incidents/env_actor_0_0.json"
+NOT_REPRODUCED = 1
+END_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Repeating what led an environment to fail."""
+
+    incident: str = flag("", "file of the incident, in incidents/ of a run; it may be the first word without a name")
+    render: bool = flag(False, "open a window and show every step")
+    hang_seconds: float = flag(
+        30.0,
+        "what ended its process, or stopped it, is repeated in another one; it hangs there if a step, or making and"
+        " resetting it, takes longer than this",
+        minimum=0.1,
+    )
+
+
+class Outcome(NamedTuple):
+    """How far an environment came, and how it failed then.
+
+    Attributes:
+        num_steps: taken.
+        error: as `Incident.error`; "" if it did not fail.
+        message: in one line.
+        traceback: of what it raised.
+    """
+
+    num_steps: int
+    error: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+def parse_replay(argv: Sequence[str]) -> ReplayConfig:
+    """Return the configuration of a command line of `appo replay`; `--help` prints the flags and exits."""
+    flags = flags_of(ReplayConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(USAGE, {"Replay": flags}, {}))
+    config = ReplayConfig(**parse_command_line(named_first_word(argv, "incident"), flags))  # type: ignore[arg-type]
+    if not config.incident:
+        raise UsageError("appo replay needs the file of an incident: look into incidents/ of the run")
+    return config
+
+
+def replay(config: ReplayConfig) -> int:
+    """Repeat an incident and say whether the environment fails again; the exit code, 0 if it does in the same way.
+
+    Raises:
+        UsageError: the incident cannot be read or repeated.
+    """
+    incident = Incident.read(Path(config.incident))
+    env = Config.from_flat(incident.flags).env
+    if incident.num_steps > len(incident.actions):
+        raise UsageError(
+            f"{shown(config.incident)} cannot be repeated: {incident.num_steps} steps were too many to keep them"
+        )
+    render_mode = "human" if config.render else None
+    if incident.seeds and render_mode:
+        raise UsageError("a vector of environments cannot be shown")
+    say(f"incident: {incident.message} ({_when(incident, incident.num_steps)}, seed {incident.seed})")
+    if incident.ended_process:
+        outcome = repeat_apart(incident, env, render_mode, config.hang_seconds)
+    else:
+        outcome = repeat(incident, env, render_mode)
+    if not outcome.error:
+        early = outcome.num_steps < incident.num_steps
+        say(f"not reproduced: {'its episode ended' if early else 'nothing failed'} after {outcome.num_steps} steps")
+        return NOT_REPRODUCED
+    sys.stderr.write(outcome.traceback)
+    same = outcome.error == incident.error
+    say(f"{'reproduced' if same else 'not reproduced'}: {outcome.message} ({_when(incident, outcome.num_steps)})")
+    return 0 if same else NOT_REPRODUCED
+
+
+def repeat(
+    incident: Incident, config: EnvConfig, render_mode: str | None = None, tell: Callable[[int], None] = lambda _: None
+) -> Outcome:
+    """Make the environment of an incident, begin the same episode and take the same actions, until it fails.
+
+    It stops where the episode ends too early, as the environment then does not repeat itself. A vector is never reset
+    as a whole: of it everything is repeated.
+
+    Args:
+        incident: what was done.
+        config: of the environment.
+        render_mode: of the environment.
+        tell: how many steps are being taken, before each; 0 when it has been reset.
+
+    Raises:
+        UsageError: the environment cannot be made, or its actions or random numbers are others.
+    """
+    steps = _steps_of_vector(incident, config) if incident.seeds else _steps(incident, config, render_mode)
+    done = 0
+    try:
+        with contextlib.closing(steps):
+            for done in steps:
+                tell(done)
+    except EnvironmentFailure as failure:
+        trace = "".join(traceback.format_exception(failure.__cause__ or failure))
+        return Outcome(done, error_name(failure), str(failure), trace)
+    return Outcome(done)
+
+
+def repeat_apart(incident: Incident, config: EnvConfig, render_mode: str | None, hang_seconds: float) -> Outcome:
+    """Repeat what ended or stopped its process in another one, whose end or standstill is the outcome.
+
+    Raises:
+        UsageError: as `repeat`.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_repeat_there, args=(theirs, incident, config, render_mode), daemon=False)
+    process.start()
+    theirs.close()
+    done = 0
+    try:
+        while ours.poll(hang_seconds):
+            told = ours.recv()
+            if isinstance(told, UsageError):
+                raise told
+            if isinstance(told, Outcome):
+                return told
+            done = told
+        os.kill(process.pid or 0, signal.SIGABRT)  # it shows where it is
+        return Outcome(done, HANG, f"nothing has happened for {hang_seconds:g} s")
+    except EOFError:
+        process.join(END_SECONDS)
+        ending = ending_of(process.exitcode)
+        return Outcome(done, ending, f"its process ended with {ending}")
+    finally:
+        process.join(END_SECONDS)
+        process.kill()
+
+
+def _repeat_there(pipe: Connection, incident: Incident, config: EnvConfig, render_mode: str | None) -> None:
+    """In the other process: tell every step and the outcome."""
+    with contextlib.suppress(OSError, ValueError):  # stderr may be no file
+        faulthandler.enable()
+    try:
+        pipe.send(repeat(incident, config, render_mode, pipe.send))
+    except UsageError as error:
+        pipe.send(error)
+
+
+def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Generator[int, None, None]:
+    """Do again what one environment was asked to; the number of each step before it is taken, and of the last after."""
+    spec, number = _spec(config), 0
+    actions, tally = _actions(incident, spec, spec.num_agents), Tally(spec.num_agents)
+    env, row = make_single(config, render_mode), _row(spec, spec.num_agents)
+    with contextlib.closing(loop_over([lambda: env], name=config.env, spec=spec)) as loop:
+        loop.reset([incident.seed], row.obs)
+        if incident.random_state is not None:
+            restore_random_state(env, incident.random_state)
+            loop.reset([None], row.obs)
+        yield 0
+        for number, action in enumerate(actions, start=1):
+            yield number
+            tally.add(row, ~row.first, loop.step(action, row))
+            if tally.over:
+                break
+        if incident.place == "reset" and number == len(actions):
+            loop.reset([None], row.obs)
+
+
+def _steps_of_vector(incident: Incident, config: EnvConfig) -> Generator[int, None, None]:
+    """The same of a vector, of which another one has to tell what it is like."""
+    if not all(type(seed) is int for seed in incident.seeds):
+        raise UsageError("the seeds of the incident are no numbers")
+    with contextlib.closing(make_group(config, len(incident.seeds))) as group:
+        spec, rows = group.spec, group.num_rows
+    actions, row = _actions(incident, spec, rows), _row(spec, rows)
+    with contextlib.closing(make_group(config, len(incident.seeds), spec=spec)) as group:
+        group.reset(incident.seeds, row.obs)
+        yield 0
+        for number, action in enumerate(actions, start=1):
+            yield number
+            group.step(action, row)
+
+
+def _when(incident: Incident, num_steps: int) -> str:
+    places = {"step": f"in step {num_steps}", "reset": f"in the reset after {num_steps} steps", "init": "when made"}
+    return places.get(incident.place, f"in its {incident.place}")
+
+
+def _spec(config: EnvConfig) -> EnvSpec:
+    """What the environment is like, found out from another one: looking for masks takes a reset."""
+    with contextlib.closing(make_group(replace(config, env_vectorization="python"), 1)) as group:
+        return group.spec
+
+
+def _actions(incident: Incident, spec: EnvSpec, rows: int) -> Array:
+    """The stored actions [N, R, A]."""
+    try:
+        stored = np.array(incident.actions, spec.action.dtype)
+        return stored.reshape(len(incident.actions), rows, spec.action.num_values)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UsageError(f"the actions of the incident are none of this environment: {error}") from error
+
+
+def _row(spec: EnvSpec, rows: int) -> StepRow:
+    obs, final_obs = (
+        {key: np.zeros((rows, *o.shape), o.dtype) for key, o in spec.observations.items()} for _ in range(2)
+    )
+    first, terminated, truncated, has_final = np.zeros((4, rows), np.bool_)
+    reward, num_frames = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
+    return StepRow(obs, first, reward, terminated, truncated, num_frames, final_obs, has_final)

@@ -1,0 +1,85 @@
+"""`appo runs`: which runs there are, how far they are and how well they play. Reads only, and needs no torch."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from algorithms.run.folder import check_folders
+from algorithms.run.summary import RunSummary, summaries
+from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
+from utils.errors import UsageError
+from utils.flags import flag, flags_of
+from utils.values import shown
+
+USAGE = "appo runs [flags]      for example: appo runs --train_dir=./train_dir"
+
+UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+@dataclass(frozen=True)
+class RunsConfig:
+    """Listing runs."""
+
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+    json: bool = flag(False, "print a JSON list with an object per run instead of text")
+
+
+def parse_runs(argv: Sequence[str]) -> RunsConfig:
+    """Return the configuration of a command line of `appo runs`; `--help` prints the flags and exits."""
+    flags = flags_of(RunsConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(USAGE, {"Runs": flags}, {}))
+    config = RunsConfig(**parse_command_line(argv, flags))  # type: ignore[arg-type]
+    check_folders(config.train_dir, config.experiments_root, "")
+    return config
+
+
+def list_runs(config: RunsConfig) -> int:
+    """Print all runs of a folder, the one that was active last first; the exit code.
+
+    Raises:
+        UsageError: there is no such folder, or it cannot be read.
+    """
+    group = Path(config.train_dir, config.experiments_root)
+    now = time.time()
+    runs = summaries(group)
+    if not (runs or os.path.isdir(group)):
+        raise UsageError(f"there is no folder {shown(str(group))}: --train_dir names the folder of all runs")
+    if config.json:
+        say(json.dumps([run._asdict() for run in runs]))
+    else:
+        say("\n".join(_table(runs, now)) if runs else f"no runs in {shown(str(group))}")
+    return 0
+
+
+def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
+    """A header and a line per run, in columns."""
+    rows: list[tuple[str, ...]] = [
+        ("run", "env", "state", "env steps", "budget", "left", "best return", "last return", "active")
+    ]
+    for run in runs:
+        share = "-" if run.share is None else f"{run.share:.0%}"
+        steps = "-" if run.env_steps is None else f"{run.env_steps:,}"
+        returns = ("-" if value is None else f"{value:.2f}" for value in (run.best_return, run.last_return))
+        env = shown(run.env) if run.env else "-"
+        left = "-" if run.seconds_left is None else age(run.seconds_left)
+        ago = f"{age(now - run.active)} ago"
+        rows.append((shown(run.name), env, shown(run.state), steps, share, left, *returns, ago))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    words, numbers = range(3), range(3, len(widths))
+    return [
+        "  ".join([*(row[i].ljust(widths[i]) for i in words), *(row[i].rjust(widths[i]) for i in numbers)])
+        for row in rows
+    ]
+
+
+def age(seconds: float) -> str:
+    """How long ago, in the largest unit that fits."""
+    for size, unit in UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

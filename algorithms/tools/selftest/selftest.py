@@ -1,0 +1,247 @@
+"""`appo selftest`: trains a toy, kills its processes, and checks on this machine what docs/reliability.md promises."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from uuid import uuid4
+
+from algorithms.runtime.monitor.overview import read_status
+from algorithms.tools.selftest.invariants import LASTING, falling, lost_checkpoints, saved, tolerated, unaccounted
+from algorithms.tools.selftest.killer import MARKER, POLL_SECONDS, Storm, StormError, kill, processes_of
+from utils.command_line import format_help, own_command, parse_command_line, print_and_exit, say, wants_help
+from utils.flags import flag, flags_of
+from utils.metrics import read_metrics, without_lost
+
+USAGE = "appo selftest [flags]      for example: appo selftest --kills=100"
+FLAGS = (
+    "--env=toy/Corridor-v0",
+    "--inference=central",
+    "--device=cpu",
+    "--num_workers=2",
+    "--num_envs_per_worker=4",
+    "--worker_num_splits=1",
+    "--rollout=8",
+    "--batch_size=64",
+    "--num_batches_per_iteration=1",
+    "--ppo_epochs=1",
+    "--use_rnn=False",
+    "--encoder_mlp_layers=32",
+    "--learning_rate=0.002",
+    "--save_every_sec=1",
+    "--keep_checkpoints=1000000",
+    "--save_best_after=-1",
+    "--experiment_summaries_interval=0.2",
+    "--report_interval_seconds=1",
+)
+GOAL = 0.9  # chance has about 0.6, the best policy 1
+LIMIT_SECONDS = 60.0
+GONE_SECONDS = 5.0
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where others leave theirs, not we ours)
+
+
+@dataclass(frozen=True)
+class SelftestConfig:
+    """Killing and checking."""
+
+    kills: int = flag(20, "processes that are killed while a toy is trained, besides main", minimum=1)
+    seed: int = flag(1, "decides which processes are killed after which pauses", minimum=0, maximum=2**63 - 1)
+
+
+class Outcome(NamedTuple):
+    """What became of a promise."""
+
+    promise: str
+    wrong: Sequence[str]  # nothing, if it was kept
+    seen: str
+
+    def line(self) -> str:
+        """One line of the table."""
+        verdict = "fail" if self.wrong else "pass"
+        return f"{verdict}  {self.promise:44}  {'; '.join(self.wrong) or self.seen}"
+
+
+class Run:
+    """A run in `folder/run`, in a process of its own; it leaves none behind."""
+
+    def __init__(self, folder: Path, config: SelftestConfig) -> None:
+        self.directory, self.marker = folder / "run", uuid4().hex
+        self.records_before = len(read_metrics(self.directory / "metrics.jsonl"))
+        self._log_path = folder / f"output_{self.marker}.txt"
+        # Should this process be killed, the run ends by itself.
+        limits = (f"--seed={config.seed}", f"--train_for_seconds={LIMIT_SECONDS * (5 + config.kills)}")
+        words = ("train", *FLAGS, *limits, f"--train_dir={folder}", "--experiment=run")
+        with self._log_path.open("wb") as log:
+            self.process = subprocess.Popen(  # noqa: S603 (our own program)
+                own_command(words),
+                env=os.environ | {MARKER: self.marker},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        deadline = time.monotonic() + GONE_SECONDS
+        while (pids := processes_of(self.marker)) and time.monotonic() < deadline:
+            for pid in pids:
+                kill(pid)
+            time.sleep(POLL_SECONDS)
+        self.process.poll()
+
+    @property
+    def log(self) -> str:
+        """What the run has printed."""
+        return self._log_path.read_text(errors="replace")
+
+    def saves(self) -> int:
+        """Checkpoints that it has said to be saved."""
+        return len(saved(self.log))
+
+    def records(self) -> list[dict[str, Any]]:
+        """What this start has written to metrics.jsonl."""
+        return read_metrics(self.directory / "metrics.jsonl")[self.records_before :]
+
+    def best_return(self) -> float:
+        """The highest mean return that was reported."""
+        return max((record.get("reward/mean") or 0.0 for record in self.records()), default=0.0)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Poll a condition while the run lives.
+
+        Raises:
+            StormError: it ended, or the condition did not come true.
+        """
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                last = " | ".join(self.log.splitlines()[-2:])
+                raise StormError(f"no {what}; exit code {self.process.returncode}: {last}")
+            time.sleep(POLL_SECONDS)
+
+    def seconds_until_gone(self) -> float:
+        """How long it takes until none of its processes is left.
+
+        Raises:
+            StormError: some stay.
+        """
+        began = time.monotonic()
+        while pids := processes_of(self.marker):
+            if time.monotonic() - began > GONE_SECONDS:
+                raise StormError(f"{len(pids)} processes are left after {GONE_SECONDS:g} s")
+            self.process.poll()
+            time.sleep(0.001)
+        return time.monotonic() - began
+
+
+def parse_selftest(argv: Sequence[str]) -> SelftestConfig:
+    """Return the configuration of a command line of `appo selftest`; `--help` prints the flags and exits."""
+    flags = flags_of(SelftestConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(USAGE, {"Selftest": flags}, {}))
+    return SelftestConfig(**parse_command_line(argv, flags))  # type: ignore[arg-type]
+
+
+def selftest(config: SelftestConfig) -> int:
+    """Print a line for every promise as soon as it is known whether it was kept; 0 if all were, else 1.
+
+    What a run has left behind that broke one stays, and is named.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="appo-selftest-"))
+    failed = False
+    try:
+        for outcome in outcomes(folder, config):
+            say(outcome.line())
+            failed = failed or bool(outcome.wrong)
+    except StormError as error:
+        failed = True
+        say(Outcome("the run goes on", [str(error)], "").line())
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    say(f"failed; the run and its output are in {folder}" if failed else "all promises were kept")
+    if not failed:
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(failed)
+
+
+def outcomes(folder: Path, config: SelftestConfig) -> Iterator[Outcome]:
+    """Kill main; resume; kill everybody else, again and again; end with Ctrl-C; look what is left.
+
+    Raises:
+        StormError: there is nothing more to look at.
+    """
+    with Run(folder, config) as first:
+        names = set(os.listdir(SHARED_MEMORY))
+        first.wait_until(lambda: first.saves() >= 2, "checkpoint")
+        kill(first.process.pid)
+        yield Outcome("main killed: all its processes go too", [], f"after {first.seconds_until_gone():.2f} s")
+        left = sorted(unmapped(set(os.listdir(SHARED_MEMORY)) - names))
+        yield Outcome("main killed: no shared memory stays", left, f"no name is left in {SHARED_MEMORY}")
+        promised = saved(first.log)
+    with Run(folder, config) as second:
+        second.wait_until(lambda: second.saves() >= 1, "checkpoint of the resumed run")
+        begun = int(second.records()[0]["env_steps"])
+        wrong = [f"from {begun} env steps, {promised[-1][1]} were saved"] if begun < promised[-1][1] else []
+        yield Outcome("started again: it goes on where it was saved", wrong, f"at env step {begun}")
+        yield from survived(second, config)
+        second.wait_until(lambda: second.best_return() >= GOAL, f"mean return of {GOAL}")
+        yield Outcome("it learns all the same", [], f"mean return {second.best_return():.2f} of at most 1")
+        kill(second.process.pid, signal.SIGINT)
+        yield ended(second)
+    yield from history(folder / "run", second, [*promised, *saved(second.log)], config.kills)
+
+
+def survived(run: Run, config: SelftestConfig) -> Iterator[Outcome]:
+    """The storm."""
+    storm = Storm(run.marker, run.process.pid, run.saves, config.seed)
+    storm.blow(config.kills)
+    counts = ", ".join(f"{role} {storm.kills.count(role)}" for role in sorted(set(storm.kills)))
+    yield Outcome(f"{config.kills} kills: who dies is replaced", [], counts)
+    seconds = storm.longest_recovery_seconds
+    yield Outcome("training goes on and is saved", [], f"within {seconds:.1f} s after every gust of kills")
+
+
+def ended(run: Run) -> Outcome:
+    """How it takes Ctrl-C."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.process.wait(LIMIT_SECONDS)
+    code = run.process.returncode
+    wrong = [] if code == 130 else [f"exit code {code}"]
+    seen = f"no process is left {run.seconds_until_gone():.2f} s later"
+    return Outcome("Ctrl-C: it saves and ends with exit code 130", wrong, seen)
+
+
+def history(directory: Path, last: Run, promised: Sequence[tuple[Path, int]], kills: int) -> Iterator[Outcome]:
+    """What all of it has left behind."""
+    wrong = lost_checkpoints(path for path, _ in promised)
+    yield Outcome("every checkpoint said to be saved is good", wrong, f"{len(promised)} of {len(promised)}")
+    records = last.records()
+    everything = without_lost(read_metrics(directory / "metrics.jsonl"))
+    wrong = [*falling(records), *falling(everything, LASTING)]
+    yield Outcome("no counter and no version falls", wrong, f"in {len(records)} records")
+    totals: Mapping[str, int] = read_status(directory)["totals"]
+    wrong = unaccounted(records[0], totals, tolerated(kills))
+    seen = f"{totals['samples']} trained on, {totals['discarded']} discarded, {totals['restarts']} restarts"
+    yield Outcome("every step is accounted for", wrong, seen)
+
+
+def unmapped(names: set[str]) -> set[str]:
+    """Those of these names in shared memory that no process maps: what is mapped will be removed by whoever does."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            names = names - {line.rpartition("/")[2] for line in maps.read_text(errors="replace").splitlines()}
+    return names

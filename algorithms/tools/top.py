@@ -1,0 +1,213 @@
+"""`appo top`: the panel of a run that another process trains, or has trained. Reads its files and touches nothing."""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from algorithms.run.folder import check_folders, find_run
+from algorithms.run.summary import LIVING_STATES, RunSummary, last_records, summaries, summary
+from algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants_colour
+from algorithms.runtime.monitor.curves import METRICS_FILE, ReturnTraces
+from algorithms.runtime.monitor.overview import Overview, read_status
+from algorithms.runtime.monitor.panel import Snapshot, draw, render
+from algorithms.runtime.monitor.performance import NAMES, Performance, RoleTimes
+from algorithms.runtime.monitor.terminal import Screen
+from algorithms.tools.runs import age
+from utils.command_line import format_help, leading_words, parse_command_line, print_and_exit, say, wants_help
+from utils.errors import UsageError
+from utils.files import open_own
+from utils.flags import flag, flags_of
+from utils.timing import PHASES
+from utils.values import is_number, shown
+
+USAGE = "appo top [RUN] [flags]      for example: appo top CartPole-v1_1"
+PAGE = os.terminal_size((100, 40))  # where there is no terminal to ask
+
+
+@dataclass(frozen=True)
+class TopConfig:
+    """Looking at a run."""
+
+    experiment: str = flag("", "folder of the run, or a path; it may be the first word; empty = the last active one")
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+    once: bool = flag(False, "print the panel once, as text, and end; so it is in any case where stdout is no terminal")
+    interval_seconds: float = flag(2, "seconds between two looks", minimum=0.25)
+
+
+def parse_top(argv: Sequence[str]) -> TopConfig:
+    """Return the configuration of a command line of `appo top`; `--help` prints the flags and exits."""
+    flags = flags_of(TopConfig)
+    if wants_help(argv):
+        print_and_exit(format_help(USAGE, {"Top": flags}, {}))
+    words, rest = leading_words(argv)
+    if len(words) > 1:
+        raise UsageError(f"appo top shows one run, got {len(words)}: {shown(' '.join(words))}")
+    given = parse_command_line([*(f"--experiment={word}" for word in words), *rest], flags)
+    return TopConfig(**given)  # type: ignore[arg-type]
+
+
+def top(config: TopConfig) -> int:
+    """Show a run until it ends or Ctrl-C; the exit code.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    directory = _directory(config)
+    watched = Watched(directory)
+    if config.once or obstacle(sys.stdout, os.environ):
+        columns = max(SMALLEST.columns, shutil.get_terminal_size(PAGE).columns)
+        drawn = draw(watched.look(), columns, PAGE.lines)
+        say("\n".join(render(drawn, columns, colour=False, terminal=False)))
+    else:
+        _follow(watched, config.interval_seconds)
+    say(watched.verdict())
+    return 0
+
+
+class Watched:
+    """A run, as its files say; whatever may stand in them.
+
+    Args:
+        directory: of the run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._traces = ReturnTraces()
+        self._read_bytes = 0
+        self._found: RunSummary | None = None
+
+    def look(self) -> Snapshot:
+        """How it is now."""
+        self._found = found = summary(self.directory)
+        status = read_status(self.directory)
+        self._read_new_records()
+        budget = status.get("budget")
+        numbers = {name: value for name, value in budget.items() if is_number(value)} if _is_mapping(budget) else {}
+        overview = _overview(status, last_records(self.directory / METRICS_FILE), found)
+        env, state = (found.env or "?", found.state) if found else ("?", "gone")
+        return Snapshot(self.directory.name, env, state, aim_of(numbers), overview, self._traces.best())
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was training at the last look."""
+        return self._found is not None and self._found.state in LIVING_STATES
+
+    def verdict(self) -> str:
+        """One line: what had become of it at the last look, and when it was heard of last."""
+        found = self._found
+        if found is None:
+            return f"{shown(str(self.directory))} is gone"
+        ago = f"{age(time.time() - found.active)} ago"
+        if found.state == "crashed":
+            return f"crashed: it ended without a word, last heard of {ago}; the command that began it goes on with it"
+        reason = f": {shown(found.reason)}" if found.reason else ""
+        return f"{shown(found.state)}{reason}; {'last heard of' if self.is_alive else 'ended'} {ago}"
+
+    def _read_new_records(self) -> None:
+        """Take in the whole lines that have been added to its metrics since the last look."""
+        with contextlib.suppress(OSError), open_own(self.directory / METRICS_FILE) as file:
+            if file.seek(0, os.SEEK_END) < self._read_bytes:  # another run has taken its place
+                self._traces, self._read_bytes = ReturnTraces(), 0
+            file.seek(self._read_bytes)
+            lines, newline, _ = file.read().rpartition(b"\n")
+            self._read_bytes += len(lines + newline)
+            for line in lines.split(b"\n"):
+                with contextlib.suppress(ValueError, RecursionError):
+                    record = json.loads(line)
+                    if _is_mapping(record):
+                        self._traces.add(record)
+
+
+def _directory(config: TopConfig) -> Path:
+    check_folders(config.train_dir, config.experiments_root, "")
+    group = Path(config.train_dir, config.experiments_root)
+    if config.experiment:
+        return find_run(config.experiment, group)
+    found = summaries(group)
+    if not found:
+        raise UsageError(f"there is no run in {shown(str(group))}: --train_dir names the folder of all runs")
+    return group / found[0].name
+
+
+def _follow(watched: Watched, interval_seconds: float) -> None:
+    """Draw it again and again until it ends, the terminal goes or Ctrl-C comes."""
+    screen, colour = Screen(sys.stdout.fileno()), wants_colour(os.environ)
+    try:
+        while True:
+            snapshot, size = watched.look(), screen.size()
+            if size.columns >= SMALLEST.columns and size.lines >= SMALLEST.lines:
+                drawn = draw(snapshot, size.columns - 1, size.lines - 2)
+                screen.show(render(drawn, size.columns - 1, colour=colour))
+            if not watched.is_alive:
+                return
+            time.sleep(interval_seconds)
+    except (OSError, KeyboardInterrupt):
+        return
+    finally:
+        screen.close()
+
+
+def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], found: RunSummary | None) -> Overview:
+    """What a status says, and where it says nothing, as in older runs, the last records of the policies."""
+    totals = status.get("totals")
+    counts = {name: int(value) for name, value in totals.items() if is_number(value)} if _is_mapping(totals) else {}
+    policies, warnings = status.get("policies"), status.get("warnings")
+    current = [record for record in policies if _is_mapping(record)] if isinstance(policies, list) else []
+    return Overview(
+        elapsed_seconds=_number(status.get("elapsed_seconds")) or 0.0,
+        seconds_left=_number(status.get("seconds_left")),
+        share=found.share if found else None,
+        env_steps=(found.env_steps if found else None) or 0,  # as the share: a record may be newer
+        samples=counts.get("samples", 0),
+        discarded=counts.get("discarded", 0),
+        restarts=counts.get("restarts", 0),
+        env_rebuilds=counts.get("actors_rebuilds", 0),
+        memory_bytes=int(memory) if (memory := _number(status.get("memory_bytes"))) is not None else None,
+        performance=_performance(status.get("performance")),
+        policies=tuple(
+            {name: value for name, value in record.items() if is_number(value)} for record in current or records
+        ),
+        warnings=tuple(str(text) for text in warnings) if isinstance(warnings, list) else (),
+    )
+
+
+def _performance(plain: object) -> Performance | None:
+    """What `Performance.plain` wrote; None if it is anything else."""
+    try:
+        assert _is_mapping(plain)
+        roles = {name: _role(plain["roles"][name]) for name in NAMES if name in plain["roles"]}
+        numbers = {
+            name: _sure(plain[name])
+            for name in ("busy_cores", "cores", "samples_per_second", "limit_samples_per_second")
+        }
+        return Performance(roles=roles, cpu_us={}, bottleneck=str(plain["bottleneck"]), **numbers)
+    except (AssertionError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _role(plain: Any) -> RoleTimes:
+    shares = {phase: _sure(plain["shares"][phase]) for phase in PHASES if phase in plain["shares"]}
+    return RoleTimes(int(_sure(plain["processes"])), shares, _sure(plain["busy_cores"]))
+
+
+def _sure(value: object) -> float:
+    if not is_number(value):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _number(value: object) -> float | None:
+    return value if is_number(value) else None
+
+
+def _is_mapping(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)

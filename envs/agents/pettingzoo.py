@@ -1,0 +1,205 @@
+"""PettingZoo: its ids, and its environments as those of several agents that our loop steps."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envs.agents.common_spaces import CommonSpaces
+from envs.agents.multi_agent import ACTIVE_KEY
+from envs.conversion import one_line
+from envs.spec import MASK_KEY
+from utils.errors import SpaceMismatch, UsageError
+from utils.values import nearest
+
+ID = re.compile(r"(?:pettingzoo[./](\w+)|(atari|butterfly|classic|sisl))[./](\w+?)[-_]v(\d+)")
+"""As its registry has them, `sisl/pursuit-v5`, or like its modules, `pettingzoo.sisl.pursuit_v5`."""
+
+Factory = Callable[..., Any]
+
+
+def find(name: str, *, registered: bool) -> Factory | None:
+    """What makes the environment that is registered with PettingZoo by that name; None if it is no name of its own.
+
+    Args:
+        name: an id of its own, or of those that a user's module has registered.
+        registered: a user's module may have registered it.
+
+    Raises:
+        UsageError: PettingZoo has no such environment, or is missing or too old to have a registry.
+    """
+    match = ID.fullmatch(name)
+    if match is None:
+        makers = _makers(name) if registered and hasattr(sys.modules.get("pettingzoo"), "parallel_registry") else {}
+        return makers.get(re.sub(r"_v(?=\d+$)", "-v", name))
+    env_id, makers = f"{match[1] or match[2]}/{match[3]}-v{match[4]}", _makers(name)
+    if env_id not in makers:
+        raise UsageError(f"PettingZoo has no environment {env_id}{nearest(env_id, makers, 3)}")
+    return makers[env_id]
+
+
+def _makers(env_id: str) -> dict[str, Factory]:
+    """What makes the environments that are registered with PettingZoo, by id; as parallel ones where they are so."""
+    if find_spec("pettingzoo") is None:
+        raise UsageError(f'{env_id} needs the package pettingzoo: pip install "appo[multiagent]"')
+    zoo = importlib.import_module("pettingzoo")
+    if not hasattr(zoo, "parallel_registry"):
+        raise UsageError(f"{env_id} needs pettingzoo 1.27 or newer, this is {getattr(zoo, '__version__', 'older')}")
+    entries = zoo.aec_registry | zoo.parallel_registry
+    return {name: functools.partial(_make, entry) for name, entry in entries.items()}
+
+
+def _make(entry: Any, **arguments: Any) -> Any:
+    try:
+        return entry.make(**arguments)
+    except ImportError as error:
+        extra = f'pip install "pettingzoo[{entry.namespace}]"'
+        raise UsageError(f"{entry.id} needs a package that is not installed: {one_line(error)}; {extra}") from error
+
+
+def classes() -> tuple[type, ...]:
+    """The base classes of PettingZoo's environments, parallel and not; none where nothing has imported it."""
+    zoo = sys.modules.get("pettingzoo")
+    return (zoo.ParallelEnv, zoo.AECEnv) if zoo is not None else ()
+
+
+def as_gymnasium(env: Any, name: str) -> Any:
+    """An environment of PettingZoo as one that our loop steps; any other as it is.
+
+    Raises:
+        UsageError: it cannot be stepped so, with the reason.
+    """
+    if not isinstance(env, classes()):
+        return env
+    zoo = sys.modules["pettingzoo"]
+    if isinstance(env, zoo.AECEnv):
+        if not _metadata(env).get("is_parallelizable", False):
+            raise UsageError(
+                f"{name}: its agents take turns (no is_parallelizable in its metadata): only environments in which all "
+                "act at once can be played"
+            )
+        env = importlib.import_module("pettingzoo.utils.conversions").aec_to_parallel(env)
+    return ParallelAgents(env, name)
+
+
+class ParallelAgents(gymnasium.Env[Any, Any]):
+    """A parallel environment whose agents are entries of lists, in the order of its `possible_agents`.
+
+    Args:
+        parallel: PettingZoo's environment.
+        name: in messages.
+
+    Raises:
+        UsageError: it does not say which agents there may be, or their spaces have no room for each other.
+    """
+
+    is_multiagent = True
+
+    def __init__(self, parallel: Any, name: str) -> None:
+        self.parallel, self.name = parallel, name
+        self.agents = list(getattr(parallel, "possible_agents", None) or ())
+        if not self.agents:
+            raise UsageError(f"{name} has no possible_agents: how many agents it may have must be known beforehand")
+        self.num_agents = len(self.agents)
+        self.metadata, self.render_mode = _metadata(parallel), getattr(parallel, "render_mode", None)
+        self._spaces = CommonSpaces(
+            name,
+            [str(agent) for agent in self.agents],
+            [parallel.observation_space(agent) for agent in self.agents],
+            [parallel.action_space(agent) for agent in self.agents],
+        )
+        self.observation_space, self.action_space = self._spaces.observation_space, self._spaces.action_space
+        self._living: set[Any] = set()
+        self._gone: set[Any] = set()  # for good: PettingZoo revives nobody
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """The random numbers of the environment itself, if it keeps them where gymnasium's do."""
+        generator: np.random.Generator = self.parallel.unwrapped.np_random
+        return generator
+
+    @np_random.setter
+    def np_random(self, value: np.random.Generator) -> None:
+        self.parallel.unwrapped.np_random = value
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Begin an episode: observations and infos, an entry per agent."""
+        result = self.parallel.reset(seed=seed, **({"options": options} if options else {}))
+        observations, infos = self._dicts("reset", result, 2)
+        self._living, self._gone = set(self.parallel.agents), set()
+        if not self._living:
+            raise SpaceMismatch(f"{self.name}: reset must begin with at least one agent")
+        return self._shown(observations), self._infos(infos)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Let every living agent take its action; everything with an entry per agent.
+
+        An agent that disappears without an end is truncated where it shows what it saw last, else terminated. When no
+        agent is left, those that never came are said to be truncated, so that all have ended.
+        """
+        acting = self._living
+        taken = {a: self._spaces.action(i, action[i]) for i, a in enumerate(self.agents) if a in acting}
+        observations, rewards, terminated, truncated, infos = self._dicts("step", self.parallel.step(taken), 5)
+        ended = {a for a in acting if terminated.get(a, False) or truncated.get(a, False)}
+        vanished = acting - ended - set(self.parallel.agents)
+        self._gone |= ended | vanished
+        self._living = set(self.parallel.agents) - self._gone
+        nobody, lost = not self._living, vanished - observations.keys()
+        return (
+            self._shown(observations),
+            [rewards.get(a, 0.0) if a in acting else 0.0 for a in self.agents],
+            [bool(terminated.get(a, False)) if a in ended else a in lost for a in self.agents],
+            [bool(truncated.get(a, False)) if a in ended else nobody or a in vanished for a in self.agents],
+            self._infos(infos),
+        )
+
+    def render(self) -> Any:
+        """What the environment draws."""
+        return self.parallel.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.parallel.close()
+
+    def _shown(self, observations: Mapping[Any, Any]) -> list[Any]:
+        shown = (
+            self._spaces.observation(i, observations[a]) if a in observations else None
+            for i, a in enumerate(self.agents)
+        )
+        return list(shown)
+
+    def _infos(self, infos: Mapping[Any, Any]) -> list[dict[str, Any]]:
+        """The info of every agent, with what it may choose where agents differ in that."""
+        listed = []
+        for index, agent in enumerate(self.agents):
+            info = dict(infos.get(agent) or {})
+            if agent not in self._living:
+                info[ACTIVE_KEY] = False
+            elif self._spaces.masks is not None:
+                info[MASK_KEY] = self._spaces.mask(index, info.get(MASK_KEY))
+            listed.append(info)
+        return listed
+
+    def _dicts(self, where: str, result: Any, count: int) -> Any:
+        """What PettingZoo's interface returns: a tuple of dicts by agent.
+
+        Raises:
+            SpaceMismatch: it is something else.
+        """
+        if isinstance(result, tuple) and len(result) == count and all(isinstance(part, Mapping) for part in result):
+            return result
+        raise SpaceMismatch(
+            f"{self.name}: {where} must return {count} dicts by agent, as PettingZoo's parallel interface does"
+        )
+
+
+def _metadata(env: Any) -> dict[str, Any]:
+    return getattr(env, "metadata", None) or {}

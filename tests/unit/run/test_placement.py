@@ -1,0 +1,100 @@
+import pytest
+
+from algorithms.run.config import Config
+from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
+from algorithms.runtime.topology import Placement
+from utils.errors import UsageError
+
+
+def config_of(**flags: object) -> Config:
+    return Config.from_flat({"rollout": 32, "batch_size": 1024, **flags})
+
+
+@pytest.mark.parametrize(
+    ("placement", "cores", "flags", "expected"),
+    [
+        ("local", 4, {}, (4, 8, 1)),  # 32 columns over 4 actors
+        ("central", 4, {}, (4, 8, 2)),
+        ("serial", 4, {}, (1, 32, 1)),
+        ("local", 64, {}, (64, 1, 1)),
+        ("central", 64, {}, (64, 2, 2)),  # at least one env in each split
+        ("serial", 1, {"batch_size": 32 * 1000}, (1, 64, 1)),  # no more than 64 by itself
+        ("local", 2, {"num_batches_per_iteration": 3}, (2, 48, 1)),
+        ("local", 8, {"num_workers": 2}, (2, 16, 1)),
+        ("local", 8, {"num_envs_per_worker": 100}, (8, 100, 1)),
+        ("central", 8, {"num_envs_per_worker": 7}, (8, 7, 1)),  # odd: not split
+        ("central", 8, {"num_envs_per_worker": 6}, (8, 6, 2)),
+        ("central", 4, {"worker_num_splits": 3}, (4, 6, 3)),
+        ("central", 4, {"worker_num_splits": 1}, (4, 8, 1)),
+        ("central", 4, {"worker_num_splits": 4, "num_envs_per_worker": 4}, (4, 4, 4)),
+        # weights change 40 times per 16 columns, and no trajectory may get half as old as 100 updates
+        ("local", 64, {"batch_size": 128, "num_batches_per_iteration": 4, "ppo_epochs": 10}, (20, 1, 1)),
+        ("central", 64, {"batch_size": 128, "num_batches_per_iteration": 4, "ppo_epochs": 10}, (10, 2, 2)),
+        ("local", 64, {"batch_size": 512, "ppo_epochs": 10, "num_envs_per_worker": 8}, (10, 8, 1)),
+        ("local", 64, {"ppo_epochs": 10, "max_policy_lag": 1}, (32, 1, 1)),
+        ("local", 64, {"batch_size": 128, "ppo_epochs": 50, "num_workers": 64}, (64, 1, 1)),
+    ],
+)
+def test_counts_are_filled_in(
+    placement: Placement, cores: int, flags: dict[str, object], expected: tuple[int, int, int]
+) -> None:
+    assert plan_workers(config_of(**flags), cores, placement) == Sampling(placement, *expected)
+
+
+@pytest.mark.parametrize(("num_agents", "envs"), [(1, 8), (2, 4), (8, 1), (100, 1)])
+def test_the_agents_of_all_envs_fill_a_batch(num_agents: int, envs: int) -> None:
+    assert plan_workers(config_of(), 4, "local", num_agents) == Sampling("local", 4, envs, 1)
+
+
+def test_envs_that_cannot_be_split_are_refused() -> None:
+    with pytest.raises(UsageError, match="--num_envs_per_worker=7 is not a multiple of --worker_num_splits=2"):
+        plan_workers(config_of(num_envs_per_worker=7, worker_num_splits=2), 4, "central")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cores", "device", "expected"),
+    [
+        ("central", 1, "cpu", "central"),
+        ("local", 1, "cuda", "local"),
+        ("serial", 4, "cuda", "serial"),
+        ("auto", 16, "cuda", "central"),  # one process owns the device's queue
+        ("auto", 1, "cpu", "serial"),
+        ("auto", 2, "cpu", "local"),
+    ],
+)
+def test_placements_without_measurements(wanted: str, cores: int, device: str, expected: str) -> None:
+    assert choose_placement(config_of(inference=wanted), cores, device) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores", "expected"),
+    [
+        ({"deterministic_resume": True}, 4, "serial"),  # exact without more ado
+        ({"lockstep": True}, 4, "local"),
+        ({"lockstep": True, "deterministic_resume": True}, 4, "local"),
+        ({"lockstep": True}, 1, "serial"),
+    ],
+)
+def test_placements_of_runs_that_repeat_themselves(flags: dict[str, object], cores: int, expected: str) -> None:
+    config = config_of(**flags)
+    assert config.repeatable
+    assert choose_placement(config, cores, "cpu") == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "turns"),
+    [
+        ({}, False),
+        ({"lockstep": True}, True),
+        ({"num_minibatches_to_accumulate": 0}, True),
+        ({"num_minibatches_to_accumulate": 0, "num_policies": 2}, False),  # each goes on while the other one trains
+        ({"num_minibatches_to_accumulate": 0, "self_play": True}, False),  # as does the past
+    ],
+)
+def test_runs_in_which_nobody_acts_while_the_learner_trains(flags: dict[str, object], turns: bool) -> None:
+    assert config_of(**flags).takes_turns == turns
+
+
+def test_in_lockstep_a_group_has_one_slot_however_large_a_batch_is() -> None:
+    config = config_of(lockstep=True, batch_size=32 * 1000)
+    assert topology_of(config, Sampling("local", 2, 4, 2), num_agents=1).slots_per_group == 1

@@ -1,0 +1,223 @@
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from algorithms.appo.learner import Learner
+from algorithms.models.build import new_model
+from algorithms.run.build_workers import Blueprint
+from algorithms.run.config import Config
+from algorithms.run.plan import SEED_BRANCHES, ModelDescription
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.learning.learner_worker import LearnerWorker
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from algorithms.runtime.memory.weights import WeightRing
+from algorithms.runtime.messages import ActionRequest, Begin
+from algorithms.runtime.processes.process import Node, ProcessPlan
+from algorithms.runtime.sampling.actor_worker import ActorWorker
+from algorithms.runtime.sampling.policy_worker import PolicyWorker
+from algorithms.runtime.topology import Topology
+from envs.make import make_group
+
+FLAGS = {
+    "env": "toy/Counter-v0", "rollout": 8, "recurrence": 4, "batch_size": 32, "encoder_mlp_layers": [4],
+    "hidden_size": 3, "reward_scale": 0.5, "reward_clip": 2.0, "max_policy_lag": 7,
+}  # fmt: skip
+
+
+def blueprint_of(placement: str = "serial", *, seed: int = 5, num_policies: int = 1, **flags: object) -> Blueprint:
+    config = Config.from_flat({**FLAGS, **flags})
+    spec = make_group(config.env, 1).spec
+    flat = new_model(config.model, spec, "cpu")
+    learner = Learner(flat, spec, config.learning, 0)
+    description = ModelDescription(flat.table, flat.module.rnn_state_size, len(learner.statistics.to_array()))  # type: ignore[arg-type]
+    topology = Topology(placement, 2, 2, 3, num_policies, 1, rows=2, rollout=8)  # type: ignore[arg-type]
+    budget = Budget(1000, 500, 60.0, None, None)
+    return Blueprint(config, spec, description, topology, budget, "cpu", seed)
+
+
+def plan_of(blueprint: Blueprint, name: str, arena: Arena, generation: int = 0) -> ProcessPlan:
+    workers = blueprint.topology.processes()[name]
+    unused = {"row": 0, "links": None, "log_path": Path(), "niceness": 0, "cores": frozenset(), "threads": 1}
+    return ProcessPlan(name=name, workers=workers, arena=arena, generation=generation, **unused)  # type: ignore[arg-type]
+
+
+def workers_of(blueprint: Blueprint, name: str, generation: int = 0) -> dict[str, object]:
+    arena = Arena.create(blueprint.fields())
+    made = blueprint(plan_of(blueprint, name, arena, generation), Heartbeat(arena, 0))
+    return {str(address): worker for address, worker in made.items()}
+
+
+def test_the_arena_holds_everything_the_workers_share() -> None:
+    blueprint = blueprint_of("central", num_policies=2)
+    fields = {field.name: field for field in blueprint.fields()}
+    assert len(fields) == len(blueprint.fields())
+    assert fields["Trajectories.obs.obs"].shape == (12, 9, 2, 4)
+    assert fields["Trajectories.rnn_state"].shape == (12, 2, 2, 3)
+    assert fields["heartbeat"].shape == (6, 16)
+    weights = blueprint.model.num_weights
+    for policy in range(2):
+        assert fields[f"weights.{policy}.buffer"].shape == (2, weights)
+        assert fields[f"state.{policy}.vectors"].shape == (2, 3, weights)
+        assert fields[f"state.{policy}.moments"].shape == (2, 1 + 2 * 4 + 3)
+    assert weights == len(new_model(blueprint.config.model, blueprint.spec, "cpu").flat)
+
+
+@pytest.mark.parametrize("placement", ["central", "local", "serial"])
+def test_every_process_gets_its_workers(placement: str) -> None:
+    blueprint = blueprint_of(placement)
+    for name, addresses in blueprint.topology.processes().items():
+        workers = workers_of(blueprint, name)
+        assert list(workers) == [str(address) for address in addresses]
+        kinds = {"actor": ActorWorker, "policy_worker": PolicyWorker, "learner": LearnerWorker}
+        assert all(isinstance(workers[str(address)], kinds[address.role]) for address in addresses)
+
+
+def test_a_blueprint_travels_to_processes() -> None:
+    blueprint = blueprint_of()
+    assert pickle.loads(pickle.dumps(blueprint)) == blueprint
+
+
+def test_groups_know_their_place_and_their_part_of_the_flags() -> None:
+    actor = workers_of(blueprint_of("central"), "actor_1")["actor_1"]
+    assert isinstance(actor, ActorWorker)
+    plans = [group.plan for group in actor.groups.values()]
+    assert [(p.index, list(p.slots), p.start) for p in plans] == [(2, [6, 7, 8], 4), (3, [9, 10, 11], 6)]
+    assert {(p.num_policies, p.reward_scale, p.reward_clip, p.keep) for p in plans} == {(1, 0.5, 2.0, False)}
+
+
+@pytest.mark.parametrize(("restart_workers", "most"), [(True, 3), (False, 0)])
+def test_actors_know_what_to_do_about_an_environment_that_fails(restart_workers: bool, most: int) -> None:
+    flags = {"max_env_rebuilds": 3, "env_vectorization": "python", "restart_workers": restart_workers}
+    blueprint = blueprint_of("central", experiment="run", **flags)
+    actor = workers_of(blueprint, "actor_1")["actor_1"]
+    assert isinstance(actor, ActorWorker)
+    for group in actor.groups.values():
+        env_set = group.envs._envs  # type: ignore[attr-defined]
+        assert env_set._rule._most == most
+        assert env_set._incidents.path == Path("train_dir/run/incidents").absolute()
+        assert (env_set._incidents.worker, env_set._incidents.flags["env"]) == ("actor_1", "toy/Counter-v0")
+
+
+def test_a_restarted_actor_starts_at_step_0_with_new_episodes() -> None:
+    blueprint = blueprint_of("central")
+    first, second = (workers_of(blueprint, "actor_1", generation)["actor_1"] for generation in (0, 1))
+    assert isinstance(first, ActorWorker)
+    assert isinstance(second, ActorWorker)
+    assert [group.plan.start for group in second.groups.values()] == [0, 0]
+    assert [group.plan.generation for group in second.groups.values()] == [1, 1]
+    assert all(a.seeds != b.seeds for a, b in zip(first.groups.values(), second.groups.values(), strict=True))
+
+
+def test_environments_are_reset_before_the_actor_is_ready_and_not_again() -> None:
+    actor = workers_of(blueprint_of(), "main")["actor_0"]
+    assert isinstance(actor, ActorWorker)
+    group = actor.groups[0]
+    carried = group._carry_obs["obs"].copy()
+    assert carried[:, 0].tolist() == [group.seeds[0] % 2**16, group.seeds[0] % 2**16 + 1]
+    resets: list[object] = []
+    group.envs.reset = lambda *args: resets.append(args)  # type: ignore[method-assign]
+    assert next(iter(actor.handle(Begin()))) == ActionRequest(0, 0, 0, 0, 0)
+    assert resets == []
+
+
+def test_sampling_only_keeps_the_slots_and_pauses_follow_the_flags() -> None:
+    flags = {"sampler_only": True, "decorrelate_experience_max_seconds": 10.0}
+    blueprint = blueprint_of("central", **flags)
+    for name, pause in (("actor_0", 0.0), ("actor_1", 5.0)):
+        actor = workers_of(blueprint, name)[name]
+        assert isinstance(actor, ActorWorker)
+        assert all(group.plan.keep for group in actor.groups.values())
+        assert actor.pause_seconds == pause
+    benchmark = workers_of(blueprint_of("central", **flags, benchmark=True), "actor_1")["actor_1"]
+    assert isinstance(benchmark, ActorWorker)
+    assert benchmark.pause_seconds == 0.0
+
+
+def test_seeds_differ_between_workers_and_repeat_between_runs() -> None:
+    blueprint = blueprint_of()
+    places = [(branch, *index) for branch in SEED_BRANCHES for index in ((0,), (1,), (0, 0), (0, 1), (1, 0))]
+    drawn = [tuple(blueprint.seeds(*place).generate_state(2)) for place in places]
+    assert len(set(drawn)) == len(places)
+    again = blueprint_of()
+    assert [tuple(again.seeds(*place).generate_state(2)) for place in places] == drawn
+    other = replace(blueprint, seed=6)
+    assert not set(drawn) & {tuple(other.seeds(*place).generate_state(2)) for place in places}
+
+
+def test_learners_start_from_the_seed_and_publish() -> None:
+    def initial(seed: int, policy: int) -> torch.Tensor:
+        blueprint = blueprint_of("central", seed=seed, num_policies=2)
+        worker = workers_of(blueprint, f"learner_{policy}")[f"learner_{policy}"]
+        assert isinstance(worker, LearnerWorker)
+        _, weights = worker.ring.fetch(0)
+        assert weights is not None
+        assert weights.tolist() == worker.learner.flat.flat.tolist()
+        return torch.from_numpy(weights)
+
+    assert torch.equal(initial(5, 0), initial(5, 0))
+    assert not torch.equal(initial(5, 0), initial(5, 1))
+    assert not torch.equal(initial(5, 0), initial(6, 0))
+
+
+def test_learners_know_the_budget_and_their_batches() -> None:
+    flags = {"num_batches_per_iteration": 3, "num_minibatches_to_accumulate": 0}
+    worker = workers_of(blueprint_of(**flags), "main")["learner_0"]
+    assert isinstance(worker, LearnerWorker)
+    assert (worker.plan.budget.env_steps, worker.plan.budget.samples, worker.plan.max_policy_lag) == (1000, 500, 7)
+    batches = worker.batches
+    assert (batches.num_columns, batches.max_policy_lag, batches.hold) == (12, 7, True)  # type: ignore[attr-defined]
+
+
+def test_an_actor_that_makes_and_resets_environments_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(Heartbeat, "alive", lambda heartbeat: calls.append(None))
+    blueprint = blueprint_of("local", env_vectorization="python", decorrelate_envs_on_one_worker=False)
+    workers_of(blueprint, "actor_0")
+    assert len(calls) == 2 * 2 * 2  # groups of two environments
+
+
+def test_it_says_since_when_it_lives() -> None:
+    blueprint = blueprint_of()
+    heartbeat = Heartbeat(Arena.create(blueprint.fields()), 0)
+    heartbeat.beat(Activity.RESETTING)
+    before = heartbeat.read()
+    heartbeat.alive()
+    after = heartbeat.read()
+    assert after.since > before.since
+    assert after._replace(since=before.since) == before
+
+
+def test_one_process_plays_and_learns_through_messages_alone() -> None:
+    """The workers of a serial run, without the loop of main."""
+    blueprint = blueprint_of()
+    arena = Arena.create(blueprint.fields())
+    workers = blueprint(plan_of(blueprint, "main", arena), Heartbeat(arena, 0))
+    sent: list[object] = []
+    node = Node(workers, blueprint.topology.address_of, sent.append)
+    node.deliver(Begin())
+    ring = WeightRing(arena, 0)
+    turns = 0
+    while ring.published < 6 and turns < 2000:
+        node.turn()
+        turns += 1
+    assert ring.published == 6
+    learner = next(worker for worker in workers.values() if isinstance(worker, LearnerWorker))
+    totals = learner._report().totals
+    assert totals["updates"] == totals["batches"] == 5
+    actors = [worker.report().totals for worker in workers.values() if isinstance(worker, ActorWorker)]
+    assert sum(t["collected"] for t in actors) == totals["samples"] + totals["discarded"] + totals["in_flight"]
+    assert sum(t["sent"] for t in actors) == totals["trajectories"]
+    assert sum(t["released"] for t in actors) == totals["released"]
+    assert sum(t["collected"] + t["reset_rows"] for t in actors) == 16 * totals["trajectories"]
+
+
+@pytest.mark.parametrize(("placement", "acting"), [("central", "cuda"), ("serial", "cuda"), ("local", "cpu")])
+def test_inside_actors_acting_stays_on_the_cpu(placement: str, acting: str) -> None:
+    blueprint = replace(blueprint_of(placement), device="cuda")
+    assert blueprint.buffered
+    assert (blueprint.device_of("learner"), blueprint.device_of("policy_worker")) == ("cuda", acting)
+    assert not blueprint_of(placement).buffered

@@ -1,0 +1,410 @@
+"""What a start does with a folder that is there already, without any process."""
+
+import fcntl
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from algorithms.run.config import Config, parse_train
+from algorithms.run.folder import find_source, old_run_out_of_the_way, refuse_unwritable, remove_old, saved_flags
+from algorithms.run.plan import ModelDescription
+from algorithms.run.resume import (
+    begin_from,
+    changes,
+    finished_before,
+    journal,
+    measured_before,
+    seed_of_leg,
+    seed_of_resumed,
+)
+from algorithms.run.tuning.choice import Costs
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, encode
+from utils import checkpoint_files
+from utils.errors import DirectoryInUse, ResourceError, UsageError
+from utils.files import write_json_atomic
+from utils.lock import RunLock
+
+MODEL = ModelDescription([("w", (2, 2)), ("b", (2,))], 1, 3)
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def flags(*words: str) -> Config:
+    return parse_train(["--env=CartPole-v1", "--experiment=a", *words])
+
+
+def error_of(*words: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        flags(*words)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def started(*words: str, env_steps: int = 0) -> Config:
+    """A run that has been started with these flags."""
+    config = flags(*words)
+    directory = config.run.run_directory
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    (directory / ".lock").touch()
+    write_json_atomic(directory / "status.json", {"state": "starting"})
+    journal(config, 5, changes(config), [env_steps])
+    return config
+
+
+def state_at(env_steps: int, returns: tuple[float, ...] = ()) -> LearnerState:
+    vectors = np.random.default_rng(env_steps).standard_normal((3, 6)).astype(np.float32)
+    meta: dict[str, Any] = {"version": 7, "updates": 3, "adam_steps": 3.0, "learning_rate": 0.1, "generator": "AAE="}
+    meta |= {"env_steps": env_steps, "samples": env_steps, "discarded": 1}
+    progress = {"episodes": len(returns), "windows": {"reward": list(returns)}}
+    return LearnerState(vectors, np.array([1.0, 2.0, 3.0]), {**meta, "progress": progress})
+
+
+def save(config: Config, env_steps: int, returns: tuple[float, ...] = (), place: str = "checkpoint_p0") -> Path:
+    files = encode(state_at(env_steps, returns), MODEL.table)
+    return checkpoint_files.save(config.run.run_directory / place, checkpoint_files.checkpoint_name(env_steps), files)
+
+
+# ---- resume, restart, overwrite
+
+
+def test_resuming_touches_nothing(tmp_path: Path) -> None:
+    directory = started().run.run_directory
+    before = sorted(directory.rglob("*"))
+    with old_run_out_of_the_way(directory, "resume"):
+        assert sorted(directory.rglob("*")) == before
+    with old_run_out_of_the_way(Path("train_dir/new"), "overwrite"):
+        assert not Path("train_dir/new").exists()
+
+
+def test_a_restart_renames_the_old_run_and_overwriting_removes_it() -> None:
+    for number in (1, 2):
+        directory = started().run.run_directory
+        with old_run_out_of_the_way(directory, "restart"):
+            assert not directory.exists()
+            started()
+        assert json.loads(Path(f"train_dir/a.bak{number}/config.json").read_text())["experiment"] == "a"
+    for other in (".removed-a-b-0123abcd", ".removed-a-0123abcde"):
+        Path("train_dir", other).mkdir()
+    Path("train_dir/.removed-a-0123abcd").mkdir()  # a crash has left it
+    with old_run_out_of_the_way(directory, "overwrite"):
+        assert not directory.exists()
+        started("--gamma=0.5")
+        remove_old(directory)
+    assert sorted(path.name for path in Path("train_dir").iterdir()) == [
+        ".removed-a-0123abcde", ".removed-a-b-0123abcd", "a", "a.bak1", "a.bak2"
+    ]  # fmt: skip
+    assert json.loads(Path("train_dir/a/config.json").read_text())["gamma"] == 0.5
+
+
+@pytest.mark.parametrize("behavior", ["restart", "overwrite"])
+def test_a_start_that_fails_brings_the_old_run_back(behavior: str) -> None:
+    directory = started("--gamma=0.5").run.run_directory
+    before = sorted(Path("train_dir").rglob("*"))
+
+    def start() -> None:
+        with old_run_out_of_the_way(directory, behavior):
+            (directory / "logs").mkdir(parents=True)
+            (directory / "status.json").write_text("{}")
+            raise UsageError("the environment cannot be made")
+
+    with pytest.raises(UsageError, match="cannot be made"):
+        start()
+    assert sorted(Path("train_dir").rglob("*")) == before
+    assert json.loads((directory / "config.json").read_text())["gamma"] == 0.5
+
+
+@pytest.mark.parametrize("place", ["", "logs", "logs/main.log", "metrics.jsonl", "checkpoint_p0"])
+def test_a_run_that_cannot_be_written_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = started().run.run_directory
+    (directory / "checkpoint_p0").mkdir()
+    for file in ("logs/main.log", "metrics.jsonl"):
+        (directory / file).touch()
+    refuse_unwritable(directory)
+    monkeypatch.setattr(os, "access", lambda path, _: path != directory / place)
+    with pytest.raises(
+        UsageError, match=f"cannot write the run to train_dir/a: no permission for {directory / place}$"
+    ):
+        refuse_unwritable(directory)
+
+
+@pytest.mark.parametrize("behavior", ["restart", "overwrite"])
+def test_a_run_that_is_in_use_stays(behavior: str) -> None:
+    directory = started().run.run_directory
+    before = sorted(directory.rglob("*"))
+    with RunLock(directory / ".lock"), pytest.raises(DirectoryInUse), old_run_out_of_the_way(directory, behavior):
+        pytest.fail("entered")
+    assert sorted(directory.rglob("*")) == before
+
+
+@pytest.mark.parametrize("behavior", ["restart", "overwrite"])
+def test_nobody_else_can_take_the_old_folder_meanwhile(behavior: str) -> None:
+    directory = started().run.run_directory
+    with (
+        (directory / ".lock").open() as opened_before,
+        old_run_out_of_the_way(directory, behavior),
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(opened_before, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("behavior", ["restart", "overwrite"])
+def test_what_is_no_run_is_not_touched(behavior: str) -> None:
+    directory = Path("train_dir/a")
+    directory.mkdir(parents=True)
+    (directory / "status.json").write_text("{}")
+    Path("link").symlink_to(started("--train_dir=elsewhere").run.run_directory)
+    Path("file").touch()
+    for path in (directory, Path("link"), Path("file")):
+        with (
+            pytest.raises(UsageError, match="is not the folder of a run; not touched"),
+            old_run_out_of_the_way(path, behavior),
+        ):
+            pytest.fail("entered")
+    assert (directory / "status.json").exists()
+    assert Path("link").is_symlink()
+    assert Path("elsewhere/a/config.json").exists()
+
+
+def test_a_new_run_takes_no_flags_of_the_old_one_and_its_own_intent_is_not_saved() -> None:
+    started("--gamma=0.5")
+    assert flags("--restart_behavior=restart", "--hidden_size=8").learning.gamma == 0.99
+    assert flags().learning.gamma == 0.5
+    started("--restart_behavior=overwrite")
+    assert flags().run.restart_behavior == "resume"
+    with pytest.raises(UsageError, match=r"--env is required.*; --restart_behavior=restart begins a new run"):
+        parse_train(["--experiment=a", "--restart_behavior=restart"])
+
+
+# ---- the journal
+
+
+def test_every_start_is_written_down_with_what_changed(caplog: pytest.LogCaptureFixture) -> None:
+    started("--learning_rate=0.001")
+    with caplog.at_level("INFO"):
+        config = flags("--learning_rate=0.0005", "--gamma=0.9", "--train_dir=./train_dir")
+        journal(config, 5, changes(config), [1234])
+    assert caplog.messages == ["changed: learning_rate 0.001 -> 0.0005, gamma 0.99 -> 0.9"]
+    lines = (config.run.run_directory / "config_history.jsonl").read_text().splitlines()
+    first, second = (json.loads(line) for line in lines)
+    assert (first["changed"], first["env_steps"]) == ([], [0])
+    assert (second["changed"], second["env_steps"]) == (["learning_rate 0.001 -> 0.0005", "gamma 0.99 -> 0.9"], [1234])
+    assert second["flags"] == json.loads((config.run.run_directory / "config.json").read_text())
+    assert second["flags"]["seed"] == 5
+    assert changes(flags()) == []
+
+
+def test_what_was_measured_is_kept_beside_the_flags_and_used_for_the_same_work() -> None:
+    costs, machine = Costs(((1, 0.5),), ((4, 0.25),), ((1, 1.0),), 7), {"cores": 2, "processor": "p"}
+    config = started()
+    assert measured_before(config, machine) is None
+    journal(config, 5, [], [0], {"machine": machine, "costs": costs.plain()})
+    assert measured_before(flags(), machine) == costs
+    assert measured_before(flags("--learning_rate=0.5", "--num_workers=3"), machine) == costs
+    assert measured_before(flags("--num_envs_per_worker=4"), machine) is None  # whose larger groups are not the same
+    assert measured_before(flags(), {**machine, "cores": 3}) is None
+    for other in ("--ppo_epochs=1", "--batch_size=64", "--reward_scale=2"):
+        assert measured_before(flags(other), machine) is None
+    assert "measured" not in saved_flags(config.run.run_directory)
+    assert changes(flags()) == []
+
+
+@pytest.mark.parametrize("measured", [None, 5, {}, {"costs": {"env": [[1, 0.5]]}}, {"costs": 1}])
+def test_a_measurement_that_was_edited_is_made_again(measured: object) -> None:
+    config, machine = started(), {"cores": 2}
+    path = config.run.run_directory / "config.json"
+    kept = {"machine": machine, **measured} if isinstance(measured, dict) else measured
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"measured": kept}))
+    assert measured_before(flags(), machine) is None
+
+
+def test_a_disk_that_refuses_the_journal_is_one_line() -> None:
+    config = flags()
+    with pytest.raises(ResourceError, match="cannot write the configuration to train_dir/a: No such file"):
+        journal(config, 5, [], [0])
+
+
+def test_each_resuming_start_has_a_seed_of_its_own_that_follows_from_the_first() -> None:
+    directory = started().run.run_directory
+    seeds = []
+    for _ in range(3):
+        seeds.append([seed_of_resumed(directory, seed) for seed in (5, 6)])
+        assert seeds[-1] == [seed_of_resumed(directory, seed) for seed in (5, 6)]
+        started()
+    assert len({seed for pair in seeds for seed in (*pair, 5, 6)}) == 8
+    assert all(0 <= seed < 2**63 for pair in seeds for seed in pair)
+    seed_of_resumed(Path("nowhere"), 5)
+
+
+def test_the_seed_of_a_leg_follows_from_what_was_learned_and_not_from_the_starts() -> None:
+    seeds = [seed_of_leg(seed, env_steps) for seed in (5, 6) for env_steps in (0, 100, 101)]
+    assert seeds[0] == 5
+    assert seeds[3] == 6
+    assert len(set(seeds)) == 6
+    started()
+    assert [seed_of_leg(seed, env_steps) for seed in (5, 6) for env_steps in (0, 100, 101)] == seeds
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# ---- nothing left to do
+
+
+def test_a_run_is_finished_when_its_newest_checkpoint_has_the_budget() -> None:
+    config = started("--train_for_env_steps=1000")
+    assert finished_before(config) is None
+    save(config, 999)
+    assert finished_before(config) is None
+    save(config, 1010)
+    assert finished_before(config) == "every policy has learned from 1010 env steps"
+    assert finished_before(flags("--train_for_env_steps=1011")) is None
+    assert finished_before(flags("--sampler_only")) is None
+
+
+def test_every_policy_counts() -> None:
+    config = started("--train_for_env_steps=1000", "--num_policies=2")
+    save(config, 1010)
+    assert finished_before(config) is None
+    save(config, 1020, place="checkpoint_p1")
+    assert finished_before(config) == "every policy has learned from 1010 env steps"
+
+
+def test_a_return_that_was_reached_stays_reached_by_the_same_budget() -> None:
+    config = started("--train_until_return=10", "--stats_avg=2")
+    save(config, 500, (9.0, 11.0))
+    assert finished_before(config) == "the mean return has reached 10.00"
+    save(config, 600, (9.0, 10.0))  # while the workers stopped
+    assert finished_before(config) is None
+    budget = Budget.of(config.run, config.sampling, 1).plain()
+    status = {"state": "finished", "reason": "because", "budget": budget, "seconds": 60.0}
+    write_json_atomic(config.run.run_directory / "status.json", status)
+    assert finished_before(config) == "because"
+    assert finished_before(flags("--train_until_return=11")) is None
+    assert finished_before(flags("--train_for_seconds=50")) is None
+    write_json_atomic(config.run.run_directory / "status.json", status | {"state": "interrupted"})
+    assert finished_before(config) is None
+
+
+def test_seconds_are_those_of_each_start() -> None:
+    config = started("--train_for_seconds=50")
+    save(config, 600)
+    budget = Budget.of(config.run, config.sampling, 1).plain()
+    status = {"state": "finished", "reason": "50 seconds are over", "budget": budget, "seconds": 50.1}
+    write_json_atomic(config.run.run_directory / "status.json", status)
+    assert finished_before(config) is None
+
+
+def test_damaged_checkpoints_are_for_resuming_to_complain_of() -> None:
+    config = started("--train_for_env_steps=1000")
+    (save(config, 1010) / "state.json").unlink()
+    assert finished_before(config) is None
+
+
+# ---- the weights of another run
+
+
+def blocks_of(count: int) -> list[StateBlock]:
+    arena = Arena.create([f for policy in range(count) for f in StateBlock.declare(policy, 6, 3)])
+    return [StateBlock(arena, policy) for policy in range(count)]
+
+
+def test_sources_are_named_by_run_policy_and_kind(tmp_path: Path) -> None:
+    config = started()
+    for place in ("checkpoint_p0", "checkpoint_p1", "checkpoint_p1/best"):
+        save(config, 100, place=place)
+    group, run = Path("train_dir"), config.run.run_directory
+    for text, place in [
+        ("a", "checkpoint_p0"),
+        ("a:1", "checkpoint_p1"),
+        ("a:1:best", "checkpoint_p1/best"),
+        (f"{tmp_path}/train_dir/a:1", "checkpoint_p1"),
+        ("train_dir/a", "checkpoint_p0"),
+    ]:
+        assert find_source(text, group).resolve() == (run / place).resolve()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("b", "--init_from=b: no run b, neither in train_dir nor as a path"),
+        ("a:best", "--init_from=a:best: there is no checkpoint in train_dir/a/checkpoint_p0/best"),
+        ("a:2", "--init_from=a:2: there is no checkpoint in train_dir/a/checkpoint_p2"),
+        ("a:x", "--init_from=a:x: no run a:x, neither in train_dir nor as a path"),
+    ],
+)
+def test_a_source_that_is_missing_is_one_line(text: str, message: str) -> None:
+    save(started(), 100)
+    assert error_of("--experiment=new", f"--init_from={text}") == message
+
+
+def test_weights_and_statistics_are_taken_and_all_else_is_new() -> None:
+    save(started(), 100)
+    config = flags("--experiment=new", "--init_from=a", "--learning_rate=0.25")
+    blocks = blocks_of(2)
+    blocks[1].write(replace(state_at(7), meta={"env_steps": 7}))
+    begin_from(config, blocks, MODEL)
+    first, second = (block.read() for block in blocks)
+    assert first is not None
+    assert second is not None
+    assert second.meta == {"env_steps": 7}  # it goes on with what it has
+    assert first.vectors[0].tobytes() == state_at(100).vectors[0].tobytes()
+    assert not first.vectors[1:].any()
+    assert first.moments.tolist() == [1.0, 2.0, 3.0]
+    counters = dict.fromkeys(("version", "updates", "env_steps", "samples", "discarded", "adam_steps"), 0)
+    assert first.meta == counters | {"learning_rate": 0.25}
+    begin_from(flags("--experiment=new"), blocks_of(1), MODEL)
+
+
+def test_of_two_best_ones_the_better_one_is_taken() -> None:
+    directory = started().run.run_directory
+    for env_steps, value in ((100, 8.5), (200, 2.5)):
+        state = state_at(env_steps)
+        state.meta["best"] = {"metric": "reward/mean", "value": value}
+        parent = directory / "checkpoint_p0" / "best"
+        checkpoint_files.save(parent, checkpoint_files.checkpoint_name(env_steps), encode(state, MODEL.table))
+    (block,) = blocks_of(1)
+    begin_from(flags("--experiment=new", "--init_from=a:best"), [block], MODEL)
+    taken = block.read()
+    assert taken is not None
+    assert taken.vectors[0].tobytes() == state_at(100).vectors[0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            replace(MODEL, table=[("w", (2, 3)), ("b", (2,))]),
+            "1 weights differ, first w: saved (2, 2), expected (2, 3)",
+        ),
+        (replace(MODEL, num_moments=4), "it has 3 running statistics, expected 4"),
+    ],
+)
+def test_weights_of_another_model_are_refused(model: ModelDescription, message: str) -> None:
+    save(started(), 100)
+    with pytest.raises(UsageError) as caught:
+        begin_from(flags("--experiment=new", "--init_from=a"), blocks_of(1), model)
+    assert str(caught.value) == f"--init_from=a: the checkpoint belongs to another model; {message}"
+
+
+def test_only_a_new_run_can_begin_with_the_weights_of_another() -> None:
+    save(started(), 100)
+    assert "run a cannot change init_from empty -> b" in error_of("--init_from=b")
+    started("--experiment=new", "--init_from=a")
+    assert flags("--experiment=new", "--init_from=a").run.init_from == "a"  # the same command resumes
+    assert flags("--experiment=new").run.init_from == "a"
+    for behavior in ("restart", "overwrite"):
+        message = error_of("--init_from=a:0", f"--restart_behavior={behavior}")
+        assert message.startswith(f"--init_from=a:0 is the run that --restart_behavior={behavior} takes away")
+
+
+@pytest.mark.parametrize("metric", ["reward", "/mean", "reward/median", ""])
+def test_the_metric_of_the_best_is_checked(metric: str) -> None:
+    assert error_of(f"--save_best_metric={metric}").startswith("--save_best_metric=")

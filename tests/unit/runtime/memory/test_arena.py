@@ -1,0 +1,108 @@
+import multiprocessing
+import os
+import resource
+
+import numpy as np
+import pytest
+
+from algorithms.runtime.memory.arena import ALIGNMENT, Arena, Field, offsets
+from utils.errors import ResourceError
+
+FIELDS = (
+    Field("flags", (3,), "bool"),
+    Field("nothing", (5, 0, 2), "float32"),
+    Field("exact", (32,), "float32"),  # 128 bytes
+    Field("more", (33,), "float32"),
+    Field("words", (2, 2), "int64"),
+)
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_alignment_is_two_cache_lines() -> None:
+    assert ALIGNMENT == 128
+
+
+def test_offsets_are_aligned_and_do_not_overlap() -> None:
+    assert offsets(FIELDS) == ([0, 128, 128, 256, 512], 640)
+    assert offsets([]) == ([], 128)
+
+
+def test_arrays_are_aligned_zero_filled_and_apart() -> None:
+    arena = Arena.create(FIELDS)
+    assert arena.nbytes == 640
+    for field in FIELDS:
+        array = arena[field.name]
+        assert array.shape == field.shape
+        assert array.dtype == field.dtype
+        assert not array.any()
+        if array.size:
+            assert address(array) % ALIGNMENT == 0
+    for i, field in enumerate(FIELDS):
+        arena[field.name][...] = i + 1
+    assert [set(np.unique(arena[f.name]).tolist()) for f in FIELDS] == [{True}, set(), {3.0}, {4.0}, {5}]
+
+
+def test_fields_of_zero_elements_take_no_memory() -> None:
+    arena = Arena.create(
+        [Field("nothing", (0,), "float64"), Field("one", (1,), "int64"), Field("none", (2, 0), "bool")]
+    )
+    assert (arena["nothing"].shape, arena["none"].shape) == ((0,), (2, 0))
+    assert arena.nbytes == ALIGNMENT
+
+
+def test_contains_only_its_fields() -> None:
+    arena = Arena.create(FIELDS)
+    assert "flags" in arena
+    assert "flag" not in arena
+    with pytest.raises(KeyError):
+        arena["flag"]
+
+
+def test_memory_is_shared_through_the_descriptor() -> None:
+    arena = Arena.create(FIELDS)
+    second = Arena(arena.fields, os.dup(arena.descriptor))
+    second["words"][1, 0] = -7
+    assert arena["words"].tolist() == [[0, 0], [-7, 0]]
+
+
+def _write_in_child(arena: Arena) -> None:
+    arena["exact"][:] = arena["words"][0, 0] + np.arange(32)
+    arena["words"][1] = os.getpid()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_child_sees_and_writes_the_same_memory(method: str) -> None:
+    arena = Arena.create(FIELDS)
+    arena["words"][0, 0] = 1000
+    child = multiprocessing.get_context(method).Process(target=_write_in_child, args=(arena,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert arena["exact"].tolist() == [1000 + i for i in range(32)]
+    assert arena["words"].tolist() == [[1000, 0], [child.pid, child.pid]]
+
+
+def test_memory_has_no_name() -> None:
+    arena = Arena.create(FIELDS)
+    assert os.readlink(f"/proc/self/fd/{arena.descriptor}") == "/memfd:appo-arena (deleted)"
+    assert not [name for name in os.listdir("/dev/shm") if "appo" in name]
+
+
+def test_pages_are_reserved_at_once() -> None:
+    arena = Arena.create([Field("large", (1 << 20,), "uint8")])
+    assert os.fstat(arena.descriptor).st_blocks * 512 >= 1 << 20
+
+
+def test_too_little_memory_is_an_error_at_the_start() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    open_before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(ResourceError, match="the shared memory of this run needs 2 MiB: "):
+            Arena.create([Field("large", (1 << 21,), "uint8")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == open_before

@@ -1,0 +1,93 @@
+from dataclasses import fields, replace
+
+import numpy as np
+
+from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
+from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from tests.unit.runtime.worlds import SPEC, TOPOLOGY, world_of
+
+RICH = EnvSpec(
+    {"camera": ObservationSpec((2, 5, 3), "uint8"), "speed": ObservationSpec((), "float32")},
+    ActionSpec((ActionPart("categorical", 3), ActionPart("gaussian", 2)), (-1.0, -1.0), (1.0, 1.0)),
+    same_step=True,
+)
+
+
+def test_sizes_of_the_named_dimensions() -> None:
+    assert sizes_of(TOPOLOGY, SPEC, 8, 2) == {
+        "S": 4, "T": 4, "T+1": 5, "R": 3, "A": 1, "L": 4, "H": 8, "N": 2, "F": 0, "G": 2, "G'": 0, "P": 1,
+            "C": 16
+    }  # fmt: skip
+    same_step = sizes_of(TOPOLOGY, replace(SPEC, same_step=True), 0, 4)
+    assert (same_step["F"], same_step["G'"], same_step["N"]) == (4, 2, 1)
+
+
+def test_shapes_and_types_of_a_plain_environment() -> None:
+    t = world_of().trajectories
+    assert {key: (a.shape, a.dtype.name) for key, a in t.obs.items()} == {"obs": ((4, 5, 3, 4), "float32")}
+    shapes = {f.name: (getattr(t, f.name).shape, getattr(t, f.name).dtype.name) for f in fields(t) if f.name != "obs"}
+    assert shapes == {
+        "first": ((4, 5, 3), "bool"),
+        "policy_id": ((4, 5, 3), "int32"),
+        "valid": ((4, 4, 3), "bool"),
+        "reward": ((4, 4, 3), "float32"),
+        "terminated": ((4, 4, 3), "bool"),
+        "truncated": ((4, 4, 3), "bool"),
+        "num_frames": ((4, 4, 3), "int32"),
+        "final_value": ((4, 0, 3), "float32"),
+        "action": ((4, 4, 3, 1), "int32"),
+        "behavior_logits": ((4, 4, 3, 4), "float32"),
+        "behavior_log_prob": ((4, 4, 3), "float32"),
+        "behavior_value": ((4, 4, 3), "float32"),
+        "policy_version": ((4, 4, 3), "int64"),
+        "rnn_state": ((4, 1, 3, 0), "float32"),
+        "owner": ((4,), "int64"),
+        "sequence": ((4,), "int64"),
+        "released": ((4, 1), "int64"),
+        "columns_used": ((4, 1), "int64"),
+        "continues": ((4,), "int64"),
+        "group_counts": ((2, 16), "int64"),
+        "learner_counts": ((1, 16), "int64"),
+    }
+
+
+def test_shapes_and_types_of_a_same_step_dict_environment() -> None:
+    world = world_of(RICH, rnn_state_size=6, recurrence=2)
+    t, finals = world.trajectories, world.finals
+    assert {key: (a.shape, a.dtype.name) for key, a in t.obs.items()} == {
+        "camera": ((4, 5, 3, 2, 5, 3), "uint8"),
+        "speed": ((4, 5, 3), "float32"),
+    }
+    assert t.final_value.shape == (4, 4, 3)
+    assert (t.action.shape, t.action.dtype.name) == ((4, 4, 3, 3), "float32")
+    assert t.behavior_logits.shape == (4, 4, 3, 7)
+    assert t.rnn_state.shape == (4, 2, 3, 6)
+    assert {key: a.shape for key, a in finals.final_obs.items()} == {"camera": (2, 3, 2, 5, 3), "speed": (2, 3)}
+    assert finals.has_final.shape == (2, 3)
+
+
+def test_final_observations_of_next_step_environments_take_no_memory() -> None:
+    declared = FinalObservations.declare(sizes_of(TOPOLOGY, SPEC, 0, 4), SPEC)
+    assert [(f.name, f.nbytes) for f in declared] == [
+        ("FinalObservations.final_obs.obs", 0),
+        ("FinalObservations.has_final", 0),
+    ]
+
+
+def test_attached_arrays_are_those_of_the_arena() -> None:
+    world = world_of(RICH)
+    again = Trajectories.attach(world.arena, RICH)
+    for declared in fields(Trajectories):
+        if declared.name == "obs":
+            again.obs["camera"][1, 2, 0] = 9
+            assert (world.trajectories.obs["camera"][1, 2, 0] == 9).all()
+        else:
+            assert np.shares_memory(getattr(again, declared.name), getattr(world.trajectories, declared.name)) or (
+                not getattr(again, declared.name).size
+            )
+
+
+def test_a_row_of_all_environments_is_one_contiguous_write() -> None:
+    t = world_of(RICH).trajectories
+    assert t.obs["camera"][1, 2].flags.c_contiguous
+    assert t.reward[1, 2].flags.c_contiguous

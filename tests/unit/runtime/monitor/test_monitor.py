@@ -1,0 +1,439 @@
+import json
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from algorithms.runtime.budget import BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, Budget
+from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from algorithms.runtime.messages import EpisodesDone, LearnerReport, TimeReport, WorkerReport, WorkerRestarted
+from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.monitor.performance import Machine
+from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from tests.unit.utils.test_metrics import events
+
+MILLION = Budget(1_000_000)
+
+
+class Watched:
+    """A monitor, and the clock it looks at."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory, self.now = directory, 1000.0
+        monkeypatch.setattr("algorithms.runtime.monitor.monitor.time.monotonic", lambda: self.now)
+
+    def monitor(self, num_policies: int = 1, *, budget: Budget = MILLION, **flags: object) -> Monitor:
+        config = LoggingConfig(**{"tensorboard": False, **flags})  # type: ignore[arg-type]
+        return Monitor(self.directory, config, [{}] * num_policies, budget)
+
+    def records(self) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(tmp_path, monkeypatch)
+
+
+def report(env_steps: int, policy: int = 0, version: int = 3, **metrics: float) -> LearnerReport:
+    totals = {"env_steps": env_steps, "samples": env_steps // 4, "discarded": 5, "updates": 2}
+    return LearnerReport(policy, version, totals, {f"train/{name}": value for name, value in metrics.items()})
+
+
+def episodes(*done: tuple[int, float, int], stats: tuple[tuple[int, dict[str, float]], ...] = ()) -> EpisodesDone:
+    policy, episode_return, length = zip(*done, strict=True)
+    return EpisodesDone(np.array(policy, np.int32), np.array(episode_return), np.array(length), stats)
+
+
+def test_tags_of_one_policy(watched: Watched) -> None:
+    monitor = watched.monitor()
+    assert monitor.policies[0].tags() == {"perf/version": 0.0, "perf/episodes": 0.0}
+    monitor.handle(episodes((0, 1.0, 10), (0, 4.0, 30), stats=((0, {"true_reward": 7.0}),)))
+    monitor.handle(report(1000, loss=0.5, kl_divergence=math.nan))
+    watched.now += 2.0
+    monitor.handle(report(3000, version=9, loss=0.25, policy_lag_mean=1.5))
+    assert monitor.policies[0].tags() == {
+        "perf/version": 9.0,
+        "perf/episodes": 2.0,
+        "perf/env_steps_per_second": 1000.0,
+        "perf/samples_per_second": 250.0,
+        "train/loss": 0.25,
+        "train/policy_lag_mean": 1.5,
+        "reward/mean": 2.5, "reward/min": 1.0, "reward/max": 4.0,
+        "len/mean": 20.0, "len/min": 10.0, "len/max": 30.0,
+        "stats/true_reward/mean": 7.0, "stats/true_reward/min": 7.0, "stats/true_reward/max": 7.0,
+    }  # fmt: skip
+    monitor.close()
+
+
+def test_policies_have_episodes_of_their_own(watched: Watched) -> None:
+    monitor = watched.monitor(2)
+    monitor.handle(episodes((1, 1.0, 10), (0, 4.0, 30), (1, 3.0, 20), stats=((1, {"a": 7.0}), (0, {"b": 8.0}))))
+    first, second = (p.tags() for p in monitor.policies)
+    assert (first["reward/mean"], first["perf/episodes"], first["len/mean"]) == (4.0, 1.0, 30.0)
+    assert (second["reward/mean"], second["perf/episodes"], second["len/mean"]) == (2.0, 2.0, 15.0)
+    assert ("stats/b/mean" in first, "stats/a/mean" in first) == (True, False)
+    assert ("stats/b/mean" in second, "stats/a/mean" in second) == (False, True)
+    monitor.close()
+
+
+def test_averages_forget_old_episodes(watched: Watched) -> None:
+    monitor = watched.monitor(stats_avg=3)
+    monitor.handle(episodes(*((0, float(value), 1) for value in range(10))))
+    assert monitor.policies[0].tags()["reward/mean"] == 8.0
+    assert monitor.policies[0].tags()["perf/episodes"] == 10.0
+    monitor.close()
+
+
+def test_line_of_one_policy(watched: Watched) -> None:
+    monitor = watched.monitor()
+    assert monitor.line() == "env steps 0 at -/-/-/s (10 s/1 min/5 min)"
+    monitor.handle(report(0))
+    watched.now += 10.0
+    monitor.handle(report(400_000, policy_lag_mean=1.25))
+    monitor.handle(episodes((0, 1.0, 10), (0, 4.5, 30)))
+    assert monitor.line() == (
+        "env steps 400k at 40k/40k/40k/s (10 s/1 min/5 min), 10k samples/s, lag 1.2, return 2.75 over 2 episodes, "
+        "15 s left"
+    )
+    for budget, left in (
+        (Budget(10_000_000), "4 min"),
+        (Budget(400_000_000), "2.8 h"),
+        (Budget(100_000), "0 s"),  # overrun
+        (Budget(10_000_000, samples=300_000), "20 s"),  # of which 100k are there, at 10k/s
+        (Budget(10_000_000, seconds=70.0), "60 s"),  # of which 10 are over
+        (Budget(10_000_000, samples=300_000, seconds=70.0), "20 s"),
+        (Budget(10_000_000, seconds=9.0), "0 s"),
+        (Budget(10**10, seconds=4 * 3600.0), "4.0 h"),
+    ):
+        monitor.budget = budget
+        assert monitor.line().endswith(f", {left} left")
+    monitor.budget = Budget(10**10)
+    assert "left" not in monitor.line()
+    assert monitor.seconds_left(watched.now) is None
+    monitor.close()
+
+
+def test_line_of_two_policies(watched: Watched) -> None:
+    monitor = watched.monitor(2)
+    monitor.handle(report(12_345, policy=1))
+    assert monitor.line() == (
+        "policy 0: env steps 0 at -/-/-/s (10 s/1 min/5 min) | policy 1: env steps 12.3k at -/-/-/s (10 s/1 min/5 min)"
+    )
+    monitor.close()
+
+
+def test_the_slowest_policy_and_the_clock_decide_how_much_time_is_left(watched: Watched) -> None:
+    monitor = watched.monitor(2, budget=Budget(1_000_000, seconds=3600.0))
+    assert monitor.line().endswith(" | 60 min left")  # of the clock, before there is any speed
+    for policy in range(2):
+        monitor.handle(report(0, policy))
+    watched.now += 10.0
+    monitor.handle(report(1_000_000, policy=0))
+    monitor.handle(report(500_000, policy=1))
+    assert monitor.seconds_left(watched.now) == 10.0
+    assert monitor.line().endswith("/s (10 s/1 min/5 min), 12.5k samples/s | 10 s left")
+    monitor.close()
+
+
+def test_policies_that_never_learn_hold_back_no_share_of_the_budget() -> None:
+    learning, frozen = PolicyProgress(2), PolicyProgress(2, frozen=True)
+    learning.totals["env_steps"] = 250_000
+    assert MILLION.share([learning, frozen], 0, 0.0) == 0.25
+
+
+def test_line_of_a_run_that_only_samples(watched: Watched) -> None:
+    monitor = watched.monitor()
+    watched.now += 10.0
+    for actor, collected in enumerate((3_000_000, 2_000_000)):
+        monitor.handle(WorkerReport(f"actor_{actor}", {"collected": collected, "episodes": 4}))
+    assert monitor.line().endswith(" | collected 5M steps, 500k/s")
+    for budget, left in ((Budget(10**10, collected=20_000_000), "30 s"), (Budget(10**10, seconds=17.0), "7 s")):
+        monitor.budget = budget
+        assert monitor.line().endswith(f" | collected 5M steps, 500k/s | {left} left")
+    monitor.handle(report(4))
+    assert "collected" not in monitor.line()
+    monitor.close()
+
+
+def test_every_report_says_where_the_time_goes(watched: Watched, caplog) -> None:
+    monitor = Monitor(watched.directory, LoggingConfig(tensorboard=False), [{}, {}], Budget(1000), Machine(2))
+    with caplog.at_level(logging.INFO):
+        monitor.tick(watched.now)
+        monitor.tick(watched.now + 10)
+        assert len(caplog.records) == 1  # nothing is known yet
+        for done in (1, 2):
+            seconds = {"env": 3.0 * done, "training": 1.0 * done}
+            monitor.handle(TimeReport("main", "main", 0, seconds, seconds, 2000 * done, 2000 * done))
+        monitor.tick(watched.now + 20)
+    assert [record.message for record in caplog.records[2:]] == [
+        "time: main env 75% training 25%",
+        "limit: 1000 samples/s, at 50%; one thread does it all, 75% environment; other placements use all 2 cores",
+    ]
+    assert [record["perf/limit_ratio"] for record in watched.records()[-2:]] == [0.5, 0.5]
+    monitor.close()
+
+
+def test_samples_that_are_too_old_are_those_of_policies_that_learn(watched: Watched) -> None:
+    """A frozen policy discards all of its samples, whatever their age; so does one that has learned enough."""
+    monitor = Monitor(watched.directory, LoggingConfig(tensorboard=False), [{}, {}], MILLION, Machine(2), frozen=[1])
+    bottlenecks = []
+    for done in (1, 2, 3):
+        monitor.handle(TimeReport("main", "main", 0, {"env": 1.0 * done}, {"env": 1.0 * done}, 400 * done, 0))
+        counts = {"samples": 300 * done, "discarded": 100 * max(0, done - 2)}, {"samples": 0, "discarded": 400 * done}
+        for policy, totals in enumerate(counts):
+            monitor.handle(LearnerReport(policy, 1, {"env_steps": 0, "updates": 0, **totals}, {}))
+        watched.now += 1.0
+        found = monitor.performance()
+        assert found is not None
+        bottlenecks.append(found.bottleneck)
+    one_thread = "one thread does it all, 100% environment; other placements use all 2 cores"
+    too_old = "14% of the samples are too old: fewer environments or a larger --max_policy_lag"
+    assert bottlenecks == [one_thread, one_thread, too_old]
+    monitor.close()
+
+
+def test_totals_are_summed_over_workers_and_policies(watched: Watched) -> None:
+    monitor = watched.monitor(2)
+    for policy in range(2):
+        monitor.handle(report(1000 * (policy + 1), policy))
+    for _ in range(2):  # totals, not differences: the same again changes nothing
+        monitor.handle(WorkerReport("actor_0", {"collected": 3, "sent": 1}))
+        monitor.handle(WorkerReport("actor_1", {"collected": 4, "sent": 2}))
+    for _ in range(2):
+        monitor.handle(WorkerRestarted("actor_0", 1, "it was killed"))
+    monitor.handle(WorkerRestarted("actor_0", 2, "it has grown", retired=True))
+    assert monitor.totals() == {
+        "restarts": 2, "actors_replaced": 1,
+        "env_steps": 3000, "samples": 750, "discarded": 10, "updates": 4, "actors_collected": 7, "actors_sent": 3
+    }  # fmt: skip
+    monitor.close()
+
+
+def test_what_only_a_worker_itself_knows_outlasts_a_report_of_its_counts(watched: Watched) -> None:
+    monitor = watched.monitor()
+    monitor.handle(WorkerReport("actor_0", {"collected": 3, "callbacks_off": 1}))
+    monitor.handle(WorkerReport("actor_0", {"collected": 5}))
+    assert monitor.workers == {"actor_0": {"collected": 5, "callbacks_off": 1}}
+    monitor.close()
+
+
+def test_records_hold_the_counters_before_the_tags(watched: Watched) -> None:
+    monitor = watched.monitor(2)
+    watched.now += 4.0
+    monitor.handle(report(1000, loss=0.5))
+    monitor.write_summaries(watched.now)
+    monitor.close()
+    first, second, *last = watched.records()
+    assert list(first)[:5] == ["elapsed_seconds", "policy", "env_steps", "samples", "discarded"]
+    assert first == {
+        "elapsed_seconds": 4.0, "policy": 0, "env_steps": 1000, "samples": 250, "discarded": 5,
+        "perf/version": 3.0, "perf/episodes": 0.0, "train/loss": 0.5,
+        "perf/restarts": 0, "perf/actors_replaced": 0, "perf/env_rebuilds": 0,
+    }  # fmt: skip
+    assert (second["policy"], second["env_steps"]) == (1, 0)
+    assert [record["policy"] for record in last] == [0, 1]  # closing writes once more
+
+
+def test_summaries_come_often_at_first_and_then_as_configured(watched: Watched, caplog) -> None:
+    monitor = watched.monitor(experiment_summaries_interval=5.0, report_interval_seconds=10.0)
+    written, lines = [], []
+    with caplog.at_level(logging.INFO):
+        for tenth in range(300):
+            caplog.clear()
+            monitor.tick(1000.0 + tenth / 10)
+            if len(watched.records()) > len(written):
+                written.append(tenth / 10)
+            if caplog.records:
+                lines.append(tenth / 10)
+    assert written == [0.3, 0.8, 1.8, 3.8, 7.8, 12.8, 17.8, 22.8, 27.8]
+    assert lines == [2.0, 12.0, 22.0]
+    monitor.close()
+
+
+def test_tensorboard_gets_the_tags_at_env_steps(watched: Watched) -> None:
+    monitor = watched.monitor(2, tensorboard=True)
+    monitor.handle(report(1000, policy=1, loss=0.5))
+    monitor.close()
+    for policy in range(2):
+        (file,) = (watched.directory / ".summary" / f"p{policy}").iterdir()
+        assert (b"train/loss" in file.read_bytes()) == (policy == 1)
+        assert b"perf/discarded" in file.read_bytes()
+
+
+def test_the_first_figures_are_written_when_the_first_episode_has_ended(watched: Watched) -> None:
+    monitor = watched.monitor(experiment_summaries_interval=100.0)
+    monitor._next_summary = watched.now + 100.0  # later in a run whose episodes are long
+    monitor.tick(watched.now)
+    assert watched.records() == []
+    for end in range(2):
+        monitor.handle(episodes((0, 1.0, 10)))
+        monitor.tick(watched.now + end / 10)
+        (record,) = watched.records()
+        assert (record["reward/mean"], record["perf/episodes"]) == (1.0, 1.0)
+    monitor.close()
+
+
+def saved(monitor: Monitor, policy: int, env_steps: int) -> dict[str, object]:
+    """The plain state of a policy, as it comes back from its checkpoint."""
+    state = {"env_steps": env_steps, "samples": env_steps // 4, "discarded": 3, "updates": 2, "version": 9}
+    return json.loads(json.dumps(state | {"progress": monitor.snapshot(policy)}))
+
+
+def test_a_resumed_run_goes_on_with_its_counters_averages_and_time(watched: Watched) -> None:
+    first = watched.monitor(2, stats_avg=3)
+    played = [(0, float(value), 10 * value) for value in range(5)]
+    first.handle(episodes(*played, (1, 8.0, 80), stats=((0, {"a": 1.0}), (0, {"a": 2.0}), (1, {"b": 5.0}))))
+    watched.now += 7.0
+    states = [saved(first, 0, 500), saved(first, 1, 70)]
+    first.close()
+    watched.now += 1000.0  # between the starts nothing counts
+    second = Monitor(watched.directory, LoggingConfig(tensorboard=False, stats_avg=3), states, Budget(1000))
+    assert [p.totals["env_steps"] for p in second.policies] == [500, 70]
+    assert second.policies[0].totals == {"env_steps": 500, "samples": 125, "discarded": 3, "updates": 2}
+    tags = second.policies[0].tags()
+    assert (tags["reward/mean"], tags["len/max"], tags["stats/a/mean"], tags["perf/episodes"]) == (3.0, 40.0, 1.5, 5.0)
+    assert second.policies[1].tags()["stats/b/mean"] == 5.0
+    # The first records say from where it goes on.
+    first_of_second = watched.records()[2:]
+    assert [(r["policy"], r["env_steps"], r["elapsed_seconds"]) for r in first_of_second] == [
+        (0, 500, 7.0),
+        (1, 70, 7.0),
+    ]
+    assert first_of_second[0]["reward/mean"] == 3.0
+    # The window moves on: the oldest of it leaves first.
+    second.handle(episodes((0, 10.0, 1)))
+    assert second.policies[0].tags()["reward/mean"] == (3.0 + 4.0 + 10.0) / 3
+    watched.now += 2.0
+    second.write_summaries(watched.now)
+    assert watched.records()[-1]["elapsed_seconds"] == 9.0
+    second.close()
+
+
+def test_a_run_that_had_reached_its_return_needs_no_new_window(watched: Watched) -> None:
+    first = watched.monitor(stats_avg=3)
+    first.handle(episodes((0, 9.0, 1), (0, 10.0, 1), (0, 11.0, 1)))
+    state = saved(first, 0, 500)
+    first.close()
+    again = Monitor(watched.directory, LoggingConfig(tensorboard=False, stats_avg=3), [state], Budget(1000))
+    assert budget_of(episode_return=10.0).reached(again.policies) == "the mean return has reached 10.00"
+    again.close()
+    wider = Monitor(watched.directory, LoggingConfig(tensorboard=False, stats_avg=4), [state], Budget(1000))
+    assert budget_of(episode_return=10.0).reached(wider.policies) is None
+    wider.close()
+
+
+@pytest.mark.parametrize("heeds_purges", [True, False])
+def test_what_a_crash_took_back_is_hidden_on_tensorboard(watched: Watched, heeds_purges: bool) -> None:
+    def steps_of(states: list[dict[str, object]], env_steps: int) -> dict[str, list[int]]:
+        """A start, and the steps of two curves that TensorBoard then shows.
+
+        Its fast loader heeds no purge: it forgets points of a curve that a later one comes before or at.
+        """
+        monitor = Monitor(watched.directory, LoggingConfig(), states, Budget(10**6))
+        monitor.handle(report(env_steps, loss=0.5))
+        monitor.close()
+        shown: dict[str, list[int]] = {"train/loss": [], "perf/version": []}
+        for event in events(watched.directory / ".summary" / "p0"):
+            for tag, steps in shown.items():
+                repeats = tag in [value.tag for value in event.summary.value]
+                if repeats or (event.HasField("session_log") and heeds_purges):
+                    steps[:] = [step for step in steps if step < event.step] + [event.step] * repeats
+        return shown
+
+    assert steps_of([{}], 100) == {"train/loss": [100], "perf/version": [100]}
+    assert steps_of([{}], 60) == {"train/loss": [60], "perf/version": [60]}  # killed before the first checkpoint
+    assert steps_of([{"env_steps": 60}], 90) == {"train/loss": [60, 90], "perf/version": [60, 90]}
+    assert steps_of([{"env_steps": 75}], 95)["train/loss"] == [60, 75, 95]
+    assert steps_of([{"env_steps": 80}], 99)["train/loss"] == [60, 75, 80, 99]
+
+
+def test_figures_of_the_users_are_added(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def doubled(policy: int, statistics: dict[str, float]) -> dict[str, float]:
+        seen.append((policy, statistics["env_steps"]))
+        return {"custom/double": 2 * statistics["env_steps"], "env_steps": -1, "custom/nan": math.nan}
+
+    monkeypatch.setattr("tests.unit.runtime.test_summaries.figures", doubled)
+    monitor = watched.monitor(2, custom_summaries="tests.unit.runtime.test_summaries:figures", tensorboard=True)
+    monitor.handle(report(1000, policy=1))
+    monitor.close()
+    assert seen == [(0, 0), (1, 1000)]
+    record = watched.records()[1]
+    assert (record["custom/double"], record["env_steps"]) == (2000.0, 1000)
+    assert "custom/nan" not in record
+    (event,) = [e for e in events(watched.directory / ".summary" / "p1") if e.HasField("summary")]
+    assert {v.tag: v.simple_value for v in event.summary.value}["custom/double"] == 2000.0
+
+
+def budget_of(**limits: object) -> Budget:
+    return Budget(
+        **{"env_steps": 1000, "samples": 10**9, "seconds": 1e9, "episode_return": None, "collected": None} | limits
+    )  # type: ignore[arg-type]
+
+
+def spent(budget: Budget, monitor: Monitor, now: float) -> str | None:
+    return budget.spent(monitor.policies, monitor.collected, now - monitor.started)
+
+
+def test_a_run_ends_when_every_policy_has_its_env_steps(watched: Watched) -> None:
+    monitor, budget = watched.monitor(2), budget_of()
+    monitor.handle(report(1000, policy=0))
+    monitor.handle(report(999, policy=1))
+    assert spent(budget, monitor, watched.now) is None
+    monitor.handle(report(1004, policy=1))
+    assert spent(budget, monitor, watched.now) == "every policy has learned from 1000 env steps"
+    monitor.close()
+
+
+def test_a_run_ends_with_its_samples(watched: Watched) -> None:
+    monitor = watched.monitor()
+    monitor.handle(report(800))
+    assert spent(budget_of(samples=201), monitor, watched.now) is None
+    assert spent(budget_of(samples=200), monitor, watched.now) is not None
+    monitor.close()
+
+
+def test_a_run_ends_with_its_time(watched: Watched) -> None:
+    monitor, budget = watched.monitor(), budget_of(seconds=2.5)
+    assert spent(budget, monitor, watched.now + 2.4) is None
+    assert spent(budget, monitor, watched.now + 2.5) == "2.5 seconds are over"
+    monitor.close()
+
+
+def test_a_run_that_only_samples_ends_with_what_all_actors_collected(watched: Watched) -> None:
+    monitor, budget = watched.monitor(), budget_of(collected=100)
+    monitor.handle(WorkerReport("actor_0", {"collected": 60}))
+    assert spent(budget, monitor, watched.now) is None
+    monitor.handle(WorkerReport("actor_1", {"collected": 40}))
+    assert spent(budget, monitor, watched.now) == "100 steps are collected"
+    monitor.close()
+
+
+def test_a_return_counts_when_every_policy_has_it_over_a_full_window(watched: Watched) -> None:
+    monitor, budget = watched.monitor(2, stats_avg=3), budget_of(episode_return=10.0)
+    monitor.handle(episodes((0, 20.0, 1), (0, 20.0, 1)))
+    monitor.handle(episodes((1, 20.0, 1), (1, 9.0, 1), (1, 0.0, 1)))
+    assert spent(budget, monitor, watched.now) is None
+    monitor.handle(episodes((0, 0.0, 1)))
+    assert spent(budget, monitor, watched.now) is None  # policy 1 is at 9.67
+    monitor.handle(episodes((1, 21.0, 1)))
+    assert spent(budget, monitor, watched.now) == "the mean return has reached 10.00"
+    monitor.close()
+
+
+def test_budgets_follow_the_flags() -> None:
+    run = RunConfig(train_for_env_steps=10_000, train_for_seconds=60.0, train_until_return=3.0)
+    assert Budget.of(run, SamplingConfig(), 4) == Budget(10_000, 2**62, 60.0, 3.0, None)
+    assert Budget.of(run, SamplingConfig(sampler_only=True), 4).collected == 2500
+    assert Budget.of(run, SamplingConfig(sampler_only=True), 3).collected == 3334
+    long = RunConfig(train_for_env_steps=10**10)
+    assert Budget.of(long, SamplingConfig(benchmark=True), 4) == Budget(
+        BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, long.train_for_seconds, None, None
+    )
+    assert Budget.of(long, SamplingConfig(benchmark=True, sampler_only=True), 4).collected == 500_000
+    assert Budget.of(long, SamplingConfig(benchmark=True, sampler_only=True), 1).collected == BENCHMARK_SAMPLES
+    assert Budget.of(run, SamplingConfig(benchmark=True), 4).env_steps == 10_000

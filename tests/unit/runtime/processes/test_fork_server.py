@@ -1,0 +1,180 @@
+"""Starting processes ends, whatever the fork server does."""
+
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+import pytest
+
+from algorithms.runtime.messages import WorkerFailed
+from algorithms.runtime.processes import fork_server
+from algorithms.runtime.processes.inquiry import Inquiry, _failure
+from algorithms.runtime.processes.janitor import Janitor
+from algorithms.runtime.processes.supervisor import WorkerError
+from utils.errors import EnvironmentFailure
+from utils.interrupts import SignalWatch
+
+
+def test_a_fork_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = signal.getsignal(signal.SIGALRM)
+    server = subprocess.Popen(["sleep", "1000"])
+    monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", server.pid)
+    monkeypatch.setattr(fork_server, "ANSWER_SECONDS", 0.05)
+    answer, silent = os.pipe()
+    with pytest.raises(TimeoutError, match=r"did not answer within 0.05 s"), fork_server.server_must_answer():
+        os.read(answer, 1)
+    assert server.wait(60.0) == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGALRM) == handler
+    for descriptor in (answer, silent):
+        os.close(descriptor)
+
+
+def test_a_fork_server_whose_socket_is_gone_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = subprocess.Popen(["sleep", "1000"])
+    monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", server.pid)
+    with pytest.raises(FileNotFoundError), fork_server.server_must_answer():
+        raise FileNotFoundError
+    assert server.wait(60.0) == -signal.SIGKILL
+
+
+def test_a_fork_server_that_dies_at_the_wrong_moment_is_started_as_ours_is() -> None:
+    """By multiprocessing itself, between our look at it and the start of a process."""
+    before = dict(os.environ)
+    with fork_server.server_must_answer():
+        assert os.environ[fork_server.MAIN_PID] == str(os.getpid())
+        assert os.environ["PYTHONPATH"].startswith(str(fork_server.ROOT))
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("wish", [None, "ACTIVE"])
+def test_threads_of_what_is_spawned_wait_without_spinning(monkeypatch: pytest.MonkeyPatch, wish: str | None) -> None:
+    monkeypatch.delenv(fork_server.WAIT_POLICY, raising=False)
+    if wish:
+        monkeypatch.setenv(fork_server.WAIT_POLICY, wish)
+    ours, theirs = multiprocessing.Pipe()
+    process = fork_server.context("spawn").Process(target=tell_policy, args=(theirs,))
+    with ours, theirs:
+        with fork_server.server_must_answer():
+            process.start()
+        assert ours.poll(60.0)
+        assert ours.recv() == (wish or "PASSIVE")
+    process.join(60.0)
+    assert os.environ.get(fork_server.WAIT_POLICY) == wish
+
+
+def tell_policy(pipe: Connection) -> None:
+    """Send the value that a library would find."""
+    pipe.send(os.environ.get(fork_server.WAIT_POLICY))
+
+
+def test_a_process_with_more_descriptors_than_the_server_takes_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server._Server, "has_torch", True)
+    assert fork_server.can_fork("cpu", fork_server.MOST_BELLS)
+    assert not fork_server.can_fork("cpu", fork_server.MOST_BELLS + 1)
+    assert fork_server.MOST_BELLS + 100 < multiprocessing.forkserver.MAXFDS_TO_SEND - 4
+
+
+@contextmanager
+def inquiry(target: Callable[..., None], *arguments: object) -> Iterator[Inquiry]:
+    """By a process that is spawned."""
+    log = Path("probe.log")
+    with SignalWatch() as signals, Janitor() as janitor:
+        asked = Inquiry(target, arguments, log_path=log, method="spawn", signals=signals, janitor=janitor)
+        with asked:
+            yield asked
+
+
+def answer_and_tidy_up(pipe: Connection, log_path: Path, tidy: Path) -> None:
+    """Go on until nothing is asked any more, and then write a file."""
+    pipe.send(5)
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+    tidy.touch()
+
+
+def test_who_has_answered_may_tidy_up(tmp_path: Path) -> None:
+    with inquiry(answer_and_tidy_up, tmp_path / "tidy") as asked:
+        assert asked.answer(60.0) == 5
+    assert (tmp_path / "tidy").exists()
+
+
+def answer_and_stay(pipe: Connection, log_path: Path) -> None:
+    """Never end."""
+    pipe.send(os.getpid())
+    signal.pause()
+
+
+def test_who_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("algorithms.runtime.processes.inquiry.CLOSING_SECONDS", 0.2)
+    with inquiry(answer_and_stay) as asked:
+        pid = asked.answer(60.0)
+        asked.finish()  # all the time there is
+        monkeypatch.setattr("algorithms.runtime.processes.inquiry.CLOSING_SECONDS", 1e9)
+    assert isinstance(pid, int)
+    assert not psutil.pid_exists(pid)
+
+
+def test_nobody_waits_for_who_has_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("algorithms.runtime.processes.inquiry.CLOSING_SECONDS", 1e9)
+    with inquiry(answer_and_stay) as asked:
+        pid = asked.answer(60.0)
+        assert asked.answer_by(0.0) is None
+    assert isinstance(pid, int)
+    assert not psutil.pid_exists(pid)
+
+
+def leave_a_child(pipe: Connection, log_path: Path) -> None:
+    """Die, while what was forked holds the pipe."""
+    child = os.fork()
+    if child:
+        pipe.send(child)
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def test_a_death_is_noticed_though_a_child_holds_the_pipe() -> None:
+    with inquiry(leave_a_child) as asked:
+        child = asked.answer(60.0)
+        assert isinstance(child, int)
+        answer = asked.answer_by(time.monotonic() + 60.0)
+        os.kill(child, signal.SIGKILL)
+    assert isinstance(answer, WorkerFailed)
+    assert answer.summary == "the process that measured was killed by SIGKILL (out of memory?)"
+
+
+def answer_and_die(pipe: Connection, log_path: Path) -> None:
+    """As a crash would."""
+    pipe.send(5)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_who_dies_has_failed() -> None:
+    with inquiry(answer_and_die) as asked:
+        assert asked.answer(60.0) == 5
+        answer = asked.answer_by(time.monotonic() + 60.0)
+    assert isinstance(answer, WorkerFailed)
+    assert answer.summary == "the process that measured was killed by SIGSEGV"
+
+
+def test_a_failure_is_blamed_on_what_was_tried() -> None:
+    assert isinstance(_failure("environment", "it died", ""), EnvironmentFailure)
+    assert isinstance(_failure("network", "it died", ""), WorkerError)
+
+
+def test_timers_of_others_go_on() -> None:
+    before = signal.setitimer(signal.ITIMER_REAL, 1000.0)
+    try:
+        with fork_server.server_must_answer():
+            assert signal.getitimer(signal.ITIMER_REAL)[0] <= fork_server.ANSWER_SECONDS
+        assert fork_server.ANSWER_SECONDS < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)

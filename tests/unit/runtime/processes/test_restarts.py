@@ -1,0 +1,122 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from algorithms.runtime.memory.heartbeat import Activity, Pulse
+from algorithms.runtime.processes.process import failure_of
+from algorithms.runtime.processes.restarts import (
+    BACKOFF_SECONDS,
+    MAX_FAULTS,
+    MAX_IDLE_DEATHS,
+    SERVER_SECONDS,
+    Death,
+    Limits,
+    PlaceHistory,
+)
+from utils.errors import AppoError, CheckpointError, EnvironmentFailure, NumericsError, SpaceMismatch, UsageError
+
+KILLED = Death("killed", own_fault=False)
+RAISED = Death("raised", own_fault=True, exit_code=3)
+LIMITS = Limits(restart=True, reset_seconds=10.0, step_seconds=20.0, work_seconds=30.0)
+
+
+def delays(
+    history: PlaceHistory, death: Death, count: int, *, worked: bool, lived_seconds: float
+) -> list[float | None]:
+    return [history.delay(death, worked=worked, lived_seconds=lived_seconds) for _ in range(count)]
+
+
+def test_what_is_killed_while_it_works_is_replaced_at_once_and_for_ever() -> None:
+    assert delays(PlaceHistory(), KILLED, 1000, worked=True, lived_seconds=0.1) == [0.0] * 1000
+
+
+def test_what_dies_without_having_worked_is_replaced_later_and_later_and_given_up() -> None:
+    found = delays(PlaceHistory(), KILLED, MAX_IDLE_DEATHS, worked=False, lived_seconds=0.1)
+    assert found[-1] is None
+    assert found[:5] == list(BACKOFF_SECONDS[1:])
+    assert sum(delay for delay in found if delay) < 10
+
+
+def test_a_unit_of_work_forgives_all_deaths_before() -> None:
+    history = PlaceHistory()
+    delays(history, KILLED, MAX_IDLE_DEATHS - 1, worked=False, lived_seconds=0.1)
+    assert history.delay(KILLED, worked=True, lived_seconds=0.1) == 0.0
+    assert None not in delays(history, KILLED, MAX_IDLE_DEATHS - 1, worked=False, lived_seconds=0.1)
+
+
+def test_what_fails_by_itself_soon_after_every_start_is_given_up_though_it_works() -> None:
+    assert delays(PlaceHistory(), RAISED, MAX_FAULTS, worked=True, lived_seconds=59.0) == [0.0, 0.0, None]
+    assert delays(PlaceHistory(), RAISED, 1000, worked=True, lived_seconds=61.0) == [0.0] * 1000
+
+
+def test_kills_do_not_count_as_faults() -> None:
+    history = PlaceHistory()
+    for death in (RAISED, KILLED, RAISED, KILLED, KILLED):
+        assert history.delay(death, worked=True, lived_seconds=1.0) == 0.0
+
+
+@pytest.mark.parametrize("kind", [UsageError, NumericsError, CheckpointError, SpaceMismatch])
+def test_what_another_life_would_repeat_is_given_up_at_once(kind: type[AppoError]) -> None:
+    told = failure_of("actor_0", kind("no"))
+    assert told.lasting
+    assert PlaceHistory().delay(replace(RAISED, lasting=told.lasting), worked=True, lived_seconds=1e6) is None
+    assert not failure_of("actor_0", EnvironmentFailure("no")).lasting
+
+
+def test_a_gpu_without_memory_is_a_lack_of_resources() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+    assert isinstance(error, torch.cuda.OutOfMemoryError)
+    told = failure_of("learner_0", error)
+    assert (told.exit_code, told.lasting) == (5, False)  # another program's memory may be free again
+    assert told.summary.startswith("the GPU has too little free memory: lower --microbatch_size or --batch_size")
+    assert told.summary.endswith("(CUDA out of memory. Tried to allocate 2.00 GiB.)")
+    assert "OutOfMemoryError: CUDA out of memory" in told.traceback
+    assert failure_of("learner_0", RuntimeError("out of memory")).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("activity", "is_actor", "limit", "words"),
+    [
+        (Activity.RESETTING, True, 10.0, "actor: the first reset of its environments took longer than 11 s"),
+        (Activity.WORKING, True, 20.0, "actor: a step of its environments takes longer than 21 s"),
+        (Activity.WORKING, False, 30.0, "learner: hangs in its work for 31 s"),
+        (Activity.WAITING, True, 20.0, "actor: gives no sign of life for 21 s"),
+        (Activity.WAITING, False, 30.0, "learner: gives no sign of life for 31 s"),
+        (Activity.STARTING, False, 30.0, "learner: gives no sign of life for 31 s"),
+    ],
+)
+def test_what_takes_too_long_hangs(activity: Activity, is_actor: bool, limit: float, words: str) -> None:
+    name = words.partition(":")[0]
+    pulse = Pulse(activity, since=100.0, began=0.0, turns=1, peer=None, entered=0.0)
+    assert LIMITS.hang(name, pulse, 100.0 + limit, is_actor=is_actor) is None
+    assert LIMITS.hang(name, pulse, 101.0 + limit, is_actor=is_actor) == Death(
+        words, True, 3 if is_actor else 1, ending="hang"
+    )
+
+
+@pytest.mark.parametrize(("step", "work", "limit"), [(0.1, 600.0, 20.0), (120.0, 600.0, 120.0), (120.0, 5.0, 5.0)])
+def test_an_actor_that_waits_may_be_silent_for_a_while_however_fast_its_steps_are(
+    step: float, work: float, limit: float
+) -> None:
+    limits = Limits(restart=True, reset_seconds=10.0, step_seconds=step, work_seconds=work)
+    assert limits.of(Activity.WAITING, is_actor=True) == limit
+
+
+def test_nobody_hangs_while_all_are_paused() -> None:
+    pulse = Pulse(Activity.WORKING, since=100.0, began=90.0, turns=1, peer=2, entered=99.0)
+    assert pulse.not_before(99.5) == pulse._replace(began=99.5, entered=99.5)
+    assert LIMITS.hang("actor", pulse.not_before(1000.0), 1001.0, is_actor=True) is None
+
+
+def test_who_asks_for_a_successor_gets_one_at_once_and_has_not_failed() -> None:
+    history = PlaceHistory()
+    assert delays(history, Death("", False, retired=True), 100, worked=False, lived_seconds=1.0) == [0.0] * 100
+    assert (history.idle_deaths, history.faults) == (0, 0)
+
+
+def test_what_goes_down_with_the_fork_server_is_not_to_blame() -> None:
+    history = PlaceHistory()
+    for _ in range(100):
+        assert history.delay(Death("", False, collateral=True), worked=False, lived_seconds=0.0) == SERVER_SECONDS
+    assert (history.idle_deaths, history.faults) == (0, 0)

@@ -1,0 +1,360 @@
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.build import build_model
+from algorithms.models.config import ModelConfig
+from algorithms.models.flat_module import FlatModule
+from algorithms.runtime.devices import HostDevice
+from algorithms.runtime.memory.weights import WeightRing
+from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Stop
+from algorithms.runtime.sampling.gpu_policy_worker import BufferedPolicyWorker
+from algorithms.runtime.sampling.policy_worker import ActingPlan, LockstepPolicyWorker, PolicyWorker
+from envs.spec import MASK_KEY, ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from tests.unit.runtime.worlds import SPEC, World, world_of
+
+GRU = ModelConfig(encoder_mlp_layers=(8,), hidden_size=5)
+PLAIN = replace(GRU, use_rnn=False)
+GROUPS, ROWS, ROLLOUT, RECURRENCE = 4, 3, 4, 2
+KINDS: dict[str, Callable[..., PolicyWorker]] = {
+    "plain": PolicyWorker,
+    "buffered": partial(BufferedPolicyWorker, device=HostDevice()),
+    "lockstep": partial(LockstepPolicyWorker, seeds=range(GROUPS)),
+}
+kind = "plain"
+
+
+@pytest.fixture(autouse=True, params=list(KINDS))
+def each_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a policy worker does, all kinds do."""
+    monkeypatch.setattr(sys.modules[__name__], "kind", request.param)
+
+
+@dataclass
+class Acting:
+    """A policy worker, the world it writes into, and its learner's end of the ring."""
+
+    worker: PolicyWorker
+    world: World
+    ring: WeightRing
+    model: ActorCritic  # what the weights were taken from; never the worker's own
+
+
+def acting_of(
+    spec: EnvSpec = SPEC, config: ModelConfig = GRU, *, policy: int = 0, num_policies: int = 1, seed: int = 0
+) -> Acting:
+    model = model_of(spec, config)
+    size = len(FlatModule(model).flat)
+    world = world_of(
+        spec, rnn_state_size=model.rnn_state_size, recurrence=RECURRENCE, groups_per_actor=GROUPS, slots_per_group=1,
+        rows=ROWS, rollout=ROLLOUT, num_policies=num_policies, more=tuple(WeightRing.declare(policy, size)),
+    )  # fmt: skip
+    rng = np.random.default_rng(seed)
+    for key, array in world.trajectories.obs.items():
+        array[:] = 1 if key == MASK_KEY else rng.standard_normal(array.shape)
+    world.trajectories.first[:] = rng.random(world.trajectories.first.shape) < 0.3
+    plan = ActingPlan(spec, GROUPS, RECURRENCE, num_policies, "cpu", seed=7)
+    ring = WeightRing(world.arena, policy)
+    torch.manual_seed(99)
+    flat = FlatModule(build_model(config, spec))  # other weights: what acts is what was published
+    flat.module.eval()
+    worker = KINDS[kind](Address("policy_worker", policy), plan, flat, ring, world.trajectories, world.finals)
+    ring.publish(FlatModule(model).flat.numpy(), 1)
+    worker.live_state[:] = torch.from_numpy(rng.standard_normal(tuple(worker.live_state.shape)))
+    return Acting(worker, world, ring, model)
+
+
+def model_of(spec: EnvSpec, config: ModelConfig, seed: int = 0) -> ActorCritic:
+    torch.manual_seed(seed)
+    model = build_model(config, spec)
+    with torch.no_grad():
+        model.policy_head.linear.weight.mul_(100.0)  # logits that depend visibly on what was observed
+    model.set_return_statistics(3.0, 2.0)
+    return model
+
+
+def request(group: int, step: int, policy: int = 0) -> ActionRequest:
+    return ActionRequest(policy, group, group, step, 0)  # a group's only slot has its number
+
+
+def expected_act(acting: Acting, group: int, step: int, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    t = acting.world.trajectories
+    obs = {key: torch.from_numpy(a[group, step]) for key, a in t.obs.items()}
+    with torch.inference_mode():
+        logits, value, after = acting.model.act(obs, torch.from_numpy(t.first[group, step]), state)
+        return logits, acting.model.denormalize_value(value), after
+
+
+def close(found: np.ndarray | torch.Tensor, expected: np.ndarray | torch.Tensor) -> bool:
+    return torch.allclose(torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_requests_wait_until_there_is_a_turn() -> None:
+    acting = acting_of()
+    worker = acting.worker
+    assert not worker.pending()
+    assert list(worker.handle(request(0, 0))) == []
+    assert list(worker.handle(request(2, 0))) == []
+    assert list(worker.handle(Stop())) == []
+    assert worker.pending()
+    assert list(worker.work()) == [ActionsReady(*request(0, 0)), ActionsReady(*request(2, 0))]
+    assert not worker.pending()
+
+
+@pytest.mark.parametrize("config", [GRU, replace(GRU, rnn_type="lstm"), PLAIN])
+def test_a_reply_records_everything_the_model_said(config: ModelConfig) -> None:
+    acting = acting_of(config=config)
+    t, before = acting.world.trajectories, acting.worker.live_state[1].clone()
+    logits, value, after = expected_act(acting, 1, 0, before)
+    list(acting.worker.answer([request(1, 0)]))
+    assert close(t.behavior_logits[1, 0], logits)
+    assert close(t.behavior_value[1, 0], value)
+    assert close(acting.worker.live_state[1], after)
+    assert (t.policy_version[1, 0] == 1).all()
+    log_prob = logits.log_softmax(-1).gather(-1, torch.from_numpy(t.action[1, 0]).long())[:, 0]
+    assert close(t.behavior_log_prob[1, 0], log_prob)
+    untouched = np.ones((GROUPS, ROLLOUT), bool)
+    untouched[1, 0] = False
+    for field in (t.behavior_logits, t.behavior_value, t.behavior_log_prob, t.policy_version, t.action):
+        assert not field[untouched].any()
+
+
+@pytest.mark.parametrize("config", [GRU, PLAIN])
+def test_several_requests_at_once_equal_one_by_one(config: ModelConfig) -> None:
+    together, alone = acting_of(config=config), acting_of(config=config)
+    for worker in (together.worker, alone.worker):  # actions without chance: the noise is nothing beside these logits
+        worker._refresh_weights()
+        worker.model.policy_head.linear.weight.data.mul_(1e4)  # type: ignore[attr-defined]
+    requests = [request(3, 0), request(0, 2), request(2, 3), request(1, 1)]
+    replies = list(together.worker.answer(requests))
+    one_by_one = [reply for one in requests for reply in alone.worker.answer([one])]
+    assert replies == one_by_one == [ActionsReady(*one) for one in requests]
+    mine, theirs = together.world.trajectories, alone.world.trajectories
+    for name in ("action", "behavior_logits", "behavior_log_prob", "behavior_value", "policy_version", "rnn_state"):
+        found, expected = getattr(mine, name), getattr(theirs, name)
+        assert np.allclose(found, expected, rtol=1e-5, atol=1e-3), name
+    assert close(together.worker.live_state, alone.worker.live_state)
+    for one in requests:
+        logits = mine.behavior_logits[one.slot, one.step]
+        assert np.array_equal(mine.action[one.slot, one.step, :, 0], logits.argmax(-1))
+
+
+def test_the_state_before_each_segment_is_recorded() -> None:
+    acting = acting_of()
+    t, worker = acting.world.trajectories, acting.worker
+    before: dict[tuple[int, int], torch.Tensor] = {}
+    for step in range(ROLLOUT):
+        for group in (0, 2):
+            before[group, step] = worker.live_state[group].clone()
+        list(worker.answer([request(0, step), request(2, step)]))
+    for (group, step), state in before.items():
+        if step % RECURRENCE == 0:
+            assert np.array_equal(t.rnn_state[group, step // RECURRENCE], state.numpy())
+    assert not t.rnn_state[[1, 3]].any()
+    assert not np.array_equal(t.rnn_state[0, 0], t.rnn_state[0, 1])
+
+
+def test_the_state_of_rows_that_start_an_episode_has_no_influence() -> None:
+    acting = acting_of()
+    t, worker = acting.world.trajectories, acting.worker
+    t.first[0, 0] = [True, False, True]
+    list(worker.answer([request(0, 0)]))
+    zero = torch.zeros(ROWS, worker.live_state.shape[-1])
+    fresh, _, after = expected_act(acting, 0, 0, zero)
+    assert close(t.behavior_logits[0, 0, [0, 2]], fresh[[0, 2]])
+    assert not close(t.behavior_logits[0, 0, 1], fresh[1])
+    assert close(worker.live_state[0, [0, 2]], after[[0, 2]])
+
+
+def test_new_weights_are_used_at_once_and_their_version_is_recorded() -> None:
+    acting = acting_of(config=PLAIN)
+    t = acting.world.trajectories
+    list(acting.worker.answer([request(0, 0)]))
+    acting.model = model_of(SPEC, PLAIN, seed=1)
+    acting.ring.publish(FlatModule(acting.model).flat.numpy(), 105)
+    list(acting.worker.answer([request(0, 1), request(1, 0)]))
+    logits, _, _ = expected_act(acting, 0, 1, torch.zeros(ROWS, 0))
+    assert close(t.behavior_logits[0, 1], logits)
+    assert [np.unique(t.policy_version[s, i]).tolist() for s, i in ((0, 0), (0, 1), (1, 0))] == [[1], [105], [105]]
+
+
+@pytest.mark.parametrize("config", [PLAIN, GRU])
+def test_sampling_is_repeatable_and_follows_the_probabilities(config: ModelConfig) -> None:
+    actions = []
+    for _ in range(2):
+        acting = acting_of(config=config)
+        acting.worker._refresh_weights()
+        acting.worker.model.policy_head.linear.weight.data.zero_()  # type: ignore[attr-defined]
+        acting.worker.model.policy_head.linear.bias.data.copy_(torch.tensor([0.0, 1.0, -30.0, 0.5]))  # type: ignore[attr-defined]
+        drawn = []
+        for _ in range(200):
+            list(acting.worker.answer([request(group, 0) for group in range(GROUPS)]))
+            drawn.append(acting.world.trajectories.action[:, 0].copy())
+        actions.append(np.stack(drawn))
+    assert np.array_equal(actions[0], actions[1])
+    share = np.bincount(actions[0].reshape(-1), minlength=4) / actions[0].size
+    expected = torch.tensor([0.0, 1.0, -30.0, 0.5]).softmax(-1).numpy()
+    assert np.abs(share - expected).max() < 0.03
+    assert share[2] == 0
+
+
+def test_continuous_actions_are_recorded_as_sampled() -> None:
+    spec = replace(SPEC, action=ActionSpec((ActionPart("gaussian", 2),), (-0.01, -0.01), (0.01, 0.01)))
+    acting = acting_of(spec, PLAIN)
+    list(acting.worker.answer([request(0, 0)]))
+    t = acting.world.trajectories
+    action, logits = torch.from_numpy(t.action[0, 0]), torch.from_numpy(t.behavior_logits[0, 0])
+    assert (action.abs() > 0.01).any()  # not clipped: the environment is
+    normal = torch.distributions.Normal(logits[:, :2], logits[:, 2:].exp())
+    assert close(t.behavior_log_prob[0, 0], normal.log_prob(action).sum(-1))
+
+
+def test_masked_actions_are_never_taken() -> None:
+    observations = {"obs": ObservationSpec((4,), "float32"), MASK_KEY: ObservationSpec((4,), "uint8")}
+    acting = acting_of(replace(SPEC, observations=observations, action_mask=4), PLAIN)
+    mask = acting.world.trajectories.obs[MASK_KEY]
+    mask[:] = np.random.default_rng(3).random(mask.shape) < 0.4
+    mask[..., 2] |= ~mask.any(axis=-1)
+    for group in range(GROUPS):
+        for step in range(ROLLOUT):
+            list(acting.worker.answer([request(group, step)]))
+    t = acting.world.trajectories
+    assert np.take_along_axis(mask[:, :ROLLOUT], t.action.astype(np.int64), -1).all()
+    assert np.isfinite(t.behavior_log_prob).all()
+    forced = mask[:, :ROLLOUT].sum(-1) == 1
+    assert forced.any()
+    assert np.abs(t.behavior_log_prob[forced]).max() < 1e-6  # the only allowed action is certain
+
+
+SAME_STEP = replace(SPEC, same_step=True)
+
+
+def end_rows(acting: Acting, group: int, rows: list[int], seed: int) -> dict[str, torch.Tensor]:
+    """Rows of a group were truncated in the step before; their final observations."""
+    finals = acting.world.finals
+    finals.has_final[group] = np.isin(np.arange(ROWS), rows)
+    for array in finals.final_obs.values():
+        array[group] = np.random.default_rng(seed).standard_normal(array[group].shape)
+    return {key: torch.from_numpy(array[group][rows]) for key, array in finals.final_obs.items()}
+
+
+def test_final_observations_are_valued_with_the_live_state_which_stays() -> None:
+    acting = acting_of(SAME_STEP)
+    t, worker = acting.world.trajectories, acting.worker
+    list(worker.answer([request(1, 0), request(2, 0)]))
+    t.final_value[:] = -7
+    before = worker.live_state.clone()
+    final_obs = end_rows(acting, 1, [0, 2], seed=1)
+    t.first[1, 1] = [True, False, True]
+    with torch.inference_mode():
+        _, value, _ = acting.model.act(final_obs, torch.zeros(2, dtype=torch.bool), before[1][[0, 2]])
+    logits, _, after = expected_act(acting, 1, 1, before[1])
+    list(worker.answer([request(1, 1), request(2, 1)]))
+    assert close(t.final_value[1, 0, [0, 2]], acting.model.denormalize_value(value))
+    t.final_value[1, 0, [0, 2]] = -7
+    assert (t.final_value == -7).all()
+    assert close(t.behavior_logits[1, 1], logits)  # and the next step continues as if nothing had been asked
+    assert close(worker.live_state[1], after)
+
+
+def test_the_request_after_the_last_step_asks_only_for_final_values() -> None:
+    acting = acting_of(SAME_STEP)
+    t, worker = acting.world.trajectories, acting.worker
+    before = worker.live_state.clone()
+    final_obs = end_rows(acting, 3, [1], seed=2)
+    with torch.inference_mode():
+        _, value, _ = acting.model.act(final_obs, torch.zeros(1, dtype=torch.bool), before[3][[1]])
+    last = request(3, ROLLOUT)
+    assert list(worker.answer([last, request(0, 0)])) == [ActionsReady(*last), ActionsReady(*request(0, 0))]
+    assert close(t.final_value[3, ROLLOUT - 1, [1]], acting.model.denormalize_value(value))
+    assert torch.equal(worker.live_state[3], before[3])
+    assert not torch.equal(worker.live_state[0], before[0])
+    assert not t.policy_version[3].any()
+
+
+def test_row_0_does_not_value_final_observations_again() -> None:
+    acting = acting_of(SAME_STEP)
+    end_rows(acting, 0, [0, 1, 2], seed=3)
+    acting.world.trajectories.final_value[:] = -7
+    list(acting.worker.answer([request(0, 0)]))
+    assert (acting.world.trajectories.final_value == -7).all()
+
+
+@pytest.mark.parametrize("config", [GRU, PLAIN])  # with and without torch
+def test_a_policy_acts_only_for_its_rows(config: ModelConfig) -> None:
+    acting = acting_of(config=config, policy=1, num_policies=2)
+    t, worker = acting.world.trajectories, acting.worker
+    t.policy_id[:] = 0
+    t.policy_id[0, 0], t.policy_id[2, 0] = [1, 0, 1], [0, 1, 0]
+    t.rnn_state[:] = -7
+    before = worker.live_state.clone()
+    mine = np.zeros((GROUPS, ROWS), bool)
+    mine[0, [0, 2]] = mine[2, 1] = True
+    expected = {group: expected_act(acting, group, 0, before[group]) for group in (0, 2)}
+    replies = list(worker.answer([request(0, 0, 1), request(2, 0, 1), request(3, 0, 1)]))
+    assert replies == [ActionsReady(1, group, group, 0, 0) for group in (0, 2, 3)]
+    for group, (logits, value, after) in expected.items():
+        assert close(t.behavior_logits[group, 0][mine[group]], logits[mine[group]])
+        assert close(t.behavior_value[group, 0][mine[group]], value[mine[group]])
+        assert close(worker.live_state[group][mine[group]], after[mine[group]])
+    for field in (t.action, t.behavior_logits, t.behavior_log_prob, t.behavior_value, t.policy_version):
+        assert not field[:, 0][~mine].any()
+    assert torch.equal(worker.live_state[~mine], before[~mine])
+    assert np.array_equal(t.rnn_state[:, 0][mine], before.numpy()[mine])
+    assert (t.rnn_state[:, 0][~mine] == -7).all()
+
+
+def test_a_policy_without_a_row_still_answers() -> None:
+    acting = acting_of(policy=1, num_policies=2)
+    acting.world.trajectories.policy_id[:] = 0
+    before = acting.worker.live_state.clone()
+    assert list(acting.worker.answer([request(0, 0, 1)])) == [ActionsReady(1, 0, 0, 0, 0)]
+    assert torch.equal(acting.worker.live_state, before)
+
+
+def test_final_values_are_those_of_the_policy_that_acted() -> None:
+    acting = acting_of(SAME_STEP, policy=1, num_policies=2)
+    t = acting.world.trajectories
+    t.policy_id[0, 0], t.policy_id[0, 1] = [1, 0, 1], [0, 1, 1]  # rows 0 and 1 are played by the other one from now on
+    t.final_value[:] = -7
+    state = acting.worker.live_state[0].clone()
+    end_rows(acting, 0, [0, 1], seed=4)
+    final_obs = {key: torch.from_numpy(a[0][[0]]) for key, a in acting.world.finals.final_obs.items()}
+    with torch.inference_mode():
+        _, value, _ = acting.model.act(final_obs, torch.zeros(1, dtype=torch.bool), state[[0]])
+    list(acting.worker.answer([request(0, 1, 1)]))
+    assert close(t.final_value[0, 0, [0]], acting.model.denormalize_value(value))
+    assert (t.final_value[0, 0, 1:] == -7).all()
+
+
+@pytest.mark.parametrize("steps", range(ROLLOUT + 1))
+def test_a_policy_worker_in_the_place_of_a_dead_one_rebuilds_recurrent_states(steps: int) -> None:
+    """From the slot in which the group is, or the one before; the same weights give the same states."""
+    acting = acting_of()
+    t = acting.world.trajectories
+    t.first[:, 0], t.continues[:] = True, (-1, -1, 0, -1)
+    for step in range(steps):
+        list(acting.worker.answer([request(0, step)]))
+    flat = FlatModule(build_model(GRU, SPEC).eval())
+    plan = replace(acting.worker.plan, replaces=True)
+    successor = PolicyWorker(acting.worker.address, plan, flat, acting.ring, t, acting.world.finals)
+    waits_for = request(0, steps) if steps < ROLLOUT else ActionRequest(0, 0, 2, 0, 0)
+    t.first[waits_for.slot, waits_for.step] = False
+    for worker in (acting.worker, successor):
+        list(worker.answer([waits_for]))
+    if steps:
+        assert close(successor.live_state[0], acting.worker.live_state[0])
+    assert close(successor.live_state[1:], torch.zeros_like(successor.live_state[1:]))
+
+
+def test_only_the_newest_request_of_a_group_is_answered() -> None:
+    acting = acting_of()
+    for one in (request(1, 2), request(0, 0), ActionRequest(0, 1, 1, 0, 1)):
+        list(acting.worker.handle(one))
+    assert list(acting.worker.work()) == [ActionsReady(0, 1, 1, 0, 1), ActionsReady(0, 0, 0, 0, 0)]

@@ -1,0 +1,87 @@
+import contextlib
+import os
+import signal
+
+import pytest
+
+from algorithms.cli import run_command
+from utils.errors import Interrupted
+from utils.interrupts import SignalWatch
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def watched(*, lost: bool) -> int:
+    with contextlib.suppress(KeyboardInterrupt):  # as a callback of an import does
+        if lost:
+            interrupt()
+    with SignalWatch() as signals:
+        signals.check()
+    return 0
+
+
+def test_a_ctrl_c_that_python_has_lost_ends_the_run() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert run_command(lambda: watched(lost=True)) == Interrupted.exit_code
+    assert run_command(lambda: watched(lost=False)) == 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_ctrl_c_that_comes_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        try:
+            interrupt()
+        finally:
+            interrupt()
+        return 0
+
+    assert run_command(command) == Interrupted.exit_code
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_what_interrupted_one_command_is_not_said_to_the_next() -> None:
+    assert run_command(lambda: watched(lost=True)) == Interrupted.exit_code
+    assert watched(lost=False) == 0
+
+
+class InterruptedAtItsEnd:
+    def __del__(self) -> None:
+        interrupt()
+
+
+def test_a_ctrl_c_that_python_drops_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        InterruptedAtItsEnd()
+        return watched(lost=False)
+
+    assert run_command(command) == Interrupted.exit_code
+    assert capfd.readouterr().err == "error: interrupted by Ctrl-C\n"
+
+
+class Interrupting:
+    def __set_name__(self, owner: type, name: str) -> None:
+        interrupt()
+
+
+def test_a_ctrl_c_that_python_makes_another_error_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        type("Owner", (), {"field": Interrupting()})  # up to Python 3.11, a RuntimeError from the KeyboardInterrupt
+        return 0
+
+    assert run_command(command) == Interrupted.exit_code
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run_command(lambda: interrupt() or 0) == 0  # type: ignore[func-returns-value]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: interrupt() or 0) == Interrupted.exit_code  # type: ignore[func-returns-value]
+    assert capsys.readouterr().err == "error: interrupted\n"

@@ -1,0 +1,272 @@
+import os
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from utils import machine
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_python(script: str) -> str:
+    child = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout.strip()
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("max 100000\n", None), ("200000 100000\n", 2.0), ("150000 100000", 1.5), ("", None), ("5", None), ("a b", None)],
+)
+def test_cpu_max(text, cores):
+    assert machine.parse_cpu_max(text) == cores
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "cores"),
+    [("-1\n", "100000\n", None), ("50000\n", "100000\n", 0.5), ("", "", None), ("1", "0", None)],
+)
+def test_cfs_quota(quota, period, cores):
+    assert machine.parse_cfs(quota, period) == cores
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("max\n", None), ("1073741824\n", 1 << 30), ("9223372036854771712\n", None), ("0", 0), ("-1", None), ("", None)],
+)
+def test_memory_limit(text, size):
+    assert machine.parse_memory_limit(text) == size
+
+
+def test_meminfo_and_memory_stat():
+    meminfo = "MemTotal:       24602620 kB\nMemFree:        1 kB\nMemAvailable:   2048 kB\n"
+    assert machine.parse_available(meminfo) == 2048 * 1024
+    assert machine.parse_available("MemTotal: 5 kB\nMemAvailable: many kB") is None
+    assert machine.parse_stat("anon 5\ninactive_file 4096\n", "inactive_file") == 4096
+    assert machine.parse_stat("anon 5\n", "inactive_file") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx512f amx_bf16 amx_tile\n", True),
+        ("flags : fpu avx512_bf16\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("model name : bf16\nflags : fpu avx2 avx512f\n", False),
+        ("", False),
+    ],
+)
+def test_instructions_for_bf16(text, expected):
+    assert machine.parse_bf16(text) is expected
+
+
+def test_proc_self_cgroup():
+    text = "12:cpu,cpuacct:/docker/ab:c\n3:memory:/m\n1:name=systemd:/x\n0::/user.slice\nnonsense\n"
+    assert machine.parse_cgroups(text) == {
+        "cpu": PurePosixPath("/docker/ab:c"),
+        "cpuacct": PurePosixPath("/docker/ab:c"),
+        "memory": PurePosixPath("/m"),
+        "name=systemd": PurePosixPath("/x"),
+        "": PurePosixPath("/user.slice"),
+    }
+
+
+def test_version_2_quota_is_the_smallest_up_to_the_top(tmp_path):
+    proc = write(tmp_path / "proc", {"self/cgroup": "0::/user.slice/job\n"})
+    groups = write(
+        tmp_path / "cgroup",
+        {"user.slice/job/cpu.max": "800000 100000\n", "user.slice/cpu.max": "300000 100000\n"},
+    )
+    assert machine.cpu_quota(groups, proc) == 3.0
+    write(groups, {"user.slice/cpu.max": "max 100000\n"})
+    assert machine.cpu_quota(groups, proc) == 8.0
+
+
+@pytest.mark.parametrize("path", ["/", "/docker/not-visible-here", "/../.."])
+@pytest.mark.parametrize(("version", "mount"), [(1, "cpu"), (1, "cpu,cpuacct"), (2, "."), (2, "unified")])
+def test_a_container_sees_its_own_group_at_the_top(tmp_path, path, version, mount):
+    line = f"0::{path}\n" if version == 2 else f"4:cpu,cpuacct:{path}\n"
+    files = (
+        {"cpu.max": "150000 100000"} if version == 2 else {"cpu.cfs_quota_us": "150000", "cpu.cfs_period_us": "100000"}
+    )
+    proc = write(tmp_path / "proc", {"self/cgroup": line})
+    groups = write(tmp_path / "cgroup", {f"{mount}/{name}": text for name, text in files.items()})
+    assert machine.cpu_quota(groups, proc) == 1.5
+
+
+def test_without_cgroups_there_is_no_limit(tmp_path):
+    assert machine.cpu_quota(tmp_path, tmp_path) is None
+    assert machine.cgroup_free_bytes(tmp_path, tmp_path) is None
+
+
+def test_page_cache_counts_as_free_memory(tmp_path):
+    proc = write(tmp_path / "proc", {"self/cgroup": "0::/job\n9:memory:/m\n"})
+    groups = write(
+        tmp_path / "cgroup",
+        {
+            "job/memory.max": "1000\n",
+            "job/memory.current": "900\n",
+            "job/memory.stat": "inactive_file 300\n",
+            "memory/m/memory.limit_in_bytes": "5000\n",
+            "memory/m/memory.usage_in_bytes": "4800\n",
+            "memory/m/memory.stat": "inactive_file 1\ntotal_inactive_file 100\n",
+        },
+    )
+    assert machine.cgroup_free_bytes(groups, proc) == 300
+    write(groups, {"job/memory.max": "max\n"})
+    assert machine.cgroup_free_bytes(groups, proc) == 400 - 100
+    write(groups, {"memory/m/memory.usage_in_bytes": "9000\n"})
+    assert machine.cgroup_free_bytes(groups, proc) == 0
+
+
+def test_cpu_time_of_what_a_process_has_started(tmp_path):
+    def process(pid: int, parent: int, user: int, system: int, name: str = "game") -> None:
+        text = f"{pid} ({name}) S {parent} " + "0 " * 9 + f"{user} {system} 7 7\n"
+        write(tmp_path, {f"{pid}/stat": text})
+
+    ticks = os.sysconf("SC_CLK_TCK")
+    process(5, 1, 1000, 1000)  # itself
+    process(6, 5, 2 * ticks, ticks)
+    process(7, 6, ticks, 0, "a (b) S 5")
+    process(8, 1, 1000, 1000)
+    write(tmp_path, {"version": "", "9/other": ""})
+    found = machine.Descendants(tmp_path, 5)
+    before = found.cpu_seconds()  # with that of children which this test process has waited for
+    process(7, 6, 3 * ticks, 0)
+    assert found.cpu_seconds() - before == pytest.approx(2)
+    (tmp_path / "6/stat").unlink()
+    assert found.cpu_seconds() - before == pytest.approx(2)  # never less
+    process(10, 5, 100 * ticks, 0)
+    for _ in range(machine.Descendants.SCAN_CALLS):
+        after = found.cpu_seconds() - before
+    assert after == pytest.approx(100 - 4)
+
+
+def test_this_machine():
+    assert machine.allowed_cores() == tuple(sorted(os.sched_getaffinity(0)))
+    assert 1 <= machine.available_cores() <= len(machine.allowed_cores())
+    assert 1 << 20 < machine.available_memory_bytes() < 1 << 50
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 8), (0.3, 1), (1.5, 2), (4.0, 4), (100.0, 8)])
+def test_a_quota_cuts_the_cores(monkeypatch, quota, expected):
+    monkeypatch.setattr(machine, "allowed_cores", lambda: tuple(range(8)))
+    monkeypatch.setattr(machine, "cpu_quota", lambda cgroups, proc: quota)
+    assert machine.available_cores() == expected
+    assert machine.core_time() == min(8.0, quota or 8.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor : 0\nmodel name\t: AMD EPYC\n\nprocessor : 1\nmodel name\t: AMD EPYC\n", "AMD EPYC"),
+        ("processor : 0\nCPU part\t: 0xd40\nCPU implementer\t: 0x41\n", "CPU implementer 0x41 CPU part 0xd40"),
+        ("", ""),
+    ],
+)
+def test_the_processor_has_a_name(monkeypatch, tmp_path, text, name):
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(machine, "_PROC", tmp_path)
+    assert machine.processor_name() == name
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "cores", "plan"),
+    [
+        (0, (0, 1), []),
+        (2, (), [set(), set()]),
+        (1, (0, 1, 2), [{0, 1, 2}]),
+        (2, (0, 1, 2), [{0}, {1, 2}]),
+        (3, (2, 4, 6, 8, 10, 12, 14, 16), [{2, 4}, {6, 8, 10}, {12, 14, 16}]),
+        (2, (5, 7), [{5}, {7}]),
+        (4, (0, 1), [{0}, {1}, {0}, {1}]),
+        (5, (0, 1), [{0}, {1}, {0}, {1}, set()]),
+    ],
+)
+def test_affinity_plan(num_workers, cores, plan):
+    assert machine.affinity_plan(num_workers, cores) == plan
+
+
+def test_every_core_is_used_and_none_twice_while_there_are_enough():
+    for num_cores in range(1, 20):
+        for num_workers in range(1, num_cores + 1):
+            plan = machine.affinity_plan(num_workers, range(num_cores))
+            sizes = [len(cores) for cores in plan]
+            assert sum(sizes) == num_cores
+            assert frozenset().union(*plan) == set(range(num_cores))
+            assert max(sizes) - min(sizes) <= 1
+
+
+def test_threads_are_limited_for_libraries_loaded_before_and_after_and_for_children():
+    script = """
+import os, numpy, utils.machine
+assert utils.machine.threads() == 1
+utils.machine.limit_threads(3)
+assert utils.machine.threads() == 3
+utils.machine.limit_threads(1)
+from threadpoolctl import threadpool_info
+assert all(pool["num_threads"] == 1 for pool in threadpool_info()), threadpool_info()
+import subprocess, sys
+child = [sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"]
+print(subprocess.run(child, capture_output=True, text=True).stdout.strip(), "torch" in sys.modules)
+"""
+    assert run_python(script) == "1 False"
+
+
+def test_niceness_is_relative_to_the_parent_and_pinning_keeps_to_what_is_allowed():
+    script = """
+import os, subprocess, utils.machine
+before = os.nice(0)
+print(utils.machine.set_niceness(3) == min(19, before + 3) == os.getpriority(os.PRIO_PROCESS, 0))
+os.setpgid(0, 0)
+game = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+print(utils.machine.set_niceness(5, group=True) == min(19, before + 8) == os.getpriority(os.PRIO_PROCESS, game.pid))
+game.communicate()
+core = utils.machine.allowed_cores()[0]
+print(utils.machine.pin_to(frozenset({core, 4095})), utils.machine.allowed_cores() == (core,))
+print(utils.machine.pin_to(frozenset()), utils.machine.pin_to(frozenset({4095})))
+print(utils.machine.allowed_cores() == (core,))
+"""
+    assert run_python(script).split() == ["True", "True", "True", "True", "False", "False", "True"]
+
+
+def test_allocator_keeps_freed_memory_in_the_process():
+    script = """
+import os, resource, utils.machine
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        bytes(bytearray(8 << 20))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+returned = faults()
+applied = utils.machine.allocator_settings()
+faults()
+print(applied, returned, faults(), os.environ["THP_MEM_ALLOC_ENABLE"])
+"""
+    applied, returned, kept, huge_pages = run_python(script).split()
+    assert huge_pages == "1"
+    if applied == "True":
+        assert int(kept) * 10 < int(returned)
+
+
+def test_memory_that_processes_share_is_counted_once(tmp_path: Path) -> None:
+    for pid, parent, pss in ((os.getpid(), 1, 100), (7, os.getpid(), 20), (8, 7, 3), (9, 1, 5000)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a b) S {parent} " + "0 " * 20)
+        (tmp_path / str(pid) / "smaps_rollup").write_text(f"7f-7f ---p 0 00:00 0 [rollup]\nRss: 9 kB\nPss: {pss} kB\n")
+    assert machine.family_memory_bytes(tmp_path) == 123 << 10
+    (tmp_path / "8" / "smaps_rollup").unlink()  # it has ended meanwhile
+    assert machine.family_memory_bytes(tmp_path) == 120 << 10
+    assert machine.parse_pss("Pss:") is None
+    assert machine.family_memory_bytes(tmp_path / "7") is None

@@ -1,0 +1,323 @@
+import json
+import math
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from utils import failpoints
+from utils.metrics import MetricsLog, read_metrics, without_lost
+from utils.tensorboard import DIFFERS, EventWriter
+from utils.windows import RateMeter, RunningStatistic, Window
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _disarm():
+    yield
+    failpoints.arm("")
+
+
+def events(directory: Path) -> list:
+    """Every event of every file of a directory, in the order in which TensorBoard reads them; checks the framing."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    found = []
+    for path in sorted(directory.glob("events.out.tfevents.*")):
+        content, place = path.read_bytes(), 0
+        while place < len(content):
+            header = content[place : place + 8]
+            (length,), start = struct.unpack("<Q", header), place + 12
+            record = content[start : start + length]
+            assert struct.unpack("<I", content[place + 8 : start]) == (masked_crc32c(header),)
+            assert struct.unpack("<I", content[start + length : start + length + 4]) == (masked_crc32c(record),)
+            found.append(Event.FromString(record))
+            place = start + length + 4
+    return found
+
+
+def run_python(script: str, *arguments: str) -> str:
+    child = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+# --- metrics.jsonl
+
+
+def test_records_come_back_in_order_and_reopening_appends(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    assert log.append({"env_steps": 1, "policy": 0, "reward/mean": 1.5, "note": "é\n", "flag": True, "none": None})
+    log.close()
+    log = MetricsLog(path)
+    assert log.append({"env_steps": np.int64(2), "a": np.float32(0.5), "b": np.float64("nan"), "c": -math.inf})
+    log.close()
+    assert read_metrics(path) == [
+        {"env_steps": 1, "policy": 0, "reward/mean": 1.5, "note": "é\n", "flag": True, "none": None},
+        {"env_steps": 2, "a": 0.5, "b": None, "c": None},
+    ]
+    assert path.read_bytes().count(b"\n") == 2
+    assert read_metrics(tmp_path / "missing.jsonl") == []
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"env_steps": 3', b'{"reward/me', b"\xff\xfe", b"[1]", b"x" * 200_000])
+def test_a_torn_last_line_is_ignored_by_readers_and_cut_off_by_the_next_writer(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"env_steps":1}\n{"env_steps":2}\n' + torn)
+    assert read_metrics(path) == [{"env_steps": 1}, {"env_steps": 2}]
+    log = MetricsLog(path)
+    log.append({"env_steps": 3})
+    log.close()
+    assert path.read_bytes() == b'{"env_steps":1}\n{"env_steps":2}\n{"env_steps":3}\n'
+
+
+def test_a_file_that_is_one_torn_line_is_begun_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"x" * 70_000)
+    MetricsLog(path).close()
+    assert path.read_bytes() == b""
+
+
+def test_records_that_a_crash_took_back_are_left_out():
+    def records(*pairs: tuple[int, int]) -> list[dict]:
+        return [
+            {"policy": policy, "env_steps": env_steps, "elapsed_seconds": env_steps / 10, "n": n}
+            for n, (policy, env_steps) in enumerate(pairs)
+        ]
+
+    crashed = records((0, 10), (1, 5), (0, 20), (0, 30), (1, 50), (0, 20), (1, 40), (0, 25), (1, 45), (0, 22), (0, 22))
+    assert [record["n"] for record in without_lost(crashed)] == [0, 1, 2, 5, 6, 8, 9, 10]
+    assert without_lost(records((0, 1), (0, 1), (0, 2))) == records((0, 1), (0, 1), (0, 2))
+    assert without_lost([]) == []
+    late, resumed = records((0, 20), (0, 20))  # the same env steps, some of the time spent again
+    assert without_lost([late | {"elapsed_seconds": 2.5}, resumed]) == [resumed]
+
+
+FULL_DISK_FOR_THE_LOG = """
+import resource, sys
+from pathlib import Path
+from utils.metrics import MetricsLog
+log = MetricsLog(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
+first = [log.append({"n": n}) for n in range(200)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+print(sum(first), log.dropped, log.append({"n": 200}))
+"""
+
+
+def test_a_full_disk_costs_the_log_records_and_nothing_else(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    kept, dropped, recovered = run_python(FULL_DISK_FOR_THE_LOG, str(path)).split()
+    assert int(kept) + int(dropped) == 200
+    assert int(kept) >= 100
+    assert recovered == "True"
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["n"] for line in lines] == [*range(int(kept)), 200]  # no half line in between
+
+
+# --- TensorBoard
+
+
+def test_events_are_what_tensorboard_reads(tmp_path):
+    writer = EventWriter(tmp_path / "p0", purge_step=7)
+    writer.add(10, {"reward/mean": 1.5, "train/loss": np.float32(-0.25)})
+    writer.add(np.int64(11), {"train/loss": math.nan})
+    assert writer.close(timeout=30)
+    assert (writer.written, writer.dropped) == (2, 0)
+    version, purge, first, second = events(tmp_path / "p0")
+    assert version.file_version == "brain.Event:2"
+    assert (purge.step, purge.session_log.status) == (7, purge.session_log.START)
+    assert first.step == 10
+    assert {value.tag: value.simple_value for value in first.summary.value} == {"reward/mean": 1.5, "train/loss": -0.25}
+    assert abs(first.wall_time - time.time()) < 100
+    assert second.step == 11
+    assert math.isnan(second.summary.value[0].simple_value)
+
+
+def test_flags_are_entered_into_tensorboards_table_of_runs(tmp_path: Path) -> None:
+    flags = {"gamma": 0.9, "use_rnn": False, "env": "a/b", "layers": [8, 8], "horizon": None}
+    writer = EventWriter(tmp_path)
+    writer.describe(flags, first={"use_rnn", "gone"})
+    writer.add(3, {"reward/mean": 1.0})
+    assert writer.close(timeout=30)
+    _, table, figure = events(tmp_path)
+    assert [value.tag for value in table.summary.value] == ["_hparams_/experiment", "_hparams_/session_start_info"]
+    assert figure.summary.value[0].tag == "reward/mean"
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    contents = [value.metadata.plugin_data for value in table.summary.value]
+    assert {content.plugin_name for content in contents} == {"hparams"}
+    columns, values = (HParamsPluginData.FromString(content.content) for content in contents)
+    assert [info.name for info in columns.experiment.hparam_infos] == list(flags)
+    marked = [info.name for info in columns.experiment.hparam_infos if info.SerializeToString().endswith(DIFFERS)]
+    assert marked == ["use_rnn"]
+    assert next(info.name.tag for info in columns.experiment.metric_infos) == "reward/mean"
+    found = values.session_start_info.hparams
+    assert (found["gamma"].number_value, found["use_rnn"].bool_value, found["env"].string_value) == (0.9, False, "a/b")
+    assert (found["layers"].string_value, found["horizon"].string_value) == ("[8, 8]", "null")
+
+
+def test_without_resume_nothing_is_purged_and_nothing_to_write_makes_no_file(tmp_path):
+    writer = EventWriter(tmp_path / "a")
+    writer.add(1, {"x": 1})
+    assert writer.close(timeout=30)
+    assert len(events(tmp_path / "a")) == 2
+    assert EventWriter(tmp_path / "b").close(timeout=30)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_slow_disk_delays_nobody_and_drops_the_oldest(tmp_path):
+    failpoints.arm("events.write:sleep=0.3@1")
+    writer = EventWriter(tmp_path, capacity=10)
+    start = time.monotonic()
+    for step in range(1000):
+        writer.add(step, {"x": step})
+    assert time.monotonic() - start < 0.3
+    assert not writer.close(timeout=0)
+    assert writer.close(timeout=30)
+    assert writer.written + writer.dropped == 1000
+    steps = [event.step for event in events(tmp_path)[1:]]
+    assert len(steps) == writer.written
+    assert steps == sorted(steps)
+    assert steps[-10:] == list(range(990, 1000))
+    writer.add(1000, {"x": 0})  # too late: counted, not an error
+    assert writer.written + writer.dropped == 1001
+
+
+def test_after_a_failed_write_a_new_file_is_begun_and_purges_nothing_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.tensorboard._RETRY_SECONDS", 0.01)
+    writer = EventWriter(tmp_path, purge_step=3)
+    deadline = time.monotonic() + 30
+    for step in range(5):
+        if step == 2:
+            failpoints.arm("events.write:enospc@1")
+        writer.add(step, {"x": step})
+        while writer.written + writer.dropped <= step:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    assert writer.close(timeout=30)
+    assert (writer.written, writer.dropped) == (4, 1)
+    assert len(list(tmp_path.iterdir())) == 2
+    found = events(tmp_path)
+    assert [event.step for event in found if event.HasField("summary")] == [0, 1, 3, 4]
+    assert sum(event.HasField("session_log") for event in found) == 1
+
+
+FULL_DISK_FOR_EVENTS = """
+import resource, sys, time
+from pathlib import Path
+import utils.metrics
+utils.tensorboard._RETRY_SECONDS = 0.02
+writer = utils.tensorboard.EventWriter(Path(sys.argv[1]), capacity=100)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
+slowest = 0.0
+for step in range(20_000):
+    start = time.perf_counter()
+    writer.add(step, {"reward/mean": step, "train/loss": 0.5})
+    slowest = max(slowest, time.perf_counter() - start)
+deadline = time.monotonic() + 30
+while not writer.dropped and time.monotonic() < deadline:
+    time.sleep(0.001)
+lost, before = writer.dropped, writer.written
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+step = 20_000
+while writer.written == before and time.monotonic() < deadline:
+    writer.add(step, {"reward/mean": step})
+    step += 1
+    time.sleep(0.01)
+print(slowest, lost, writer.close(30), writer.written + writer.dropped == step, writer.written > before)
+"""
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 3000])
+def test_a_full_disk_neither_blocks_nor_kills_and_writing_goes_on_when_there_is_space(tmp_path, limit_bytes):
+    slowest, lost, *rest = run_python(FULL_DISK_FOR_EVENTS, str(tmp_path), str(limit_bytes)).split()
+    assert float(slowest) < 1.0  # it takes microseconds; a blocked queue takes for ever
+    assert int(lost) > 0
+    assert rest == ["True", "True", "True"]
+
+
+def test_the_writer_loads_no_torch_and_leaves_tensorboardx_to_be_imported_by_others():
+    script = """
+import sys
+from pathlib import Path
+from utils.tensorboard import EventWriter
+EventWriter(Path(sys.argv[1])).close()
+assert "torch" not in sys.modules and "tensorboardX" not in sys.modules
+sys.modules["torch"] = None  # an import that fails, as on a machine without it; and quick
+from tensorboardX import SummaryWriter
+EventWriter(Path(sys.argv[1])).close()
+print(SummaryWriter.__name__)
+"""
+    assert run_python(script, "/nonexistent").strip() == "SummaryWriter"
+
+
+# --- windows
+
+
+def test_a_rate_needs_two_times_and_forgets_what_is_older_than_its_window():
+    window = Window(10.0)
+    assert math.isnan(window.rate())
+    window.add(100.0, 0)
+    assert math.isnan(window.rate())
+    window.add(100.0, 50)
+    assert math.isnan(window.rate())
+    window.add(105.0, 500)
+    assert window.rate() == 100.0
+    window.add(110.0, 500)
+    window.add(115.0, 500)
+    assert window.rate() == 0.0
+    window.add(117.0, 1700)  # from 105, the last point at or before 107, on
+    assert window.rate() == 100.0
+
+
+def test_three_windows_of_one_count():
+    meter = RateMeter()
+    assert all(math.isnan(rate) for rate in meter.rates().values())
+    count = 0.0
+    for second in range(601):
+        count += 10 if second <= 550 else 1000
+        meter.add(1000.0 + second, count)
+    assert meter.rates() == {10.0: 1000.0, 60.0: (10 * 10 + 50 * 1000) / 60, 300.0: (250 * 10 + 50 * 1000) / 300}
+
+
+def test_a_window_holds_only_its_points():
+    window = Window(10.0)
+    for point in range(10_000):
+        window.add(point * 0.1, point)
+    assert len(window._points) <= 103
+    assert window.rate() == pytest.approx(10.0)
+
+
+def test_a_statistic_is_of_the_last_values_however_they_come():
+    rng = np.random.default_rng(0)
+    statistic, values = RunningStatistic(7), []
+    assert statistic.count == 0
+    assert math.isnan(statistic.mean)
+    assert math.isnan(statistic.min)
+    assert math.isnan(statistic.max)
+    for size in [0, 1, 3, 7, 2, 20, 0, 5, 8, 14]:
+        batch = rng.normal(size=size)
+        statistic.append(batch)
+        values.extend(batch)
+        last = values[-7:]
+        assert statistic.count == len(last)
+        assert statistic.total == len(values)
+        assert statistic.values() == last
+        if last:
+            assert statistic.mean == pytest.approx(np.mean(last), abs=1e-12)
+            assert (statistic.min, statistic.max) == (min(last), max(last))
+    statistic.append(5)
+    assert statistic.total == len(values) + 1
+    assert statistic.max == max([*values[-6:], 5])
+    with pytest.raises(ValueError, match="at least 1"):
+        RunningStatistic(0)

@@ -1,0 +1,342 @@
+"""The atomic checkpoint directory: it is there whole and verified, or it is not there.
+
+A checkpoint is a directory `ckpt_<12 digits>` of plain files and a `MANIFEST.json` with their sizes and SHA-256. It is
+written under a temporary name and renamed when all of it is on disk, so that a crash at any moment leaves the newest or
+the one before. This module knows files only; what they mean is the caller's business.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from utils import machine
+from utils.errors import CheckpointError, ResourceError
+from utils.failpoints import failpoint
+from utils.files import make_durable, replace_directory, sync_directory
+from utils.hashed_files import Content, Entry, chunks, opened, write_file
+
+MANIFEST = "MANIFEST.json"
+FORMAT_VERSION = 1
+TEMPORARY = ".tmp-"
+CORRUPT = "corrupt"
+
+_NAME = re.compile(r"ckpt_(\d{12,})")
+_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_READ_ATTEMPTS = 100
+_SMALL_BYTES = 64 << 20  # there is always memory for it
+
+T = TypeVar("T")
+
+
+class Damaged(NamedTuple):
+    """A checkpoint that does not verify."""
+
+    path: Path
+    reason: str
+
+
+class Found(NamedTuple):
+    """The newest checkpoint that verifies."""
+
+    path: Path
+    step: int
+    damaged: tuple[Damaged, ...]  # newer ones that had to be skipped, newest first
+
+
+class Loaded(NamedTuple):
+    """The newest checkpoint that verifies, with what its files hold."""
+
+    found: Found
+    files: dict[str, bytes]
+
+
+def checkpoint_name(step: int) -> str:
+    """The directory name of the checkpoint at that step."""
+    return f"ckpt_{step:012d}"
+
+
+def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
+    """Write a checkpoint so that it survives a crash at any moment; on return it is on disk.
+
+    A checkpoint of the same name is replaced. Whatever fails, older checkpoints are untouched.
+
+    Args:
+        parent: directory of the checkpoints; made if missing.
+        name: `checkpoint_name(step)`, or any other plain name.
+        files: bytes, or a function that writes them, for every file name.
+
+    Returns:
+        The directory of the checkpoint.
+
+    Raises:
+        ResourceError: the disk is full or refuses; what was written is removed again.
+    """
+    for component in (name, *files):
+        if not _COMPONENT.fullmatch(component) or component == MANIFEST:
+            raise ValueError(f"{component!r} cannot name a checkpoint or a file in one")
+    temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        make_durable(parent)
+        temporary.mkdir()
+        _fill(temporary, files)
+        failpoint("ckpt.rename")
+        replace_directory(temporary, parent / name)
+        failpoint("ckpt.parentsync")
+        sync_directory(parent)
+    except OSError as error:
+        raise ResourceError(_describe(error, parent / name)) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # after success there is nothing of that name
+    return parent / name
+
+
+def verify(path: Path) -> None:
+    """Compare a checkpoint with its manifest: every file, every byte.
+
+    Raises:
+        CheckpointError: says which file is missing, is too many, has the wrong size or the wrong content.
+    """
+    with opened(path) as directory:
+        for name, entry in _checked_manifest(directory, path).items():
+            for _ in chunks(directory, path, name, entry):
+                pass  # the last chunk is followed by the comparison of the hash
+
+
+def read(path: Path, name: str) -> bytes:
+    """The content of one file of a checkpoint, compared with the manifest.
+
+    Raises:
+        CheckpointError: the file is not part of the checkpoint or does not verify.
+    """
+    with opened(path) as directory:
+        manifest = _manifest(directory, path)
+        if name not in manifest:
+            raise CheckpointError(f"{path}: the checkpoint has no {name}")
+        return b"".join(chunks(directory, path, name, manifest[name]))
+
+
+def newest(parent: Path) -> Found | None:
+    """The checkpoint with the highest step that verifies; None when there is none at all.
+
+    Safe beside a process that saves and prunes: a checkpoint that goes away while it is being read is no damage.
+
+    Raises:
+        CheckpointError: there are checkpoints and all of them are damaged.
+    """
+    result = _examine_newest(parent, verify)
+    return None if result is None else result[0]
+
+
+def load(
+    parent: Path,
+    worth: Callable[[Path], float] = lambda path: 0.0,
+    check: Callable[[dict[str, bytes]], object] = lambda files: None,
+) -> Loaded | None:
+    """As `newest` (of those worth most), with its files; goes on to the next when one is pruned before it was read.
+
+    Args:
+        parent: directory of the checkpoints.
+        worth: how good one is, before its step counts.
+        check: raises CheckpointError for files that verify and still cannot be used; the next older one is taken then.
+
+    Raises:
+        CheckpointError: there are checkpoints and none can be used.
+    """
+
+    def examine(path: Path) -> dict[str, bytes]:
+        files = contents(path)
+        try:
+            check(files)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        return files
+
+    result = _examine_newest(parent, examine, worth)
+    return None if result is None else Loaded(*result)
+
+
+def prune(parent: Path, keep: int) -> list[Path]:
+    """Remove the oldest checkpoints beyond the newest `keep`; those visibly damaged do not count as kept.
+
+    Counting them would delete every good checkpoint after a fall-back to an older one. Damage inside a file shows only
+    in `verify`; who loads past such a checkpoint moves it away with `quarantine`.
+
+    Returns what was removed; raises as `remove`, and ValueError when `keep` is not positive.
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep}")
+    removed, kept = [], 0
+    for _, path in listed(parent):
+        if kept < keep:
+            kept += _looks_whole(path)
+            continue
+        remove(path)
+        removed.append(path)
+    return removed
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint; readers see all of it or nothing. ResourceError: the directory cannot be changed."""
+    temporary = path.with_name(f"{TEMPORARY}pruned-{path.name}-{secrets.token_hex(4)}")
+    failpoint("ckpt.prune")
+    try:
+        os.rename(path, temporary)
+    except OSError as error:
+        raise ResourceError(f"cannot remove the old checkpoint {path}: {error.strerror}") from error
+    failpoint("ckpt.prune")
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:
+    """Move damaged checkpoints into `corrupt/`, where they neither count nor hide a good one; returns the new paths."""
+    moved = []
+    for path, _ in damaged:
+        target = parent / CORRUPT / path.name
+        if target.exists():
+            target = target.with_name(f"{path.name}-{secrets.token_hex(4)}")
+        try:
+            target.parent.mkdir(exist_ok=True)
+            os.rename(path, target)
+        except OSError as error:
+            raise ResourceError(f"cannot move the damaged checkpoint {path}: {error.strerror}") from error
+        moved.append(target)
+    return moved
+
+
+def clean_temporaries(parent: Path) -> list[Path]:
+    """Remove what an interrupted save or prune left. Only for the process that holds the lock of the run."""
+    if parent.is_symlink():
+        return []
+    leftovers = sorted(parent.glob(TEMPORARY + "*"))
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
+    return leftovers
+
+
+def _fill(directory: Path, files: Mapping[str, Content]) -> None:
+    entries = {name: write_file(directory / name, content) for name, content in files.items()}
+    _sync(directory)
+    failpoint("ckpt.manifest")
+    write_file(directory / MANIFEST, _encode(entries))
+    _sync(directory)
+
+
+def _sync(directory: Path) -> None:
+    failpoint("ckpt.dirsync")
+    sync_directory(directory)
+
+
+def _describe(error: OSError, path: Path) -> str:
+    free = ""
+    with contextlib.suppress(OSError):
+        free = f" ({shutil.disk_usage(path.parent).free >> 20} MB free)"
+    return f"cannot save {path}: {error.strerror or error}{free}"
+
+
+def _encode(entries: Mapping[str, Entry]) -> bytes:
+    files = {name: {"sha256": entry.sha256, "size": entry.size} for name, entry in entries.items()}
+    text = json.dumps({"files": files, "format_version": FORMAT_VERSION}, indent=1, sort_keys=True)
+    return text.encode() + b"\n"
+
+
+def _manifest(directory: int, path: Path) -> dict[str, Entry]:
+    """The entries of a manifest that is byte for byte what `save` would write: any change in it is damage."""
+    raw = b"".join(chunks(directory, path, MANIFEST, None))
+    try:
+        document = json.loads(raw)
+        version = document["format_version"]
+        entries = {name: Entry(int(e["size"]), str(e["sha256"])) for name, e in document["files"].items()}
+        if not all(_COMPONENT.fullmatch(name) for name in entries):
+            raise ValueError("a name that leads out of the directory")
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        raise CheckpointError(f"{path}: {MANIFEST} is damaged") from None
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path}: format {version!r} is not {FORMAT_VERSION}, the one this version reads")
+    if raw != _encode(entries):
+        raise CheckpointError(f"{path}: {MANIFEST} is damaged")
+    return entries
+
+
+def _checked_manifest(directory: int, path: Path) -> dict[str, Entry]:
+    """The manifest, when exactly its files are there; hidden files, as network file systems leave them, may be."""
+    manifest = _manifest(directory, path)
+    present = {name for name in os.listdir(directory) if not name.startswith(".")}
+    if missing := sorted(manifest.keys() - present):
+        raise CheckpointError(f"{path}: missing {', '.join(missing)}")
+    if extra := sorted(present - manifest.keys() - {MANIFEST}):
+        raise CheckpointError(f"{path}: {', '.join(extra)} not in {MANIFEST}")
+    return manifest
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """All files of a checkpoint, by name.
+
+    Raises:
+        CheckpointError: it does not verify.
+        ResourceError: it is larger than the memory that is free; that is no damage.
+    """
+    with opened(path) as directory:
+        manifest = _checked_manifest(directory, path)
+        size = sum(entry.size for entry in manifest.values())
+        if size > _SMALL_BYTES and size > (free := machine.available_memory_bytes()):  # before the first byte is read
+            raise ResourceError(f"{path} has {size >> 20} MiB, of memory {free >> 20} MiB are free")
+        return {name: b"".join(chunks(directory, path, name, entry)) for name, entry in manifest.items()}
+
+
+def _examine_newest(
+    parent: Path, examine: Callable[[Path], T], worth: Callable[[Path], float] = lambda path: 0.0
+) -> tuple[Found, T] | None:
+    """Apply a function to checkpoints, best and newest first, until one does not raise CheckpointError."""
+    for _ in range(_READ_ATTEMPTS):
+        damaged: list[Damaged] = []
+        candidates = sorted(listed(parent), key=lambda candidate: worth(candidate[1]), reverse=True)
+        for step, path in candidates:
+            inode = _inode(path)
+            try:
+                return Found(path, step, tuple(damaged)), examine(path)
+            except CheckpointError as error:
+                if inode is not None and _inode(path) == inode:
+                    damaged.append(Damaged(path, str(error)))
+        if not candidates:
+            return None
+        if len(damaged) == len(candidates):
+            reasons = "; ".join(reason for _, reason in damaged)
+            raise CheckpointError(f"none of {len(damaged)} checkpoints can be used: {reasons}")
+        # Some were pruned or replaced while they were read: so there are newer ones now.
+    raise CheckpointError(f"{parent}: checkpoints come and go faster than they can be read")
+
+
+def _looks_whole(path: Path) -> bool:
+    """Whether names and sizes agree with the manifest: what a full disk or a broken copy leaves does not."""
+    try:
+        with opened(path) as directory:
+            manifest = _checked_manifest(directory, path)
+            return all(os.stat(name, dir_fd=directory).st_size == entry.size for name, entry in manifest.items())
+    except (CheckpointError, OSError):
+        return False
+
+
+def listed(parent: Path) -> list[tuple[int, Path]]:
+    """Step and path of everything that is named as a checkpoint, highest step first."""
+    if parent.is_symlink():  # a run that came from elsewhere must not have others read, pruned or moved
+        raise CheckpointError(f"{parent} is a link: checkpoints must lie in the folder of their run")
+    try:
+        matches = [(match, entry) for entry in os.listdir(parent) if (match := _NAME.fullmatch(entry))]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{parent}: cannot list checkpoints: {error.strerror}") from None
+    return sorted(((int(match[1]), parent / entry) for match, entry in matches), reverse=True)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return None

@@ -1,0 +1,392 @@
+"""Cores, threads, priorities and memory of this process."""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import itertools
+import math
+import os
+import resource
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from utils.errors import UsageError
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+# malloc.h of glibc
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+
+_NEVER = -1  # becomes the largest size_t
+
+_LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20  # of glibc before 2.35 on 64 bit
+
+_TOP_PAD_BYTES = 64 << 20
+
+_UNLIMITED_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number close to 2^63
+
+_ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+_PROC = Path("/proc")
+
+
+def allowed_cores() -> tuple[int, ...]:
+    """The numbers of the cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def available_cores() -> int:
+    """How many cores this process can keep busy: `core_time`, rounded up."""
+    return max(1, math.ceil(core_time()))
+
+
+def core_time() -> float:
+    """Seconds of CPU time per second that this process and its children have: its cores, or the quota of its cgroup."""
+    quota = cpu_quota(_CGROUPS, _PROC)
+    cores = len(allowed_cores())
+    return float(cores if quota is None else min(cores, quota))
+
+
+def processor_name() -> str:
+    """The model of the processor as /proc/cpuinfo names it, by numbers on ARM; empty where it does not."""
+    lines = (line.partition(":") for line in (_read(_PROC / "cpuinfo") or "").splitlines())
+    values = {name.strip(): value.strip() for name, _, value in lines}
+    return values.get("model name") or " ".join(f"{name} {values[name]}" for name in _ARM_NAMES if name in values)
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be used before the machine swaps or the cgroup's limit kills; page cache counts as free."""
+    candidates = [parse_available(_read(_PROC / "meminfo") or ""), cgroup_free_bytes(_CGROUPS, _PROC)]
+    known = [size for size in candidates if size is not None]
+    return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cpu_quota(cgroups: Path, proc: Path) -> float | None:
+    """The smallest CPU quota, in cores, of this process's cgroup and those above it; None without one."""
+
+    def version_1(group: Path) -> float | None:
+        return parse_cfs(_read(group / "cpu.cfs_quota_us") or "", _read(group / "cpu.cfs_period_us") or "")
+
+    def version_2(group: Path) -> float | None:
+        return parse_cpu_max(_read(group / "cpu.max") or "")
+
+    return _smallest(cgroups, proc, "cpu", version_1, version_2)
+
+
+def cgroup_free_bytes(cgroups: Path, proc: Path) -> int | None:
+    """Limit minus usage, the smallest of this process's cgroup and those above it; None without a limit."""
+
+    def version_1(group: Path) -> float | None:
+        return _free(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+    def version_2(group: Path) -> float | None:
+        return _free(group, "memory.max", "memory.current", "inactive_file")
+
+    free = _smallest(cgroups, proc, "memory", version_1, version_2)
+    return None if free is None else int(free)
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """Cores of a cgroup v2 `cpu.max`: "200000 100000" is 2.0, "max 100000" is None."""
+    words = text.split()
+    return parse_cfs(words[0], words[1]) if len(words) == 2 else None
+
+
+def parse_cfs(quota: str, period: str) -> float | None:
+    """Cores of cgroup v1's `cpu.cfs_quota_us` and `cpu.cfs_period_us`; None when unlimited or unreadable."""
+    try:
+        quota_us, period_us = int(quota), int(period)
+    except ValueError:
+        return None
+    return quota_us / period_us if quota_us > 0 and period_us > 0 else None
+
+
+def parse_memory_limit(text: str) -> int | None:
+    """Bytes of `memory.max` or `memory.limit_in_bytes`; None when unlimited or unreadable."""
+    try:
+        limit = int(text)
+    except ValueError:
+        return None
+    return limit if 0 <= limit < _UNLIMITED_BYTES else None
+
+
+def parse_available(text: str) -> int | None:
+    """`MemAvailable` of /proc/meminfo in bytes; None when it is not there."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0] == "MemAvailable:" and words[1].isdigit():
+            return int(words[1]) * 1024
+    return None
+
+
+def parse_stat(text: str, key: str) -> int:
+    """The number of a key in `memory.stat`; 0 when it is not there."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == key and words[1].isdigit():
+            return int(words[1])
+    return 0
+
+
+def parse_cgroups(text: str) -> dict[str, PurePosixPath]:
+    """Path by controller of /proc/self/cgroup; the one of cgroup v2 under the name ""."""
+    paths = {}
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, found, path = rest.partition(":")
+        if found:
+            paths.update(dict.fromkeys(controllers.split(","), PurePosixPath(path)))
+    return paths
+
+
+class Descendants:
+    """CPU time of the processes that this one, or one of those, has started.
+
+    To find them all processes of the machine are looked through, so that is done at every tenth call only.
+    """
+
+    SCAN_CALLS = 10
+
+    def __init__(self, proc: Path = _PROC, pid: int | None = None) -> None:
+        self._proc, self._pid = proc, pid or os.getpid()
+        self._known: list[int] = []
+        self._calls = 0
+        self._most = 0.0
+
+    def cpu_seconds(self) -> float:
+        """Of those that live and those that were waited for; never decreases."""
+        if self._calls % self.SCAN_CALLS == 0:
+            self._known = descendants(self._pid, self._proc)
+        self._calls += 1
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        living = sum(parse_process(_read(self._proc / str(pid) / "stat") or "")[1] for pid in self._known)
+        self._most = max(self._most, ended.ru_utime + ended.ru_stime + living)
+        return self._most
+
+
+def descendants(pid: int, proc: Path = _PROC) -> list[int]:
+    """The processes that this one, or one of those, has started and that live; all of the machine are looked at."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir(proc):
+        if entry.isdigit():
+            parent, _ = parse_process(_read(proc / entry / "stat") or "")
+            children.setdefault(parent, []).append(int(entry))
+    found = list(children.get(pid, ()))
+    for child in found:  # which grows meanwhile
+        found += children.get(child, ())
+    return found
+
+
+def family_memory_bytes(proc: Path = _PROC) -> int | None:
+    """Memory of this process and its descendants, what they share counted once; None where the kernel does not say."""
+    pids = [os.getpid(), *descendants(os.getpid(), proc)]
+    sizes = [parse_pss(_read(proc / str(pid) / "smaps_rollup") or "") for pid in pids]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
+
+
+def parse_pss(smaps_rollup: str) -> int | None:
+    """The proportional set size in bytes that the text of a `/proc/<pid>/smaps_rollup` says; None if it does not."""
+    line = next((line for line in smaps_rollup.splitlines() if line.startswith("Pss:")), "")
+    words = line.split()
+    return int(words[1]) * 1024 if len(words) > 1 and words[1].isdigit() else None
+
+
+def parse_process(stat: str) -> tuple[int, float]:
+    """Parent and CPU seconds in the text of a `/proc/<pid>/stat`, (0, 0) where there is none.
+
+    The second field is a name with anything in it, brackets and spaces included.
+    """
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 13:
+        return 0, 0.0
+    return int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor has instructions that multiply bf16 numbers; emulated, bf16 is slower than float32."""
+    return parse_bf16(_read(_PROC / "cpuinfo") or "")
+
+
+def parse_bf16(text: str) -> bool:
+    """Whether the flags of /proc/cpuinfo (x86) or its features (ARM) name such instructions."""
+    for line in text.splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip().lower() in ("flags", "features"):
+            return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags.split()))
+    return False
+
+
+_threads = 1
+
+
+def threads() -> int:
+    """How many threads `limit_threads` has last allowed this process; one where nobody has asked for more."""
+    return _threads
+
+
+def limit_threads(count: int) -> None:
+    """Let the numeric libraries of this process and of its children use that many threads.
+
+    Environment variables reach libraries not loaded yet and children; threadpoolctl and torch those already loaded.
+    """
+    global _threads  # noqa: PLW0603 - it is of the whole process, as what it stands for
+    _threads = count
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(count)))
+    if "numpy" in sys.modules or "torch" in sys.modules:
+        importlib.import_module("threadpoolctl").threadpool_limits(count)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
+
+
+def set_niceness(increment: int, *, group: bool = False) -> int:
+    """Give way to other processes by that much more than the parent does; returns the niceness that results.
+
+    Acts on the calling thread and on threads it starts later, so it is called at process entry. A negative increment
+    without the right to it changes nothing.
+
+    Args:
+        increment: at most 19 results.
+        group: act on all threads of all processes of this one's group instead, at any time.
+    """
+    with contextlib.suppress(PermissionError):
+        if group:
+            os.setpriority(os.PRIO_PGRP, 0, min(19, os.nice(0) + increment))
+        else:
+            return os.nice(increment)
+    return os.nice(0)
+
+
+def pin_to(cores: frozenset[int]) -> bool:
+    """Keep this process on these cores; False where nothing was changed (no cores, not allowed, not possible)."""
+    usable = cores & set(allowed_cores())
+    if not usable or not hasattr(os, "sched_setaffinity"):
+        return False
+    try:
+        os.sched_setaffinity(0, usable)
+    except OSError:
+        return False
+    return True
+
+
+def affinity_plan(num_workers: int, cores: Sequence[int]) -> list[frozenset[int]]:
+    """The cores of each worker; an empty set means: not pinned.
+
+    Fewer workers than cores: neighbouring cores, as evenly as possible. More: whole rounds are pinned one to a core;
+    the workers of an incomplete last round are left to the scheduler, as pinning them would slow the cores they share.
+    With a CPU quota below the number of cores nobody is pinned by the caller: the first cores are everyone's choice.
+    """
+    if not cores or num_workers <= 0:
+        return [frozenset()] * max(0, num_workers)
+    if num_workers < len(cores):
+        edges = [worker * len(cores) // num_workers for worker in range(num_workers + 1)]
+        return [frozenset(cores[start:end]) for start, end in itertools.pairwise(edges)]
+    pinned = num_workers - num_workers % len(cores)
+    return [frozenset({cores[w % len(cores)]}) if w < pinned else frozenset() for w in range(num_workers)]
+
+
+def allocator_settings() -> bool:
+    """Keep freed memory in the process instead of giving it back to the kernel; False off glibc.
+
+    By default glibc maps and unmaps every large tensor, so that each update faults its memory in again: a NatureCNN
+    update in fp32 took 958 us/sample before and 690 after. Costs memory that stays with the process. torch's huge pages
+    are asked for too, which it reads when it is imported.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    mapped = libc.mallopt(_M_MMAP_THRESHOLD, _NEVER) or libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES)
+    trimmed = libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    padded = libc.mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+    return bool(mapped and trimmed and padded)
+
+
+def _smallest(
+    cgroups: Path,
+    proc: Path,
+    controller: str,
+    version_1: Callable[[Path], float | None],
+    version_2: Callable[[Path], float | None],
+) -> float | None:
+    limits = [version_2(group) for group in _groups(cgroups, proc, "", (".", "unified"))]
+    limits += [version_1(group) for group in _groups(cgroups, proc, controller, (controller, "cpu,cpuacct"))]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _groups(cgroups: Path, proc: Path, controller: str, mounts: tuple[str, ...]) -> Iterator[Path]:
+    """The directory of this process's cgroup and all above it; in a container often only the top one exists."""
+    path = parse_cgroups(_read(proc / "self" / "cgroup") or "").get(controller)
+    if path is None or ".." in path.parts:
+        path = PurePosixPath("/")
+    for mount in mounts:
+        for ancestor in (path, *path.parents):
+            yield cgroups / mount / ancestor.relative_to(ancestor.anchor)
+
+
+def _free(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
+    limit = parse_memory_limit(_read(group / limit_name) or "")
+    usage = parse_memory_limit(_read(group / usage_name) or "")
+    if limit is None or usage is None:
+        return None
+    return max(0, limit - usage + parse_stat(_read(group / "memory.stat") or "", cache_name))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")  # processes may be named anything
+    except OSError:
+        return None
+
+
+# Which device the networks run on.
+
+
+def choose_device(wanted: str) -> str:
+    """The device of the networks, found out without importing torch.
+
+    Raises:
+        UsageError: CUDA is wanted, and there is no NVIDIA device or torch is built without.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    obstacle = cuda_obstacle()
+    if obstacle and wanted == "cuda":
+        raise UsageError(f"--device=cuda: {obstacle}")
+    return "cpu" if obstacle else "cuda"
+
+
+def cuda_obstacle() -> str | None:
+    """Why networks cannot run on a GPU, as far as files tell; None if they can."""
+    if not has_gpu():
+        return "no NVIDIA GPU is visible on this machine"
+    return None if _torch_has_cuda() else "torch is a build for the CPU, though there is an NVIDIA GPU"
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU is there and not hidden."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
+    return visible and any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg"))
+
+
+@cache
+def _torch_has_cuda() -> bool:
+    """What the file says that torch takes its version from."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    return runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"] is not None
