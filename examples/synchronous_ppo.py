@@ -24,12 +24,13 @@ from algorithms.models.flat_module import FlatModule, split
 from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae
-from algorithms.parts.optimizer import FlatAdam
+from algorithms.parts.optimizer import FlatAdam, adam_layout
+from algorithms.runtime.algorithm import WEIGHTS, StateLayout
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.learning.batches import Batch, ColumnBatches
 from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.memory.arena import Arena, Array
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
+from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, empty_vectors
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
@@ -140,23 +141,27 @@ class PPO:
         self.adam.step(valid.any(), torch.zeros(()))
         self.last_loss = loss.item()
 
+    @property
+    def layout(self) -> StateLayout:
+        """What `state` holds."""
+        return adam_layout(len(self.flat.flat), LEARNING, {})
+
     def metrics(self) -> dict[str, float]:
         """The loss of the last step."""
         return {"loss": self.last_loss}
 
-    def state(self, into: Array | None = None) -> LearnerState:
+    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
         """Weights, Adam's moments and counters; there are no running statistics."""
-        vectors = np.empty((3, len(self.flat.flat)), np.float32) if into is None else into
-        vectors[0], vectors[1:, : self.flat.num_parameters] = self.flat.flat.numpy(), self.adam.moments().numpy()
-        vectors[1:, self.flat.num_parameters :] = 0
+        vectors = empty_vectors(self.layout.vectors) if into is None else into
+        vectors[WEIGHTS][:] = self.flat.flat.numpy()
+        self.adam.save(vectors)
         meta = {"version": self.version, "updates": self.updates, **self.adam.meta()}
-        return LearnerState(vectors, np.zeros(0), meta)
+        return LearnerState(vectors, meta)
 
     def restore(self, state: LearnerState) -> None:
         """Continue from a state."""
-        vectors = torch.from_numpy(state.vectors)
-        self.flat.flat.copy_(vectors[0])
-        self.adam.restore(vectors[1:, : self.flat.num_parameters], state.meta)
+        self.flat.flat.copy_(torch.from_numpy(state.weights))
+        self.adam.restore(state.vectors, state.meta)
         self.version, self.updates = state.meta["version"], state.meta["updates"]
 
 
@@ -179,7 +184,7 @@ def make_worker(env: str, env_steps: int, seed: int) -> tuple[LearnerWorker, Rol
     )
     sizes, size = sizes_of(topology, spec, learner.model.rnn_state_size, segment), len(learner.flat.flat)
     fields = Trajectories.declare(sizes, spec) + FinalObservations.declare(sizes, spec)
-    arena = Arena.create([*fields, *WeightRing.declare(0, size), *StateBlock.declare(0, size, moments=0)])
+    arena = Arena.create([*fields, *WeightRing.declare(0, size), *StateBlock.declare(0, learner.layout.vectors)])
     trajectories, finals = Trajectories.attach(arena, spec), FinalObservations.attach(arena, spec)
     seeds, memory = np.random.SeedSequence(seed), LearnerMemory.attach(arena, trajectories, policy=0)
     group = EnvGroup(GroupPlan(index=0, slots=range(2), start=0), envs, trajectories, finals, seeds)

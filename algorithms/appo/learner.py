@@ -18,12 +18,13 @@ from algorithms.models.flat_module import FlatModule, split
 from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae, vtrace
-from algorithms.parts.optimizer import FlatAdam
-from algorithms.parts.statistics import RunningStatistics
+from algorithms.parts.optimizer import FlatAdam, adam_layout
+from algorithms.parts.statistics import STATISTICS, RunningStatistics
+from algorithms.runtime.algorithm import WEIGHTS, StateLayout
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState
+from algorithms.runtime.memory.learner_state import LearnerState, empty_vectors
 from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import CheckpointError
 
@@ -193,6 +194,11 @@ class Learner:
             **signals,
         )
 
+    @property
+    def layout(self) -> StateLayout:
+        """What `state` holds."""
+        return adam_layout(len(self.flat.flat), self.config, {STATISTICS: self.statistics.vector})
+
     def metrics(self) -> dict[str, float]:
         """Means since the last call, and updates skipped since the last good one; waits for the device."""
         if not self._metric_count:
@@ -202,19 +208,19 @@ class Learner:
         self._metric_count = 0
         return {**dict(zip(METRICS, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
 
-    def state(self, into: Array | None = None) -> LearnerState:
-        """Everything that training continues from, its vectors [3, P] in memory that is given, or in new one."""
-        vectors = np.empty((3, len(self.flat.flat)), np.float32) if into is None else into
-        vectors[0] = self.flat.flat.cpu().numpy()
-        vectors[1:, : self.flat.num_parameters] = self.optimizer.moments().cpu().numpy()
-        vectors[1:, self.flat.num_parameters :] = 0
+    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
+        """Everything that training continues from, its vectors in memory that is given, or in new one."""
+        vectors = empty_vectors(self.layout.vectors) if into is None else into
+        vectors[WEIGHTS][:] = self.flat.flat.cpu().numpy()
+        self.optimizer.save(vectors)
+        vectors[STATISTICS][:] = self.statistics.to_array()
         meta = {
             "version": self.version,
             "updates": self.updates,
             **self.optimizer.meta(),
             "generator": base64.b64encode(self.generator.get_state().numpy().tobytes()).decode(),
         }
-        return LearnerState(vectors, self.statistics.to_array(), meta)
+        return LearnerState(vectors, meta)
 
     def restore(self, state: LearnerState) -> None:
         """Continue from a state; the version is the caller's to raise. One without random state keeps that of the seed.
@@ -222,12 +228,11 @@ class Learner:
         Raises:
             ValueError: the state belongs to another model.
         """
-        if state.vectors.shape != (3, len(self.flat.flat)):
-            raise ValueError(f"the state has {state.vectors.shape[-1]} weights, the model {len(self.flat.flat)}")
-        vectors = torch.from_numpy(state.vectors).to(self.flat.flat.device)
-        self.flat.flat.copy_(vectors[0])
-        self.optimizer.restore(vectors[1:, : self.flat.num_parameters], state.meta)
-        self.statistics.load_array(state.moments)
+        if len(state.weights) != len(self.flat.flat):
+            raise ValueError(f"the state has {len(state.weights)} weights, the model {len(self.flat.flat)}")
+        self.flat.flat.copy_(torch.from_numpy(state.weights))
+        self.optimizer.restore(state.vectors, state.meta)
+        self.statistics.load_array(state.vectors[STATISTICS])
         self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
         if "generator" in state.meta:
             _restore_generator(self.generator, state.meta["generator"])

@@ -1,16 +1,27 @@
 """Adam over one vector of weights, and its learning rate over time. Nothing here waits for the device."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from algorithms.parts.config import OptimizerConfig
+from algorithms.runtime.algorithm import WEIGHTS, StateLayout, Vector
 from algorithms.runtime.devices import Device
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from algorithms.runtime.memory.arena import Array
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def adam_layout(num_weights: int, flags: OptimizerConfig, others: Mapping[str, Vector]) -> StateLayout:
+    """Return the layout of a state with P weights, both moments of Adam and other vectors."""
+    moments = {name: Vector(num_weights) for name in MOMENTS}
+    vectors = {WEIGHTS: Vector(num_weights, inherited=True), **moments, **others}
+    return StateLayout(vectors, {"adam_steps": 0.0, "learning_rate": flags.learning_rate})
 
 
 class FlatAdam:
@@ -100,6 +111,12 @@ class FlatAdam:
             self.learning_rate.mul_(factor).clamp_(self.config.lr_adaptive_min, self.config.lr_adaptive_max)
         self._kl.zero_()
 
+    def save(self, vectors: Mapping[str, Array]) -> None:
+        """Put the moments into vectors [P] by name, with zeros for what is no parameter."""
+        for name, moment in zip(MOMENTS, self._moments, strict=True):
+            vectors[name][: len(moment)] = moment.cpu().numpy()
+            vectors[name][len(moment) :] = 0
+
     def moments(self) -> Tensor:
         """First and second moments, [2, P], themselves and no copy; zero before the first step."""
         return self._moments
@@ -109,11 +126,12 @@ class FlatAdam:
         steps, rate = float(self._steps), float(self.learning_rate)
         return {"adam_steps": steps, "learning_rate": rate, SKIPPED_IN_A_ROW: float(self.skipped_in_a_row)}
 
-    def restore(self, moments: Tensor, meta: dict[str, Any]) -> None:
-        """Continue from moments [2, P] and `meta`; a constant or linear rate is the flags' business."""
+    def restore(self, vectors: Mapping[str, Array], meta: dict[str, Any]) -> None:
+        """Continue from what `save` and `meta` gave; a constant or linear rate is the flags' business."""
         self.skipped_in_a_row.zero_()
         self._steps.fill_(meta["adam_steps"])
-        self._moments.copy_(moments)
+        for name, moment in zip(MOMENTS, self._moments, strict=True):
+            moment.copy_(torch.from_numpy(vectors[name][: len(moment)]))
         if self.config.lr_schedule.startswith("kl_adaptive"):
             self.learning_rate.fill_(meta["learning_rate"])
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge_batch, std
+from algorithms.runtime.algorithm import Vector
 from algorithms.runtime.learning.batches import Batch
 
 # Returns grow while a policy learns; statistics of all that ever was would lag far behind. The oldest samples fade.
@@ -20,6 +21,10 @@ IMAGES_PER_BATCH = 64
 # Added to the variance of a pixel, whose range is 1. Most pixels hardly ever change; divided by their own deviation,
 # a ball that passes, or a black frame, would be all the network sees.
 IMAGE_VARIANCE = 1 / 100
+
+
+STATISTICS = "statistics"
+"""Name of their vector in a state."""
 
 
 class RunningStatistics:
@@ -70,6 +75,11 @@ class RunningStatistics:
         """All moments as one vector."""
         moments = [*self.observation.values(), self.returns]
         return torch.cat([t.reshape(-1) for m in moments for t in (m.count, m.mean, m.m2)]).cpu().numpy()
+
+    @property
+    def vector(self) -> Vector:
+        """How a state holds them."""
+        return Vector(self.to_array().size, "float64", inherited=True)
 
     def load_array(self, array: NDArray[np.float64]) -> None:
         """The inverse of `to_array`; the model's buffers travel with its weights.

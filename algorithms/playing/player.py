@@ -167,7 +167,7 @@ def load_player(run: Run, spec: EnvSpec, config: EvaluationConfig, seed: int) ->
     device = choose_device(config.device)
     flat = new_model(run.config.model, spec, device)
     state, _ = decode(run.files, flat.table)
-    flat.flat.copy_(torch.from_numpy(state.vectors[0]))
+    flat.flat.copy_(torch.from_numpy(state.weights))
     flat.module.eval()
     return Player(flat, spec, config, seed), int(state.meta["env_steps"])
 

@@ -97,7 +97,7 @@ class MemberWorker(LearnerWorker):
         log.info("went on from policy %d at %d env steps", source, state.meta["env_steps"])
         return int(state.meta["env_steps"])
 
-    def _state(self, into: Array) -> LearnerState:
+    def _state(self, into: dict[str, Array]) -> LearnerState:
         state = super()._state(into)
         state.meta[KEY] = self.traits.plain()
         return state

@@ -82,7 +82,7 @@ class PastVersions:
         rating = state.meta.get(RATING, 0.0)
         if not is_number(rating):
             raise CheckpointError(f"{RATING} in state.json is not what it must be")
-        return Version(int(state.meta["env_steps"]), float(rating), state.vectors[0])
+        return Version(int(state.meta["env_steps"]), float(rating), state.weights)
 
     def _do(self, act: Callable[[], object]) -> None:
         self._look()

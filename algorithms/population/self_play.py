@@ -213,7 +213,7 @@ class SelfPlay:
         if self.opponents and env_steps <= self.opponents[-1].env_steps:
             return
         self.pool.past.add(state, rating)
-        self._join(env_steps, rating, state.vectors[0])
+        self._join(env_steps, rating, state.weights)
         if len(self.opponents) > self.config.self_play_pool_size:
             oldest = self.opponents.pop(0)
             self._leaving[oldest.place] = self._number + 1

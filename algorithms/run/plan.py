@@ -6,6 +6,7 @@ import numpy as np
 
 from algorithms.appo.config import LearningConfig
 from algorithms.run.config import Config
+from algorithms.runtime.algorithm import StateLayout
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Field
 from algorithms.runtime.memory.heartbeat import Heartbeat
@@ -30,12 +31,12 @@ class ModelDescription:
     Attributes:
         table: name and shape of every weight.
         rnn_state_size: H.
-        num_moments: values of the running statistics.
+        layout: of the learner's state.
     """
 
     table: list[tuple[str, tuple[int, ...]]]
     rnn_state_size: int
-    num_moments: int
+    layout: StateLayout
 
     @property
     def num_weights(self) -> int:
@@ -120,5 +121,5 @@ class RunPlan:
         for policy in range(t.num_acting):
             fields += WeightRing.declare(policy, self.model.num_weights)
         for policy in range(t.num_policies):
-            fields += StateBlock.declare(policy, self.model.num_weights, self.model.num_moments)
+            fields += StateBlock.declare(policy, self.model.layout.vectors)
         return fields

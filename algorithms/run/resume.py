@@ -19,7 +19,7 @@ from algorithms.runtime.budget import Budget
 from algorithms.runtime.checkpointing import DIRECTORY as BEST_DIRECTORY
 from algorithms.runtime.checkpointing import load_best, resume
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, decode, read_plain
+from algorithms.runtime.memory.learner_state import COUNTERS, LearnerState, StateBlock, decode, read_plain
 from algorithms.runtime.monitor.overview import read_status
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from algorithms.runtime.processes.pool import Workers
@@ -153,9 +153,9 @@ def fill(
         The plain state of the checkpoint of every policy; {} where there is none.
     """
     changed = changes(config)
-    rate_changed = any(change.startswith("learning_rate ") for change in changed)
-    plain = {"learning_rate": config.learning.learning_rate} if rate_changed else {}
-    resumed = resume(config.run.run_directory, blocks, model.table, plain)
+    flags_changed = {change.partition(" ")[0] for change in changed}
+    plain = {name: value for name, value in model.layout.numbers.items() if name in flags_changed}
+    resumed = resume(config.run.run_directory, blocks, model.table, model.layout, plain)
     begin_from(config, blocks, model)
     journal(config, seed, changed, [int(state.get("env_steps", 0)) for state in resumed], measured)
     return resumed
@@ -174,15 +174,17 @@ def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription
         return
     loaded = _load_source(find_source(named, config.run.run_directory.parent))
     try:
-        state, _ = decode(loaded.files, model.table)
+        state, _ = decode(loaded.files, model.table, model.layout)
     except UsageError as error:
         raise UsageError(f"--init_from={shown(named)}: {error}") from None
-    if state.moments.size != model.num_moments:
-        found = f"{state.moments.size} running statistics, expected {model.num_moments}"
-        raise UsageError(f"--init_from={shown(named)}: the checkpoint belongs to another model; it has {found}")
-    vectors = state.vectors * np.array([[1], [0], [0]], np.float32)  # no moments of Adam
+    layout = model.layout
+    vectors = {
+        name: vector if layout.vectors[name].inherited else np.zeros_like(vector)
+        for name, vector in state.vectors.items()
+    }
+    counters = dict.fromkeys(COUNTERS, 0)
     for block in blocks:
-        block.write(replace(state, vectors=vectors, meta=_new_counters(config.learning.learning_rate)))
+        block.write(LearnerState(vectors, {**counters, **layout.numbers}))
     log.info("starting from the weights of %s", loaded.found.path)
 
 
@@ -194,11 +196,6 @@ def _load_source(parent: Path) -> checkpoint_files.Loaded:
         loaded = checkpoint_files.load(parent, check=decode)
     assert loaded is not None, "find_source has seen a checkpoint"
     return loaded
-
-
-def _new_counters(learning_rate: float) -> dict[str, Any]:
-    counters = dict.fromkeys(("version", "updates", "env_steps", "samples", "discarded"), 0)
-    return {**counters, "adam_steps": 0.0, "learning_rate": learning_rate}
 
 
 # The legs of a run with --deterministic_resume: every checkpoint ends one, and the next begins like a later start.

@@ -117,17 +117,34 @@ class Policy(Protocol):
 
 
 class Vector(NamedTuple):
-    """A vector of a learner's state.
+    """A vector of a learner's state. A checkpoint stores one of float32 with a value for every weight by their names.
 
     Attributes:
         size: number of values.
         dtype: a numpy name.
-        like_weights: has a value for every weight, under whose names a checkpoint stores it.
+        inherited: `--init_from` takes it over; all others begin with zeros.
     """
 
     size: int
     dtype: str = "float32"
-    like_weights: bool = False
+    inherited: bool = False
+
+
+WEIGHTS = "weights"
+"""The vector that acts: every layout has it."""
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """What the state of a learner holds beside its counters; memory is reserved and checkpoints are checked by it.
+
+    Attributes:
+        vectors: by name, `WEIGHTS` first.
+        numbers: plain values with which a new learner begins.
+    """
+
+    vectors: Mapping[str, Vector]
+    numbers: Mapping[str, float]
 
 
 Feedback = Mapping[str, Any]

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from algorithms.runtime.algorithm import StateLayout
 from algorithms.runtime.config import RunConfig
 from algorithms.runtime.memory.learner_state import OF_MAIN, LearnerState, StateBlock, Table, decode, encode, read_plain
 from algorithms.runtime.messages import Message, SaveState, StateSaved, Traits, WorkerRestarted
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from utils import checkpoint_files
-from utils.errors import AppoError, CheckpointError, NumericsError, UsageError
+from utils.errors import AppoError, CheckpointError, NumericsError
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,11 @@ class _Order(NamedTuple):
 
 
 def resume(
-    directory: Path, blocks: list[StateBlock], table: Table, changed: Mapping[str, object] | None = None
+    directory: Path,
+    blocks: list[StateBlock],
+    table: Table,
+    layout: StateLayout,
+    changed: Mapping[str, object] | None = None,
 ) -> list[dict[str, Any]]:
     """Put the newest checkpoint of every policy into its state block, before its learner starts.
 
@@ -167,6 +172,7 @@ def resume(
         directory: of the run.
         blocks: the state block of every policy.
         table: of the weights.
+        layout: of a learner's state.
         changed: plain values that take the place of those in the checkpoints.
 
     Returns:
@@ -176,25 +182,27 @@ def resume(
         CheckpointError: there are checkpoints and none verifies. Nothing is started from scratch then.
         UsageError: it belongs to another model.
     """
-    return [_resume(policy, directory, block, table, changed or {}) for policy, block in enumerate(blocks)]
+    return [_resume(policy, directory, block, table, layout, changed or {}) for policy, block in enumerate(blocks)]
 
 
 def _resume(
-    policy: int, directory: Path, block: StateBlock, table: Table, changed: Mapping[str, object]
+    policy: int,
+    directory: Path,
+    block: StateBlock,
+    table: Table,
+    layout: StateLayout,
+    changed: Mapping[str, object],
 ) -> dict[str, Any]:
     parent = directory / f"checkpoint_p{policy}"
     for place in (parent, parent / "milestones"):
         checkpoint_files.clean_temporaries(place)
-    loaded = checkpoint_files.load(parent, check=lambda files: decode(files, table))
+    loaded = checkpoint_files.load(parent, check=lambda files: decode(files, table, layout))
     if loaded is None:
         return {}
     for path, reason in loaded.found.damaged:
         log.warning("damaged checkpoint skipped: %s: %s", path, reason)
     checkpoint_files.quarantine(parent, loaded.found.damaged)
-    state, _ = decode(loaded.files, table)
-    if state.moments.size != block.num_moments:
-        found = f"{state.moments.size} running statistics, expected {block.num_moments}"
-        raise UsageError(f"the checkpoint belongs to another model; it has {found}")
+    state, _ = decode(loaded.files, table, layout)
     # What main keeps is not the learner's, whose plain state must fit into its block.
     plain = {name: value for name, value in state.meta.items() if name not in OF_MAIN}
     block.write(replace(state, meta={**plain, **changed}))

@@ -177,7 +177,7 @@ def test_in_bf16_acting_and_learning_hardly_differ(tmp_path: Path, model: str) -
     heads = {p.dtype for name, p in acting.flat.module.named_parameters() if "head" in name}
     assert (encoders, heads) == ({torch.bfloat16}, {torch.float32})
     assert learner.optimizer.gradient.abs().max() > 0
-    state = learner.state().vectors[0]
+    state = learner.state().weights
     assert np.abs(state - torch.from_numpy(state).bfloat16().float().numpy()).max() > 0  # not rounded anywhere
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.build import computes_in_bf16, new_model
 from algorithms.models.encoders import share_images
-from algorithms.parts.statistics import RunningStatistics
+from algorithms.parts.optimizer import adam_layout
+from algorithms.parts.statistics import STATISTICS, RunningStatistics
 from algorithms.population.config import PopulationConfig
 from algorithms.run.build_learner import make_learner, make_policy_worker
 from algorithms.run.config import Config
@@ -73,8 +74,9 @@ class NetworkProbe:
         self.flat = new_model(config.model, spec, "cpu")
         assert isinstance(self.flat.module, ActorCritic)
         statistics = RunningStatistics(self.flat.module, config.learning.normalize_returns)
-        num_moments, self.columns = statistics.to_array().size, 1
-        self.description = ModelDescription(self.flat.table, self.flat.module.rnn_state_size, num_moments)
+        layout = adam_layout(len(self.flat.flat), config.learning, {STATISTICS: statistics.vector})
+        self.description = ModelDescription(self.flat.table, self.flat.module.rnn_state_size, layout)
+        self.columns = 1
 
     def costs(self) -> tuple[Curve, Curve]:
         """Seconds of forward passes by rows, and of training on a sample in all epochs by given threads, or by one."""

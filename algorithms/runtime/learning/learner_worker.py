@@ -56,8 +56,8 @@ class Learner(Protocol):
         """Means since the last call; `skipped_in_a_row`, if an update can be skipped, is what it is now."""
         ...
 
-    def state(self, into: Array | None = None) -> LearnerState:
-        """Everything that training continues from, its vectors [3, P] in memory that is given, or in new one."""
+    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
+        """Everything that training continues from, its vectors in memory that is given, or in new one."""
         ...
 
     def restore(self, state: LearnerState) -> None:
@@ -324,7 +324,7 @@ class LearnerWorker:
         state = self._state(self.block.begin())
         is_finite = state.is_finite
         if is_finite and (asked or not state.meta.get(SKIPPED_IN_A_ROW)):
-            self.block.commit(state)
+            self.block.commit(state.meta)
         elif not (is_finite or self._refused):
             log.warning("version %d is not finite: the last good state is kept", self.learner.version)
         self._refused = not is_finite
@@ -332,8 +332,8 @@ class LearnerWorker:
         self._saved = time.monotonic()
         return StateSaved(self.address.index, self.totals["env_steps"])
 
-    def _state(self, into: Array) -> LearnerState:
-        """What is saved, its vectors [3, P] where they are to be."""
+    def _state(self, into: dict[str, Array]) -> LearnerState:
+        """What is saved, its vectors where they are to be."""
         state = self.learner.state(into)
         self._refresh_totals()
         state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})

@@ -6,17 +6,19 @@ saving never stalls training and the death of a learner costs about a second.
 
 import base64
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
 
+from algorithms.runtime.algorithm import WEIGHTS, StateLayout, Vector
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from algorithms.runtime.memory.weights import barrier
 from algorithms.runtime.messages import KEY, Traits
 from utils.errors import CheckpointError, UsageError
-from utils.values import is_number, is_plain
+from utils.values import is_number, is_plain, shown
 
 META_BYTES = 1 << 16
 
@@ -28,20 +30,28 @@ class LearnerState:
     """A learner's state as arrays and plain values.
 
     Attributes:
-        vectors: [3, P] float32: weights with buffers, first and second Adam moments (zero for buffers).
-        moments: [K] float64: running statistics of observations and returns, concatenated.
+        vectors: by name, as the algorithm's `StateLayout` has them; "weights" [P] is always there.
         meta: counters, schedules and random state, as JSON values.
     """
 
-    vectors: Array
-    moments: Array
+    vectors: dict[str, Array]
     meta: dict[str, Any]
 
     @property
+    def weights(self) -> Array:
+        """The weights with buffers [P]."""
+        return self.vectors[WEIGHTS]
+
+    @property
     def is_finite(self) -> bool:
-        """Whether training can go on from it: a single NaN in weights or moments would spread for ever."""
+        """Whether training can go on from it: a single NaN in a vector would spread for ever."""
         with np.errstate(invalid="ignore"):  # a sum is not finite if one of its terms is not, and takes no memory
-            return all(bool(np.isfinite(a.sum(dtype=np.float64))) for a in (self.vectors, self.moments))
+            return all(bool(np.isfinite(a.sum(dtype=np.float64))) for a in self.vectors.values() if a.dtype.kind == "f")
+
+
+def empty_vectors(vectors: Mapping[str, Vector]) -> dict[str, Array]:
+    """Memory for the vectors of a state, not filled."""
+    return {name: np.empty(one.size, one.dtype) for name, one in vectors.items()}
 
 
 class StateBlock:
@@ -49,31 +59,26 @@ class StateBlock:
 
     def __init__(self, arena: Arena, policy: int) -> None:
         self._arena = arena
-        self._vectors = arena[f"state.{policy}.vectors"]
-        self._moments = arena[f"state.{policy}.moments"]
+        prefix = f"state.{policy}.vectors."
+        names = [field.name for field in arena.fields if field.name.startswith(prefix)]
+        self._vectors = {name.removeprefix(prefix): arena[name] for name in names}
         self._meta = arena[f"state.{policy}.meta"]
         self._sequence = arena[f"state.{policy}.sequence"]
         self._latest = arena[f"state.{policy}.latest"]
 
     @staticmethod
-    def declare(policy: int, size: int, moments: int) -> list[Field]:
-        """The arena fields of one policy with `size` weights and `moments` statistics."""
+    def declare(policy: int, vectors: Mapping[str, Vector]) -> list[Field]:
+        """The arena fields of one policy whose state has these vectors."""
         return [
-            Field(f"state.{policy}.vectors", (2, 3, size), "float32"),
-            Field(f"state.{policy}.moments", (2, moments), "float64"),
+            *(Field(f"state.{policy}.vectors.{name}", (2, one.size), one.dtype) for name, one in vectors.items()),
             Field(f"state.{policy}.meta", (2, META_BYTES), "uint8"),
             Field(f"state.{policy}.sequence", (2,), "int64"),
             Field(f"state.{policy}.latest", (1,), "int64"),
         ]
 
     def of_policy(self, policy: int) -> "StateBlock":
-        """That of another policy of the run."""
+        """Return the block of another policy of the run."""
         return StateBlock(self._arena, policy)
-
-    @property
-    def num_moments(self) -> int:
-        """How many running statistics it holds."""
-        return int(self._moments.shape[1])
 
     @property
     def writes(self) -> int:
@@ -86,33 +91,32 @@ class StateBlock:
         Raises:
             ValueError: the plain values do not fit.
         """
-        self.begin()[:] = state.vectors
-        self.commit(state)
+        for name, vector in self.begin().items():
+            vector[:] = state.vectors[name]
+        self.commit(state.meta)
 
-    def begin(self) -> Array:
-        """The vectors [3, P] of the older copy, which is lost; what is written there is the latest after `commit`."""
+    def begin(self) -> dict[str, Array]:
+        """The vectors of the older copy, which is lost; what is written there is the latest after `commit`."""
         number = self.writes + 1
         self._sequence[number % 2] = 2 * number - 1
         barrier()
-        vectors: Array = self._vectors[number % 2]
-        return vectors
+        return {name: vector[number % 2] for name, vector in self._vectors.items()}
 
-    def commit(self, state: LearnerState) -> None:
-        """Make a state the latest, the vectors of which have been written since `begin`.
+    def commit(self, meta: Mapping[str, Any]) -> None:
+        """Make the vectors that have been written since `begin` the latest, with these plain values.
 
         Raises:
             ValueError: the plain values do not fit.
         """
-        text = json.dumps(state.meta).encode()
+        text = json.dumps(meta).encode()
         if len(text) + 8 > META_BYTES:
             raise ValueError(f"a learner's plain state takes {len(text)} bytes; {META_BYTES - 8} are reserved")
         number = self.writes + 1
-        place = number % 2
-        self._moments[place] = state.moments
-        self._meta[place, :8] = np.frombuffer(len(text).to_bytes(8, "little"), np.uint8)
-        self._meta[place, 8 : 8 + len(text)] = np.frombuffer(text, np.uint8)
+        copy = number % 2
+        self._meta[copy, :8] = np.frombuffer(len(text).to_bytes(8, "little"), np.uint8)
+        self._meta[copy, 8 : 8 + len(text)] = np.frombuffer(text, np.uint8)
         barrier()
-        self._sequence[place] = 2 * number
+        self._sequence[copy] = 2 * number
         barrier()
         self._latest[0] = number
 
@@ -126,15 +130,15 @@ class StateBlock:
             number = self.writes
             if not number:
                 return None
-            place = number % 2
-            before = int(self._sequence[place])
+            copy = number % 2
+            before = int(self._sequence[copy])
             barrier()
-            vectors, moments = self._vectors[place].copy(), self._moments[place].copy()
-            meta = self._meta[place].copy()
+            vectors = {name: vector[copy].copy() for name, vector in self._vectors.items()}
+            meta = self._meta[copy].copy()
             barrier()
-            if before == int(self._sequence[place]) == 2 * number:
+            if before == int(self._sequence[copy]) == 2 * number:
                 size = int.from_bytes(meta[:8].tobytes(), "little")
-                return LearnerState(vectors, moments, json.loads(meta[8 : 8 + size].tobytes()))
+                return LearnerState(vectors, json.loads(meta[8 : 8 + size].tobytes()))
         raise RuntimeError("a learner's state block changed during every attempt to read it")
 
 
@@ -142,35 +146,42 @@ Table = list[tuple[str, tuple[int, ...]]]
 
 FORMAT = 1
 
-MOMENTS = ("exp_avg.", "exp_avg_sq.")
-
 
 def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
-    """The files of a checkpoint."""
-    weights, first, second = (named(vector, table) for vector in state.vectors)
-    moments = zip(MOMENTS, (first, second), strict=True)
-    optimizer = {prefix + name: value for prefix, vector in moments for name, value in vector.items()}
-    optimizer["statistics"] = state.moments
-    meta = {"format": FORMAT, **state.meta}
+    """The files of a checkpoint: the weights in one, every other vector in the other.
+
+    A vector with a value for every weight is stored under its name and the names of the weights, others as they are.
+    """
+    others: dict[str, Array] = {}
+    for name, vector in state.vectors.items():
+        if name == WEIGHTS:
+            continue
+        if _is_like_weights(len(vector), str(vector.dtype), table):
+            others |= {f"{name}.{weight}": value for weight, value in named(vector, table).items()}
+        else:
+            others[name] = vector
     return {
-        "model.safetensors": save(weights),
-        "optimizer.safetensors": save(optimizer),
-        "state.json": json.dumps(meta, indent=1).encode(),
+        "model.safetensors": save(named(state.weights, table)),
+        "optimizer.safetensors": save(others),
+        "state.json": json.dumps({"format": FORMAT, **state.meta}, indent=1).encode(),
     }
 
 
-def decode(files: dict[str, bytes], table: Table | None = None) -> tuple[LearnerState, Table]:
+def decode(
+    files: dict[str, bytes], table: Table | None = None, layout: StateLayout | None = None
+) -> tuple[LearnerState, Table]:
     """The inverse of `encode`, with the table of the weights.
 
     Args:
         files: of a checkpoint that verified. That says nothing of who wrote them.
         table: what the model expects; None accepts any, in alphabetical order.
+        layout: what the learner expects; None: only the weights are read.
 
     Raises:
-        UsageError: the weights are those of another model.
+        UsageError: the weights are those of another model, or the other vectors those of another algorithm.
         CheckpointError: the files are not what `encode` makes of a state that training can go on from.
     """
-    weights, optimizer = _arrays(files, "model.safetensors"), _arrays(files, "optimizer.safetensors")
+    weights = _arrays(files, "model.safetensors")
     found = {name: tuple(value.shape) for name, value in sorted(weights.items())}
     if table is None:
         table = list(found.items())
@@ -179,14 +190,44 @@ def decode(files: dict[str, bytes], table: Table | None = None) -> tuple[Learner
         names = [n for n in {**expected, **found} if found.get(n) != expected.get(n)]
         first = f"{names[0]}: saved {found.get(names[0], 'none')}, expected {expected.get(names[0], 'none')}"
         raise UsageError(f"the checkpoint belongs to another model; {len(names)} weights differ, first {first}")
-    vectors = np.stack([_flat(weights, "", table), *(_flat(optimizer, name, table) for name in MOMENTS)])
-    statistics = optimizer.get("statistics")
-    if statistics is None or statistics.dtype != np.float64 or statistics.ndim != 1:
-        raise CheckpointError("optimizer.safetensors holds no running statistics")
-    state = LearnerState(vectors, statistics, read_plain(_file(files, "state.json")))
-    if not state.is_finite:
+    vectors = {WEIGHTS: _joined(weights, "", table)}
+    others = _arrays(files, "optimizer.safetensors")
+    if layout is not None:
+        vectors |= _other_vectors(others, table, layout)
+    state = LearnerState(vectors, read_plain(_file(files, "state.json"), layout.numbers if layout else ()))
+    if not state.is_finite or not all(np.isfinite(a).all() for a in others.values() if a.dtype.kind == "f"):
         raise CheckpointError("weights, moments or statistics are not finite")
     return state, table
+
+
+def _is_like_weights(size: int, dtype: str, table: Table) -> bool:
+    """Whether a vector has a value for every weight."""
+    return dtype == "float32" and size == sum(int(np.prod(shape, dtype=np.int64)) for _, shape in table)
+
+
+def _other_vectors(arrays: dict[str, Array], table: Table, layout: StateLayout) -> dict[str, Array]:
+    """All vectors but the weights, as a layout names them; what it does not name is refused."""
+    vectors: dict[str, Array] = {}
+    known: set[str] = set()
+    for name, declared in layout.vectors.items():
+        if name == WEIGHTS:
+            continue
+        if _is_like_weights(declared.size, declared.dtype, table):
+            known |= {f"{name}.{key}" for key, _ in table}
+            vectors[name] = _joined(arrays, f"{name}.", table)
+            continue
+        known.add(name)
+        array = arrays.get(name)
+        if array is None or array.dtype != np.dtype(declared.dtype) or array.ndim != 1:
+            raise CheckpointError(f"optimizer.safetensors holds no {name}")
+        if len(array) != declared.size:
+            raise UsageError(
+                f"the checkpoint belongs to another model; it has {len(array)} {name}, expected {declared.size}"
+            )
+        vectors[name] = array
+    if unknown := sorted(arrays.keys() - known):
+        raise UsageError(f"the checkpoint belongs to another algorithm; it has {shown(unknown[0])}")
+    return vectors
 
 
 def _file(files: dict[str, bytes], name: str) -> bytes:
@@ -214,7 +255,7 @@ def named(vector: Array, table: Table) -> dict[str, Array]:
     return views
 
 
-def _flat(named: dict[str, Array], prefix: str, table: Table) -> Array:
+def _joined(named: dict[str, Array], prefix: str, table: Table) -> Array:
     for name, shape in table:
         array = named.get(prefix + name)
         if array is None or array.shape != shape or array.dtype != np.float32:
@@ -227,8 +268,6 @@ def _flat(named: dict[str, Array], prefix: str, table: Table) -> Array:
 
 COUNTERS = ("version", "updates", "env_steps", "samples", "discarded")
 
-NUMBERS = ("adam_steps", "learning_rate")
-
 LARGEST_COUNT = 2**53
 
 MAX_BYTES = (1 << 16) - 8
@@ -238,8 +277,12 @@ OF_MAIN = ("progress", "best")
 """What main keeps beside the learner's values: how the policy played, and what makes a checkpoint the best."""
 
 
-def read_plain(text: bytes) -> dict[str, Any]:
+def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
     """The values in a state.json.
+
+    Args:
+        text: of the file.
+        numbers: values of the learner that must be there.
 
     Raises:
         CheckpointError: it is no JSON, or something in it is not what it must be.
@@ -250,7 +293,7 @@ def read_plain(text: bytes) -> dict[str, Any]:
         raise CheckpointError("state.json is damaged") from None
     if not isinstance(plain, dict):
         raise CheckpointError("state.json holds no values by name")
-    _check_learner(plain)
+    _check_learner(plain, numbers)
     _check_progress(plain.get("progress", {}))
     best = plain.get("best", {"metric": "", "value": 0})
     if not isinstance(best, dict) or not isinstance(best.get("metric"), str) or not is_number(best.get("value")):
@@ -258,11 +301,11 @@ def read_plain(text: bytes) -> dict[str, Any]:
     return plain
 
 
-def _check_learner(plain: dict[str, Any]) -> None:
+def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
     for name in COUNTERS:
         if not _is_count(plain.get(name)):
             raise _wrong(name)
-    for name in NUMBERS:
+    for name in numbers:
         if not is_number(plain.get(name)):
             raise _wrong(name)
     if not _is_base64(plain.get("generator", "")):

@@ -13,7 +13,8 @@ from algorithms.runtime.learning.learner_worker import LearnerMemory, TrainingPl
 from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import Address, Adopt, Message, SaveState, SetHyperparameters, Traits, TraitsSet
-from tests.unit.runtime.learning.test_learner_worker import ROLLOUT, ROWS, WEIGHTS, CountingLearner
+from tests.states import stacked
+from tests.unit.runtime.learning.test_learner_worker import LAYOUT, ROLLOUT, ROWS, WEIGHTS, CountingLearner
 from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
 
 LAG = 20
@@ -21,7 +22,7 @@ FIRST = Traits({"rate": 0.1})
 
 
 def world_of_two() -> World:
-    more = [f for p in (0, 1) for f in (*WeightRing.declare(p, WEIGHTS), *StateBlock.declare(p, WEIGHTS, 1))]
+    more = [f for p in (0, 1) for f in (*WeightRing.declare(p, WEIGHTS), *StateBlock.declare(p, LAYOUT.vectors))]
     world = world_of(num_policies=2, more=tuple(more))
     number_all(world)
     return world
@@ -57,7 +58,7 @@ class TrainedMember:
     def saved(self) -> dict[str, Any]:
         state = self.block.read()
         assert state is not None
-        return {"weight": state.vectors[0, 0], **state.meta}
+        return {"weight": state.weights[0], **state.meta}
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def test_weights_of_another_are_adopted_with_its_moments_and_statistics() -> Non
     state, other = member.block.read(), source.block.read()
     assert state is not None
     assert other is not None
-    assert np.array_equal(state.vectors, other.vectors)
+    assert np.array_equal(stacked(state), stacked(other))
     assert member.learner.flat.flat.tolist() == [6.0] * WEIGHTS
     saved = member.saved()
     assert (saved["env_steps"], saved["samples"], saved["updates"]) == (48, 12, 2)  # its own

@@ -12,7 +12,7 @@ from algorithms.run.config import parse_train
 from algorithms.run.observers import self_play_of
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
+from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
     MatchResults,
@@ -24,6 +24,7 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.topology import Topology
+from tests.states import adam_layout, adam_state
 from utils.errors import UsageError
 
 TABLE = [("weight", (3,))]
@@ -37,7 +38,7 @@ class Pool:
         flags = [f"--train_dir={directory}", "--experiment=run", "--env=toy/Pair-v0", "--self_play"]
         config = parse_train([*flags, "--self_play_pool_size=2", "--stats_avg=4", *words])
         self.topology = Topology("serial", 2, 1, 1, 1, 1, 2, 4, num_past=3)
-        fields = StateBlock.declare(0, 3, 0)
+        fields = StateBlock.declare(0, adam_layout(3).vectors)
         for place in range(4):
             fields += WeightRing.declare(place, 3)
         self.arena = Arena.create(fields)
@@ -53,7 +54,7 @@ class Pool:
         """The learner has a version of this age, whose weights are its age; what main says then."""
         vectors = np.zeros((3, 3), np.float32)
         vectors[0] = env_steps
-        self.block.write(LearnerState(vectors, np.zeros(0), META | {"env_steps": env_steps}))
+        self.block.write(adam_state(vectors, np.zeros(0), META | {"env_steps": env_steps}))
         return self.hear(VersionDue(0))
 
     def hear(self, *messages: Message) -> list[Message]:

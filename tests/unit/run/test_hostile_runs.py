@@ -36,8 +36,9 @@ from algorithms.run.resume import begin_from, finished_before, seed_of_resumed
 from algorithms.run.summary import summaries
 from algorithms.runtime.checkpointing import resume
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, encode
+from algorithms.runtime.memory.learner_state import StateBlock, encode
 from envs.make import check_name, make_single
+from tests.states import adam_layout, adam_state
 from utils import checkpoint_files
 from utils.errors import AppoError
 from utils.hashed_files import Entry
@@ -46,7 +47,7 @@ from utils.metrics import last_values, read_metrics, without_lost
 
 TABLE = [("w", (2, 2)), ("b", (2,))]
 SIZE, MOMENTS = 6, 3
-MODEL = ModelDescription(TABLE, 0, MOMENTS)
+MODEL = ModelDescription(TABLE, 0, adam_layout(SIZE, MOMENTS))
 CANARY = "canary"  # what a payload would leave, were it executed
 SECRET = b"what lies outside of the run"
 COMMAND = f"touch {CANARY}"
@@ -92,7 +93,7 @@ def good_files() -> Files:
         "samples": 100, "discarded": 1,
         "progress": {"episodes": 2, "elapsed_seconds": 1.5, "windows": {"reward": [1.0]}},
     }  # fmt: skip
-    return encode(LearnerState(vectors, np.array([1.0, 2.0, 3.0]), meta), TABLE)
+    return encode(adam_state(vectors, np.array([1.0, 2.0, 3.0]), meta), TABLE)
 
 
 def plant(path: Path, files: Files, manifest: bytes | None = None) -> None:
@@ -142,7 +143,7 @@ NAMES_OUTSIDE = {"ckpt_000000000100", "model.safetensors", "optimizer.safetensor
 
 
 def blocks() -> list[StateBlock]:
-    return [StateBlock(Arena.create(StateBlock.declare(0, SIZE, MOMENTS)), 0)]
+    return [StateBlock(Arena.create(StateBlock.declare(0, MODEL.layout.vectors)), 0)]
 
 
 def flags(**given: object) -> Config:
@@ -157,7 +158,7 @@ def start(run: Planted) -> object:
         finished_before(config)
         seed_of_resumed(run.directory, 1)
         read_metrics(run.directory / "metrics.jsonl")
-        return resume(run.directory, blocks(), TABLE)
+        return resume(run.directory, blocks(), TABLE, MODEL.layout)
 
 
 def enjoy(run: Planted) -> object:

@@ -33,7 +33,7 @@ def blueprint_of(placement: str = "serial", *, seed: int = 5, num_policies: int 
     spec = make_group(config.env, 1).spec
     flat = new_model(config.model, spec, "cpu")
     learner = Learner(flat, spec, config.learning, 0)
-    description = ModelDescription(flat.table, flat.module.rnn_state_size, len(learner.statistics.to_array()))  # type: ignore[arg-type]
+    description = ModelDescription(flat.table, flat.module.rnn_state_size, learner.layout)  # type: ignore[arg-type]
     topology = Topology(placement, 2, 2, 3, num_policies, 1, rows=2, rollout=8)  # type: ignore[arg-type]
     budget = Budget(1000, 500, 60.0, None, None)
     return Blueprint(config, spec, description, topology, budget, "cpu", seed)
@@ -61,8 +61,8 @@ def test_the_arena_holds_everything_the_workers_share() -> None:
     weights = blueprint.model.num_weights
     for policy in range(2):
         assert fields[f"weights.{policy}.buffer"].shape == (2, weights)
-        assert fields[f"state.{policy}.vectors"].shape == (2, 3, weights)
-        assert fields[f"state.{policy}.moments"].shape == (2, 1 + 2 * 4 + 3)
+        assert fields[f"state.{policy}.vectors.exp_avg"].shape == (2, weights)
+        assert fields[f"state.{policy}.vectors.statistics"].shape == (2, 1 + 2 * 4 + 3)
     assert weights == len(new_model(blueprint.config.model, blueprint.spec, "cpu").flat)
 
 

@@ -26,12 +26,13 @@ from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, encode
+from tests.states import adam_layout, adam_state, stacked
 from utils import checkpoint_files
 from utils.errors import DirectoryInUse, ResourceError, UsageError
 from utils.files import write_json_atomic
 from utils.lock import RunLock
 
-MODEL = ModelDescription([("w", (2, 2)), ("b", (2,))], 1, 3)
+MODEL = ModelDescription([("w", (2, 2)), ("b", (2,))], 1, adam_layout(6, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def state_at(env_steps: int, returns: tuple[float, ...] = ()) -> LearnerState:
     meta: dict[str, Any] = {"version": 7, "updates": 3, "adam_steps": 3.0, "learning_rate": 0.1, "generator": "AAE="}
     meta |= {"env_steps": env_steps, "samples": env_steps, "discarded": 1}
     progress = {"episodes": len(returns), "windows": {"reward": list(returns)}}
-    return LearnerState(vectors, np.array([1.0, 2.0, 3.0]), {**meta, "progress": progress})
+    return adam_state(vectors, np.array([1.0, 2.0, 3.0]), {**meta, "progress": progress})
 
 
 def save(config: Config, env_steps: int, returns: tuple[float, ...] = (), place: str = "checkpoint_p0") -> Path:
@@ -312,7 +313,7 @@ def test_damaged_checkpoints_are_for_resuming_to_complain_of() -> None:
 
 
 def blocks_of(count: int) -> list[StateBlock]:
-    arena = Arena.create([f for policy in range(count) for f in StateBlock.declare(policy, 6, 3)])
+    arena = Arena.create([f for policy in range(count) for f in StateBlock.declare(policy, MODEL.layout.vectors)])
     return [StateBlock(arena, policy) for policy in range(count)]
 
 
@@ -347,17 +348,17 @@ def test_a_source_that_is_missing_is_one_line(text: str, message: str) -> None:
 
 def test_weights_and_statistics_are_taken_and_all_else_is_new() -> None:
     save(started(), 100)
-    config = flags("--experiment=new", "--init_from=a", "--learning_rate=0.25")
+    config = flags("--experiment=new", "--init_from=a")
     blocks = blocks_of(2)
     blocks[1].write(replace(state_at(7), meta={"env_steps": 7}))
-    begin_from(config, blocks, MODEL)
+    begin_from(config, blocks, replace(MODEL, layout=adam_layout(6, 3, learning_rate=0.25)))
     first, second = (block.read() for block in blocks)
     assert first is not None
     assert second is not None
     assert second.meta == {"env_steps": 7}  # it goes on with what it has
-    assert first.vectors[0].tobytes() == state_at(100).vectors[0].tobytes()
-    assert not first.vectors[1:].any()
-    assert first.moments.tolist() == [1.0, 2.0, 3.0]
+    assert first.weights.tobytes() == state_at(100).weights.tobytes()
+    assert not stacked(first)[1:].any()
+    assert first.vectors["statistics"].tolist() == [1.0, 2.0, 3.0]
     counters = dict.fromkeys(("version", "updates", "env_steps", "samples", "discarded", "adam_steps"), 0)
     assert first.meta == counters | {"learning_rate": 0.25}
     begin_from(flags("--experiment=new"), blocks_of(1), MODEL)
@@ -374,7 +375,7 @@ def test_of_two_best_ones_the_better_one_is_taken() -> None:
     begin_from(flags("--experiment=new", "--init_from=a:best"), [block], MODEL)
     taken = block.read()
     assert taken is not None
-    assert taken.vectors[0].tobytes() == state_at(100).vectors[0].tobytes()
+    assert taken.weights.tobytes() == state_at(100).weights.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -384,7 +385,7 @@ def test_of_two_best_ones_the_better_one_is_taken() -> None:
             replace(MODEL, table=[("w", (2, 3)), ("b", (2,))]),
             "1 weights differ, first w: saved (2, 2), expected (2, 3)",
         ),
-        (replace(MODEL, num_moments=4), "it has 3 running statistics, expected 4"),
+        (replace(MODEL, layout=adam_layout(6, 4)), "it has 3 statistics, expected 4"),
     ],
 )
 def test_weights_of_another_model_are_refused(model: ModelDescription, message: str) -> None:

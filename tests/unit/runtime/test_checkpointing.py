@@ -18,11 +18,13 @@ from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, Ta
 from algorithms.runtime.messages import SaveState, StateSaved, Traits
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from tests.states import NAMES, adam_layout, adam_state, stacked
 from utils import checkpoint_files, failpoints
 from utils.errors import CheckpointError, NumericsError, UsageError
 
 TABLE: Table = [("z.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())]
 SIZE, MOMENTS = 9, 4
+LAYOUT = adam_layout(SIZE, MOMENTS)
 STATS_AVG = 2
 
 
@@ -32,18 +34,18 @@ def state_of(env_steps: int) -> LearnerState:
         "version": 5, "updates": 7, "adam_steps": 6.0, "learning_rate": 0.1, "generator": "AAE=",
         "env_steps": env_steps, "samples": env_steps // 4, "discarded": 0,
     }  # fmt: skip
-    return LearnerState(vectors, np.array([1.0, np.pi, -1e300, 5e-324]), meta)
+    return adam_state(vectors, np.array([1.0, np.pi, -1e300, 5e-324]), meta)
 
 
 def assert_same(found: LearnerState | None, expected: LearnerState) -> None:
     assert found is not None
-    assert found.vectors.tobytes() == expected.vectors.tobytes()
-    assert found.moments.tobytes() == expected.moments.tobytes()
+    assert stacked(found).tobytes() == stacked(expected).tobytes()
+    assert found.vectors["statistics"].tobytes() == expected.vectors["statistics"].tobytes()
     assert {name: found.meta[name] for name in expected.meta} == expected.meta
 
 
 def blocks_of(count: int = 1) -> list[StateBlock]:
-    arena = Arena.create([f for p in range(count) for f in StateBlock.declare(p, SIZE, MOMENTS)])
+    arena = Arena.create([f for p in range(count) for f in StateBlock.declare(p, LAYOUT.vectors)])
     return [StateBlock(arena, policy) for policy in range(count)]
 
 
@@ -89,20 +91,20 @@ def test_encoding_and_decoding_is_exact() -> None:
     files = encode(state, TABLE)
     assert sorted(files) == ["model.safetensors", "optimizer.safetensors", "state.json"]
     assert json.loads(files["state.json"])["format"] == 1
-    decoded, table = decode(files, TABLE)
+    decoded, table = decode(files, TABLE, LAYOUT)
     assert_same(decoded, state)
     assert table == TABLE
 
 
 def test_weights_are_found_by_name_whatever_their_order() -> None:
-    decoded, table = decode(encode(state_of(40), TABLE))
+    decoded, table = decode(encode(state_of(40), TABLE), None, LAYOUT)
     assert table == sorted(TABLE)
     start = {name: 0 for name, _ in table}
     for place, (name, shape) in zip(np.cumsum([0] + [int(np.prod(s)) for _, s in table]), table, strict=False):
         start[name] = int(place)
         assert shape == dict(TABLE)[name]
-    assert np.array_equal(decoded.vectors[:, start["a.bias"] : start["a.bias"] + 2], state_of(40).vectors[:, 6:8])
-    assert np.array_equal(decoded.vectors[:, start["scale"]], state_of(40).vectors[:, 8])
+    assert np.array_equal(stacked(decoded)[:, start["a.bias"] : start["a.bias"] + 2], stacked(state_of(40))[:, 6:8])
+    assert np.array_equal(stacked(decoded)[:, start["scale"]], stacked(state_of(40))[:, 8])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_weights_are_found_by_name_whatever_their_order() -> None:
 )
 def test_the_weights_of_another_model_are_refused(table: Table, message: str) -> None:
     with pytest.raises(UsageError, match=f"the checkpoint belongs to another model; {message}"):
-        decode(encode(state_of(40), TABLE), table)
+        decode(encode(state_of(40), TABLE), table, LAYOUT)
 
 
 def test_a_state_that_was_saved_is_resumed_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +130,7 @@ def test_a_state_that_was_saved_is_resumed_from(tmp_path: Path, monkeypatch: pyt
     saving.learned(300)
     saving.learned(250, policy=1)
     blocks = blocks_of(2)
-    assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE)] == [300, 250]
+    assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE, LAYOUT)] == [300, 250]
     assert_same(blocks[0].read(), state_of(300))
     assert_same(blocks[1].read(), state_of(250))
     saving.checkpointing.finish()
@@ -137,7 +139,7 @@ def test_a_state_that_was_saved_is_resumed_from(tmp_path: Path, monkeypatch: pyt
 def test_without_checkpoints_a_run_starts_from_nothing(tmp_path: Path) -> None:
     (tmp_path / "checkpoint_p1").mkdir()
     blocks = blocks_of(2)
-    assert resume(tmp_path, blocks, TABLE) == [{}, {}]
+    assert resume(tmp_path, blocks, TABLE, LAYOUT) == [{}, {}]
     assert [block.read() for block in blocks] == [None, None]
 
 
@@ -146,7 +148,7 @@ def test_resuming_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.M
     saving.learned(100)
     saving.checkpointing.finish()
     with pytest.raises(UsageError, match="another model"):
-        resume(tmp_path, blocks_of(), TABLE[:2])
+        resume(tmp_path, blocks_of(), TABLE[:2], LAYOUT)
 
 
 def test_a_damaged_checkpoint_is_skipped_and_moved_away(
@@ -161,7 +163,7 @@ def test_a_damaged_checkpoint_is_skipped_and_moved_away(
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     blocks = blocks_of()
     with caplog.at_level(logging.WARNING):
-        assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE)] == [100]
+        assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE, LAYOUT)] == [100]
     assert_same(blocks[0].read(), state_of(100))
     assert "damaged checkpoint skipped" in caplog.text
     assert names(parent) == ["ckpt_000000000100", "corrupt"]
@@ -176,15 +178,15 @@ def test_a_checkpoint_that_is_not_finite_is_passed_over(
     saving.checkpointing.finish()
     parent, state = tmp_path / "checkpoint_p0", state_of(200)
     if place == "statistics":
-        state.moments[1] = np.nan
+        state.vectors["statistics"][1] = np.nan
     else:
-        state.vectors[place, 1] = np.nan
+        state.vectors[NAMES[place]][1] = np.nan
     checkpoint_files.save(
         parent, checkpoint_files.checkpoint_name(200), encode(state, TABLE)
     )  # as no run of ours would
     blocks = blocks_of()
     with caplog.at_level(logging.WARNING):
-        assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE)] == [100]
+        assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE, LAYOUT)] == [100]
     assert_same(blocks[0].read(), state_of(100))
     assert "ckpt_000000000200: weights, moments or statistics are not finite" in caplog.text
     assert names(parent) == ["ckpt_000000000100", "corrupt"]
@@ -192,10 +194,10 @@ def test_a_checkpoint_that_is_not_finite_is_passed_over(
 
 def test_without_a_finite_checkpoint_nothing_is_started(tmp_path: Path) -> None:
     state = state_of(200)
-    state.vectors[0, 0] = np.inf
+    state.weights[0] = np.inf
     checkpoint_files.save(tmp_path / "checkpoint_p0", checkpoint_files.checkpoint_name(200), encode(state, TABLE))
     with pytest.raises(CheckpointError, match=r"none of 1 checkpoints can be used: .* are not finite") as caught:
-        resume(tmp_path, blocks_of(), TABLE)
+        resume(tmp_path, blocks_of(), TABLE, LAYOUT)
     assert caught.value.exit_code == 6
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000200"]
 
@@ -208,7 +210,7 @@ def test_nothing_is_started_from_scratch_when_all_checkpoints_are_damaged(
     saving.checkpointing.finish()
     (tmp_path / "checkpoint_p0" / "ckpt_000000000100" / "state.json").unlink()
     with pytest.raises(CheckpointError):
-        resume(tmp_path, blocks_of(), TABLE)
+        resume(tmp_path, blocks_of(), TABLE, LAYOUT)
 
 
 def test_states_are_asked_for_when_they_are_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +329,7 @@ def test_what_other_weights_have_played_is_no_merit_of_those_that_were_adopted(
     saving.blocks[0].write(replace(state, meta={**state.meta, "traits": Traits(changes=1, adoptions=1).plain()}))
     saving.checkpointing.finish()
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]  # and no best one
-    (resumed,) = resume(tmp_path, blocks_of(), TABLE)
+    (resumed,) = resume(tmp_path, blocks_of(), TABLE, LAYOUT)
     progress = PolicyProgress(STATS_AVG)
     progress.restore(resumed)
     assert (progress.adoptions, progress.episode_return.count) == (1, 0)
@@ -345,7 +347,7 @@ def test_what_main_knows_is_kept_with_the_state_and_not_given_to_the_learner(
     saving.learned(100)
     saving.checkpointing.finish()
     blocks = blocks_of()
-    (state,) = resume(tmp_path, blocks, TABLE, {"learning_rate": 0.5})
+    (state,) = resume(tmp_path, blocks, TABLE, LAYOUT, {"learning_rate": 0.5})
     windows = {"reward": [3.0, 5.0], "len": []}
     assert state["progress"] == {"elapsed_seconds": 4.0, "episodes": 0, "adoptions": 0, "windows": windows}
     found = blocks[0].read()
@@ -362,14 +364,14 @@ def test_a_bug_in_the_writer_does_not_pass_unnoticed(tmp_path: Path, monkeypatch
         saving.checkpointing.handle(StateSaved(0, 100))
 
 
-@pytest.mark.parametrize("where", ["vectors", "moments"])
+@pytest.mark.parametrize("where", ["exp_avg_sq", "statistics"])
 def test_what_is_not_finite_is_refused_and_the_last_good_checkpoint_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     saving = Saving(tmp_path, monkeypatch, keep_checkpoints=1)
     saving.learned(100)
     bad = state_of(200)
-    getattr(bad, where)[-1] = np.nan
+    bad.vectors[where][-1] = np.nan
     saving.blocks[0].write(bad)
     saving.checkpointing.handle(StateSaved(0, 200))
     saving.checkpointing._pending[0].result(60)

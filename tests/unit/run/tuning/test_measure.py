@@ -23,12 +23,13 @@ from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.processes.supervisor import WorkerError
 from envs.make import make_group
 from envs.spec import ActionPart, ActionSpec, GroupEnv
+from tests.states import adam_layout
 from tests.unit.runtime.worlds import SPEC
 from utils import machine
 from utils.errors import UsageError
 from utils.limits import held_bytes
 
-MODEL = ModelDescription([("w", (2,))], 0, 0)
+MODEL = ModelDescription([("w", (2,))], 0, adam_layout(2))
 PROBE = Probe(SPEC, MODEL, completed(Config(), SPEC))
 
 

@@ -14,7 +14,7 @@ from algorithms.runtime.learning import learner_worker as module
 from algorithms.runtime.learning.batches import Batch, ColumnBatches
 from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
+from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, empty_vectors
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
     Address,
@@ -27,12 +27,14 @@ from algorithms.runtime.messages import (
     Stop,
     TrajectoryReady,
 )
+from tests.states import NAMES, adam_layout, adam_state
 from tests.unit.runtime.devices import LateDevice
 from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
 from utils import checkpoint_files, failpoints
 from utils.errors import NumericsError
 
 WEIGHTS = 3
+LAYOUT = adam_layout(WEIGHTS, 1)
 ROWS, ROLLOUT = 3, 4
 
 
@@ -63,13 +65,15 @@ class CountingLearner:
         return {"loss": 0.5, "skipped_in_a_row": float(self.skipped_in_a_row)}
 
     def state(self, into: Array | None = None) -> LearnerState:
-        vectors = np.empty((3, len(self.flat.flat)), np.float32) if into is None else into
-        vectors[:] = self.flat.flat.numpy()
+        vectors = empty_vectors(LAYOUT.vectors) if into is None else into
+        for name in NAMES:
+            vectors[name][:] = self.flat.flat.numpy()
+        vectors["statistics"][:] = self.updates
         meta = {name: getattr(self, name) for name in ("version", "updates", "skipped_in_a_row")}
-        return LearnerState(vectors, np.array([self.updates], np.float64), meta)
+        return LearnerState(vectors, meta)
 
     def restore(self, state: LearnerState) -> None:
-        self.flat.flat.copy_(torch.from_numpy(state.vectors[0]))
+        self.flat.flat.copy_(torch.from_numpy(state.weights))
         self.version, self.updates, self.skipped_in_a_row = state.meta["version"], state.meta["updates"], 0
 
 
@@ -86,7 +90,7 @@ class Training:
         self.now = 1000.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         if world is None:
-            more = (*WeightRing.declare(0, WEIGHTS), *StateBlock.declare(0, WEIGHTS, 1))
+            more = (*WeightRing.declare(0, WEIGHTS), *StateBlock.declare(0, LAYOUT.vectors))
             world = world_of(more=more)
             number_all(world)
         self.world = world
@@ -206,7 +210,7 @@ def test_state_is_saved_on_request(training: Training) -> None:
     assert training.told(SaveState(0)) == [StateSaved(0, 48)]
     state = training.block.read()
     assert state is not None
-    assert state.vectors[0].tolist() == [2.0] * WEIGHTS
+    assert state.weights.tolist() == [2.0] * WEIGHTS
     counts = {"version": 3, "updates": 2, "env_steps": 48, "samples": 12, "discarded": 0}
     assert state.meta == {**counts, "skipped_in_a_row": 0}
 
@@ -316,7 +320,7 @@ def test_weights_of_another_run_begin_as_version_1(monkeypatch: pytest.MonkeyPat
     world = Training(monkeypatch).world
     world.arena["weights.0.published"][0] = 0
     meta = dict.fromkeys(("version", "updates", "env_steps", "samples", "discarded"), 0)
-    StateBlock(world.arena, 0).write(LearnerState(np.full((3, WEIGHTS), 5.0, np.float32), np.zeros(1), meta))
+    StateBlock(world.arena, 0).write(adam_state(np.full((3, WEIGHTS), 5.0, np.float32), np.zeros(1), meta))
     training = Training(monkeypatch, world)
     assert training.learner.version == training.ring.published == 1
     assert training.learner.flat.flat.tolist() == [5.0] * WEIGHTS

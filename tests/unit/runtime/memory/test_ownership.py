@@ -25,6 +25,7 @@ from algorithms.runtime.messages import Address, Begin, Message, SlotReleased, T
 from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
 from envs.config import EnvConfig
 from envs.make import make_group
+from tests.states import adam_layout
 from tests.unit.runtime.learning.test_learner_worker import WEIGHTS, CountingLearner
 from tests.unit.runtime.worlds import hand_over, world_of
 
@@ -80,7 +81,7 @@ class Run:
     """
 
     def __init__(self, columns: int, seed: int) -> None:
-        more = (*WeightRing.declare(0, WEIGHTS), *StateBlock.declare(0, WEIGHTS, 1))
+        more = (*WeightRing.declare(0, WEIGHTS), *StateBlock.declare(0, adam_layout(WEIGHTS, 1).vectors))
         self.rng, self.columns = random.Random(seed), columns
         self.world = world_of(
             make_group(EnvConfig(env="toy/Counter-v0"), ROWS).spec, groups_per_actor=1, slots_per_group=SLOTS, more=more

@@ -6,11 +6,12 @@ from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.messages import WorkerReport
 from algorithms.runtime.processes.channels import Mailboxes
 from algorithms.runtime.processes.stalls import Progress
+from tests.states import adam_layout
 from tests.unit.runtime.worlds import TOPOLOGY, world_of
 
 
 def test_actors_that_cannot_report_are_reported_from_what_their_groups_have_noted() -> None:
-    more = (*Mailboxes.declare(replace(TOPOLOGY, num_actors=2)), *StateBlock.declare(0, 1, 1))
+    more = (*Mailboxes.declare(replace(TOPOLOGY, num_actors=2)), *StateBlock.declare(0, adam_layout(1, 1).vectors))
     world = world_of(num_actors=2, placement="central", more=more)
     progress = Progress(world.topology, world.arena, world.trajectories)
     world.trajectories.group_counts[:, :7] = [[i, 10 * i, 2, 3, 4, 5, 6] for i in (1, 2, 3, 4)]  # two groups each
