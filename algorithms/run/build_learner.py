@@ -13,7 +13,7 @@ from algorithms.models.build import computes_in_bf16, new_model
 from algorithms.models.encoders import share_images
 from algorithms.models.flat_module import FlatModule
 from algorithms.parts.optimizer import CapturedUpdate
-from algorithms.population.member_worker import Member, MemberWorker
+from algorithms.population.member import PopulationMember
 from algorithms.run.plan import RunPlan
 from algorithms.runtime.devices import Device, device_of
 from algorithms.runtime.learning.batches import BatchSource, ColumnBatches, LockstepBatches
@@ -120,12 +120,10 @@ def _learner(
             return CapturedUpdate(learner.update, device)
         return numpy_update(learner) if kind is Learner else None  # another class may compute something else
 
-    member = Member(b.traits_of(policy), Tune(learner, quick_update))
-    batches = _batches(b, arena, policy, device)
+    tune, batches = Tune(learner, quick_update), _batches(b, arena, policy, device)
     memory = LearnerMemory.attach(arena, Trajectories.attach(arena, b.spec), policy)
-    if plan.alone:
-        return LearnerWorker(address, plan, learner, batches, memory)
-    return MemberWorker(address, plan, learner, batches, memory, member=member)
+    member = None if plan.alone else PopulationMember(b.traits_of(policy), tune, batches, memory.block)
+    return LearnerWorker(address, plan, learner, batches, memory, member)
 
 
 def _batches(blueprint: RunPlan, arena: Arena, policy: int, device: Device) -> BatchSource:

@@ -4,7 +4,7 @@ A batch is `columns` trajectories of the rollout length; the columns of one slot
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms.runtime.algorithm import Feedback
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import Trajectories, columns_used, note_columns_used
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady
@@ -68,8 +69,20 @@ class BatchCounts(NamedTuple):
     held: int  # slots received and not given back
 
 
+class Entered(NamedTuple):
+    """Steps that have entered training for the first time; those of a replay enter once, however often they are used.
+
+    Attributes:
+        samples: valid steps.
+        env_steps: frames behind them.
+    """
+
+    samples: int = 0
+    env_steps: int = 0
+
+
 class BatchSource(Protocol):
-    """Where a learner worker gets its batches from.
+    """Gives a learner worker its batches.
 
     Attributes:
         staged_samples: steps in the batch that is being filled; they are lost with the process.
@@ -97,11 +110,27 @@ class BatchSource(Protocol):
         ...
 
     def take(self) -> Batch | None:
-        """The next batch, or None while it is not full."""
+        """Return the next batch, or None while it is not full."""
         ...
 
-    def trained(self) -> Iterator[SlotReleased]:
-        """The last batch has been trained and its weights are published."""
+    def entered(self) -> Entered:
+        """Return what has entered training since the last call."""
+        ...
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
+        """Go on when the last batch has been trained and its weights are published.
+
+        Args:
+            feedback: what the learner says of the batch, as after updated priorities.
+        """
+        ...
+
+    def resize(self, columns: int) -> None:
+        """Make batches of so many columns, from the next one on that is begun."""
+        ...
+
+    def weights_replaced(self) -> None:
+        """Drop what must not be trained on with other weights than those that acted."""
         ...
 
 
@@ -128,6 +157,7 @@ class ColumnBatches:
         self.staged_samples = self.queued_samples = 0
         self.discarded = self.released = self.trajectories_seen = 0
         self._sources = {f.name: getattr(trajectories, f.name) for f in fields(Batch) if f.name != "obs"}
+        self._entered = Entered()
         self._allocate()
 
     def add(self, message: TrajectoryReady) -> None:
@@ -141,7 +171,7 @@ class ColumnBatches:
         """Make batches of so many columns, from the next one on that is begun."""
         self._next_columns = columns
 
-    def drop_staged(self) -> None:
+    def weights_replaced(self) -> None:
         """Discard the columns in the batch that is being filled."""
         self.discarded += self.staged_samples
         self.filled = self.staged_samples = 0
@@ -177,11 +207,16 @@ class ColumnBatches:
         """The batch when it is full, else None; its tensors are overwritten by the next `fill`."""
         if self.filled < self.num_columns:
             return None
-        self.filled = self.staged_samples = 0
+        self._enter()
         tensors = {name: torch.from_numpy(a) for name, a in self._staging.items()}
         return Batch(obs={key: torch.from_numpy(a) for key, a in self._staging_obs.items()}, **tensors)
 
-    def trained(self) -> Iterator[SlotReleased]:
+    def entered(self) -> Entered:
+        """Return the steps of the batch, once."""
+        entered, self._entered = self._entered, Entered()
+        return entered
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
         """Release what was held during training."""
         held, self.held = self.held, []
         for message in held:
@@ -196,6 +231,12 @@ class ColumnBatches:
         """What became of the trajectories."""
         in_flight, held = self.staged_samples + self.queued_samples, len(self.queue) + len(self.held)
         return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
+
+    def _enter(self) -> None:
+        """Note that the batch is full and leaves."""
+        valid, num_frames = self._staging["valid"], self._staging["num_frames"]
+        self._entered = Entered(self.staged_samples, int(num_frames[valid].sum()))
+        self.filled = self.staged_samples = 0
 
     def _next_column(self, message: TrajectoryReady) -> int:
         """The first column of a hand-over that no batch has had, one of a learner that died in this place included."""
@@ -275,7 +316,7 @@ class LockstepBatches(ColumnBatches):
         super().add(message)
         self.queue = deque(sorted(self.queue))
 
-    def trained(self) -> Iterator[SlotReleased]:
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
         """Release all slots when the round is used up, and none before."""
         if not self.queue:
             yield from super().trained()

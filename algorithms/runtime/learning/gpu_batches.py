@@ -1,12 +1,13 @@
 """Batches in device memory: slots are copied to it as they come, while the batch before is trained on."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from algorithms.runtime.algorithm import Feedback
 from algorithms.runtime.devices import REACHED, Device, Event
 from algorithms.runtime.learning.batches import Batch, BatchCounts, ColumnBatches
 from algorithms.runtime.memory.arena import Array
@@ -58,7 +59,7 @@ class DeviceBatches(ColumnBatches):
         """
         if self.filled < self.num_columns or not self._uploaded.query():
             return None
-        self.filled = self.staged_samples = 0
+        self._enter()
         self.stream.lead()
         self.stream.follow()  # the buffer that is filled next was read by the training issued last
         buffer = self._buffers[self._current]
@@ -67,7 +68,7 @@ class DeviceBatches(ColumnBatches):
         fields |= {name: torch.from_numpy(a) for name, a in self._staging.items()}
         return Batch(obs={key: buffer[f"obs.{key}"] for key in self.trajectories.obs}, **fields)
 
-    def trained(self) -> Iterator[SlotReleased]:
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
         """Release what was held when the device has read it: not all of it need be in a batch that has arrived."""
         held, self.held = self.held, []
         for message in held:

@@ -1,16 +1,19 @@
 """The learner worker: feeds batches to a learner, publishes its weights and keeps its state block; knows no loss."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from algorithms.models.flat_module import FlatModule
+from algorithms.runtime.algorithm import Feedback
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.devices import Device, Event, device_of
 from algorithms.runtime.learning.batches import Batch, BatchSource
@@ -21,10 +24,12 @@ from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
     Address,
+    Adopt,
     Begin,
     LearnerReport,
     Message,
     SaveState,
+    SetHyperparameters,
     SlotReleased,
     StateSaved,
     Stop,
@@ -42,18 +47,27 @@ STATE_SECONDS = 1.0
 
 
 class Learner(Protocol):
-    """What a learner worker needs of an algorithm."""
+    """Trains one policy; knows no process.
+
+    Attributes:
+        flat: the network with all its weights in one vector.
+        version: of the weights, counted from 1.
+        updates: optimizer steps so far.
+    """
 
     flat: FlatModule
     version: int
     updates: int
 
-    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """Train on a batch; yields after each optimizer step, having raised `version` and `updates`."""
+    def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
+        """Train on a batch; yields after each optimizer step, having raised `version` and `updates`.
+
+        What is yielded goes to the source of the batch.
+        """
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call; `skipped_in_a_row`, if an update can be skipped, is what it is now."""
+        """Return means since the last call, and `skipped_in_a_row` as it is now, if an update can be skipped."""
         ...
 
     def state(self, into: dict[str, Array] | None = None) -> LearnerState:
@@ -123,17 +137,25 @@ class _PolicyLag:
 def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """The totals of a learner that takes the place of one that died, and counts to which those of its batches add.
 
-    The steps in the batch that was being filled are discarded. Those trained on after the last save were learned from
-    in vain: they are counted as lost, and stay counted as samples, as no counter goes back.
+    The steps in the batch that was being filled are discarded. Those used after the last save were learned from in
+    vain: they are counted as lost, and stay counted as samples, as no counter goes back.
     """
-    lost = noted["lost"] + noted["samples"] - saved["samples"]
-    totals = {**saved, **{name: noted[name] for name in ("env_steps", "samples", "batches")}, "lost": lost}
+    lost = noted["lost"] + noted["used"] - saved["used"]
+    totals = {**saved, **{name: noted[name] for name in ("env_steps", "samples", "batches", "used")}, "lost": lost}
     before = {
         "trajectories": noted["released"],  # what was not released will be received again
         "released": noted["released"],
         "discarded": noted["discarded"] + noted["staged"],
     }
     return totals, before
+
+
+SAVED_COUNTS = ("env_steps", "samples", "discarded", "used")
+
+
+def _saved_counts(state: LearnerState) -> dict[str, int]:
+    """The counts in a state; one saved before steps could be used more than once has used each once."""
+    return {name: int(state.meta.get(name, state.meta["samples"])) for name in SAVED_COUNTS}
 
 
 class LearnerMemory(NamedTuple):
@@ -155,6 +177,18 @@ class LearnerMemory(NamedTuple):
         return cls(WeightRing(arena, policy), StateBlock(arena, policy), LearnerLedger(trajectories, policy))
 
 
+class Member(Protocol):
+    """Makes the policy of a learner worker the member of a population."""
+
+    def obey(self, order: SetHyperparameters | Adopt, worker: LearnerWorker) -> Message:
+        """Carry out an order of main between two batches; the answer."""
+        ...
+
+    def plain(self) -> dict[str, Any]:
+        """Return what is saved with the weights, in one piece."""
+        ...
+
+
 class LearnerWorker:
     """Trains one policy on what its batch source delivers.
 
@@ -164,23 +198,30 @@ class LearnerWorker:
         learner: the algorithm.
         batches: where batches come from.
         memory: what outlives it.
+        member: lets main change the policy while it trains, where there are several.
     """
 
     def __init__(
-        self, address: Address, plan: TrainingPlan, learner: Learner, batches: BatchSource, memory: LearnerMemory
+        self,
+        address: Address,
+        plan: TrainingPlan,
+        learner: Learner,
+        batches: BatchSource,
+        memory: LearnerMemory,
+        member: Member | None = None,
     ) -> None:
-        self.address, self.plan, self.learner, self.batches = address, plan, learner, batches
+        self.address, self.plan, self.learner, self.batches, self.member = address, plan, learner, batches, member
         self.ring, self.block, self.ledger = ring, block, ledger = memory
         self.device = device_of(plan.device)
         self.publisher = Publisher(ring, learner.flat.flat, self.device)
-        zero = dict.fromkeys(("env_steps", "samples", "batches", "lost"), 0)
+        zero = dict.fromkeys(("env_steps", "samples", "batches", "lost", "used"), 0)
         self.totals: dict[str, int] = {**zero, **batches.counts()._asdict()}
         self._lag = _PolicyLag()
         self.rollback_rule = RollbackRule(plan.max_skipped_updates)
         self.stopped = self._refused = False  # refused: the latest state, as it was not finite
         if (state := block.read()) is not None:
             learner.restore(state)
-            self.totals |= {name: int(state.meta[name]) for name in ("env_steps", "samples", "discarded")}
+            self.totals |= _saved_counts(state)
         if state is not None or ring.published:
             # Weights of another run begin like new ones: nothing has acted with them here.
             before = max(learner.version * (state is not None), ring.published)
@@ -194,7 +235,7 @@ class LearnerWorker:
         self.publisher.flush()
         self._reported = self._saved = time.monotonic()
         if replaces:
-            self._save()
+            self.save()
             self._note()
 
     def handle(self, message: Message) -> Iterator[Message]:
@@ -211,10 +252,13 @@ class LearnerWorker:
                         yield from self.handle(unsettled)
                 yield self._report()
             case SaveState():
-                yield self._save()
+                yield self.save()
+            case SetHyperparameters() | Adopt():
+                if self.member is not None:
+                    yield self.member.obey(message, self)
             case Stop():
                 self.stopped = True
-                yield self._save()
+                yield self.save()
                 yield self._report()
 
     def pending(self) -> bool:
@@ -237,38 +281,43 @@ class LearnerWorker:
         if batch is None:
             self.device.nap()
         elif spent:
-            self._before["discarded"] += int(batch.valid.sum())
+            self._before["discarded"] += self.batches.entered().samples
             yield from self._released(self.batches.trained())
         else:
-            if not self.block.writes:
-                self._save()  # there is a state to go back to from the first update on
-            progress = (
-                self.totals["env_steps"] / self.plan.budget.env_steps
-            )  # before it, or the last would train at rate 0
-            before = self.totals["env_steps"]
-            self._count(batch)
-            self._note()
-            failpoint("learner.batch")
-            clock.enter(TRAINING)
-            for _ in self.learner.learn(batch.map(self.device.send), progress):
-                clock.enter(COPYING)
-                self.publisher.publish(self.learner.version)
-                failpoint("learner.step")
-                clock.enter(TRAINING)
-            clock.enter(FRAMEWORK)
-            if self.batches.hold:
-                self.publisher.flush()  # who goes on sampling then does so with the new weights
-            yield from self._released(self.batches.trained())
-            if self.plan.passes_version(before, self.totals["env_steps"]):
-                self._save(asked=False)
-                yield VersionDue(self.address.index)
+            yield from self._train(batch)
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
-            self._save(asked=False)
+            self.save(asked=False)
         if now - self._reported >= REPORT_SECONDS or (self._budget_reached() and not spent):
             yield (report := self._report())
             if batch is not None:
                 self._heed(int(report.metrics.get(f"train/{SKIPPED_IN_A_ROW}", 0)), batch)
+
+    def _train(self, batch: Batch) -> Iterator[Message]:
+        """Train on a batch and publish after every optimizer step."""
+        if not self.block.writes:
+            self.save()  # there is a state to go back to from the first update on
+        before = self.totals["env_steps"]
+        progress = before / self.plan.budget.env_steps  # before the batch, or the last would train at rate 0
+        self._count(batch)
+        self._note()
+        failpoint("learner.batch")
+        feedback: list[Feedback] = []
+        clock.enter(TRAINING)
+        for said in self.learner.learn(batch.map(self.device.send), progress):
+            if said is not None:
+                feedback.append(said)
+            clock.enter(COPYING)
+            self.publisher.publish(self.learner.version)
+            failpoint("learner.step")
+            clock.enter(TRAINING)
+        clock.enter(FRAMEWORK)
+        if self.batches.hold:
+            self.publisher.flush()  # who goes on sampling then does so with the new weights
+        yield from self._released(self.batches.trained(feedback))
+        if self.plan.passes_version(before, self.totals["env_steps"]):
+            self.save(asked=False)
+            yield VersionDue(self.address.index)
 
     def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
         """Go back to the last good state after too many skipped updates; NumericsError when that has not helped."""
@@ -282,16 +331,17 @@ class LearnerWorker:
         state = self.block.read()
         assert state is not None  # since before the first batch
         log.warning("%s: back to the state of %d env steps", reason, state.meta["env_steps"])
-        self.totals["lost"] += self.totals["samples"] - int(state.meta["samples"])
-        self._go_on_from(state)
+        self.totals["lost"] += self.totals["used"] - _saved_counts(state)["used"]
+        self.go_on_from(state)
 
-    def _go_on_from(self, state: LearnerState) -> None:
+    def go_on_from(self, state: LearnerState) -> None:
         """Replace the weights: what was acted with others is too old for them."""
+        self.batches.weights_replaced()
         version, updates = self.learner.version, self.learner.updates
         self.learner.restore(state)
         self.learner.version, self.learner.updates = version + self.plan.max_policy_lag + 1, updates
         self.publisher.publish(self.learner.version)
-        self._save()
+        self.save()
         self._note()
 
     def _released(self, messages: Iterator[SlotReleased]) -> Iterator[SlotReleased]:
@@ -310,15 +360,16 @@ class LearnerWorker:
         return self.plan.reached(self.totals["env_steps"], self.totals["samples"])
 
     def _count(self, batch: Batch) -> None:
-        """Count the valid steps of a batch once, and how old they are in updates."""
-        samples = int(batch.valid.sum())
+        """Count a batch: the steps that are new, all that are used, and how old they are in updates."""
+        entered = self.batches.entered()
         self.totals["batches"] += 1
-        self.totals["samples"] += samples
-        clock.trained += samples
-        self.totals["env_steps"] += int(batch.num_frames[batch.valid].sum())
+        self.totals["samples"] += entered.samples
+        self.totals["env_steps"] += entered.env_steps
+        self.totals["used"] += int(batch.valid.sum())
+        clock.trained += entered.samples
         self._lag.add((self.learner.version - batch.policy_version)[batch.valid])
 
-    def _save(self, *, asked: bool = True) -> StateSaved:
+    def save(self, *, asked: bool = True) -> StateSaved:
         """Write the state if it is good; unasked not after a skipped update, of which its weights may be the cause."""
         before = clock.enter(COPYING)
         state = self._state(self.block.begin())
@@ -336,7 +387,9 @@ class LearnerWorker:
         """What is saved, its vectors where they are to be."""
         state = self.learner.state(into)
         self._refresh_totals()
-        state.meta.update({name: self.totals[name] for name in ("env_steps", "samples", "discarded")})
+        state.meta.update({name: self.totals[name] for name in SAVED_COUNTS})
+        if self.member is not None:
+            state.meta.update(self.member.plain())
         return state
 
     def _refresh_totals(self) -> None:
@@ -349,6 +402,8 @@ class LearnerWorker:
         self._refresh_totals()
         metrics = {f"train/{name}": value for name, value in self.learner.metrics().items()}
         metrics |= {"train/rollbacks": self.rollback_rule.rollbacks, **self._lag.take()}
+        if self.totals["used"] != self.totals["samples"]:
+            metrics["train/replay_ratio"] = self.totals["used"] / max(1, self.totals["samples"])
         return LearnerReport(self.address.index, self.learner.version, dict(self.totals), metrics)
 
 

@@ -160,7 +160,7 @@ def columns_used(trajectories: Trajectories, message: TrajectoryReady) -> int:
 class LearnerLedger:
     """What a learner keeps in the arena about the slots it has, and its counts."""
 
-    NAMES = ("env_steps", "samples", "batches", "updates", "released", "discarded", "staged", "lost")
+    NAMES = ("env_steps", "samples", "batches", "updates", "released", "discarded", "staged", "lost", "used")
 
     def __init__(self, trajectories: Trajectories, policy: int) -> None:
         self.trajectories, self.policy = trajectories, policy

@@ -56,8 +56,9 @@ class Progress:
             yield WorkerReport(str(Address("actor", actor)), totals)
 
     def trained(self) -> int:
-        """Samples of all learners."""
-        return int(self.trajectories.learner_counts[:, LearnerLedger.NAMES.index("samples")].sum())
+        """Samples of all learners, and how often they have used them: one of both grows while they live."""
+        columns = [LearnerLedger.NAMES.index(name) for name in ("samples", "used")]
+        return int(self.trajectories.learner_counts[:, columns].sum())
 
     def collected(self) -> int:
         """Steps of all actors."""

@@ -165,7 +165,7 @@ def test_every_valid_step_is_counted_once(training: Training) -> None:
     assert report.version == 5
     assert report.totals == {
         "samples": 23, "env_steps": 92, "discarded": 0, "updates": 4, "batches": 2, "trajectories": 2, "released": 2,
-        "in_flight": 0, "held": 0, "lost": 0,
+        "in_flight": 0, "held": 0, "lost": 0, "used": 23,
     }  # fmt: skip
     assert training.learner.progress == [0, 44 / 10**9]
 
@@ -211,7 +211,7 @@ def test_state_is_saved_on_request(training: Training) -> None:
     state = training.block.read()
     assert state is not None
     assert state.weights.tolist() == [2.0] * WEIGHTS
-    counts = {"version": 3, "updates": 2, "env_steps": 48, "samples": 12, "discarded": 0}
+    counts = {"version": 3, "updates": 2, "env_steps": 48, "samples": 12, "discarded": 0, "used": 12}
     assert state.meta == {**counts, "skipped_in_a_row": 0}
 
 

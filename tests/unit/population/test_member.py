@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.population.member_worker import Member, MemberWorker
+from algorithms.population.member import PopulationMember
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.learning import learner_worker as module
 from algorithms.runtime.learning.batches import ColumnBatches
-from algorithms.runtime.learning.learner_worker import LearnerMemory, TrainingPlan
+from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import Address, Adopt, Message, SaveState, SetHyperparameters, Traits, TraitsSet
@@ -40,8 +40,8 @@ class TrainedMember:
         self.columns = columns
         self.batches = ColumnBatches(world.trajectories, policy, columns, LAG, False, 2)
         plan = TrainingPlan(Budget(10**9), LAG, "cpu", 4, Path("unused"), alone=False)
-        address, member = Address("learner", policy), Member(traits, self.tune)
-        self.worker = MemberWorker(address, plan, self.learner, self.batches, memory, member=member)
+        self.member = PopulationMember(traits, self.tune, self.batches, self.block)
+        self.worker = LearnerWorker(Address("learner", policy), plan, self.learner, self.batches, memory, self.member)
 
     def tune(self, values: Mapping[str, Any]) -> int:
         self.tuned.append(dict(values))
@@ -156,8 +156,8 @@ def test_the_next_learner_in_the_place_goes_on_with_the_traits_of_the_block() ->
     traits = Traits({"rate": 0.2, "columns": 1}, changes=1)
     TrainedMember(world).told(SetHyperparameters(0, traits))
     successor = TrainedMember(world)
-    assert (successor.worker.traits, successor.tuned) == (traits, [{"rate": 0.2, "columns": 1}])
+    assert (successor.member.traits, successor.tuned) == (traits, [{"rate": 0.2, "columns": 1}])
     list(successor.batches.fill(1))
     assert successor.batches.num_columns == 1
     later = Traits({"rate": 0.9}, changes=1)  # of a start that knows better, as its flags have changed
-    assert TrainedMember(world, traits=later).worker.traits == later
+    assert TrainedMember(world, traits=later).member.traits == later
