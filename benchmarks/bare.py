@@ -15,7 +15,7 @@ from algorithms.cli import run_command
 from algorithms.run import build_workers
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config, parse_train
-from algorithms.run.main import APPO, train
+from algorithms.run.main import Run, train
 from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.memory.slots import LearnerLedger
 from algorithms.runtime.messages import Address, Worker
@@ -58,7 +58,7 @@ def _without_incidents(config: Config) -> OnFailure:
     return OnFailure(config.env.max_env_rebuilds)
 
 
-class BareAPPO(APPO):
+class BareRun(Run):
     """A run with nothing but workers."""
 
     blueprint = BareBlueprint
@@ -72,4 +72,4 @@ class BareAPPO(APPO):
 def main() -> None:
     """As train_appo.py."""
     stalls.StallWatch.look = _nothing  # type: ignore[method-assign]
-    sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), BareAPPO)))
+    sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), BareRun)))

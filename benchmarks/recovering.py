@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.run.config import parse_train
-from algorithms.run.main import APPO
+from algorithms.run.main import Run
 from algorithms.runtime.processes.stalls import Progress
 from algorithms.runtime.processes.supervisor import Supervisor
+from algorithms.runtime.runner import run_to_end
 from benchmarks import measuring, promises
 from benchmarks.promises import Figure
-from utils.interrupts import SignalWatch
 from utils.logging import configure
 
 ROLES = ("actor_0", "policy_worker_0.0", "learner_0")
@@ -67,7 +67,7 @@ class Killer(threading.Thread):
             time.sleep(0.001)
 
 
-class MeasuredAPPO(APPO):
+class MeasuredRun(Run):
     """A run with a killer in it."""
 
     trials = 0
@@ -91,13 +91,11 @@ def main() -> int:
     flags = ["--env=CartPole-v1", "--inference=central", "--num_workers=2", "--seed=1", *words]
     config = parse_train([*flags, f"--train_dir={folder}", "--experiment=run"])
     configure("main", None, logging.ERROR)
-    (config.run.run_directory / "logs").mkdir(parents=True)
     try:
-        with SignalWatch() as signals:
-            run = MeasuredAPPO(config, signals)
+        with MeasuredRun(config) as run:
             run.trials = given.trials
             try:
-                run.run()
+                run_to_end(run.turns())
             except Exception as error:
                 print(error)
         assert run.killer is not None

@@ -10,7 +10,7 @@ import sys
 from algorithms.cli import run_command
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import parse_train
-from algorithms.run.main import APPO, train
+from algorithms.run.main import Run, train
 
 
 class BufferedBlueprint(Blueprint):
@@ -31,11 +31,11 @@ class PlainBlueprint(Blueprint):
         return False
 
 
-class TwinAPPO(APPO):
+class TwinRun(Run):
     """APPO in every other respect."""
 
     blueprint = BufferedBlueprint
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), TwinAPPO)))
+    sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), TwinRun)))

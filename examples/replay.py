@@ -17,7 +17,7 @@ from algorithms.cli import run_command
 from algorithms.models.flat_module import FlatModule
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import parse_train
-from algorithms.run.main import APPO, train
+from algorithms.run.main import Run, train
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.messages import Address, Worker
@@ -51,11 +51,11 @@ class ReplayingBlueprint(Blueprint):
         return make_learner(self, arena, address, ReplayingLearner)
 
 
-class ReplayingAPPO(APPO):
+class ReplayingRun(Run):
     """APPO in every other respect."""
 
     blueprint = ReplayingBlueprint
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), ReplayingAPPO)))
+    sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), ReplayingRun)))

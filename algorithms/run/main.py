@@ -1,18 +1,20 @@
-"""Asynchronous PPO: which memory, queues and processes exist. The wiring of a run, from top to bottom."""
+"""One run, from its flags to its end: which memory, queues and processes exist. Start reading here."""
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from algorithms.population.exploit_explore import Breeding, traits_of_start
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config
 from algorithms.run.defaults import told
-from algorithms.run.folder import old_run_out_of_the_way, refuse_links, refuse_unwritable, remove_old
+from algorithms.run.folder import LOCK_FILE, old_run_out_of_the_way, refuse_links, refuse_unwritable, remove_old
 from algorithms.run.observers import (
     Watching,
     check_companions,
@@ -49,7 +51,7 @@ from algorithms.runtime.processes.process import Node, ProcessPlan
 from algorithms.runtime.processes.restarts import Limits
 from algorithms.runtime.processes.stalls import PATIENCE_SECONDS, Progress, StallWatch
 from algorithms.runtime.processes.supervisor import Supervisor
-from algorithms.runtime.runner import Runner, Turns, ended
+from algorithms.runtime.runner import Runner, Turns, run_to_end
 from algorithms.runtime.topology import Topology
 from envs.make import check_name
 from utils.errors import Interrupted, StopNow, UsageError
@@ -74,76 +76,42 @@ log = logging.getLogger(__name__)
 EXTRA_NICENESS = {"learner": 0, "policy_worker": 2, "actor": 10}
 
 
-def train(config: Config, algorithm: "type[APPO] | None" = None) -> int:
-    """Train with APPO, or a variant of it, until the budget is spent, a signal comes or a worker fails; the exit code.
+def train(config: Config, kind: "type[Run] | None" = None) -> int:
+    """Train until the budget is spent, a signal comes or a worker fails; the exit code.
+
+    Args:
+        config: all flags.
+        kind: of the run; None: `Run`.
 
     Raises:
         AppoError: what went wrong, with its exit code.
     """
     configure("main", None, as_json=config.logging.log_format == "json")
-    with held(config), SignalWatch() as signals:
-        return _train(config, (algorithm or APPO)(config, signals))
+    with (kind or Run)(config) as run:
+        return run.train()
 
 
-@contextmanager
-def held(config: Config) -> Iterator[None]:
-    """While entered, the folder of the run is there and nobody else's; what the flags name has been found.
-
-    Raises:
-        AppoError: something is not there, or another process trains in the folder.
-    """
-    check_name(config.env)
-    CustomSummaries(config.logging.custom_summaries)
-    for name in config.logging.callbacks:
-        find_callbacks(name)
-    if config.population.policy_mapping:
-        find_function("policy_mapping", config.population.policy_mapping)
-    check_companions(config)
-    directory = config.run.run_directory
-    with old_run_out_of_the_way(directory, config.run.restart_behavior):
-        _make_directory(directory)
-        with RunLock(directory / ".lock"):
-            yield
-
-
-def _train(config: Config, run: "APPO") -> int:
-    if reason := finished_before(config):
-        log.info("finished before: %s; a larger budget goes on, results are in %s", reason, run.directory)
-        return 0
-    try:
-        reason = run.run()
-    except Interrupted as interruption:
-        leave_page(run.config, with_curve=False)
-        without = "" if config.run.restart_behavior == "resume" else ", without --restart_behavior"
-        log.info("%s; go on with the same command and --experiment=%s%s", interruption, config.run.experiment, without)
-        return interruption.exit_code
-    except StopNow:
-        log.info("ended without saving")
-        return Interrupted.exit_code
-    leave_page(run.config, with_curve=True)
-    log.info("finished: %s; results are in %s", reason, run.directory)
-    return 0
-
-
-class APPO:
-    """One run.
+class Run:
+    """One run. Entered, its folder is there and nobody else's, and what its flags name has been found.
 
     Args:
         config: all flags.
-        signals: what a person or the system asks meanwhile; entered by the caller.
+        callbacks: objects that are told of reports in this process, besides those that flags name.
 
     Attributes:
         config: all flags; as soon as the environment is known, those included that its kind of observation decides.
         blueprint: what workers are built from; a variant of the algorithm has its own.
+        signals: what a person or the system asks meanwhile.
         runner: of the workers, as soon as there are some.
-        callbacks: objects that are told of reports in this process, besides those that flags name.
+
+    Raises:
+        AppoError: entered: something is not there, or another process trains in the folder.
     """
 
     blueprint: type[Blueprint] = Blueprint
-    callbacks: Sequence[Callbacks] = ()
 
-    def __init__(self, config: Config, signals: SignalWatch) -> None:
-        self.config, self.signals = config, signals
+    def __init__(self, config: Config, callbacks: Sequence[Callbacks] = ()) -> None:
+        self.config, self.callbacks, self.signals = config, callbacks, SignalWatch()
         self.directory = config.run.run_directory
         self.cores = available_cores()
         self.device = choose_device(config.run.device)
@@ -154,13 +122,49 @@ class APPO:
         self.status = Status(self.directory)
         self.janitor = Janitor()
         self.runner: Runner | None = None
+        self._open = ExitStack()
 
-    def run(self) -> str:
-        """Why the run ended."""
-        return ended(self.turns())
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._check_names()
+            stack.enter_context(old_run_out_of_the_way(self.directory, self.config.run.restart_behavior))
+            _make_directory(self.directory)
+            stack.enter_context(RunLock(self.directory / LOCK_FILE))
+            stack.enter_context(self.signals)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, traceback)
+
+    def finished_before(self) -> str | None:
+        """Why nothing is left to do for these flags; None: there is."""
+        return finished_before(self.config)
+
+    def train(self) -> int:
+        """Train to the end, as the command line does; the exit code."""
+        if reason := self.finished_before():
+            log.info("finished before: %s; a larger budget goes on, results are in %s", reason, self.directory)
+            return 0
+        try:
+            reason = run_to_end(self.turns())
+        except Interrupted as interruption:
+            leave_page(self.config, with_curve=False)
+            run = self.config.run
+            without = "" if run.restart_behavior == "resume" else ", without --restart_behavior"
+            log.info("%s; go on with the same command and --experiment=%s%s", interruption, run.experiment, without)
+            return interruption.exit_code
+        except StopNow:
+            log.info("ended without saving")
+            return Interrupted.exit_code
+        leave_page(self.config, with_curve=True)
+        log.info("finished: %s; results are in %s", reason, self.directory)
+        return 0
 
     def turns(self) -> Turns:
-        """The same in steps, for who does something else in between."""
+        """Train in steps, for callers that do something else in between; why the run ended."""
         self.status.write("starting")
         raise_limit()
         try:
@@ -174,50 +178,68 @@ class APPO:
         return reason
 
     def _turns(self) -> Turns:
+        """The start of a run, from its flags to the main loop: read it from top to bottom."""
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
+
+        # What the environment and the model are like, found out in a process of its own, and what they cost.
         found = self._find_out()
         self.signals.check()
         spec, model, undecided = found.probe.spec, found.probe.model, self.config.undecided
-        self.config = found.probe.config
-        if chosen := told(self.config, undecided):
+        self.config = config = found.probe.config
+        if chosen := told(config, undecided):
             log.info("%s", chosen)
-        budget = Budget.of(self.config.run, self.config.sampling, spec.frames_per_step)
+        budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
 
+        # How many workers there are and where, and the memory that they share.
         def blueprint_of(topology: Topology) -> Blueprint:
-            return self.blueprint(self.config, spec, model, topology, budget, self.device, seed)
+            return self.blueprint(config, spec, model, topology, budget, self.device, seed)
 
         self.sampling = sampling = self._sampling(found, blueprint_of)
-        topology = topology_of(self.config, sampling, spec.num_agents)
+        topology = topology_of(config, sampling, spec.num_agents)
         blueprint = blueprint_of(topology)
-        arena = reserve(blueprint.fields(), self.config.sampling.memory_limit_mb)
+        arena = reserve(blueprint.fields(), config.sampling.memory_limit_mb)
+
+        # What this start goes on from. From here on the old run is gone, if it was to be.
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
-        resumed = fill(blocks, self.config, model, seed, measured)
+        resumed = fill(blocks, config, model, seed, measured)
         remove_old(self.directory)
-        breeding = Breeding.of(self.config, spec.reward_shaping, seed)
-        traits = traits_of_start(self.config, breeding, resumed)
+        breeding = Breeding.of(config, spec.reward_shaping, seed)
+        traits = traits_of_start(config, breeding, resumed)
         blueprint = replace(blueprint, traits=tuple(traits))
         legs = Legs.of(blueprint, arena, blocks[0], lambda of_leg: self._workers(of_leg, arena))
         if any(resumed) and not legs:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
 
-        watching = Watching(self.config, self.callbacks)
-        machine = Machine(core_time(), self.device == "cuda", self.config.takes_turns)
+        # What listens to the workers, and the workers.
+        watching = Watching(config, self.callbacks)
+        machine = Machine(core_time(), self.device == "cuda", config.takes_turns)
         monitor = watching.monitor(resumed, budget, machine)
-        let_others_know(monitor, self.config, seed, self.janitor)
+        let_others_know(monitor, config, seed, self.janitor)
         self.status.counters, self.status.budget = monitor.status, budget.plain()
-        checkpointing = Checkpointing(self.directory, saved_in_time(self.config), blocks, model.table, monitor)
+        checkpointing = Checkpointing(self.directory, saved_in_time(config), blocks, model.table, monitor)
         workers = legs.begin() if legs else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
         self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, legs)
         self.runner.population = self_play_of(
-            self.config, topology, arena, model.table, monitor, resumed[0]
-        ) or controller_of(self.config, breeding, monitor, traits, topology.num_actors)
+            config, topology, arena, model.table, monitor, resumed[0]
+        ) or controller_of(config, breeding, monitor, traits, topology.num_actors)
         try:
-            with evaluation_of(self.config, self.janitor):
+            with evaluation_of(config, self.janitor):
                 return (yield from self.runner.turns())
         finally:
             watching.compare(monitor)
+
+    def _check_names(self) -> None:
+        """Find what the flags name, before anything is opened (UsageError)."""
+        config = self.config
+        check_name(config.env)
+        CustomSummaries(config.logging.custom_summaries)
+        for name in config.logging.callbacks:
+            find_callbacks(name)
+        if config.population.policy_mapping:
+            find_function("policy_mapping", config.population.policy_mapping)
+        check_companions(config)
 
     def _start_fork_server(self) -> bool:
         """Start it unless it runs; whether it is still loading."""

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Self
 import threadpoolctl
 
 from algorithms.run.config import FLAGS_BY_PART, Config, resolve, typed
-from algorithms.run.main import APPO, held
-from algorithms.run.resume import finished_before
+from algorithms.run.main import Run
 from algorithms.runtime.callbacks import Callbacks
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import named
@@ -25,7 +24,6 @@ from algorithms.runtime.runner import Runner, Turns
 from utils import machine
 from utils.errors import Interrupted, ResourceError, StopNow, Terminated, UsageError
 from utils.flags import flattened
-from utils.interrupts import SignalWatch
 from utils.values import shown
 
 SAVE_SECONDS = 60.0
@@ -98,7 +96,7 @@ class Training:
     Args:
         config: flags by name, or by part and name as a configuration file may have them, or a whole `Config`.
         report_seconds: time between two reports.
-        algorithm: a variant, as `examples/replay.py` has one.
+        kind: of the run, for variants.
         callbacks: names of classes, as the flag has them; or objects, which are told what happens in this process.
         flags: the same as keywords; they overrule.
 
@@ -117,21 +115,18 @@ class Training:
         /,
         *,
         report_seconds: float = 1.0,
-        algorithm: type[APPO] = APPO,
+        kind: type[Run] = Run,
         callbacks: str | Callbacks | Sequence[str | Callbacks] = (),
         **flags: object,
     ) -> None:
-        names, self._callbacks = _told(callbacks)
+        names, objects = _told(callbacks)
         if names:
             flags["callbacks"] = names
-        self._resolved = resolve(_given(config, flags))[0]
-        self.directory = self._resolved.run.run_directory
+        self._run = kind(resolve(_given(config, flags))[0], objects)
+        self.directory = self._run.directory
         self.report_seconds = report_seconds
-        self._algorithm = algorithm
         self._open = contextlib.ExitStack()
-        self._signals = SignalWatch()
         self._turns: Turns | None = None
-        self._app: APPO | None = None
         self._stopped = False
         self._result: Result | None = None
 
@@ -139,14 +134,11 @@ class Training:
         _refuse_imported_script()
         with contextlib.ExitStack() as stack:
             stack.enter_context(_caller_undisturbed())
-            stack.enter_context(held(self.config))
-            stack.enter_context(self._signals)
-            if reason := finished_before(self.config):
+            stack.enter_context(self._run)
+            if reason := self._run.finished_before():
                 self._end(f"finished before: {reason}", 0)
             else:
-                self._app = self._algorithm(self.config, self._signals)
-                self._app.callbacks = self._callbacks
-                self._turns = self._app.turns()
+                self._turns = self._run.turns()
             self._open = stack.pop_all()
         return self
 
@@ -159,7 +151,7 @@ class Training:
             if isinstance(error, StopNow):  # a second Ctrl-C, in the caller's own code
                 self._turns.close()
                 raise KeyboardInterrupt("ended without saving") from None
-            if self._runner is None and not self._signals.request:  # never iterated over: there is nothing to save
+            if self._runner is None and not self._run.signals.request:  # never iterated over: there is nothing to save
                 self._turns.close()
                 self._end("ended before it began", Interrupted.exit_code)
                 return
@@ -181,7 +173,7 @@ class Training:
     @property
     def config(self) -> Config:
         """See above."""
-        return self._resolved if self._app is None else self._app.config
+        return self._run.config
 
     @property
     def result(self) -> Result:
@@ -196,9 +188,9 @@ class Training:
 
     def stop(self) -> None:
         """End the run as if its budget were spent: the next step of the iteration stops the workers and saves."""
-        if self._signals.request is None:
+        if self._run.signals.request is None:
             self._stopped = True
-            self._signals.request = Interrupted("stopped by the program")
+            self._run.signals.request = Interrupted("stopped by the program")
 
     def save(self) -> None:
         """Save all policies now, and return when that is on disk; training goes on meanwhile. The end saves by itself.
@@ -256,7 +248,7 @@ class Training:
 
     @property
     def _runner(self) -> Runner | None:
-        return self._app.runner if self._app is not None else None
+        return self._run.runner
 
     def _advance(self) -> bool:
         """Take a turn; False when there are no more."""

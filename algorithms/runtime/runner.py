@@ -22,7 +22,7 @@ Turns = Generator[None, None, str]
 STOP_SECONDS = 4.0
 
 
-def ended(turns: Turns) -> str:
+def run_to_end(turns: Turns) -> str:
     """Take all turns of a run; why it ended."""
     while True:
         try:

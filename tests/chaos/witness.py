@@ -16,7 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from algorithms.run.build_workers import Blueprint
-from algorithms.run.main import APPO
+from algorithms.run.main import Run
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.messages import Address, Worker
 
@@ -118,5 +118,5 @@ class WitnessBlueprint(Blueprint):
         return make_learner(self, arena, address, Witness)
 
 
-class WitnessAPPO(APPO):
+class WitnessRun(Run):
     blueprint = WitnessBlueprint

@@ -8,6 +8,6 @@ if __name__ == "__main__":
     from algorithms.cli import run_command
     from algorithms.run.config import parse_train
     from algorithms.run.main import train
-    from tests.chaos.witness import WitnessAPPO
+    from tests.chaos.witness import WitnessRun
 
-    sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), WitnessAPPO)))
+    sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), WitnessRun)))

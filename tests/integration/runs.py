@@ -24,10 +24,9 @@ from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.messages import Address, Begin, EpisodesDone, LearnerReport, Message, Stop, Worker, WorkerReport
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.processes.process import Node, ProcessPlan
+from algorithms.runtime.runner import run_to_end
 from algorithms.runtime.topology import Topology
 from utils import checkpoint_files
-from utils.interrupts import SignalWatch
-from utils.lock import RunLock
 from utils.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -164,10 +163,9 @@ def record(directory: Path, **flags: object) -> Recorded:
             reports.append(message)
             super().handle(message)
 
-    (directory / "logs").mkdir(parents=True, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch, RunLock(directory / ".lock"), SignalWatch() as signals:
+    with pytest.MonkeyPatch.context() as patch, main.Run(config) as run:
         patch.setattr(observers, "Monitor", RecordingMonitor)
-        reason = main.APPO(config, signals).run()
+        reason = run_to_end(run.turns())
     assert not multiprocessing.active_children()
     return Recorded(directory, reason, reports)
 

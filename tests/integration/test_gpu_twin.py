@@ -11,7 +11,7 @@ from algorithms.run import main
 from algorithms.runtime.learning.gpu_batches import DeviceBatches
 from algorithms.runtime.sampling.gpu_policy_worker import BufferedPolicyWorker
 from benchmarks import gpu_check
-from benchmarks.twin import BufferedBlueprint, TwinAPPO
+from benchmarks.twin import BufferedBlueprint, TwinRun
 from tests.integration import runs
 from tests.integration.runs import record
 from tests.integration.test_reproduction import COMMON, ENVS, MODELS, TOLERANCE
@@ -46,7 +46,7 @@ def test_in_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mod
 def test_the_learner_reproduces_what_was_acted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, env: str, more: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(main, "APPO", TwinAPPO)
+    monkeypatch.setattr(main, "Run", TwinRun)
     flags: dict[str, Any] = COMMON | MODELS[model] | ENVS[env] | {"inference": "central", "num_workers": 2} | more
     run = record(tmp_path / "run", **flags)
     for policy in range(flags.get("num_policies", 1)):
