@@ -33,7 +33,7 @@ from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import read_plain
 from algorithms.runtime.monitor.overview import read_status
 from algorithms.tools.enjoy import play_run
-from algorithms.tools.flags import EvaluatorConfig
+from algorithms.tools.flags import EvaluateConfig
 from envs.spec import EnvSpec, GroupEnv
 from utils import checkpoint_files, machine
 from utils.command_line import say
@@ -85,7 +85,7 @@ class Evaluation(NamedTuple):
         )
 
 
-def evaluate(config: EvaluatorConfig) -> int:
+def evaluate(config: EvaluateConfig) -> int:
     """Evaluate the newest checkpoint of every policy of a run, and go on with newer ones if asked to; the exit code.
 
     Raises:
@@ -118,7 +118,7 @@ class Evaluator:
         settings: the flags that means must have in common to be compared.
     """
 
-    def __init__(self, directory: Path, config: EvaluatorConfig) -> None:
+    def __init__(self, directory: Path, config: EvaluateConfig) -> None:
         self.directory, self.config = directory, config
         self.settings = {name: getattr(config, name) for name in SETTINGS}
         self.results = directory / "eval"
@@ -278,7 +278,7 @@ def best_kept(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _overruled(saved: Config, config: EvaluatorConfig) -> Config:
+def _overruled(saved: Config, config: EvaluateConfig) -> Config:
     return replace(saved, env=replace(saved.env, env_kwargs={**saved.env.env_kwargs, **config.env_kwargs}))
 
 

@@ -44,7 +44,7 @@ def test_it_gives_the_actions_of_the_policy_on_a_thousand_observations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "policy.onnx"
-    assert cli.export([str(runs / experiment), "-o", str(path)]) == 0
+    assert cli.run("export", [str(runs / experiment), "-o", str(path)]) == 0
     assert "checked on 1000 random observations" in capsys.readouterr().out
     session, policy = session_of(path), load_policy(runs / experiment)
     names = [each.name for each in session.get_inputs()]
@@ -160,9 +160,9 @@ def test_a_file_that_computes_something_else_is_not_kept(
 def test_without_its_packages_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "PACKAGES", ("onnxx", "onnxruntime", "ortt"))
     with pytest.raises(UsageError, match=r'needs onnxx and ortt: pip install "appo\[onnx\]"'):
-        cli.export(["x"])
+        cli.run("export", ["x"])
     with pytest.raises(UsageError, match="appo export needs a run"):
-        cli.export([])
+        cli.run("export", [])
 
 
 def test_a_place_for_no_file_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,20 +8,18 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 from algorithms.runtime.monitor.overview import read_status
+from algorithms.tools.flags import SelftestConfig
 from algorithms.tools.selftest.invariants import LASTING, falling, lost_checkpoints, saved, tolerated, unaccounted
 from algorithms.tools.selftest.killer import MARKER, POLL_SECONDS, Storm, StormError, kill, processes_of
-from utils.command_line import format_help, own_command, parse_command_line, print_and_exit, say, wants_help
-from utils.flags import flag, flags_of
+from utils.command_line import own_command, say
 from utils.metrics import read_metrics, without_lost
 
-USAGE = "appo selftest [flags]      for example: appo selftest --kills=100"
 FLAGS = (
     "--env=toy/Corridor-v0",
     "--inference=central",
@@ -46,14 +44,6 @@ GOAL = 0.9  # chance has about 0.6, the best policy 1
 LIMIT_SECONDS = 60.0
 GONE_SECONDS = 5.0
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where others leave theirs, not we ours)
-
-
-@dataclass(frozen=True)
-class SelftestConfig:
-    """Killing and checking."""
-
-    kills: int = flag(20, "processes that are killed while a toy is trained, besides main", minimum=1)
-    seed: int = flag(1, "decides which processes are killed after which pauses", minimum=0, maximum=2**63 - 1)
 
 
 class Outcome(NamedTuple):
@@ -145,14 +135,6 @@ class Run:
             self.process.poll()
             time.sleep(0.001)
         return time.monotonic() - began
-
-
-def parse_selftest(argv: Sequence[str]) -> SelftestConfig:
-    """Return the configuration of a command line of `appo selftest`; `--help` prints the flags and exits."""
-    flags = flags_of(SelftestConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Selftest": flags}, {}))
-    return SelftestConfig(**parse_command_line(argv, flags))  # type: ignore[arg-type]
 
 
 def selftest(config: SelftestConfig) -> int:

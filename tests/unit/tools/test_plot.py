@@ -86,7 +86,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("axis", ["env_steps", "hours"])
 def test_a_picture_of_runs(runs: Path, capsys, axis: str) -> None:
-    assert cli.plot(["r0", "r1", "train_dir/r2", "young", "-o", "new/x.png", f"--x={axis}"]) == 0
+    assert cli.run("plot", ["r0", "r1", "train_dir/r2", "young", "-o", "new/x.png", f"--x={axis}"]) == 0
     assert (runs / "new" / "x.png").read_bytes().startswith(PNG)
     assert [path.name for path in (runs / "new").iterdir()] == ["x.png"]
     assert capsys.readouterr().out == ("young has reported too few returns for a curve\n3 of 4 runs drawn: new/x.png\n")
@@ -109,7 +109,7 @@ def test_a_picture_of_runs(runs: Path, capsys, axis: str) -> None:
 )
 def test_what_is_wrong_is_one_line(runs: Path, argv: list[str], expected: str) -> None:
     with pytest.raises(UsageError) as caught:
-        cli.plot(argv)
+        cli.run("plot", argv)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -124,5 +124,5 @@ def test_a_name_that_begins_with_an_underscore_has_a_legend(monkeypatch: pytest.
 def test_without_matplotlib_it_says_what_to_install(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"drawing needs matplotlib: pip install appo\[plots\]"):
-        cli.plot(["r0"])
+        cli.run("plot", ["r0"])
     assert not list(runs.glob("*.png"))

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.cli import run_command
+from algorithms.cli import parse, run_command
 from algorithms.tools.selftest.invariants import falling, lost_checkpoints, saved, unaccounted
 from algorithms.tools.selftest.killer import zombies_of
-from algorithms.tools.selftest.selftest import Outcome, parse_selftest
+from algorithms.tools.selftest.selftest import Outcome
 from tests.chaos.witness import SCALE, broken_steps, columns, traces
 from utils import checkpoint_files
 
@@ -79,8 +79,8 @@ def test_a_line_per_promise() -> None:
 
 
 def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_selftest(["--kills=7", "--seed=3"]).kills == 7
-    assert run_command(lambda: parse_selftest(["--kils=7"]).kills) == 2
+    assert parse("selftest", ["--kills=7", "--seed=3"])[0].kills == 7
+    assert run_command(lambda: parse("selftest", ["--kils=7"])[0].kills) == 2
     assert capsys.readouterr().err == "error: unknown flag --kils; did you mean --kills?\n"
 
 
