@@ -180,7 +180,7 @@ class Evaluator:
             return []
         self._seen[policy] = newest
         run = find_run(self._flags(policy, deterministic=False))
-        found = [self._evaluated(run, policy, mode) for mode in MODES]
+        found = [self._evaluate(run, policy, mode) for mode in MODES]
         for one in found:
             say(one.line())
         if self._log is None:
@@ -191,7 +191,7 @@ class Evaluator:
         (chosen,) = (one for one in found if one.mode == self.config.best_by)
         self._keep_if_best(parent / FOLDERS["best_evaluated"], run, chosen)
         if self._filming.is_due(policy):
-            played = run._replace(config=_overruled(run.config, self.config))
+            played = run._replace(config=_overrule(run.config, self.config))
             self._filming.film(played, self._flags(policy, deterministic=True), self.config.seed)
         return found
 
@@ -206,9 +206,9 @@ class Evaluator:
             no_render=True,
         )
 
-    def _evaluated(self, run: Run, policy: int, mode: str) -> Evaluation:
+    def _evaluate(self, run: Run, policy: int, mode: str) -> Evaluation:
         flags, begin = self._flags(policy, deterministic=MODES[mode]), time.monotonic()
-        envs = self._envs = self._envs or make_envs(_overruled(run.config, self.config), flags)
+        envs = self._envs = self._envs or make_envs(_overrule(run.config, self.config), flags)
         player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
         acts = cheapest(player, self.config.seed, deterministic=flags.deterministic)
         returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
@@ -278,7 +278,7 @@ def best_kept(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _overruled(saved: Config, config: EvaluateConfig) -> Config:
+def _overrule(saved: Config, config: EvaluateConfig) -> Config:
     return replace(saved, env=replace(saved.env, env_kwargs={**saved.env.env_kwargs, **config.env_kwargs}))
 
 

@@ -78,7 +78,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
 
     done = [event for event in events if event.state != "taken back"]
     policies = sorted({event.policy for event in done} | {event.source for event in done})
-    names = _changing(done)
+    names = _changing_names(done)
     heights = [INCHES_PER_LANE * len(policies) + 0.8, *(PANEL_INCHES for _ in names)]
     figure, axes = pyplot.subplots(
         len(heights), 1, figsize=(9, sum(heights) + 0.6), height_ratios=heights, sharex=True, squeeze=False
@@ -99,7 +99,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
         pyplot.close(figure)
 
 
-def _changing(events: Sequence[Event]) -> list[str]:
+def _changing_names(events: Sequence[Event]) -> list[str]:
     """Names of the numbers that are not the same in all events."""
     seen: dict[str, set[float]] = {}
     for event in events:

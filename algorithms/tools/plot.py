@@ -71,12 +71,12 @@ def plot(config: PlotConfig) -> int:
             say(f"{shown(curve.name)} has reported too few returns for a curve")
     if not known:
         raise UsageError("there is nothing to draw")
-    draw(grouped(known), cast(Axis, config.x), Path(config.output))
+    draw(group_runs(known), cast(Axis, config.x), Path(config.output))
     say(f"{len(known)} of {len(curves)} runs drawn: {config.output}")
     return 0
 
 
-def grouped(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+def group_runs(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
     """Runs of the same flags but for the seed together, by what tells them from the others."""
     groups: list[list[Curve]] = []
     for curve in curves:

@@ -62,7 +62,7 @@ def test_only_a_better_one_takes_the_place_of_the_best(
         factor = 1.0 if mode == "most_probable" else -1.0  # by which the best is not chosen
         return Evaluation(policy, steps, mode, 5, factor * mean, 0.1, low, high, 0.0)
 
-    monkeypatch.setattr(Evaluator, "_evaluated", evaluated)
+    monkeypatch.setattr(Evaluator, "_evaluate", evaluated)
     parent = run / "checkpoint_p0"
     files: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000100")}
     kept = []
@@ -90,7 +90,7 @@ def test_only_what_was_measured_alike_is_compared(
         mean = next(means) if mode == "sampled" else 1.0
         return Evaluation(policy, 100, mode, 5, mean, 0.1, mean, mean, 0.0)
 
-    monkeypatch.setattr(Evaluator, "_evaluated", evaluated)
+    monkeypatch.setattr(Evaluator, "_evaluate", evaluated)
     values, said, own = [], [], {"horizon": 3}
     for flags in (
         {"env_kwargs": {"bonus": 100}},
