@@ -2,7 +2,7 @@
 
 import sys
 
-from algorithms.cli import enjoy, run_command
+from algorithms.cli import run, run_command
 
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: enjoy(sys.argv[1:])))
+    sys.exit(run_command(lambda: run("enjoy", sys.argv[1:])))

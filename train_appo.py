@@ -4,7 +4,7 @@ import sys
 
 if __name__ == "__main__":
     try:
-        from algorithms.cli import run_command, train
+        from algorithms.cli import run, run_command
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(run_command(lambda: train(sys.argv[1:])))
+    sys.exit(run_command(lambda: run("train", sys.argv[1:])))

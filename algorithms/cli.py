@@ -1,17 +1,191 @@
-"""The `appo` console script: one sub-command per tool, each also a script of its own in the repository.
+"""The `appo` console script: a table of commands, and how a command line is read by its row.
 
-Every process of a run imports this module, as multiprocessing runs the main script in each of them: so what only some
-commands need is imported by them.
+Every process of a run imports this module, as multiprocessing runs the main script in each of them: so the table names
+what a command needs, and only the command that is given imports it.
 """
 
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any, Literal
 
 from utils import interrupts
-from utils.command_line import flush_or_drop, print_and_exit, say, words_of
+from utils.command_line import (
+    flush_or_drop,
+    format_help,
+    leading_words,
+    parse_command_line,
+    print_and_exit,
+    wants_help,
+)
 from utils.errors import AppoError, Interrupted, UsageError, without_gpu_memory
+from utils.flags import Flag, flags_of
 from utils.values import nearest, shown
+
+
+@dataclass(frozen=True)
+class Command:
+    """A row of the table: what a command line of this command may hold, and which function carries it out.
+
+    Attributes:
+        text: one line for the list of commands.
+        run: module:function that carries it out and returns the exit code; its argument is the configuration.
+        config: module:dataclass of its flags; empty where `run` takes the words of the command line as they are.
+        usage: first line of its help.
+        words: flags whose names may be left out at the beginning, in this order; one that is a list takes all words.
+        needs: what is missing where one of `words` has no value; empty where none is needed.
+        surplus: what to say of more words than `words`, where "unexpected word" would mislead.
+        short: other spellings of flags.
+        implied: flag -> flag and value that it sets where that one is not given.
+        check: module:function that refuses what is right alone and wrong together (UsageError).
+        training: what of a command line of training it takes, too, as a second argument: words after `--`, or flags.
+    """
+
+    text: str
+    run: str
+    config: str = ""
+    usage: str = ""
+    words: tuple[str, ...] = ()
+    needs: str = ""
+    surplus: str = ""
+    short: Mapping[str, str] = field(default_factory=dict)
+    implied: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    check: str = ""
+    training: Literal["nothing", "words", "flags"] = "nothing"
+
+
+A_RUN = "a run: its folder, or its name in --train_dir"
+CHECK_FOLDERS = "algorithms.tools.flags:check_place"
+OUTPUT = {"-o": "--output"}
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command("train a policy, or go on with a saved run", "algorithms.tools.train:train"),
+    "enjoy": Command(
+        "watch, measure or film a trained policy",
+        "algorithms.tools.enjoy:enjoy",
+        "algorithms.playing.config:EvaluationConfig",
+        "enjoy_appo.py [--env=ID] [flags]      for example: enjoy_appo.py --env=CartPole-v1",
+        implied={"milestone": ("load_checkpoint_kind", "milestone")},
+        check="algorithms.playing.config:check",
+    ),
+    "runs": Command(
+        "list runs with their state, progress and best return",
+        "algorithms.tools.runs:list_runs",
+        "algorithms.tools.flags:RunsConfig",
+        "appo runs [flags]      for example: appo runs --train_dir=./train_dir",
+        check=CHECK_FOLDERS,
+    ),
+    "top": Command(
+        "show the live panel of a run that is trained elsewhere, or has ended",
+        "algorithms.tools.top:top",
+        "algorithms.tools.flags:TopConfig",
+        "appo top [RUN] [flags]      for example: appo top CartPole-v1_1",
+        words=("experiment",),
+        surplus="appo top shows one run",
+        check=CHECK_FOLDERS,
+    ),
+    "compare": Command(
+        "say in what runs differ, and how well they learned",
+        "algorithms.tools.compare:compare",
+        "algorithms.tools.flags:CompareConfig",
+        "appo compare RUN RUN... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2",
+        words=("runs",),
+        check="algorithms.tools.flags:check_compare",
+    ),
+    "plot": Command(
+        "draw learning curves, with bands over seeds",
+        "algorithms.tools.plot:plot",
+        "algorithms.tools.flags:PlotConfig",
+        "appo plot RUN... -o FILE [flags]      for example: appo plot CartPole-v1_1 CartPole-v1_2 -o curve.png",
+        words=("runs",),
+        needs="the folder of a run, or several: appo runs lists them",
+        short=OUTPUT,
+        check=CHECK_FOLDERS,
+    ),
+    "lineage": Command(
+        "draw who copied whom in a run of several policies",
+        "algorithms.tools.lineage:lineage",
+        "algorithms.tools.flags:LineageConfig",
+        "appo lineage RUN [-o PICTURE] [flags]      for example: appo lineage CartPole-v1_1 -o lineage.png",
+        words=("run",),
+        needs="the name of a run",
+        short=OUTPUT,
+    ),
+    "evaluate": Command(
+        "measure checkpoints, also while they are trained, and keep the best",
+        "algorithms.tools.evaluate:evaluate",
+        "algorithms.tools.flags:EvaluateConfig",
+        "appo evaluate RUN [flags]      for example: appo evaluate CartPole-v1_1 --episodes=100",
+        words=("run",),
+        needs=A_RUN,
+        check=CHECK_FOLDERS,
+    ),
+    "match": Command(
+        "play two checkpoints against each other, with a confidence interval",
+        "algorithms.tools.match:match",
+        "algorithms.tools.flags:MatchConfig",
+        "appo match A B [flags]      for example: appo match pong_2:best pong_1 --episodes=200",
+        words=("a", "b"),
+        needs="two runs, A and B: folders, or names in --train_dir",
+        check=CHECK_FOLDERS,
+    ),
+    "export": Command(
+        "write a policy to an ONNX file that needs neither torch nor this program",
+        "algorithms.tools.export:export",
+        "algorithms.tools.flags:ExportConfig",
+        "appo export RUN [flags]      for example: appo export CartPole-v1_1 --output=policy.onnx",
+        words=("run",),
+        needs=A_RUN,
+        short=OUTPUT,
+        check=CHECK_FOLDERS,
+    ),
+    "hub": Command(
+        "share a policy on the Hugging Face Hub, or fetch one",
+        "algorithms.tools.hub:hub",
+        "algorithms.tools.flags:HubConfig",
+        "appo hub RUN --repo=USER/NAME [flags], or appo hub --download=USER/NAME"
+        "      for example: appo hub CartPole-v1_1 --repo=me/cartpole --dry_run",
+        words=("run",),
+        check="algorithms.tools.flags:check_hub",
+    ),
+    "launch": Command(
+        "train a grid of flags and seeds, some runs at a time",
+        "algorithms.tools.launch:launch",
+        "algorithms.tools.flags:LaunchConfig",
+        "appo launch --name=NAME [flags] -- FLAGS OF TRAINING"
+        "      for example: appo launch --name=lr --seeds=1,2,3 --grid learning_rate=1e-4,1e-3 -- --env=CartPole-v1",
+        check="algorithms.tools.flags:check_launch",
+        training="words",
+    ),
+    "replay": Command(
+        "repeat what led an environment to fail",
+        "algorithms.tools.replay_incident:replay",
+        "algorithms.tools.flags:ReplayConfig",
+        "appo replay INCIDENT [flags]      for example: appo replay train_dir/a/incidents/env_actor_0_0.json",
+        words=("incident",),
+        needs="the file of an incident: look into incidents/ of the run",
+    ),
+    "doctor": Command(
+        "look whether installation, machine and environment are fit for training",
+        "algorithms.tools.doctor:doctor",
+        "algorithms.tools.flags:DoctorConfig",
+        "appo doctor [--env=ID] [--json] [flags of appo train]      for example: appo doctor --env=CartPole-v1",
+        training="flags",
+    ),
+    "selftest": Command(
+        "kill processes of a small run for a minute and check that nothing is lost",
+        "algorithms.tools.selftest.selftest:selftest",
+        "algorithms.tools.flags:SelftestConfig",
+        "appo selftest [flags]      for example: appo selftest --kills=100",
+    ),
+}
+
+
+def main() -> int:
+    """Run `appo COMMAND [flags]` and return the exit code."""
+    return run_command(lambda: _dispatch(sys.argv[1:]))
 
 
 def run_command(command: Callable[[], int]) -> int:
@@ -41,193 +215,81 @@ def _interrupted() -> int:
     return Interrupted.exit_code
 
 
-def train(argv: Sequence[str]) -> int:
-    """Train: the command line of `train_appo.py`, without the program's name."""
-    from algorithms.run.config import asked_format, parse_train_flags, printed, resolve
-
-    _print_version_if_asked(argv)
-    wanted, argv = asked_format(argv)
-    config, origins = resolve(parse_train_flags(argv))
-    if wanted:
-        from algorithms.run.defaults import origins_in
-        from algorithms.run.tuning.measure import decided
-
-        found = decided(config)
-        print_and_exit(printed(found.to_flat(), origins | origins_in(found, config.undecided), wanted))
-    if config.logging.log_format != "json":
-        for line in describe(config.to_flat(), origins):
-            say(line)
-    from algorithms.run.main import train as start
-
-    return start(config)
-
-
-def enjoy(argv: Sequence[str]) -> int:
-    """Play a trained policy: the command line of `enjoy_appo.py`, without the program's name."""
-    from algorithms.playing.config import parse_enjoy
-
-    _print_version_if_asked(argv)
-    config = parse_enjoy(argv)
-    from algorithms.tools.enjoy import enjoy as start
-
-    return start(config)
-
-
-def runs(argv: Sequence[str]) -> int:
-    """List the runs of a folder: the command line of `appo runs`, without the program's name."""
-    from algorithms.tools.runs import list_runs, parse_runs
-
-    _print_version_if_asked(argv)
-    return list_runs(parse_runs(argv))
-
-
-def top(argv: Sequence[str]) -> int:
-    """Show the live panel of a run: the command line of `appo top`, without the program's name."""
-    from algorithms.tools.top import parse_top
-    from algorithms.tools.top import top as start
-
-    _print_version_if_asked(argv)
-    return start(parse_top(argv))
-
-
-def compare(argv: Sequence[str]) -> int:
-    """Say in what runs differ: the command line of `appo compare`, without the program's name."""
-    from algorithms.tools.compare import compare as start
-    from algorithms.tools.compare import parse_compare
-
-    _print_version_if_asked(argv)
-    return start(parse_compare(argv))
-
-
-def plot(argv: Sequence[str]) -> int:
-    """Draw learning curves: the command line of `appo plot`, without the program's name."""
-    from algorithms.tools.plot import parse_plot
-    from algorithms.tools.plot import plot as start
-
-    _print_version_if_asked(argv)
-    return start(parse_plot(argv))
-
-
-def replay(argv: Sequence[str]) -> int:
-    """Repeat what led an environment to fail: the command line of `appo replay`, without the program's name."""
-    from algorithms.tools.replay_incident import parse_replay
-    from algorithms.tools.replay_incident import replay as start
-
-    _print_version_if_asked(argv)
-    return start(parse_replay(argv))
-
-
-def lineage(argv: Sequence[str]) -> int:
-    """Draw who copied whom in a population: the command line of `appo lineage`, without the program's name."""
-    from algorithms.tools.lineage import lineage as start
-    from algorithms.tools.lineage import parse_lineage
-
-    _print_version_if_asked(argv)
-    return start(parse_lineage(argv))
-
-
-def doctor(argv: Sequence[str]) -> int:
-    """Look for what keeps training from working: the command line of `appo doctor`, without the program's name."""
-    from algorithms.tools.doctor import doctor as start
-
-    _print_version_if_asked(argv)
-    return start(argv)
-
-
-def evaluate(argv: Sequence[str]) -> int:
-    """Measure checkpoints: the command line of `appo evaluate`, without the program's name."""
-    from algorithms.tools.flags import parse_evaluate
-
-    _print_version_if_asked(argv)
-    config = parse_evaluate(argv)
-    from algorithms.tools.evaluate import evaluate as start
-
-    return start(config)
-
-
-def match(argv: Sequence[str]) -> int:
-    """Play two checkpoints against each other: the command line of `appo match`, without the program's name."""
-    from algorithms.tools.flags import parse_match
-
-    _print_version_if_asked(argv)
-    config = parse_match(argv)
-    from algorithms.tools.match import match as start
-
-    return start(config)
-
-
-def export(argv: Sequence[str]) -> int:
-    """Write a policy to an ONNX file: the command line of `appo export`, without the program's name."""
-    from algorithms.tools.flags import parse_export
-
-    _print_version_if_asked(argv)
-    config = parse_export(argv)
-    from algorithms.tools.export import export as start
-
-    return start(config)
-
-
-def hub(argv: Sequence[str]) -> int:
-    """Share a policy, or fetch one: the command line of `appo hub`, without the program's name."""
-    from algorithms.tools.flags import parse_hub
-
-    _print_version_if_asked(argv)
-    config = parse_hub(argv)
-    from algorithms.tools.hub import hub as start
-
-    return start(config)
-
-
-def launch(argv: Sequence[str]) -> int:
-    """Train many runs: the command line of `appo launch`, without the program's name."""
-    from algorithms.tools.launch import launch as start
-    from algorithms.tools.launch import parse_launch
-
-    _print_version_if_asked(argv)
-    return start(parse_launch(argv))
-
-
-def selftest(argv: Sequence[str]) -> int:
-    """Kill processes of a small run and look whether it keeps its promises: the command line of `appo selftest`."""
-    from algorithms.tools.selftest.selftest import parse_selftest
-    from algorithms.tools.selftest.selftest import selftest as start
-
-    _print_version_if_asked(argv)
-    return start(parse_selftest(argv))
-
-
-COMMANDS: Mapping[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "train": (train, "train a policy, or go on with a saved run"),
-    "enjoy": (enjoy, "watch, measure or film a trained policy"),
-    "runs": (runs, "list runs with their state, progress and best return"),
-    "top": (top, "show the live panel of a run that is trained elsewhere, or has ended"),
-    "compare": (compare, "say in what runs differ, and how well they learned"),
-    "plot": (plot, "draw learning curves, with bands over seeds"),
-    "lineage": (lineage, "draw who copied whom in a run of several policies"),
-    "evaluate": (evaluate, "measure checkpoints, also while they are trained, and keep the best"),
-    "match": (match, "play two checkpoints against each other, with a confidence interval"),
-    "export": (export, "write a policy to an ONNX file that needs neither torch nor this program"),
-    "hub": (hub, "share a policy on the Hugging Face Hub, or fetch one"),
-    "launch": (launch, "train a grid of flags and seeds, some runs at a time"),
-    "replay": (replay, "repeat what led an environment to fail"),
-    "doctor": (doctor, "look whether installation, machine and environment are fit for training"),
-    "selftest": (selftest, "kill processes of a small run for a minute and check that nothing is lost"),
-}
-
-
-def main() -> int:
-    """Run `appo COMMAND [flags]` and return the exit code."""
-    return run_command(lambda: _dispatch(sys.argv[1:]))
-
-
 def _dispatch(argv: Sequence[str]) -> int:
     _print_version_if_asked(argv[:1])
     if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:10}{text}" for name, (_, text) in COMMANDS.items()]
+        lines = [f"  {name:10}{command.text}" for name, command in COMMANDS.items()]
         print_and_exit("\n".join(["usage: appo COMMAND [flags]", *lines, "appo COMMAND --help lists the flags"]))
     if argv[0] not in COMMANDS:
         raise UsageError(f"unknown command {shown(argv[0])}{nearest(argv[0], COMMANDS)} ({', '.join(COMMANDS)})")
-    return COMMANDS[argv[0]][0](argv[1:])
+    return run(argv[0], argv[1:])
+
+
+def run(name: str, argv: Sequence[str]) -> int:
+    """Carry out a command line of `appo NAME`, without these two words, and return the exit code.
+
+    Raises:
+        AppoError: the command line is wrong, or the command failed; `run_command` makes a line of that.
+        SystemExit: help or the version was asked for.
+    """
+    _print_version_if_asked(argv)
+    command = COMMANDS[name]
+    arguments = parse(name, argv) if command.config else (argv,)
+    exit_code: int = resolve_name(command.run)(*arguments)
+    return exit_code
+
+
+def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
+    """Return the arguments of the function that carries out a command line of `appo NAME`: its configuration first.
+
+    Raises:
+        UsageError: an unknown flag, a wrong value, something missing, or flags that contradict each other.
+        SystemExit: help was asked for, and printed.
+    """
+    command = COMMANDS[name]
+    config_class = resolve_name(command.config)
+    flags = flags_of(config_class)
+    end = argv.index("--") if command.training == "words" and "--" in argv else len(argv)
+    if wants_help(argv[:end]):
+        title = config_class.__name__.removesuffix("Config")
+        print_and_exit(format_help(command.usage, {title: flags}, {}))
+    train_flags = resolve_name("algorithms.run.config:FLAGS") if command.training == "flags" else {}
+    given = _parse_words(command, argv[:end], flags, train_flags)
+    for flag, (other, value) in command.implied.items():
+        if given.get(flag) is not None:
+            given.setdefault(other, value)
+    config = config_class(**{flag: value for flag, value in given.items() if flag in flags})
+    if command.needs and not all(getattr(config, word) for word in command.words):
+        raise UsageError(f"appo {name} needs {command.needs}")
+    arguments: tuple[Any, ...] = (config,)
+    if command.training == "words":
+        arguments += (tuple(argv[end + 1 :]),)
+    elif command.training == "flags":
+        arguments += ({flag: value for flag, value in given.items() if flag not in flags},)
+    if command.check:
+        resolve_name(command.check)(*arguments)
+    return arguments
+
+
+def _parse_words(
+    command: Command, argv: Sequence[str], flags: Mapping[str, Flag], train_flags: Mapping[str, Flag]
+) -> dict[str, object]:
+    """Return the values of the flags that were given, those of words without a name included."""
+    leading, rest = leading_words(argv)
+    if command.surplus and len(leading) > len(command.words):
+        raise UsageError(f"{command.surplus}, got {len(leading)}: {shown(' '.join(leading))}")
+    lists = [name for name in command.words if flags[name].kind == "strs"]
+    words = rest if lists else list(argv)
+    for place, name in enumerate(() if lists else command.words):
+        if place < len(words) and not words[place].startswith("-"):
+            words[place] = f"--{name}={words[place]}"
+        elif place == len(words) or not words[place].startswith(f"--{name}="):
+            break
+    words = [command.short.get(word, word) for word in words]
+    given = parse_command_line(words, {**train_flags, **flags})
+    for name in lists:
+        given[name] = (*leading, *given.get(name, ()))  # type: ignore[misc] # as they are: a path may hold a comma
+    return given
 
 
 def _print_version_if_asked(argv: Sequence[str]) -> None:
@@ -238,15 +300,3 @@ def _print_version_if_asked(argv: Sequence[str]) -> None:
             print_and_exit(f"appo {version('appo')}")
         except PackageNotFoundError:
             print_and_exit("appo (not installed)")
-
-
-def describe(values: Mapping[str, object], origins: Mapping[str, str]) -> list[str]:
-    """Return one line per source that decided flags other than by default: which flags, with their values."""
-    lines = []
-    for origin in ("env preset", "saved run", "config file"):
-        names = [name for name in values if origins[name] == origin]
-        if origin == "saved run" and names:
-            lines.append(f"saved run: {len(names)} flags as before")
-        elif names:
-            lines.append(f"{origin}: {' '.join(f'{name}={words_of(values[name])}' for name in names)}")
-    return lines

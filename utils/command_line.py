@@ -73,11 +73,6 @@ def own_command(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-c", program, str(Path(__file__).resolve().parents[1]), *words]
 
 
-def named_first_word(argv: Sequence[str], name: str) -> list[str]:
-    """`WORD ...` as `--name=WORD ...`: a first word that is no flag needs no name."""
-    return [f"--{name}={argv[0]}", *argv[1:]] if argv and not argv[0].startswith("-") else list(argv)
-
-
 def wants_help(argv: Iterable[str]) -> bool:
     """Say whether help is asked for; it is then given whatever else the command line holds."""
     return any(word in ("-h", "--help") for word in argv)

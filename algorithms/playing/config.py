@@ -1,17 +1,14 @@
-"""What can be said on the command line of enjoy."""
+"""Flags of playing a trained policy, and their checks; torch-free, so that help is quick."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from algorithms.run.folder import check_folders
-from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help
 from utils.errors import UsageError
-from utils.flags import flag, flags_of
+from utils.flags import flag
 from utils.values import shown
 
-USAGE = "enjoy_appo.py [--env=ID] [flags]      for example: enjoy_appo.py --env=CartPole-v1"
 VIDEO_SUFFIXES = (".mp4", ".gif")
 DEFAULT_EPISODES = 10
 CHECKPOINT_KINDS = ("latest", "best", "best_evaluated", "milestone", "past")
@@ -95,21 +92,9 @@ class EvaluationConfig:
         return DEFAULT_EPISODES
 
 
-def parse_enjoy(argv: Sequence[str]) -> EvaluationConfig:
-    """Return the configuration of an evaluation command line; `--help` prints the flags and exits."""
-    flags = flags_of(EvaluationConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Evaluation": flags}, {}))
-    given = parse_command_line(argv, flags)
-    if given.get("milestone") is not None:
-        given.setdefault("load_checkpoint_kind", "milestone")
-    config = EvaluationConfig(**given)  # type: ignore[arg-type]
+def check(config: EvaluationConfig) -> None:
+    """Refuse names of folders that do not say where the run is, and flags that contradict each other (UsageError)."""
     check_folders(config.train_dir, config.experiments_root, config.experiment)
-    _check(config)
-    return config
-
-
-def _check(config: EvaluationConfig) -> None:
     if config.milestone is not None and config.load_checkpoint_kind != "milestone":
         raise UsageError(
             f"--milestone={config.milestone} needs --load_checkpoint_kind=milestone, not {config.load_checkpoint_kind}"

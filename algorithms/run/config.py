@@ -311,8 +311,8 @@ def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
     return wanted, [word for word in argv if word not in asked]
 
 
-def printed(flat: Mapping[str, object], origins: Mapping[str, str], wanted: str) -> str:
-    """All flags, as `Config.to_flat` gives them, in one of `FORMATS`."""
+def format_flags(flat: Mapping[str, object], origins: Mapping[str, str], wanted: str) -> str:
+    """Return the text of all flags, as `Config.to_flat` gives them, in one of `FORMATS`."""
     if wanted == "json":
         return json.dumps({name: {"value": value, "origin": origins[name]} for name, value in flat.items()}, indent=1)
     return "\n".join(

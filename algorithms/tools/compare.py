@@ -1,34 +1,21 @@
 """`appo compare`: in what runs differ, and how well they learned at equal env steps and after equal time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.run.config import FLAGS
-from algorithms.run.folder import check_folders, find_run, saved_flags
+from algorithms.run.folder import find_run, saved_flags
 from algorithms.run.summary import summary
 from algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
-from utils.command_line import format_help, leading_words, parse_command_line, print_and_exit, say, wants_help, words_of
-from utils.errors import UsageError
-from utils.flags import flag, flags_of
+from algorithms.tools.flags import CompareConfig
+from utils.command_line import say, words_of
 from utils.metrics import duration, short_number
 from utils.values import json_text, shown
 
-USAGE = "appo compare RUN RUN... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2"
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
 PLACES = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config")
 """Flags that differ between any two runs."""
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """Comparing runs."""
-
-    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
-    train_dir: str = flag("./train_dir", "folder of all runs")
-    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
-    json: bool = flag(False, "print a JSON object instead of text")
 
 
 class Run(NamedTuple):
@@ -52,20 +39,6 @@ class Row(NamedTuple):
 
     name: str
     values: Sequence[Any]
-
-
-def parse_compare(argv: Sequence[str]) -> CompareConfig:
-    """Return the configuration of a command line of `appo compare`; `--help` prints the flags and exits."""
-    flags = flags_of(CompareConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Compare": flags}, {}))
-    words, rest = leading_words(argv)
-    config = CompareConfig(**parse_command_line(rest, flags))  # type: ignore[arg-type]
-    config = replace(config, runs=(*words, *config.runs))
-    check_folders(config.train_dir, config.experiments_root, "")
-    if len(config.runs) < 2:
-        raise UsageError(f"appo compare needs two runs or more, got {len(config.runs)}")
-    return config
 
 
 def compare(config: CompareConfig) -> int:
@@ -101,7 +74,7 @@ def flags_of_run(directory: Path) -> dict[str, object]:
 def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
     """Tables by title: the flags that differ, results, and returns at equal env steps and after equal hours."""
     return {
-        "flags": _differing([run.flags for run in runs]),
+        "flags": _flag_rows([run.flags for run in runs]),
         "results": [
             Row("state", [run.state for run in runs]),
             *(Row(name, [figure(run.curve) if run.curve else None for run in runs]) for name, figure in RESULTS),
@@ -118,7 +91,7 @@ def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
     return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
 
 
-def _differing(flags: Sequence[Mapping[str, object]]) -> list[Row]:
+def _flag_rows(flags: Sequence[Mapping[str, object]]) -> list[Row]:
     return [Row(name, [mapping.get(name) for mapping in flags]) for name in differing_flags(flags)]
 
 

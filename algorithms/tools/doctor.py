@@ -7,15 +7,14 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from algorithms.run.config import FLAGS, Config, resolve
+from algorithms.run.config import Config, resolve
 from algorithms.run.defaults import chosen_in, told
 from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
 from algorithms.run.plan import RunPlan
@@ -27,17 +26,15 @@ from algorithms.runtime.budget import Budget
 from algorithms.runtime.processes import fork_server, inquiry
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.tools.examine_env import Exam, try_examining
+from algorithms.tools.flags import DoctorConfig
 from envs.make import check_name
 from envs.spec import EnvSpec
 from utils import limits, machine
-from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
+from utils.command_line import say
 from utils.errors import AppoError, Interrupted
-from utils.flags import flag, flags_of
 from utils.interrupts import SignalWatch
 from utils.machine import choose_device, cuda_obstacle, has_gpu
 from utils.values import shown
-
-USAGE = "appo doctor [--env=ID] [--json] [flags of appo train]      for example: appo doctor --env=CartPole-v1"
 
 REQUIRED = (
     "torch",
@@ -81,13 +78,6 @@ LEAK_BYTES, LEAK_FILES = 8 << 20, 8
 State = Literal["ok", "note", "bad"]
 
 
-@dataclass(frozen=True)
-class DoctorConfig:
-    """Looking for what keeps training from working."""
-
-    json: bool = flag(False, "print a JSON object instead of text")
-
-
 class Finding(NamedTuple):
     """One thing that was looked at: fine, worth knowing, or in the way of training."""
 
@@ -97,24 +87,23 @@ class Finding(NamedTuple):
     flags: dict[str, Any] = {}  # noqa: RUF012 (read only) - what it recommends
 
 
-def doctor(argv: Sequence[str]) -> int:
-    """Carry out a command line of `appo doctor`: print all findings; 0 if nothing is in the way of training, else 1.
+def doctor(config: DoctorConfig, given: Mapping[str, object]) -> int:
+    """Print all findings; 0 if nothing is in the way of training, else 1.
+
+    Args:
+        config: how to print.
+        given: flags of training, by name, that were given.
 
     Raises:
-        UsageError: wrong flags.
+        UsageError: flags of training contradict each other.
     """
-    own = flags_of(DoctorConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Doctor": own}, {}))
-    given = parse_command_line(argv, {**FLAGS, **own})
-    as_json = bool(given.pop("json", False))
     found = []
     for finding in findings(given):
         found.append(finding)
-        if not as_json:
+        if not config.json:
             say(f"{finding.state:5} {finding.name:12} {finding.text}")
     ok = all(finding.state != "bad" for finding in found)
-    if as_json:
+    if config.json:
         recommended = {name: value for finding in found for name, value in finding.flags.items()}
         checks = [{"name": f.name, "state": f.state, "text": f.text} for f in found]
         say(json.dumps({"ok": ok, "checks": checks, "recommended": recommended}))
@@ -123,7 +112,7 @@ def doctor(argv: Sequence[str]) -> int:
     return int(not ok)
 
 
-def findings(given: dict[str, object]) -> Iterator[Finding]:
+def findings(given: Mapping[str, object]) -> Iterator[Finding]:
     """One after the other, as they are made; the environment's only where one is given."""
     yield from of_installation()
     yield from of_machine()
@@ -133,7 +122,7 @@ def findings(given: dict[str, object]) -> Iterator[Finding]:
             inquire = partial(inquiry.Inquiry, log_path=folder / "probe.log", signals=signals, janitor=janitor)
             yield of_processes(janitor, inquire)
             if given.get("env"):
-                config, _ = resolve(given | {"train_dir": str(folder), "experiment": "doctor"})
+                config, _ = resolve({**given, "train_dir": str(folder), "experiment": "doctor"})
                 yield from of_environment(config, inquire)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -33,7 +33,7 @@ from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import read_plain
 from algorithms.runtime.monitor.overview import read_status
 from algorithms.tools.enjoy import play_run
-from algorithms.tools.flags import EvaluatorConfig
+from algorithms.tools.flags import EvaluateConfig
 from envs.spec import EnvSpec, GroupEnv
 from utils import checkpoint_files, machine
 from utils.command_line import say
@@ -85,7 +85,7 @@ class Evaluation(NamedTuple):
         )
 
 
-def evaluate(config: EvaluatorConfig) -> int:
+def evaluate(config: EvaluateConfig) -> int:
     """Evaluate the newest checkpoint of every policy of a run, and go on with newer ones if asked to; the exit code.
 
     Raises:
@@ -118,7 +118,7 @@ class Evaluator:
         settings: the flags that means must have in common to be compared.
     """
 
-    def __init__(self, directory: Path, config: EvaluatorConfig) -> None:
+    def __init__(self, directory: Path, config: EvaluateConfig) -> None:
         self.directory, self.config = directory, config
         self.settings = {name: getattr(config, name) for name in SETTINGS}
         self.results = directory / "eval"
@@ -180,7 +180,7 @@ class Evaluator:
             return []
         self._seen[policy] = newest
         run = find_run(self._flags(policy, deterministic=False))
-        found = [self._evaluated(run, policy, mode) for mode in MODES]
+        found = [self._evaluate(run, policy, mode) for mode in MODES]
         for one in found:
             say(one.line())
         if self._log is None:
@@ -191,7 +191,7 @@ class Evaluator:
         (chosen,) = (one for one in found if one.mode == self.config.best_by)
         self._keep_if_best(parent / FOLDERS["best_evaluated"], run, chosen)
         if self._filming.is_due(policy):
-            played = run._replace(config=_overruled(run.config, self.config))
+            played = run._replace(config=_overrule(run.config, self.config))
             self._filming.film(played, self._flags(policy, deterministic=True), self.config.seed)
         return found
 
@@ -206,9 +206,9 @@ class Evaluator:
             no_render=True,
         )
 
-    def _evaluated(self, run: Run, policy: int, mode: str) -> Evaluation:
+    def _evaluate(self, run: Run, policy: int, mode: str) -> Evaluation:
         flags, begin = self._flags(policy, deterministic=MODES[mode]), time.monotonic()
-        envs = self._envs = self._envs or make_envs(_overruled(run.config, self.config), flags)
+        envs = self._envs = self._envs or make_envs(_overrule(run.config, self.config), flags)
         player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
         acts = cheapest(player, self.config.seed, deterministic=flags.deterministic)
         returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
@@ -278,7 +278,7 @@ def best_kept(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _overruled(saved: Config, config: EvaluatorConfig) -> Config:
+def _overrule(saved: Config, config: EvaluateConfig) -> Config:
     return replace(saved, env=replace(saved.env, env_kwargs={**saved.env.env_kwargs, **config.env_kwargs}))
 
 

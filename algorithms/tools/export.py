@@ -96,7 +96,7 @@ def export_policy(policy: Policy, path: Path) -> Exported:
     described = _description(policy, network)
     with replaced_when_whole(path) as temporary:
         _write(network, described, temporary)
-        worst = _checked(network, policy.model, temporary)
+        worst = _check(network, policy.model, temporary)
     return Exported(described, worst)
 
 
@@ -120,7 +120,7 @@ class _Network(nn.Module):
 
     def __init__(self, model: ActorCritic, spec: EnvSpec, action_space: Space) -> None:
         super().__init__()
-        self.model, self.parts = _copied(model), spec.action.parts
+        self.model, self.parts = _copy(model), spec.action.parts
         self.keys = _input_names((*model.keys, MASK_KEY) if spec.action_mask else model.keys)
         self.has_memory = model.rnn_state_size > 0
         self.inputs = (*self.keys.values(), *(MEMORY if self.has_memory else ()))
@@ -209,7 +209,7 @@ def _description(policy: Policy, network: _Network) -> dict[str, Any]:
     }
 
 
-def _copied(model: ActorCritic) -> ActorCritic:
+def _copy(model: ActorCritic) -> ActorCritic:
     """The same network with weights of its own, and without what only serves speed or training."""
     copied = copy.deepcopy(model).eval()
     for module in list(copied.modules()):
@@ -294,7 +294,7 @@ def _quiet() -> Iterator[None]:
             log.disabled = before
 
 
-def _checked(network: _Network, model: ActorCritic, path: Path) -> float:
+def _check(network: _Network, model: ActorCritic, path: Path) -> float:
     """Compare a file with the model on random observations, step by step; the largest difference.
 
     Raises:
@@ -311,7 +311,7 @@ def _checked(network: _Network, model: ActorCritic, path: Path) -> float:
     for _ in range(CHECKED_STEPS):
         inputs = network.examples(CHECKED_ROWS, generator) | states
         found = dict(zip(network.outputs, session.run(None, inputs), strict=True))
-        expected = _computed(network, model, inputs)
+        expected = _compute(network, model, inputs)
         other = found["action"] != expected["action"]
         others += int(other[:, ~network.is_real].any(axis=1).sum())
         for outputs in (found, expected):
@@ -328,7 +328,7 @@ def _checked(network: _Network, model: ActorCritic, path: Path) -> float:
     return worst
 
 
-def _computed(network: _Network, model: ActorCritic, inputs: Values) -> Values:
+def _compute(network: _Network, model: ActorCritic, inputs: Values) -> Values:
     """The outputs of the model as it acts."""
     obs, first, state = network.arguments({name: torch.from_numpy(inputs[name]) for name in network.inputs})
     with torch.inference_mode():

@@ -1,102 +1,81 @@
-"""What can be said on the command lines of export and hub; torch-free, so that their help is quick."""
+"""Flags of the tools, and the checks of what is right alone and wrong together; torch-free, so that help is quick."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from algorithms.playing.config import CHECKPOINT_KINDS
-from algorithms.run.folder import check_folders
+from algorithms.playing.config import CHECKPOINT_KINDS, VIDEO_SUFFIXES
+from algorithms.run.config import parse_train_flags
+from algorithms.run.folder import check_folders, check_name
 from algorithms.runtime.config import LoggingConfig
-from utils.command_line import format_help, named_first_word, parse_command_line, print_and_exit, wants_help
 from utils.errors import UsageError
-from utils.flags import flag, flags_of, same_flag
+from utils.flags import flag, same_flag
 from utils.values import shown
-
-EXPORT_USAGE = "appo export RUN [flags]      for example: appo export CartPole-v1_1 --output=policy.onnx"
-
-HUB_USAGE = (
-    "appo hub RUN --repo=USER/NAME [flags], or appo hub --download=USER/NAME"
-    "      for example: appo hub CartPole-v1_1 --repo=me/cartpole --dry_run"
-)
 
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
-VIDEO_NAMES = (".mp4", ".gif")
+LAUNCH_DECIDES = ("experiment", "experiments_root", "train_dir", "seed", "restart_behavior")
+"""Flags of training that say which run of a launch it is, and so are not for the user."""
 
 
 @dataclass(frozen=True)
-class ExportConfig:
-    """Exporting a policy."""
+class RunsConfig:
+    """Flags of `appo runs`."""
 
-    run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
-    output: str = flag("policy.onnx", "file to be written; -o is the same")
     train_dir: str = flag("./train_dir", "folder of all runs")
-    policy_index: int = flag(0, "which policy of the run is exported", minimum=0)
-    load_checkpoint_kind: str = flag(
-        "latest", "which checkpoint is exported, as that of enjoy", choices=CHECKPOINT_KINDS
-    )
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+    json: bool = flag(False, "print a JSON list with an object per run instead of text")
 
 
 @dataclass(frozen=True)
-class HubConfig:
-    """Sharing a policy on the Hugging Face Hub."""
+class TopConfig:
+    """Flags of `appo top`."""
 
-    run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
-    repo: str = flag("", "repository to upload to, as USER/NAME; empty = only --output")
-    download: str = flag("", "repository to download from, as USER/NAME, instead of uploading; empty = none")
-    dry_run: bool = flag(False, "say what would be uploaded or downloaded, and do nothing")
-    output: str = flag("", "folder in which to keep what is uploaded; empty = none")
+    experiment: str = flag("", "folder of the run, or a path; it may be the first word; empty = the last active one")
     train_dir: str = flag("./train_dir", "folder of all runs")
-    experiment: str = flag("", "name of the run that a download becomes; empty = that of the repository")
-    policy_index: int = flag(0, "which policy of the run is uploaded", minimum=0)
-    load_checkpoint_kind: str = flag(
-        "latest", "which checkpoint is uploaded, as that of enjoy", choices=CHECKPOINT_KINDS
-    )
-    video: str = flag("", "video to upload too, x.mp4 or x.gif, as enjoy makes them; empty = none")
-    private: bool = flag(False, "make a new repository a private one")
-
-
-def parse_export(argv: Sequence[str]) -> ExportConfig:
-    """Return the configuration of a command line of `appo export`; `--help` prints the flags and exits."""
-    flags = flags_of(ExportConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(EXPORT_USAGE, {"Export": flags}, {}))
-    words = ["--output" if word == "-o" else word for word in named_first_word(argv, "run")]
-    config = ExportConfig(**parse_command_line(words, flags))  # type: ignore[arg-type]
-    if not config.run:
-        raise UsageError("appo export needs a run: its folder, or its name in --train_dir")
-    check_folders(config.train_dir, "", "")
-    return config
-
-
-def parse_hub(argv: Sequence[str]) -> HubConfig:
-    """Return the configuration of a command line of `appo hub`; `--help` prints the flags and exits."""
-    flags = flags_of(HubConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(HUB_USAGE, {"Hub": flags}, {}))
-    config = HubConfig(**parse_command_line(named_first_word(argv, "run"), flags))  # type: ignore[arg-type]
-    if bool(config.run) == bool(config.download):
-        raise UsageError("appo hub needs either a run to upload or --download=USER/NAME")
-    if config.run and not (config.repo or config.output or config.dry_run):
-        raise UsageError("appo hub needs --repo=USER/NAME, --output=FOLDER or --dry_run")
-    for name in ("repo", "download"):
-        if (value := getattr(config, name)) and not REPO.fullmatch(value):
-            raise UsageError(f"--{name}={shown(value)} is no name of a repository: USER/NAME")
-    if config.video and not config.video.lower().endswith(VIDEO_NAMES):
-        raise UsageError(f"--video={shown(config.video)}: the name must end in {' or '.join(VIDEO_NAMES)}")
-    check_folders(config.train_dir, "", config.experiment)
-    return config
-
-
-# What can be said on the command line of evaluate; torch-free, so that its help is quick.
-
-
-EVALUATE_USAGE = "appo evaluate RUN [flags]      for example: appo evaluate CartPole-v1_1 --episodes=100"
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+    once: bool = flag(False, "print the panel once, as text, and end; so it is in any case where stdout is no terminal")
+    interval_seconds: float = flag(2, "seconds between two looks", minimum=0.25)
 
 
 @dataclass(frozen=True)
-class EvaluatorConfig:
-    """Evaluating checkpoints."""
+class CompareConfig:
+    """Flags of `appo compare`."""
+
+    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+    json: bool = flag(False, "print a JSON object instead of text")
+
+
+@dataclass(frozen=True)
+class PlotConfig:
+    """Flags of `appo plot`."""
+
+    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
+    output: str = flag("learning_curve.png", "the picture to write, also as -o FILE; its suffix is the format")
+    x: str = flag("env_steps", "what the curves are drawn over", choices=("env_steps", "hours"))
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+
+
+@dataclass(frozen=True)
+class LineageConfig:
+    """Flags of `appo lineage`."""
+
+    run: str = flag("", "name of the run in train_dir, or its folder; it may be the first word without a name")
+    output: str = flag(
+        "", "picture to draw, by its suffix png, svg or pdf; -o is the same; empty = lineage.png of the run"
+    )
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Flags of `appo evaluate`."""
 
     run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
     train_dir: str = flag("./train_dir", "folder of all runs")
@@ -116,23 +95,6 @@ class EvaluatorConfig:
     )
 
 
-def parse_evaluate(argv: Sequence[str]) -> EvaluatorConfig:
-    """Return the configuration of a command line of `appo evaluate`; `--help` prints the flags and exits."""
-    flags = flags_of(EvaluatorConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(EVALUATE_USAGE, {"Evaluate": flags}, {}))
-    config = EvaluatorConfig(**parse_command_line(named_first_word(argv, "run"), flags))  # type: ignore[arg-type]
-    if not config.run:
-        raise UsageError("appo evaluate needs a run: its folder, or its name in --train_dir")
-    check_folders(config.train_dir, "", "")
-    return config
-
-
-# What can be said on the command line of match; torch-free, so that its help is quick.
-
-
-MATCH_USAGE = "appo match A B [flags]      for example: appo match pong_2:best pong_1 --episodes=200"
-
 REFERENCE = (
     "folder of a run or its name in train_dir; with :best, :best_evaluated or :ENV_STEPS (the nearest) that checkpoint"
 )
@@ -140,7 +102,7 @@ REFERENCE = (
 
 @dataclass(frozen=True)
 class MatchConfig:
-    """Playing two policies against each other."""
+    """Flags of `appo match`."""
 
     a: str = flag("", f"{REFERENCE}; its environment is played; it may be the first word without a name")
     b: str = flag("", "the same of the other one; it may be the second word without a name")
@@ -155,15 +117,120 @@ class MatchConfig:
     json: bool = flag(False, "print one JSON object with the results instead of text")
 
 
-def parse_match(argv: Sequence[str]) -> MatchConfig:
-    """Return the configuration of a command line of `appo match`; `--help` prints the flags and exits."""
-    flags = flags_of(MatchConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(MATCH_USAGE, {"Match": flags}, {}))
-    first, *rest = named_first_word(argv, "a") or [""]
-    words = [first, *named_first_word(rest, "b")] if first.startswith("--a=") else list(argv)
-    config = MatchConfig(**parse_command_line(words, flags))  # type: ignore[arg-type]
-    if not (config.a and config.b):
-        raise UsageError("appo match needs two runs, A and B: folders, or names in --train_dir")
-    check_folders(config.train_dir, "", "")
-    return config
+@dataclass(frozen=True)
+class ExportConfig:
+    """Flags of `appo export`."""
+
+    run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
+    output: str = flag("policy.onnx", "file to be written; -o is the same")
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    policy_index: int = flag(0, "which policy of the run is exported", minimum=0)
+    load_checkpoint_kind: str = flag(
+        "latest", "which checkpoint is exported, as that of enjoy", choices=CHECKPOINT_KINDS
+    )
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """Flags of `appo hub`."""
+
+    run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
+    repo: str = flag("", "repository to upload to, as USER/NAME; empty = only --output")
+    download: str = flag("", "repository to download from, as USER/NAME, instead of uploading; empty = none")
+    dry_run: bool = flag(False, "say what would be uploaded or downloaded, and do nothing")
+    output: str = flag("", "folder in which to keep what is uploaded; empty = none")
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiment: str = flag("", "name of the run that a download becomes; empty = that of the repository")
+    policy_index: int = flag(0, "which policy of the run is uploaded", minimum=0)
+    load_checkpoint_kind: str = flag(
+        "latest", "which checkpoint is uploaded, as that of enjoy", choices=CHECKPOINT_KINDS
+    )
+    video: str = flag("", "video to upload too, x.mp4 or x.gif, as enjoy makes them; empty = none")
+    private: bool = flag(False, "make a new repository a private one")
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Flags of `appo launch`."""
+
+    name: str = flag("", "folder in train_dir that holds the runs")
+    seeds: tuple[int, ...] = flag((1,), "seeds, each of which trains every setting", minimum=0)
+    grid: dict[str, object] = flag(
+        {}, "flags with the values to try, as flag=value,value words or flag=[JSON list]; all combinations are trained"
+    )
+    parallel: int = flag(1, "runs at a time", minimum=1)
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    dry_run: bool = flag(False, "print the commands and start nothing")
+
+    @property
+    def folder(self) -> Path:
+        """Folder of all runs of the launch."""
+        return Path(self.train_dir, self.name)
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Flags of `appo replay`."""
+
+    incident: str = flag("", "file of the incident, in incidents/ of a run; it may be the first word without a name")
+    render: bool = flag(False, "open a window and show every step")
+    hang_seconds: float = flag(
+        30.0,
+        "what ended its process, or stopped it, is repeated in another one; it hangs there if a step, or making and"
+        " resetting it, takes longer than this",
+        minimum=0.1,
+    )
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Flags of `appo doctor`."""
+
+    json: bool = flag(False, "print a JSON object instead of text")
+
+
+@dataclass(frozen=True)
+class SelftestConfig:
+    """Flags of `appo selftest`."""
+
+    kills: int = flag(20, "processes that are killed while a toy is trained, besides main", minimum=1)
+    seed: int = flag(1, "decides which processes are killed after which pauses", minimum=0, maximum=2**63 - 1)
+
+
+def check_place(config: Any) -> None:
+    """Refuse names of folders that do not say where runs are (UsageError)."""
+    check_folders(config.train_dir, getattr(config, "experiments_root", ""), "")
+
+
+def check_compare(config: CompareConfig) -> None:
+    """Refuse to compare fewer than two runs (UsageError)."""
+    check_place(config)
+    if len(config.runs) < 2:
+        raise UsageError(f"appo compare needs two runs or more, got {len(config.runs)}")
+
+
+def check_hub(config: HubConfig) -> None:
+    """Refuse a command line that neither uploads nor downloads, or does both, and wrong names (UsageError)."""
+    if bool(config.run) == bool(config.download):
+        raise UsageError("appo hub needs either a run to upload or --download=USER/NAME")
+    if config.run and not (config.repo or config.output or config.dry_run):
+        raise UsageError("appo hub needs --repo=USER/NAME, --output=FOLDER or --dry_run")
+    for name in ("repo", "download"):
+        if (value := getattr(config, name)) and not REPO.fullmatch(value):
+            raise UsageError(f"--{name}={shown(value)} is no name of a repository: USER/NAME")
+    if config.video and not config.video.lower().endswith(VIDEO_SUFFIXES):
+        raise UsageError(f"--video={shown(config.video)}: the name must end in {' or '.join(VIDEO_SUFFIXES)}")
+    check_folders(config.train_dir, "", config.experiment)
+
+
+def check_launch(config: LaunchConfig, words: Sequence[str]) -> None:
+    """Refuse a launch without a name or seeds, and flags of training that it decides itself (UsageError)."""
+    if not config.name:
+        raise UsageError("appo launch needs a --name for its folder")
+    check_place(config)
+    check_name("name", config.name)
+    if not config.seeds:
+        raise UsageError("--seeds needs at least one seed")
+    for name in (*parse_train_flags(words), *config.grid):
+        if name in LAUNCH_DECIDES:
+            raise UsageError(f"{name} is decided by appo launch: leave it out")

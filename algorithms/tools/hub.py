@@ -246,7 +246,7 @@ def _download(config: HubConfig) -> int:
             with _reaching_the_hub():
                 fetched = Path(library.hf_hub_download(config.download, file, local_dir=str(Path(place, "fetched"))))
             _keep(fetched, folder / file)
-        told = _examined(folder)
+        told = _examine(folder)
         replace_directory(folder, target)
     say(f"{target}: {told}")
     return 0
@@ -259,7 +259,7 @@ def _keep(fetched: Path, target: Path) -> None:
     shutil.copyfile(fetched, target)
 
 
-def _examined(folder: Path) -> str:
+def _examine(folder: Path) -> str:
     """Read everything as playing will; what is to be said of it.
 
     Raises:

@@ -11,62 +11,21 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.run.config import FLAGS, parse_train_flags, resolve
-from algorithms.run.folder import check_folders, check_name
+from algorithms.run.folder import check_name
 from algorithms.run.summary import RunSummary, summary
-from utils.command_line import (
-    flag_text,
-    format_help,
-    own_command,
-    parse_command_line,
-    print_and_exit,
-    say,
-    wants_help,
-)
+from algorithms.tools.flags import LaunchConfig
+from utils.command_line import flag_text, own_command, say
 from utils.errors import Interrupted, ResourceError, StopNow, UsageError
-from utils.flags import flag, flags_of
 from utils.interrupts import SignalWatch
 from utils.values import nearest, shown
 
-USAGE = (
-    "appo launch --name=NAME [flags] -- FLAGS OF TRAINING"
-    "      for example: appo launch --name=lr --seeds=1,2,3 --grid learning_rate=1e-4,1e-3 -- --env=CartPole-v1"
-)
-OURS = ("experiment", "experiments_root", "train_dir", "seed", "restart_behavior")
-"""Flags of training that say which run of the launch it is, and so are not for the user."""
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
 LONGEST_NAME = 180
-
-
-@dataclass(frozen=True)
-class LaunchConfig:
-    """Training many runs."""
-
-    name: str = flag("", "folder in train_dir that holds the runs")
-    seeds: tuple[int, ...] = flag((1,), "seeds, each of which trains every setting", minimum=0)
-    grid: dict[str, object] = flag(
-        {}, "flags with the values to try, as flag=value,value words or flag=[JSON list]; all combinations are trained"
-    )
-    parallel: int = flag(1, "runs at a time", minimum=1)
-    train_dir: str = flag("./train_dir", "folder of all runs")
-    dry_run: bool = flag(False, "print the commands and start nothing")
-
-
-class Launch(NamedTuple):
-    """What is to be trained."""
-
-    config: LaunchConfig
-    words: tuple[str, ...]  # of the command line of training, the same for all
-
-    @property
-    def folder(self) -> Path:
-        """Of all its runs."""
-        return Path(self.config.train_dir, self.config.name)
 
 
 class Job(NamedTuple):
@@ -77,44 +36,28 @@ class Job(NamedTuple):
     words: tuple[str, ...]  # its command line
 
 
-def parse_launch(argv: Sequence[str]) -> Launch:
-    """Return what a command line of `appo launch` asks for; `--help` prints the flags and exits."""
-    flags = flags_of(LaunchConfig)
-    end = argv.index("--") if "--" in argv else len(argv)
-    if wants_help(argv[:end]):
-        print_and_exit(format_help(USAGE, {"Launch": flags}, {}))
-    config = LaunchConfig(**parse_command_line(argv[:end], flags))  # type: ignore[arg-type]
-    if not config.name:
-        raise UsageError("appo launch needs a --name for its folder")
-    check_folders(config.train_dir, "", "")
-    check_name("name", config.name)
-    if not config.seeds:
-        raise UsageError("--seeds needs at least one seed")
-    words = tuple(argv[end + 1 :])
-    for name in (*parse_train_flags(words), *config.grid):
-        if name in OURS:
-            raise UsageError(f"{name} is decided by appo launch: leave it out")
-    return Launch(config, words)
-
-
-def launch(work: Launch) -> int:
+def launch(config: LaunchConfig, words: Sequence[str]) -> int:
     """Train all runs; 0 if every one came to its end, else 1.
+
+    Args:
+        config: of the launch.
+        words: command line of training, for all runs.
 
     Raises:
         UsageError: a setting is wrong; nothing is started then.
         Interrupted: a signal came; the runs have saved.
     """
-    jobs = jobs_of(work)
-    if work.config.dry_run:
+    jobs = jobs_of(config, words)
+    if config.dry_run:
         for job in jobs:
             say(f"appo {shlex.join(job.words)}")
         return 0
-    _make(work.folder)
+    _make(config.folder)
     try:
-        codes = _train_all(jobs, work)
+        codes = _train_all(jobs, config)
     except StopNow:
         return Interrupted.exit_code
-    for line in results(jobs, work.folder):
+    for line in results(jobs, config.folder):
         say(line)
     failed = [name for name, code in codes.items() if code]
     if failed:
@@ -122,28 +65,28 @@ def launch(work: Launch) -> int:
     return int(bool(failed))
 
 
-def _train_all(jobs: Sequence[Job], work: Launch) -> dict[str, int]:
+def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
     """Exit codes of all runs."""
     codes: dict[str, int] = {}
     with SignalWatch() as signals, _Running() as running:
         waiting = list(jobs)
         while waiting or running.processes:
             signals.check()
-            while waiting and len(running.processes) < work.config.parallel:
-                running.start(waiting.pop(0), work.folder)
-            for name, code in running.ended(POLL_SECONDS):
+            while waiting and len(running.processes) < config.parallel:
+                running.start(waiting.pop(0), config.folder)
+            for name, code in running.take_ended(POLL_SECONDS):
                 codes[name] = code
-                say(_line(work.folder, name, code))
+                say(_line(config.folder, name, code))
     return codes
 
 
-def jobs_of(work: Launch) -> list[Job]:
+def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
     """All runs, seed by seed, so that every setting has one result early.
 
     Raises:
         UsageError: a flag or a value of the grid is wrong, or flags contradict each other.
     """
-    config, jobs = work.config, []
+    jobs = []
     values = {name: _values(name, given) for name, given in config.grid.items()}
     for seed, chosen in itertools.product(config.seeds, itertools.product(*values.values())):
         setting = dict(zip(values, chosen, strict=True))
@@ -154,9 +97,9 @@ def jobs_of(work: Launch) -> list[Job]:
             **setting, "seed": str(seed), "experiment": name, "experiments_root": config.name,
             "train_dir": config.train_dir,
         }  # fmt: skip
-        words = (*work.words, *(f"--{key}={value}" for key, value in own.items()))
-        resolve(parse_train_flags(words))
-        jobs.append(Job(name, text or "all", ("train", *words)))
+        own_words = (*words, *(f"--{key}={value}" for key, value in own.items()))
+        resolve(parse_train_flags(own_words))
+        jobs.append(Job(name, text or "all", ("train", *own_words)))
     if len({job.name for job in jobs}) < len(jobs):
         raise UsageError("two runs of the grid have the same name: values must differ in letters and digits")
     return jobs
@@ -191,7 +134,7 @@ class _Running:
                     process.send_signal(number)
             deadline = time.monotonic() + STOP_SECONDS
             while self.processes and time.monotonic() < deadline:
-                for _ in self.ended(POLL_SECONDS):
+                for _ in self.take_ended(POLL_SECONDS):
                     pass
 
     def start(self, job: Job, folder: Path) -> None:
@@ -211,7 +154,7 @@ class _Running:
         self.processes[os.pidfd_open(process.pid)] = (job.name, process)
         say(f"started   {job.name}, see {log_path}")
 
-    def ended(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
+    def take_ended(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
         """Names and exit codes of those that have ended, after waiting for at most this long."""
         for ready in multiprocessing.connection.wait(list(self.processes), timeout_seconds):
             assert isinstance(ready, int)

@@ -2,46 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from algorithms.population.lineage import LINEAGE_FILE, Event, numbers_of, read_events
 from algorithms.run.folder import find_run
-from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
+from algorithms.tools.flags import LineageConfig
+from utils.command_line import say
 from utils.errors import UsageError
 from utils.files import replaced_when_whole
-from utils.flags import flag, flags_of
 from utils.values import is_number, shown
 
-USAGE = "appo lineage RUN [-o PICTURE] [flags]      for example: appo lineage CartPole-v1_1 -o lineage.png"
 INCHES_PER_LANE = 0.45
 PANEL_INCHES = 1.2
-
-
-@dataclass(frozen=True)
-class LineageConfig:
-    """Who copied whom."""
-
-    run: str = flag("", "name of the run in train_dir, or its folder; it may be the first word without a name")
-    output: str = flag(
-        "", "picture to draw, by its suffix png, svg or pdf; -o is the same; empty = lineage.png of the run"
-    )
-    train_dir: str = flag("./train_dir", "folder of all runs")
-    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
-
-
-def parse_lineage(argv: Sequence[str]) -> LineageConfig:
-    """Return the configuration of a command line of `appo lineage`; `--help` prints the flags and exits."""
-    flags = flags_of(LineageConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Lineage": flags}, {}))
-    words = ["--output" if word == "-o" else word for word in argv]
-    words = [f"--run={words[0]}", *words[1:]] if words and not words[0].startswith("-") else words
-    config = LineageConfig(**parse_command_line(words, flags))  # type: ignore[arg-type]
-    if not config.run:
-        raise UsageError("appo lineage needs the name of a run")
-    return config
 
 
 def lineage(config: LineageConfig) -> int:
@@ -54,7 +27,7 @@ def lineage(config: LineageConfig) -> int:
     events = read_events(run)
     if not events:
         raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
-    for line in described(events):
+    for line in describe(events):
         say(line)
     path = Path(config.output) if config.output else run / "lineage.png"
     draw(events, path)
@@ -62,7 +35,7 @@ def lineage(config: LineageConfig) -> int:
     return 0
 
 
-def described(events: Sequence[Event]) -> list[str]:
+def describe(events: Sequence[Event]) -> list[str]:
     """A line for every copy and mutation, and one for all."""
     lines = [_line(event) for event in events if event.kind in ("copy", "mutation")]
     counts = [sum(event.kind == kind for event in events) for kind in ("copy", "mutation")]
@@ -105,7 +78,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
 
     done = [event for event in events if event.state != "taken back"]
     policies = sorted({event.policy for event in done} | {event.source for event in done})
-    names = _changing(done)
+    names = _changing_names(done)
     heights = [INCHES_PER_LANE * len(policies) + 0.8, *(PANEL_INCHES for _ in names)]
     figure, axes = pyplot.subplots(
         len(heights), 1, figsize=(9, sum(heights) + 0.6), height_ratios=heights, sharex=True, squeeze=False
@@ -126,7 +99,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
         pyplot.close(figure)
 
 
-def _changing(events: Sequence[Event]) -> list[str]:
+def _changing_names(events: Sequence[Event]) -> list[str]:
     """Names of the numbers that are not the same in all events."""
     seen: dict[str, set[float]] = {}
     for event in events:

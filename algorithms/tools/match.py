@@ -91,14 +91,14 @@ def match(config: MatchConfig) -> int:
     machine.limit_threads(1)
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
-        runs = found(config.a, config.policy_a, config), found(config.b, config.policy_b, config)
-        env_steps, differences = _played(runs, config, seed)
+        runs = find_side(config.a, config.policy_a, config), find_side(config.b, config.policy_b, config)
+        env_steps, differences = _play(runs, config, seed)
     score = score_of(differences)
     say(_as_json(runs, env_steps, seed, score) if config.json else _summary(runs, env_steps, seed, score))
     return 0
 
 
-def found(text: str, policy: int, config: MatchConfig) -> Run:
+def find_side(text: str, policy: int, config: MatchConfig) -> Run:
     """The run and the checkpoint that a word of the command line names.
 
     Raises:
@@ -136,7 +136,7 @@ def _near(run: Run, parent: Path, env_steps: int) -> Run:
     return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest))
 
 
-def _played(runs: tuple[Run, Run], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
+def _play(runs: tuple[Run, Run], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
     """Env steps that both have learned from, and the difference of each episode."""
     flags = _flags(config)
     envs = make_envs(runs[0].config, flags)

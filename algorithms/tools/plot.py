@@ -6,7 +6,6 @@ four on that of the middle half. Both end with the shortest run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
@@ -16,19 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.run.config import FLAGS_BY_PART
-from algorithms.run.folder import check_folders, find_run
+from algorithms.run.folder import find_run
 from algorithms.runtime.monitor.curves import Axis, Point, read_curve
 from algorithms.tools.compare import PLACES, differing_flags, flags_of_run
-from utils.command_line import format_help, leading_words, parse_command_line, print_and_exit, say, wants_help, words_of
+from algorithms.tools.flags import PlotConfig
+from utils.command_line import say, words_of
 from utils.errors import UsageError
 from utils.files import replaced_when_whole
-from utils.flags import flag, flags_of
 from utils.values import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-USAGE = "appo plot RUN... -o FILE [flags]      for example: appo plot CartPole-v1_1 CartPole-v1_2 -o curve.png"
 ENDS = ("train_for_seconds", "train_until_return", "keep_checkpoints")
 ASIDE = {*PLACES, *ENDS, "seed", *FLAGS_BY_PART["logging"], *(n for n in FLAGS_BY_PART["run"] if n.startswith("save_"))}
 """Flags in which runs of one group may differ."""
@@ -39,17 +37,6 @@ MOST_IN_LABEL = 2
 NAMES = {"env_steps": "env steps", "hours": "hours"}
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class PlotConfig:
-    """Drawing learning curves."""
-
-    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
-    output: str = flag("learning_curve.png", "the picture to write, also as -o FILE; its suffix is the format")
-    x: str = flag("env_steps", "what the curves are drawn over", choices=("env_steps", "hours"))
-    train_dir: str = flag("./train_dir", "folder of all runs")
-    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
 
 
 class Curve(NamedTuple):
@@ -69,20 +56,6 @@ class Band(NamedTuple):
     high: Array
 
 
-def parse_plot(argv: Sequence[str]) -> PlotConfig:
-    """Return the configuration of a command line of `appo plot`; `--help` prints the flags and exits."""
-    flags = flags_of(PlotConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Plot": flags}, {}))
-    words, rest = leading_words(argv)
-    rest = ["--output" if word == "-o" else word for word in rest]
-    config = PlotConfig(**parse_command_line(rest, flags))  # type: ignore[arg-type]
-    check_folders(config.train_dir, config.experiments_root, "")
-    if not (words or config.runs):
-        raise UsageError("appo plot needs the folder of a run, or several: appo runs lists them")
-    return replace(config, runs=(*words, *config.runs))
-
-
 def plot(config: PlotConfig) -> int:
     """Draw the curves of runs; the exit code.
 
@@ -98,12 +71,12 @@ def plot(config: PlotConfig) -> int:
             say(f"{shown(curve.name)} has reported too few returns for a curve")
     if not known:
         raise UsageError("there is nothing to draw")
-    draw(grouped(known), cast(Axis, config.x), Path(config.output))
+    draw(group_runs(known), cast(Axis, config.x), Path(config.output))
     say(f"{len(known)} of {len(curves)} runs drawn: {config.output}")
     return 0
 
 
-def grouped(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+def group_runs(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
     """Runs of the same flags but for the seed together, by what tells them from the others."""
     groups: list[list[Curve]] = []
     for curve in curves:

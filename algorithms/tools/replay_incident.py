@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -18,33 +18,18 @@ import numpy as np
 from algorithms.playing.episodes import Tally
 from algorithms.run.config import Config
 from algorithms.runtime.processes.process import ending_of
+from algorithms.tools.flags import ReplayConfig
 from envs.agents.multi_agent import loop_over
 from envs.config import EnvConfig
 from envs.incidents import HANG, Incident, error_name, restore_random_state
 from envs.make import make_group, make_single
 from envs.spec import Array, EnvSpec, StepRow
-from utils.command_line import format_help, named_first_word, parse_command_line, print_and_exit, say, wants_help
+from utils.command_line import say
 from utils.errors import EnvironmentFailure, UsageError
-from utils.flags import flag, flags_of
 from utils.values import shown
 
-USAGE = "appo replay INCIDENT [flags]      for example: appo replay train_dir/a/incidents/env_actor_0_0.json"
 NOT_REPRODUCED = 1
 END_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class ReplayConfig:
-    """Repeating what led an environment to fail."""
-
-    incident: str = flag("", "file of the incident, in incidents/ of a run; it may be the first word without a name")
-    render: bool = flag(False, "open a window and show every step")
-    hang_seconds: float = flag(
-        30.0,
-        "what ended its process, or stopped it, is repeated in another one; it hangs there if a step, or making and"
-        " resetting it, takes longer than this",
-        minimum=0.1,
-    )
 
 
 class Outcome(NamedTuple):
@@ -61,17 +46,6 @@ class Outcome(NamedTuple):
     error: str = ""
     message: str = ""
     traceback: str = ""
-
-
-def parse_replay(argv: Sequence[str]) -> ReplayConfig:
-    """Return the configuration of a command line of `appo replay`; `--help` prints the flags and exits."""
-    flags = flags_of(ReplayConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Replay": flags}, {}))
-    config = ReplayConfig(**parse_command_line(named_first_word(argv, "incident"), flags))  # type: ignore[arg-type]
-    if not config.incident:
-        raise UsageError("appo replay needs the file of an incident: look into incidents/ of the run")
-    return config
 
 
 def replay(config: ReplayConfig) -> int:

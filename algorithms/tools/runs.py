@@ -4,38 +4,15 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from algorithms.run.folder import check_folders
 from algorithms.run.summary import RunSummary, summaries
-from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
+from algorithms.tools.flags import RunsConfig
+from utils.command_line import say
 from utils.errors import UsageError
-from utils.flags import flag, flags_of
 from utils.values import shown
 
-USAGE = "appo runs [flags]      for example: appo runs --train_dir=./train_dir"
-
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
-
-
-@dataclass(frozen=True)
-class RunsConfig:
-    """Listing runs."""
-
-    train_dir: str = flag("./train_dir", "folder of all runs")
-    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
-    json: bool = flag(False, "print a JSON list with an object per run instead of text")
-
-
-def parse_runs(argv: Sequence[str]) -> RunsConfig:
-    """Return the configuration of a command line of `appo runs`; `--help` prints the flags and exits."""
-    flags = flags_of(RunsConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Runs": flags}, {}))
-    config = RunsConfig(**parse_command_line(argv, flags))  # type: ignore[arg-type]
-    check_folders(config.train_dir, config.experiments_root, "")
-    return config
 
 
 def list_runs(config: RunsConfig) -> int:

@@ -7,11 +7,10 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from algorithms.run.folder import check_folders, find_run
+from algorithms.run.folder import find_run
 from algorithms.run.summary import LIVING_STATES, RunSummary, last_records, summaries, summary
 from algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants_colour
 from algorithms.runtime.monitor.curves import METRICS_FILE, ReturnTraces
@@ -19,39 +18,15 @@ from algorithms.runtime.monitor.overview import Overview, read_status
 from algorithms.runtime.monitor.panel import Snapshot, draw, render
 from algorithms.runtime.monitor.performance import NAMES, Performance, RoleTimes
 from algorithms.runtime.monitor.terminal import Screen
+from algorithms.tools.flags import TopConfig
 from algorithms.tools.runs import age
-from utils.command_line import format_help, leading_words, parse_command_line, print_and_exit, say, wants_help
+from utils.command_line import say
 from utils.errors import UsageError
 from utils.files import open_own
-from utils.flags import flag, flags_of
 from utils.timing import PHASES
 from utils.values import is_number, shown
 
-USAGE = "appo top [RUN] [flags]      for example: appo top CartPole-v1_1"
 PAGE = os.terminal_size((100, 40))  # where there is no terminal to ask
-
-
-@dataclass(frozen=True)
-class TopConfig:
-    """Looking at a run."""
-
-    experiment: str = flag("", "folder of the run, or a path; it may be the first word; empty = the last active one")
-    train_dir: str = flag("./train_dir", "folder of all runs")
-    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
-    once: bool = flag(False, "print the panel once, as text, and end; so it is in any case where stdout is no terminal")
-    interval_seconds: float = flag(2, "seconds between two looks", minimum=0.25)
-
-
-def parse_top(argv: Sequence[str]) -> TopConfig:
-    """Return the configuration of a command line of `appo top`; `--help` prints the flags and exits."""
-    flags = flags_of(TopConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Top": flags}, {}))
-    words, rest = leading_words(argv)
-    if len(words) > 1:
-        raise UsageError(f"appo top shows one run, got {len(words)}: {shown(' '.join(words))}")
-    given = parse_command_line([*(f"--experiment={word}" for word in words), *rest], flags)
-    return TopConfig(**given)  # type: ignore[arg-type]
 
 
 def top(config: TopConfig) -> int:
@@ -128,7 +103,6 @@ class Watched:
 
 
 def _directory(config: TopConfig) -> Path:
-    check_folders(config.train_dir, config.experiments_root, "")
     group = Path(config.train_dir, config.experiments_root)
     if config.experiment:
         return find_run(config.experiment, group)

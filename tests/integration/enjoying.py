@@ -67,7 +67,7 @@ def evaluation(runs: Path, experiment: str, **flags: Any) -> EvaluationConfig:
 
 def enjoyed(capfd: pytest.CaptureFixture[str], runs: Path, *flags: str) -> dict[str, Any]:
     """What `enjoy --json` prints, which must be one JSON object and nothing else."""
-    assert cli.enjoy([f"--train_dir={runs}", "--json", "--no_render", *flags]) == 0
+    assert cli.run("enjoy", [f"--train_dir={runs}", "--json", "--no_render", *flags]) == 0
     printed = capfd.readouterr().out
     assert printed.count("\n") == 1
     result: dict[str, Any] = json.loads(printed)

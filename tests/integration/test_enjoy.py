@@ -72,10 +72,8 @@ def test_an_episode_of_several_agents_is_one_with_each_of_them(runs: Path, capfd
     by_agent = np.mean([episode["agent_returns"] for episode in result["episodes"]], axis=0)
     assert result["agent_means"] == pytest.approx(by_agent.tolist())
     assert result["team_mean"] == pytest.approx(by_agent.sum())
-    assert (
-        cli.enjoy([f"--train_dir={runs}", "--experiment=shifts", "--max_num_episodes=6", "--no_render", "--seed=0"])
-        == 0
-    )
+    flags = ["--experiment=shifts", "--max_num_episodes=6", "--no_render", "--seed=0"]
+    assert cli.run("enjoy", [f"--train_dir={runs}", *flags]) == 0
     each = ", ".join(f"{mean:.3f}" for mean in by_agent)
     last = capfd.readouterr().out.splitlines()[-1]
     assert last == f"return of each agent: {each}; of all together {by_agent.sum():.3f}"
@@ -153,11 +151,11 @@ def test_what_cannot_be_drawn_is_played_without_a_window(
     env = f"tests.integration.enjoying:{name}"
     copied(runs, "windowed", tmp_path, "700", config={"env": env})
     argv = [f"--train_dir={tmp_path}", "--experiment=windowed", "--no_render=False", "--max_num_episodes=2"]
-    assert cli.run_command(lambda: cli.enjoy(argv)) == 0
+    assert cli.run_command(lambda: cli.run("enjoy", argv)) == 0
     printed = capsys.readouterr()
     assert printed.err == f"warning: no window: {env} cannot be drawn: it takes no render_mode\n"
     assert "2 episodes: return " in printed.out
-    assert cli.run_command(lambda: cli.enjoy([*argv, f"--save_video={tmp_path}/x.mp4"])) == 2
+    assert cli.run_command(lambda: cli.run("enjoy", [*argv, f"--save_video={tmp_path}/x.mp4"])) == 2
     assert capsys.readouterr().err == f"error: {env} cannot be drawn: it takes no render_mode\n"
 
 
@@ -178,7 +176,7 @@ def test_training_never_opens_a_window(runs: Path) -> None:
 
 def test_text_has_a_line_per_episode_and_a_summary(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--experiment=memory", "--max_num_episodes=2", "--seed=1", "--no_render"]
-    assert cli.enjoy([f"--train_dir={runs}", *flags]) == 0
+    assert cli.run("enjoy", [f"--train_dir={runs}", *flags]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].endswith("env steps, seed 1")
     assert [line.split()[0] for line in lines[1:4]] == ["episode", "1", "2"]

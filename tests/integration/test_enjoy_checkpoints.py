@@ -31,7 +31,7 @@ def test_a_run_without_a_usable_checkpoint_exits_6(
         (damaged / file.name).write_bytes(file.read_bytes())
     spoil(damaged)
     flags = [f"--train_dir={tmp_path}", "--experiment=counter", "--no_render"]
-    assert cli.run_command(lambda: cli.enjoy(flags)) == 6
+    assert cli.run_command(lambda: cli.run("enjoy", flags)) == 6
     printed = capfd.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines()[0].startswith("error: none of 1 checkpoints can be used")
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_is_not_there(
 ) -> None:
     copied(runs, "counter", tmp_path, "700")
     argv = [f"--train_dir={tmp_path}", "--experiment=counter", *flags]
-    assert cli.run_command(lambda: cli.enjoy(argv)) == exit_code
+    assert cli.run_command(lambda: cli.run("enjoy", argv)) == exit_code
     printed = capfd.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert printed.err.startswith(f"error: {text}")
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_not_there(
 def test_no_milestone_is_as_early_as_that(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     copied(runs, "counter", tmp_path, *CHECKPOINTS)
     argv = [f"--train_dir={tmp_path}", "--experiment=counter", "--milestone=99"]
-    assert cli.run_command(lambda: cli.enjoy(argv)) == 2
+    assert cli.run_command(lambda: cli.run("enjoy", argv)) == 2
     assert capfd.readouterr().err == "error: --milestone=99: the first milestone is at 100 env steps\n"
 
 
@@ -128,14 +128,14 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(
     spoiled = parent / f"ckpt_{newest:012d}"
     spoil(spoiled)
     argv = [f"--train_dir={tmp_path}", "--experiment=counter", "--json", "--max_num_episodes=1", *flags]
-    assert cli.enjoy(argv) == 0
+    assert cli.run("enjoy", argv) == 0
     printed = capfd.readouterr()
     assert json.loads(printed.out)["env_steps"] == older
     assert printed.err.startswith(f"warning: damaged checkpoint skipped: {spoiled}: ")
     for path in parent.glob("ckpt_*"):
         if path.name <= f"ckpt_{older:012d}" and path != spoiled:
             spoil(path)
-    assert cli.run_command(lambda: cli.enjoy(argv)) == 6
+    assert cli.run_command(lambda: cli.run("enjoy", argv)) == 6
     assert "checkpoints can be used" in capfd.readouterr().err
 
 

@@ -86,7 +86,7 @@ def test_an_environment_trained_as_a_vector_plays_the_same_episodes_in_a_video(
 def test_the_text_says_where_the_video_is(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     copied(runs, "windowed", tmp_path, "700", config=DRAWN)
     path = tmp_path / "videos" / "x.gif"
-    assert cli.enjoy([f"--train_dir={tmp_path}", "--experiment=windowed", f"--save_video={path}"]) == 0
+    assert cli.run("enjoy", [f"--train_dir={tmp_path}", "--experiment=windowed", f"--save_video={path}"]) == 0
     assert capfd.readouterr().out.splitlines()[-1] == f"video: {path}, 4 pictures at 20 per second"
     assert [file.name for file in path.parent.iterdir()] == ["x.gif"]
 
@@ -96,7 +96,7 @@ def test_a_video_without_a_name_has_one(
 ) -> None:
     copied(runs, "windowed", tmp_path, "700", config=DRAWN)
     monkeypatch.chdir(tmp_path)
-    assert cli.enjoy([f"--train_dir={tmp_path}", "--experiment=windowed", "--save_video", "--seed=1"]) == 0
+    assert cli.run("enjoy", [f"--train_dir={tmp_path}", "--experiment=windowed", "--save_video", "--seed=1"]) == 0
     assert capfd.readouterr().out.splitlines()[-1] == "video: video.mp4, 4 pictures at 20 per second"
     assert Path("video.mp4").stat().st_size > 0
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_filmed_is_one_line(
     runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], experiment: str, flags: tuple[str, ...], text: str
 ) -> None:
     argv = [f"--train_dir={runs}", f"--experiment={experiment}", f"--save_video={tmp_path}/x.mp4", *flags]
-    assert cli.run_command(lambda: cli.enjoy(argv)) == 2
+    assert cli.run_command(lambda: cli.run("enjoy", argv)) == 2
     printed = capfd.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert printed.err.startswith("error: ")

@@ -17,7 +17,7 @@ from algorithms.run.config import Config
 from algorithms.run.observers import check_companions, evaluation_words
 from algorithms.tools import evaluate
 from algorithms.tools.evaluate import Evaluation, Evaluator, Filming, best_kept, interval
-from algorithms.tools.flags import EvaluatorConfig, parse_evaluate
+from algorithms.tools.flags import EvaluateConfig
 from tests.integration.enjoying import copied, enjoyed
 from tests.integration.runs import train
 from tests.videos import pictures_of
@@ -36,7 +36,7 @@ def test_the_newest_checkpoint_plays_the_same_episodes_each_time(
     words = ["--experiment=counter", "--deterministic", "--seed=7", "--max_num_episodes=6"]
     played = enjoyed(capfd, tmp_path, *words)
     for _ in range(2):
-        assert cli.evaluate([str(run), "--episodes=6", "--seed=7"]) == 0
+        assert cli.run("evaluate", [str(run), "--episodes=6", "--seed=7"]) == 0
     assert capfd.readouterr().out.count("policy 0 at 600 env steps, ") == 4
     (sampled, probable), again = results(run)[:2], results(run)[2:]
     without_time = [{**one, "seconds": 0} for one in (sampled, probable)]
@@ -62,11 +62,11 @@ def test_only_a_better_one_takes_the_place_of_the_best(
         factor = 1.0 if mode == "most_probable" else -1.0  # by which the best is not chosen
         return Evaluation(policy, steps, mode, 5, factor * mean, 0.1, low, high, 0.0)
 
-    monkeypatch.setattr(Evaluator, "_evaluated", evaluated)
+    monkeypatch.setattr(Evaluator, "_evaluate", evaluated)
     parent = run / "checkpoint_p0"
     files: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000100")}
     kept = []
-    with Evaluator(run, EvaluatorConfig(best_by="most_probable")) as one:
+    with Evaluator(run, EvaluateConfig(best_by="most_probable")) as one:
         for steps in means:
             checkpoint_files.save(parent, checkpoint_files.checkpoint_name(steps), files)
             assert len(one.look()) == 2
@@ -90,7 +90,7 @@ def test_only_what_was_measured_alike_is_compared(
         mean = next(means) if mode == "sampled" else 1.0
         return Evaluation(policy, 100, mode, 5, mean, 0.1, mean, mean, 0.0)
 
-    monkeypatch.setattr(Evaluator, "_evaluated", evaluated)
+    monkeypatch.setattr(Evaluator, "_evaluate", evaluated)
     values, said, own = [], [], {"horizon": 3}
     for flags in (
         {"env_kwargs": {"bonus": 100}},
@@ -100,7 +100,7 @@ def test_only_what_was_measured_alike_is_compared(
         {"env_kwargs": own, "episodes": 9},
         {"env_kwargs": own, "best_by": "most_probable"},
     ):
-        with Evaluator(run, EvaluatorConfig(**flags)) as one:  # type: ignore[arg-type]
+        with Evaluator(run, EvaluateConfig(**flags)) as one:  # type: ignore[arg-type]
             one.look()
         kept = best_kept(run / "checkpoint_p0" / "best_evaluated")
         values.append(kept and kept["value"])
@@ -131,11 +131,11 @@ def test_intervals() -> None:
 def test_nothing_to_evaluate(runs: Path, tmp_path: Path) -> None:
     run = copied(runs, "counter", tmp_path)
     with pytest.raises(CheckpointError, match="run counter has no checkpoint yet"):
-        cli.evaluate([str(run)])
+        cli.run("evaluate", [str(run)])
     with pytest.raises(UsageError, match="there is no run nothing"):
-        cli.evaluate(["nothing"])
+        cli.run("evaluate", ["nothing"])
     with pytest.raises(UsageError, match="appo evaluate needs a run"):
-        cli.evaluate([])
+        cli.run("evaluate", [])
 
 
 def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(
@@ -144,14 +144,14 @@ def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(
     run = copied(runs, "counter", tmp_path, "/600")
     (run / "eval").touch()
     before = sorted(run.rglob("*"))
-    assert cli.evaluate([str(run), "--episodes=2"]) == 0
+    assert cli.run("evaluate", [str(run), "--episodes=2"]) == 0
     printed = capfd.readouterr()
     assert printed.out.count("policy 0 at 600 env steps, ") == printed.out.count("\n") == 2
     assert printed.err == f"warning: results are not kept: cannot write {run / 'eval'}: File exists\n"
     assert sorted(run.rglob("*")) == before
     with (
         pytest.raises(ResourceError, match=r"^cannot write .*eval: File exists$"),
-        Evaluator(run, EvaluatorConfig(every_sec=1.0)),
+        Evaluator(run, EvaluateConfig(every_sec=1.0)),
     ):
         pass
 
@@ -160,7 +160,7 @@ def test_following_ends_after_the_last_checkpoint(runs: Path, tmp_path: Path, mo
     run = copied(runs, "counter", tmp_path, "/600")
     (run / "status.json").write_text('{"state": "finished"}')
     monkeypatch.setattr(evaluate, "_give_way", lambda: None)  # this process is the suite's
-    assert cli.evaluate([str(run), "--every_sec=0.001", "--episodes=2"]) == 0
+    assert cli.run("evaluate", [str(run), "--every_sec=0.001", "--episodes=2"]) == 0
     assert len(results(run)) == 2
 
 
@@ -179,7 +179,7 @@ def test_a_full_disk_costs_an_evaluation_and_not_all_that_follow(
         return []
 
     monkeypatch.setattr(Evaluator, "look", look)
-    with Evaluator(tmp_path, EvaluatorConfig(every_sec=0.001)) as one:
+    with Evaluator(tmp_path, EvaluateConfig(every_sec=0.001)) as one:
         one.follow()
     assert len(looks) == 3
     assert capsys.readouterr().err == "warning: cannot save a checkpoint: No space left on device\n"
@@ -188,7 +188,7 @@ def test_a_full_disk_costs_an_evaluation_and_not_all_that_follow(
 def test_what_training_says_of_evaluations_is_understood_by_them() -> None:
     given = {"eval_every_sec": 2.5, "eval_episodes": 3, "eval_seed": 7, "eval_env_kwargs": {"x": [1, None]}}
     words = evaluation_words(Config.from_flat({"env": "a", "experiment": "b", **given}))
-    found = parse_evaluate(words[1:])
+    (found,) = cli.parse(words[0], words[1:])
     assert (found.run, found.every_sec, found.episodes) == (str(Path("train_dir/b").absolute()), 2.5, 3)
     assert (found.seed, found.env_kwargs, found.video_every_min) == (7, {"x": [1, None]}, 0.0)
 
@@ -202,7 +202,7 @@ def test_the_first_episode_is_filmed_now_and_then(
     newest: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000600")}
 
     def made() -> list[str]:
-        assert cli.evaluate([str(run), "--episodes=2", "--seed=7", "--video_every_min=10"]) == 0
+        assert cli.run("evaluate", [str(run), "--episodes=2", "--seed=7", "--video_every_min=10"]) == 0
         return sorted(path.name for path in videos.iterdir())
 
     assert made() == ["p0_000000000600.mp4"]
@@ -223,7 +223,7 @@ def test_what_cannot_be_filmed_is_said_once_and_evaluated(
     run = copied(runs, "counter", tmp_path, "/100")
     parent = run / "checkpoint_p0"
     files: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000100")}
-    with Evaluator(run, EvaluatorConfig(episodes=2, video_every_min=1e-9)) as one:
+    with Evaluator(run, EvaluateConfig(episodes=2, video_every_min=1e-9)) as one:
         for steps in (200, 300):
             checkpoint_files.save(parent, checkpoint_files.checkpoint_name(steps), files)
             assert len(one.look()) == 2

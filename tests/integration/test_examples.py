@@ -123,7 +123,7 @@ def test_a_custom_model_acts_in_processes_of_its_own_and_is_played(
     }  # fmt: skip
     capsys.readouterr()
     played = ["--experiment=run", f"--train_dir={tmp_path}", "--max_num_episodes=3", "--seed=1", "--json"]
-    assert cli.enjoy(played) == 0
+    assert cli.run("enjoy", played) == 0
     assert json.loads(capsys.readouterr().out)["num_episodes"] == 3
 
 

@@ -44,7 +44,7 @@ def test_it_gives_the_actions_of_the_policy_on_a_thousand_observations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "policy.onnx"
-    assert cli.export([str(runs / experiment), "-o", str(path)]) == 0
+    assert cli.run("export", [str(runs / experiment), "-o", str(path)]) == 0
     assert "checked on 1000 random observations" in capsys.readouterr().out
     session, policy = session_of(path), load_policy(runs / experiment)
     names = [each.name for each in session.get_inputs()]
@@ -145,13 +145,13 @@ def test_keys_that_are_called_as_other_inputs_outputs_or_what_is_inside(tmp_path
 def test_a_file_that_computes_something_else_is_not_kept(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    computed = exporting._computed
+    computed = exporting._compute
 
     def other(*arguments: Any) -> dict[str, Any]:
         outputs = computed(*arguments)
         return outputs | {"value": outputs["value"] + 0.1}
 
-    monkeypatch.setattr(exporting, "_computed", other)
+    monkeypatch.setattr(exporting, "_compute", other)
     with pytest.raises(exporting.ExportError, match="differs from the policy by"):
         exporting.export_policy(load_policy(runs / "cartpole"), tmp_path / "policy.onnx")
     assert list(tmp_path.iterdir()) == []
@@ -160,15 +160,15 @@ def test_a_file_that_computes_something_else_is_not_kept(
 def test_without_its_packages_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "PACKAGES", ("onnxx", "onnxruntime", "ortt"))
     with pytest.raises(UsageError, match=r'needs onnxx and ortt: pip install "appo\[onnx\]"'):
-        cli.export(["x"])
+        cli.run("export", ["x"])
     with pytest.raises(UsageError, match="appo export needs a run"):
-        cli.export([])
+        cli.run("export", [])
 
 
 def test_a_place_for_no_file_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = load_policy(runs / "cartpole")
     monkeypatch.setattr(exporting, "_write", lambda network, metadata, path: path.touch())
-    monkeypatch.setattr(exporting, "_checked", lambda *arguments: 0.0)
+    monkeypatch.setattr(exporting, "_check", lambda *arguments: 0.0)
     for place in (Path("/"), runs, runs / "cartpole" / "config.json" / "x.onnx", runs / f"{'x' * 251}.onnx"):
         with pytest.raises(UsageError, match=r"^cannot write "):
             exporting.export_policy(policy, place)

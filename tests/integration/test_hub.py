@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from algorithms import cli, load_policy
-from algorithms.tools.flags import HubConfig, parse_hub
+from algorithms.tools.flags import HubConfig
 from algorithms.tools.hub import ALLOWED, make_bundle, names_in
 from tests.integration.enjoying import copied, enjoyed
 from utils.errors import CheckpointError, ResourceError, UsageError
@@ -65,7 +65,7 @@ def test_what_is_uploaded_comes_back_and_plays(
 ) -> None:
     video = tmp_path / "x.gif"
     video.write_bytes(b"GIF89a")
-    assert cli.hub([str(runs / "cartpole"), "--repo=me/cart", f"--video={video}", "--private"]) == 0
+    assert cli.run("hub", [str(runs / "cartpole"), "--repo=me/cart", f"--video={video}", "--private"]) == 0
     assert fake.asked == [("create", "me/cart", True)]
     names = names_in(fake.folder)
     assert {Path(name).name for name in names} == {
@@ -79,7 +79,7 @@ def test_what_is_uploaded_comes_back_and_plays(
         (fake.folder / stranger).write_bytes(b"\x80\x04.")
     fake.asked.clear()
     capfd.readouterr()
-    assert cli.hub(["--download=me/cart", f"--train_dir={tmp_path}"]) == 0
+    assert cli.run("hub", ["--download=me/cart", f"--train_dir={tmp_path}"]) == 0
     assert [name for _, name in fake.asked] == names
     printed = capfd.readouterr().out
     assert "left out  evil.pkl\n" in printed
@@ -91,14 +91,14 @@ def test_what_is_uploaded_comes_back_and_plays(
     assert all((here[name] == there[name]).all() for name in here)
     assert enjoyed(capfd, tmp_path, "--experiment=cart", "--max_num_episodes=1")["num_episodes"] == 1
     with pytest.raises(UsageError, match="already: give another --experiment"):
-        cli.hub(["--download=me/cart", f"--train_dir={tmp_path}"])
+        cli.run("hub", ["--download=me/cart", f"--train_dir={tmp_path}"])
 
 
 def test_a_dry_run_needs_no_library_and_touches_nothing(
     runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert cli.hub([str(runs / "memory"), "--repo=me/memory", "--dry_run"]) == 0
+    assert cli.run("hub", [str(runs / "memory"), "--repo=me/memory", "--dry_run"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert [line.split()[-1].rpartition("/")[2] for line in lines[:-1]] == [
         "README.md", "MANIFEST.json", "model.safetensors", "optimizer.safetensors", "state.json", "config.json",
@@ -159,20 +159,20 @@ def test_a_repository_that_lies_becomes_no_run(runs: Path, tmp_path: Path, fake:
     (model,) = fake.folder.rglob("model.safetensors")
     model.write_bytes(b"\x80\x04cos\nsystem\n.")
     with pytest.raises(CheckpointError, match="none of 1 checkpoints can be used"):
-        cli.hub(["--download=me/liar", f"--train_dir={tmp_path}"])
+        cli.run("hub", ["--download=me/liar", f"--train_dir={tmp_path}"])
     (fake.folder / "config.json").write_text('{"no_such_flag": 1}')
     with pytest.raises(UsageError, match="unknown flag no_such_flag"):
-        cli.hub(["--download=me/liar", f"--train_dir={tmp_path}"])
+        cli.run("hub", ["--download=me/liar", f"--train_dir={tmp_path}"])
     (fake.folder / "config.json").unlink()
     with pytest.raises(UsageError, match=r"holds no config\.json: it is no policy"):
-        cli.hub(["--download=me/liar", f"--train_dir={tmp_path}"])
+        cli.run("hub", ["--download=me/liar", f"--train_dir={tmp_path}"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "remote"]
 
 
 def test_a_hub_that_cannot_be_reached(runs: Path, fake: FakeHub) -> None:
     fake.fails = True
     with pytest.raises(ResourceError, match="the Hub: ConnectionError: no network"):
-        cli.hub([str(runs / "counter"), "--repo=me/x"])
+        cli.run("hub", [str(runs / "counter"), "--repo=me/x"])
 
 
 @pytest.mark.parametrize(
@@ -204,4 +204,4 @@ def test_names_that_travel(name: str, allowed: bool) -> None:
 )
 def test_wrong_words(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        parse_hub(words)
+        cli.parse("hub", words)

@@ -66,13 +66,13 @@ def test_the_printed_configuration_says_what_the_kind_decides(
     monkeypatch.chdir(tmp_path)
     words = [f"--env={UNKNOWN}", "--learning_rate=0.5"]
     with pytest.raises(SystemExit):
-        cli.train([*words, "--print_config=json"])
+        cli.run("train", [*words, "--print_config=json"])
     printed = json.loads(capsys.readouterr().out)
     by_kind = {name: entry["value"] for name, entry in printed.items() if entry["origin"] == "kind of observation"}
     assert by_kind == {name: value for name, value in DECIDED.items() if name != "learning_rate"}
     assert printed["learning_rate"] == {"value": 0.5, "origin": "command line"}
     with pytest.raises(SystemExit):
-        cli.train([*words, "--env_kwargs", "observation=image_hwc", "--print_config=json"])
+        cli.run("train", [*words, "--env_kwargs", "observation=image_hwc", "--print_config=json"])
     printed = json.loads(capsys.readouterr().out)
     by_kind = {name for name, entry in printed.items() if entry["origin"] == "kind of observation"}
     assert by_kind == IMAGES.keys() - {"learning_rate"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from algorithms import cli
-from algorithms.tools.launch import jobs_of, parse_launch
+from algorithms.tools.launch import jobs_of
 from utils.command_line import own_command
 from utils.errors import UsageError
 
@@ -34,7 +34,7 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_combinations_seed_by_seed() -> None:
     grid = ["--grid", "learning_rate=1e-4,1e-3", "encoder_mlp_layers=[[8,8],[16]]", "use_rnn=false"]
-    jobs = jobs_of(parse_launch(["--name=a", "--seeds=1,2", *grid, "--", "--env=CartPole-v1"]))
+    jobs = jobs_of(*cli.parse("launch", ["--name=a", "--seeds=1,2", *grid, "--", "--env=CartPole-v1"]))
     assert [job.name for job in jobs] == [
         f"learning_rate-{rate}_encoder_mlp_layers-{layers}_use_rnn-False_seed-{seed}"
         for seed in (1, 2)
@@ -57,13 +57,13 @@ def test_all_combinations_seed_by_seed() -> None:
     ],
 )
 def test_values_given_as_json_stay_what_they_are(grid: str, words: list[str]) -> None:
-    jobs = jobs_of(parse_launch(["--name=a", "--grid", grid, "--", "--env=CartPole-v1"]))
+    jobs = jobs_of(*cli.parse("launch", ["--name=a", "--grid", grid, "--", "--env=CartPole-v1"]))
     assert [job.words[2] for job in jobs] == words
 
 
 def test_a_dry_run_prints_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--name=a", "--grid", 'env_kwargs=[{"x": 1}]', "--dry_run", "--", "--env=CartPole-v1"]
-    assert cli.launch(words) == 0
+    assert cli.run("launch", words) == 0
     assert "'--env_kwargs={\"x\": 1}'" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
@@ -84,22 +84,22 @@ def test_a_dry_run_prints_commands(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_mistakes_start_nothing(tmp_path: Path, words: list[str], message: str) -> None:
     env = ["--env=CartPole-v1"] if "--" in words else ["--", "--env=CartPole-v1"]
     with pytest.raises(UsageError, match=message):
-        cli.launch([*words, *env])
+        cli.run("launch", [*words, *env])
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_runs_are_trained_two_at_a_time_and_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--name=a", "--seeds=1,2", "--parallel=2", "--grid", "gamma=0.9,0.99"]
-    assert cli.launch([*words, "--", *SMALL, "--train_for_env_steps=500"]) == 0
+    assert cli.run("launch", [*words, "--", *SMALL, "--train_for_env_steps=500"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("started   ") == printed.count("ended     ") == 4
     assert "gamma-0.9: last return " in printed
     assert "over 2 runs" in printed
-    assert cli.launch([*words, "--", *SMALL, "--train_for_env_steps=1000"]) == 0
+    assert cli.run("launch", [*words, "--", *SMALL, "--train_for_env_steps=1000"]) == 0
     for status in Path("train_dir/a").glob("*/status.json"):
         assert json.loads(status.read_text())["totals"]["env_steps"] >= 1000
-    assert cli.launch(["--name=a", "--", *SMALL, "--env_kwargs", "no_such_argument=1"]) == 1
+    assert cli.run("launch", ["--name=a", "--", *SMALL, "--env_kwargs", "no_such_argument=1"]) == 1
     assert "1 of 1 runs failed: seed-1" in capsys.readouterr().out
 
 

@@ -160,7 +160,7 @@ def _choose(saved: Mapping[str, bytes], parent: Path, env_steps: int, choice: in
 
 
 def matched(capfd: pytest.CaptureFixture[str], train_dir: Path, *words: str) -> dict[str, Any]:
-    assert cli.match([*words, f"--train_dir={train_dir}", "--episodes=10", "--json"]) == 0
+    assert cli.run("match", [*words, f"--train_dir={train_dir}", "--episodes=10", "--json"]) == 0
     found: dict[str, Any] = json.loads(capfd.readouterr().out)
     return found
 
@@ -180,7 +180,7 @@ def test_paper_beats_rock(players: Path, capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_match_is_said_in_words(players: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.match(["rock", "both:99", f"--train_dir={players}", "--episodes=4", "--seed=1"]) == 0
+    assert cli.run("match", ["rock", "both:99", f"--train_dir={players}", "--episodes=4", "--seed=1"]) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[1:] == [
         "B: both at 99 env steps",
@@ -199,5 +199,5 @@ def test_who_cannot_play_is_refused(
         ([str(alone), rock], "a match needs an environment of several agents; toy/Counter-v0 has one"),
         ([rock, "nobody"], "there is no run nobody"),
     ):
-        assert cli.run_command(lambda words=words: cli.match(words)) == UsageError.exit_code  # type: ignore[misc]
+        assert cli.run_command(lambda words=words: cli.run("match", words)) == UsageError.exit_code  # type: ignore[misc]
         assert said in capfd.readouterr().err

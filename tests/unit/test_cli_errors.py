@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
 
-from algorithms.cli import COMMANDS, run_command
+from algorithms.cli import COMMANDS, parse, run_command
 from utils.command_line import say
+from utils.flags import flags_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,6 +98,47 @@ def test_help_works_with_anything_and_imports_nothing_heavy(tmp_path: Path, scri
     assert "--env TEXT" in result.stdout
     if script == "train_appo.py":
         assert "default: 64,64 by preset" in " ".join(result.stdout.split())
+
+
+HELP_ALONE = """
+import sys
+from algorithms.cli import run
+try:
+    run(sys.argv[1], ["--help"])
+except SystemExit as end:
+    assert end.code == 0, end.code
+assert not {"torch", "numpy", "gymnasium", "matplotlib"} & set(sys.modules), "too much imported for help"
+"""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_imports_nothing_heavy(name: str) -> None:
+    command = [sys.executable, "-c", HELP_ALONE, name]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=5, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_row_of_the_table_names_is_there(name: str) -> None:
+    row = COMMANDS[name]
+    assert callable(resolve_name(row.run))
+    assert not row.check or callable(resolve_name(row.check))
+    flags = flags_of(resolve_name(row.config)) if row.config else {}
+    assert {*row.words, *row.implied, *(other for other, _ in row.implied.values())} <= flags.keys()
+    assert {flag.removeprefix("--") for flag in row.short.values()} <= flags.keys()
+    assert not row.needs or row.words
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["a,b", "c", "--runs", "d"], ("a,b", "c", "d")),
+        (["--runs=a,b"], ("a", "b")),
+    ],
+)
+def test_words_without_a_name_are_runs_as_they_are(words: list[str], given: tuple[str, ...]) -> None:
+    assert parse("compare", words)[0].runs == given
 
 
 def test_version_and_help_into_a_closed_pipe(tmp_path: Path) -> None:

@@ -2,65 +2,31 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from algorithms import cli
-from algorithms.playing.config import parse_enjoy
 from algorithms.run.config import FLAGS, Config, asked_format, check, parse_train_flags
 from algorithms.runtime.callbacks import EVENTS
-from algorithms.tools.compare import parse_compare
-from algorithms.tools.doctor import DoctorConfig
-from algorithms.tools.flags import parse_evaluate, parse_export, parse_hub, parse_match
-from algorithms.tools.launch import parse_launch
-from algorithms.tools.lineage import parse_lineage
-from algorithms.tools.plot import parse_plot
-from algorithms.tools.replay_incident import parse_replay
-from algorithms.tools.runs import parse_runs
-from algorithms.tools.selftest.selftest import parse_selftest
-from algorithms.tools.top import parse_top
 from docs import pictures, reference
 from docs.tags import PHASES, SECTIONS, meaning
 from tests.markdown import PAGES, ROOT, anchors, blocks, commands, embedded, links, prose
 from utils import timing
-from utils.command_line import parse_command_line
-from utils.flags import flags_of
 
 SOURCES = [path for top in ("algorithms", "envs", "utils") for path in sorted((ROOT / top).rglob("*.py"))]
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
-def train_flags(argv: Sequence[str]) -> object:
-    """As a start reads and checks them, without looking for a saved run."""
-    given = parse_train_flags(asked_format(argv)[1])
-    check(Config.from_flat({name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}))
-    return given
-
-
-PARSERS: Mapping[str, Callable[[Sequence[str]], object]] = {
-    "train": train_flags,
-    "enjoy": parse_enjoy,
-    "runs": parse_runs,
-    "top": parse_top,
-    "compare": parse_compare,
-    "plot": parse_plot,
-    "lineage": parse_lineage,
-    "evaluate": parse_evaluate,
-    "match": parse_match,
-    "export": parse_export,
-    "hub": parse_hub,
-    "launch": parse_launch,
-    "replay": parse_replay,
-    "doctor": lambda argv: parse_command_line(argv, {**FLAGS, **flags_of(DoctorConfig)}),
-    "selftest": parse_selftest,
-}
-
-
-def test_every_command_has_a_parser_here() -> None:
-    assert PARSERS.keys() == cli.COMMANDS.keys()
+def read_words(command: str, argv: Sequence[str]) -> None:
+    """Read and check a command line as a start does, without looking for a saved run."""
+    if command == "train":
+        given = parse_train_flags(asked_format(argv)[1])
+        check(Config.from_flat({name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}))
+    else:
+        cli.parse(command, argv)
 
 
 @pytest.mark.parametrize("path", reference.pages(), ids=lambda path: path.name)
@@ -99,12 +65,12 @@ def run_command(words: Sequence[str]) -> str | None:
     """Read a command as its program would; says what kind it is, None for one that is none of these."""
     program, *rest = words
     if program in ("appo", ".venv/bin/appo"):
-        PARSERS[rest[0]](rest[1:])
+        read_words(rest[0], rest[1:])
     elif program == "python" and rest[0] == "-m":
         place = ROOT / rest[1].replace(".", "/")
         assert rest[1] == "pytest" or place.with_suffix(".py").exists() or (place / "__main__.py").exists(), words
     elif program == "python":
-        PARSERS[rest[0].removesuffix("_appo.py")](rest[1:])
+        read_words(rest[0].removesuffix("_appo.py"), rest[1:])
     elif program == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
     elif program == "pip":
@@ -191,7 +157,7 @@ def test_every_figure_is_described() -> None:
 def test_flags_of_sample_factory_are_here_or_said_to_be_gone() -> None:
     page = (ROOT / "docs/from_sample_factory.md").read_text()
     parts = {title: text for title, _, text in (part.partition("\n") for part in page.split("\n## ")[1:])}
-    ours = {*FLAGS, *(name for config in reference.COMMANDS.values() for name in flags_of(config))}
+    ours = {*FLAGS, *(name for flags in reference.flags_of_tools().values() for name in flags)}
 
     def flags(text: str) -> set[str]:
         return set(re.findall(r"`--(?:no_)?(\w+)", text))

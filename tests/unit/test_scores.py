@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import pytest
 
+from algorithms.cli import parse
 from algorithms.run.config import parse_train
-from algorithms.tools.flags import parse_evaluate
 from benchmarks import measuring, published, results_page, runs, scores, seeds
 from benchmarks.workloads import words_of
 from utils.errors import UsageError
@@ -73,7 +73,7 @@ class TestScores:
         trial = scores.TRIALS[name]
         config = parse_train(words_of({**trial.training(), "train_dir": tmp_path}))
         assert (config.env.env, config.run.train_for_seconds) == (trial.env, trial.seconds)
-        assert parse_evaluate(["RUN", *trial.evaluation()]).episodes == trial.episodes
+        assert parse("evaluate", ["RUN", *trial.evaluation()])[0].episodes == trial.episodes
 
     def test_seeds_together(self) -> None:
         assert scores.summary([scored(490.0), scored(500.0), scored(None, 0)], "sampled") == (495.0, 50**0.5, 2, 200)

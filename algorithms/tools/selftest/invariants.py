@@ -14,7 +14,7 @@ LASTING = ("env_steps", "samples", "perf/episodes", "perf/version", "elapsed_sec
 _SAVED = re.compile(r"^saved (.+/ckpt_(\d{12,}))$", re.MULTILINE)
 
 
-def saved(log: str) -> list[tuple[Path, int]]:
+def read_saves(log: str) -> list[tuple[Path, int]]:
     """Every checkpoint that a run has said to be saved, with its env steps."""
     return [(Path(path), int(steps)) for path, steps in _SAVED.findall(log)]
 
@@ -30,7 +30,7 @@ def lost_checkpoints(paths: Iterable[Path]) -> list[str]:
     return wrong
 
 
-def falling(records: Sequence[Mapping[str, Any]], names: Iterable[str] = COUNTERS) -> list[str]:
+def find_falling(records: Sequence[Mapping[str, Any]], names: Iterable[str] = COUNTERS) -> list[str]:
     """Numbers that become smaller from one record of a policy to the next."""
     wrong = []
     for name in names:
@@ -39,7 +39,7 @@ def falling(records: Sequence[Mapping[str, Any]], names: Iterable[str] = COUNTER
     return wrong
 
 
-def tolerated(kills: int) -> int:
+def tolerance(kills: int) -> int:
     """Trajectories that the counts may be wrong by.
 
     A process can be killed between two stores, of which the later one counts what the earlier one did. That is a matter
@@ -48,13 +48,13 @@ def tolerated(kills: int) -> int:
     return 3 + kills // 25
 
 
-def unaccounted(before: Mapping[str, int], totals: Mapping[str, int], slack: int = 0) -> list[str]:
+def find_unaccounted(before: Mapping[str, int], totals: Mapping[str, int], slack: int = 0) -> list[str]:
     """Steps and trajectories of one start that are neither trained on, discarded nor on their way.
 
     Args:
         before: env steps, samples and discarded steps with which the start began.
         totals: of its end, as status.json has them, of environments without frame skip.
-        slack: trajectories that may be wanting or too many, see `tolerated`.
+        slack: trajectories that may be wanting or too many, see `tolerance`.
     """
     since = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "samples", "discarded")}
     steps = slack * -(-totals["actors_collected"] // max(1, totals["actors_trajectories"]))

@@ -8,20 +8,25 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 from algorithms.runtime.monitor.overview import read_status
-from algorithms.tools.selftest.invariants import LASTING, falling, lost_checkpoints, saved, tolerated, unaccounted
+from algorithms.tools.flags import SelftestConfig
+from algorithms.tools.selftest.invariants import (
+    LASTING,
+    find_falling,
+    find_unaccounted,
+    lost_checkpoints,
+    read_saves,
+    tolerance,
+)
 from algorithms.tools.selftest.killer import MARKER, POLL_SECONDS, Storm, StormError, kill, processes_of
-from utils.command_line import format_help, own_command, parse_command_line, print_and_exit, say, wants_help
-from utils.flags import flag, flags_of
+from utils.command_line import own_command, say
 from utils.metrics import read_metrics, without_lost
 
-USAGE = "appo selftest [flags]      for example: appo selftest --kills=100"
 FLAGS = (
     "--env=toy/Corridor-v0",
     "--inference=central",
@@ -46,14 +51,6 @@ GOAL = 0.9  # chance has about 0.6, the best policy 1
 LIMIT_SECONDS = 60.0
 GONE_SECONDS = 5.0
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where others leave theirs, not we ours)
-
-
-@dataclass(frozen=True)
-class SelftestConfig:
-    """Killing and checking."""
-
-    kills: int = flag(20, "processes that are killed while a toy is trained, besides main", minimum=1)
-    seed: int = flag(1, "decides which processes are killed after which pauses", minimum=0, maximum=2**63 - 1)
 
 
 class Outcome(NamedTuple):
@@ -109,7 +106,7 @@ class Run:
 
     def saves(self) -> int:
         """Checkpoints that it has said to be saved."""
-        return len(saved(self.log))
+        return len(read_saves(self.log))
 
     def records(self) -> list[dict[str, Any]]:
         """What this start has written to metrics.jsonl."""
@@ -147,14 +144,6 @@ class Run:
         return time.monotonic() - began
 
 
-def parse_selftest(argv: Sequence[str]) -> SelftestConfig:
-    """Return the configuration of a command line of `appo selftest`; `--help` prints the flags and exits."""
-    flags = flags_of(SelftestConfig)
-    if wants_help(argv):
-        print_and_exit(format_help(USAGE, {"Selftest": flags}, {}))
-    return SelftestConfig(**parse_command_line(argv, flags))  # type: ignore[arg-type]
-
-
 def selftest(config: SelftestConfig) -> int:
     """Print a line for every promise as soon as it is known whether it was kept; 0 if all were, else 1.
 
@@ -163,7 +152,7 @@ def selftest(config: SelftestConfig) -> int:
     folder = Path(tempfile.mkdtemp(prefix="appo-selftest-"))
     failed = False
     try:
-        for outcome in outcomes(folder, config):
+        for outcome in check_promises(folder, config):
             say(outcome.line())
             failed = failed or bool(outcome.wrong)
     except StormError as error:
@@ -178,7 +167,7 @@ def selftest(config: SelftestConfig) -> int:
     return int(failed)
 
 
-def outcomes(folder: Path, config: SelftestConfig) -> Iterator[Outcome]:
+def check_promises(folder: Path, config: SelftestConfig) -> Iterator[Outcome]:
     """Kill main; resume; kill everybody else, again and again; end with Ctrl-C; look what is left.
 
     Raises:
@@ -189,23 +178,23 @@ def outcomes(folder: Path, config: SelftestConfig) -> Iterator[Outcome]:
         first.wait_until(lambda: first.saves() >= 2, "checkpoint")
         kill(first.process.pid)
         yield Outcome("main killed: all its processes go too", [], f"after {first.seconds_until_gone():.2f} s")
-        left = sorted(unmapped(set(os.listdir(SHARED_MEMORY)) - names))
+        left = sorted(drop_mapped(set(os.listdir(SHARED_MEMORY)) - names))
         yield Outcome("main killed: no shared memory stays", left, f"no name is left in {SHARED_MEMORY}")
-        promised = saved(first.log)
+        promised = read_saves(first.log)
     with Run(folder, config) as second:
         second.wait_until(lambda: second.saves() >= 1, "checkpoint of the resumed run")
         begun = int(second.records()[0]["env_steps"])
         wrong = [f"from {begun} env steps, {promised[-1][1]} were saved"] if begun < promised[-1][1] else []
         yield Outcome("started again: it goes on where it was saved", wrong, f"at env step {begun}")
-        yield from survived(second, config)
+        yield from kill_in_gusts(second, config)
         second.wait_until(lambda: second.best_return() >= GOAL, f"mean return of {GOAL}")
         yield Outcome("it learns all the same", [], f"mean return {second.best_return():.2f} of at most 1")
         kill(second.process.pid, signal.SIGINT)
-        yield ended(second)
-    yield from history(folder / "run", second, [*promised, *saved(second.log)], config.kills)
+        yield check_ctrl_c(second)
+    yield from check_history(folder / "run", second, [*promised, *read_saves(second.log)], config.kills)
 
 
-def survived(run: Run, config: SelftestConfig) -> Iterator[Outcome]:
+def kill_in_gusts(run: Run, config: SelftestConfig) -> Iterator[Outcome]:
     """The storm."""
     storm = Storm(run.marker, run.process.pid, run.saves, config.seed)
     storm.blow(config.kills)
@@ -215,7 +204,7 @@ def survived(run: Run, config: SelftestConfig) -> Iterator[Outcome]:
     yield Outcome("training goes on and is saved", [], f"within {seconds:.1f} s after every gust of kills")
 
 
-def ended(run: Run) -> Outcome:
+def check_ctrl_c(run: Run) -> Outcome:
     """How it takes Ctrl-C."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         run.process.wait(LIMIT_SECONDS)
@@ -225,21 +214,21 @@ def ended(run: Run) -> Outcome:
     return Outcome("Ctrl-C: it saves and ends with exit code 130", wrong, seen)
 
 
-def history(directory: Path, last: Run, promised: Sequence[tuple[Path, int]], kills: int) -> Iterator[Outcome]:
+def check_history(directory: Path, last: Run, promised: Sequence[tuple[Path, int]], kills: int) -> Iterator[Outcome]:
     """What all of it has left behind."""
     wrong = lost_checkpoints(path for path, _ in promised)
     yield Outcome("every checkpoint said to be saved is good", wrong, f"{len(promised)} of {len(promised)}")
     records = last.records()
     everything = without_lost(read_metrics(directory / "metrics.jsonl"))
-    wrong = [*falling(records), *falling(everything, LASTING)]
+    wrong = [*find_falling(records), *find_falling(everything, LASTING)]
     yield Outcome("no counter and no version falls", wrong, f"in {len(records)} records")
     totals: Mapping[str, int] = read_status(directory)["totals"]
-    wrong = unaccounted(records[0], totals, tolerated(kills))
+    wrong = find_unaccounted(records[0], totals, tolerance(kills))
     seen = f"{totals['samples']} trained on, {totals['discarded']} discarded, {totals['restarts']} restarts"
     yield Outcome("every step is accounted for", wrong, seen)
 
 
-def unmapped(names: set[str]) -> set[str]:
+def drop_mapped(names: set[str]) -> set[str]:
     """Those of these names in shared memory that no process maps: what is mapped will be removed by whoever does."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from algorithms import cli
 from algorithms.population import lineage as module
 from algorithms.population.lineage import Event, Lineage, numbers_of, read_events
 from algorithms.runtime.messages import Traits
-from algorithms.tools.lineage import LineageConfig, described, lineage, parse_lineage
+from algorithms.tools.flags import LineageConfig
+from algorithms.tools.lineage import describe, lineage
 from utils.errors import UsageError
 
 EVENT = Event(
@@ -84,7 +86,7 @@ def test_an_event_with_other_values_is_damage(tmp_path: Path) -> None:
 
 
 def test_events_in_words() -> None:
-    assert described(EVENTS) == [
+    assert describe(EVENTS) == [
         "policy 1 at 500 env steps (None against 9): copies policy 0, rate 0.5 -> 0.25",
         "policy 0 at 700 env steps (9): mutates, r 0.001 -> 0.02, reward_shaping None -> {'a': [1, 2]}, ordered",
         "2 policies, 1 copies, 1 mutations, 1 decisions taken back by crashes",
@@ -100,7 +102,7 @@ def test_the_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     directory = tmp_path / "run"
     directory.mkdir()
     saved(directory, *EVENTS)
-    assert lineage(parse_lineage(["run", f"--train_dir={tmp_path}"])) == 0
+    assert cli.run("lineage", ["run", f"--train_dir={tmp_path}"]) == 0
     assert (directory / "lineage.png").read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.splitlines()[-1] == f"drawn: {directory / 'lineage.png'}"
     with pytest.raises(UsageError, match="cannot draw"):
@@ -109,8 +111,8 @@ def test_the_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="needs the name of a run"):
-        parse_lineage(["-o", "x.png"])
-    assert parse_lineage(["a", "-o", "x.png"]) == LineageConfig(run="a", output="x.png")
+        cli.parse("lineage", ["-o", "x.png"])
+    assert cli.parse("lineage", ["a", "-o", "x.png"]) == (LineageConfig(run="a", output="x.png"),)
     with pytest.raises(UsageError, match="no run nobody"):
         lineage(LineageConfig(run="nobody", train_dir=str(tmp_path)))
     (tmp_path / "config.json").write_text("{}")

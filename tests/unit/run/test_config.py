@@ -6,14 +6,15 @@ import random
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from algorithms.cli import describe
-from algorithms.playing.config import EvaluationConfig, parse_enjoy
+from algorithms.cli import parse
+from algorithms.playing.config import EvaluationConfig
 from algorithms.run import folder
 from algorithms.run.config import (
     FLAGS,
@@ -21,11 +22,12 @@ from algorithms.run.config import (
     Config,
     asked_format,
     changed_flags,
+    format_flags,
     parse_train,
     parse_train_flags,
-    printed,
     resolve,
 )
+from algorithms.tools.train import describe
 from envs import presets
 from envs.presets import preset
 from utils.command_line import flag_text, negation, parse_command_line, words_of_flag
@@ -455,7 +457,7 @@ def test_env_is_a_flag_and_a_section() -> None:
 def test_what_is_printed_is_a_config_file() -> None:
     words = ["--env=CartPole-v1", "--gamma=0.9", "--env_kwargs", 'text=a "b" \\ é', 'deep={"x": [1, true]}']
     config, origins = resolve(parse_train_flags(words))
-    text = printed(config.to_flat(), origins, "toml")
+    text = format_flags(config.to_flat(), origins, "toml")
     Path("f.toml").write_text(text)
     again, origins_again = resolve(parse_train_flags(["--config=f.toml"]))
     assert replace(again, run=config.run) == config
@@ -464,14 +466,14 @@ def test_what_is_printed_is_a_config_file() -> None:
     assert "adam_beta1 = 0.9  # default" in text
     assert set(origins_again.values()) == {"config file", "command line", "default"}
     assert [name for name, origin in origins_again.items() if origin == "default"] == ["experiment"]
-    values = json.loads(printed(config.to_flat(), origins, "json"))
+    values = json.loads(format_flags(config.to_flat(), origins, "json"))
     assert values["gamma"] == {"value": 0.9, "origin": "command line"}
     assert set(values) == set(FLAGS)
 
 
 def test_mappings_with_nothing_in_them_are_printed_too() -> None:
     config, origins = resolve(parse_train_flags(["--env=CartPole-v1", "--env_kwargs", "x=null", "y={}"]))
-    Path("f.toml").write_text(printed(config.to_flat(), origins, "toml"))
+    Path("f.toml").write_text(format_flags(config.to_flat(), origins, "toml"))
     assert parse_train(["--config=f.toml"]).env.env_kwargs == {"x": None, "y": {}}
 
 
@@ -561,12 +563,12 @@ def test_presets_match_whole_names() -> None:
 
 
 def test_evaluation_flags() -> None:
-    config = parse_enjoy(["--env=CartPole-v1", "--no_render", "--max_num_episodes=3", "--json"])
+    (config,) = parse("enjoy", ["--env=CartPole-v1", "--no_render", "--max_num_episodes=3", "--json"])
     assert (config.no_render, config.max_num_episodes, config.json, config.device) == (True, 3, True, "cpu")
-    assert not parse_enjoy(["--render"]).no_render
-    assert not parse_enjoy(["--no_render=False"]).no_render
+    assert not parse("enjoy", ["--render"])[0].no_render
+    assert not parse("enjoy", ["--no_render=False"])[0].no_render
     with pytest.raises(UsageError, match=r"--experiment=\.\./x is no name"):
-        parse_enjoy(["--experiment=../x"])
+        parse("enjoy", ["--experiment=../x"])
 
 
 def test_the_newest_run_is_found() -> None:
@@ -696,16 +698,16 @@ def test_command_lines_are_accepted_or_refused_in_one_line(seed: int, count: int
     rng, outcomes = random.Random(seed), Counter[str]()
     for _ in range(count):
         argv = random_command_line(rng)
-        for parse in (parse_train, parse_enjoy):
+        for name, read in (("train", parse_train), ("enjoy", partial(parse, "enjoy"))):
             try:
-                parse(argv)
+                read(argv)
             except UsageError as error:
                 assert re.fullmatch(r"[^\n\r]{1,600}", str(error)), (argv, str(error))  # noqa: PT017
-                outcomes[f"{parse.__name__} refused"] += 1
+                outcomes[f"{name} refused"] += 1
             else:
-                outcomes[f"{parse.__name__} accepted"] += 1
-    assert outcomes["parse_train accepted"] > count // 20
-    assert outcomes["parse_train refused"] > count // 4
+                outcomes[f"{name} accepted"] += 1
+    assert outcomes["train accepted"] > count // 20
+    assert outcomes["train refused"] > count // 4
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

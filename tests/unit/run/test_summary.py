@@ -63,7 +63,7 @@ def found(directory: Path) -> RunSummary:
 
 
 def listed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert cli.runs(argv) == 0
+    assert cli.run("runs", argv) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     return printed.out
@@ -256,7 +256,7 @@ def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ([f"--train_dir={tmp_path}", "--experiments_root=../x"], "error: --experiments_root=.. is no name"),
         (["--train_dri=x"], "error: unknown flag --train_dri; did you mean --train_dir?"),
     ):
-        assert cli.run_command(lambda argv=argv: cli.runs(argv)) == 2  # type: ignore[misc]
+        assert cli.run_command(lambda argv=argv: cli.run("runs", argv)) == 2  # type: ignore[misc]
         printed = capsys.readouterr()
         assert (printed.out, printed.err.count("\n")) == ("", 1)
         assert printed.err.startswith(text)

@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_table_of_what_differs(folder: Path, capsys) -> None:
-    assert cli.compare(["slow", "fast"]) == 0
+    assert cli.run("compare", ["slow", "fast"]) == 0
     assert (
         capsys.readouterr().out
         == """\
@@ -64,7 +64,7 @@ mean return after
 
 def test_the_same_for_programs_and_more_than_two_runs(folder: Path, capsys) -> None:
     empty = write_run(folder / "empty", config={"env": "CartPole-v1"}, status={"state": "starting"})
-    assert cli.compare(["slow", "train_dir/fast", str(empty), "--json"]) == 0
+    assert cli.run("compare", ["slow", "train_dir/fast", str(empty), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["runs"] == ["slow", "train_dir/fast", str(empty)]
     assert found["flags"]["learning_rate"] == [1e-4, 2.5e-4, 1e-4]
@@ -84,5 +84,5 @@ def test_the_same_for_programs_and_more_than_two_runs(folder: Path, capsys) -> N
 )
 def test_what_is_wrong_is_one_line(folder: Path, argv: list[str], expected: str) -> None:
     with pytest.raises(UsageError) as caught:
-        cli.compare(argv)
+        cli.run("compare", argv)
     assert str(caught.value) == expected

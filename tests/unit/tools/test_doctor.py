@@ -155,14 +155,14 @@ def test_the_recommendation_is_what_a_start_would_choose() -> None:
 def test_findings_become_lines_or_json_and_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     found = [Finding("cores", "ok", "2"), Finding("env", "bad", "raises"), Finding("a", "ok", "b", {"x": 1})]
     monkeypatch.setattr(doctor, "findings", lambda given: iter(found[: given.get("rollout", 3)]))
-    assert cli.doctor([]) == 1
+    assert cli.run("doctor", []) == 1
     assert capsys.readouterr().out == (
         "ok    cores        2\nbad   env          raises\nok    a            b\n"
         "training will not work before what is bad has changed\n"
     )
-    assert cli.doctor(["--rollout=1"]) == 0
+    assert cli.run("doctor", ["--rollout=1"]) == 0
     assert capsys.readouterr().out.endswith("nothing is in the way of training\n")
-    assert cli.doctor(["--json"]) == 1
+    assert cli.run("doctor", ["--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
         "ok": False,
         "checks": [{"name": f.name, "state": f.state, "text": f.text} for f in found],
@@ -172,4 +172,4 @@ def test_findings_become_lines_or_json_and_an_exit_code(monkeypatch: pytest.Monk
 
 def test_a_misspelt_flag_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"unknown flag --jsn; did you mean --json\?"):
-        cli.doctor(["--jsn"])
+        cli.run("doctor", ["--jsn"])

@@ -1,6 +1,6 @@
 import pytest
 
-from algorithms.tools.flags import parse_match
+from algorithms.cli import parse
 from algorithms.tools.match import score_of, wilson
 from utils.errors import UsageError
 
@@ -25,11 +25,11 @@ def test_a_match_without_games_says_so() -> None:
 
 @pytest.mark.parametrize("words", [["x", "y:best"], ["--a=x", "--b=y:best"], ["x", "--b=y:best"]])
 def test_two_words_are_the_runs(words: list[str]) -> None:
-    config = parse_match([*words, "--episodes=7", "--seed=3"])
+    (config,) = parse("match", [*words, "--episodes=7", "--seed=3"])
     assert (config.a, config.b, config.episodes, config.seed) == ("x", "y:best", 7, 3)
 
 
 @pytest.mark.parametrize("words", [[], ["x"], ["--episodes=9"]])
 def test_a_run_is_missing(words: list[str]) -> None:
     with pytest.raises(UsageError, match="two runs"):
-        parse_match(words)
+        parse("match", words)

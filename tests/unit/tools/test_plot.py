@@ -7,7 +7,7 @@ import pytest
 from algorithms import cli
 from algorithms.runtime.monitor.curves import Point
 from algorithms.tools import plot
-from algorithms.tools.plot import Curve, band_of, grouped, interquartile_mean
+from algorithms.tools.plot import Curve, band_of, group_runs, interquartile_mean
 from tests.unit.run.test_summary import reports, write_run
 from utils.errors import UsageError
 
@@ -24,7 +24,7 @@ def curve(name: str, **flags: Any) -> Curve:
 
 def test_runs_that_differ_in_their_seed_only_are_a_group() -> None:
     runs = [curve("a"), curve("b", seed=2), curve("c", learning_rate=1e-3), curve("d", seed=3, stats_avg=10)]
-    groups = grouped(runs)
+    groups = group_runs(runs)
     assert {label: [run.name for run in group] for label, group in groups.items()} == {
         "learning_rate=0.0001: mean and range of 3 runs": ["a", "b", "d"],
         "learning_rate=0.001": ["c"],
@@ -32,10 +32,10 @@ def test_runs_that_differ_in_their_seed_only_are_a_group() -> None:
 
 
 def test_a_group_is_named_by_what_it_is_if_there_is_nothing_to_tell_it_from() -> None:
-    assert list(grouped([curve("a")])) == ["a"]
-    assert list(grouped([curve(str(n), seed=n) for n in range(4)])) == ["IQM and middle half of 4 runs"]
+    assert list(group_runs([curve("a")])) == ["a"]
+    assert list(group_runs([curve(str(n), seed=n) for n in range(4)])) == ["IQM and middle half of 4 runs"]
     many = [curve("a"), curve("b", gamma=1, rollout=2, batch_size=3, learning_rate=4, ppo_epochs=5)]
-    assert list(grouped(many)) == [
+    assert list(group_runs(many)) == [
         "learning_rate=0.0001 gamma=none + 3 more",
         "learning_rate=4 gamma=1 + 3 more",
     ]
@@ -43,7 +43,7 @@ def test_a_group_is_named_by_what_it_is_if_there_is_nothing_to_tell_it_from() ->
 
 def test_groups_of_the_same_name_are_all_drawn() -> None:
     other = curve("a", learning_rate=2, gamma=2)
-    groups = grouped([other, *(curve("a", learning_rate=1, gamma=1, rollout=n) for n in range(4))])
+    groups = group_runs([other, *(curve("a", learning_rate=1, gamma=1, rollout=n) for n in range(4))])
     assert list(groups) == [
         "learning_rate=2 gamma=2 + 1 more",
         "learning_rate=1 gamma=1 + 1 more",
@@ -86,7 +86,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("axis", ["env_steps", "hours"])
 def test_a_picture_of_runs(runs: Path, capsys, axis: str) -> None:
-    assert cli.plot(["r0", "r1", "train_dir/r2", "young", "-o", "new/x.png", f"--x={axis}"]) == 0
+    assert cli.run("plot", ["r0", "r1", "train_dir/r2", "young", "-o", "new/x.png", f"--x={axis}"]) == 0
     assert (runs / "new" / "x.png").read_bytes().startswith(PNG)
     assert [path.name for path in (runs / "new").iterdir()] == ["x.png"]
     assert capsys.readouterr().out == ("young has reported too few returns for a curve\n3 of 4 runs drawn: new/x.png\n")
@@ -109,7 +109,7 @@ def test_a_picture_of_runs(runs: Path, capsys, axis: str) -> None:
 )
 def test_what_is_wrong_is_one_line(runs: Path, argv: list[str], expected: str) -> None:
     with pytest.raises(UsageError) as caught:
-        cli.plot(argv)
+        cli.run("plot", argv)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -124,5 +124,5 @@ def test_a_name_that_begins_with_an_underscore_has_a_legend(monkeypatch: pytest.
 def test_without_matplotlib_it_says_what_to_install(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"drawing needs matplotlib: pip install appo\[plots\]"):
-        cli.plot(["r0"])
+        cli.run("plot", ["r0"])
     assert not list(runs.glob("*.png"))

@@ -12,7 +12,8 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from algorithms import cli
-from algorithms.tools.replay_incident import ReplayConfig, parse_replay, replay
+from algorithms.tools.flags import ReplayConfig
+from algorithms.tools.replay_incident import replay
 from envs.config import EnvConfig
 from envs.env_set import OnFailure
 from envs.incidents import Incident, IncidentFolder
@@ -232,10 +233,10 @@ def test_what_cannot_be_repeated_is_one_line(tmp_path: Path, content: dict, word
 
 def test_the_command_line(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = incident_of(tmp_path, HOSTILE, fault="raise", at=7)
-    assert parse_replay([str(path), "--render"]) == ReplayConfig(str(path), render=True)
-    assert parse_replay([f"--incident={path}"]) == ReplayConfig(str(path))
+    assert cli.parse("replay", [str(path), "--render"]) == (ReplayConfig(str(path), render=True),)
+    assert cli.parse("replay", [f"--incident={path}"]) == (ReplayConfig(str(path)),)
     with pytest.raises(UsageError, match="needs the file of an incident"):
-        parse_replay([])
+        cli.parse("replay", [])
     monkeypatch.setattr("sys.argv", ["appo", "replay", str(path)])
     assert cli.main() == 0
     assert "reproduced" in capsys.readouterr().out

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.cli import run_command
-from algorithms.tools.selftest.invariants import falling, lost_checkpoints, saved, unaccounted
+from algorithms.cli import parse, run_command
+from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves
 from algorithms.tools.selftest.killer import zombies_of
-from algorithms.tools.selftest.selftest import Outcome, parse_selftest
+from algorithms.tools.selftest.selftest import Outcome
 from tests.chaos.witness import SCALE, broken_steps, columns, traces
 from utils import checkpoint_files
 
@@ -31,23 +31,23 @@ TOTALS = {
 
 
 def test_books_that_balance() -> None:
-    assert unaccounted({}, TOTALS) == []
+    assert find_unaccounted({}, TOTALS) == []
     later = TOTALS | {"env_steps": 1900, "samples": 1900, "discarded": 70}
-    assert unaccounted({"env_steps": 1000, "samples": 1000, "discarded": 20}, later) == []
+    assert find_unaccounted({"env_steps": 1000, "samples": 1000, "discarded": 20}, later) == []
 
 
 def test_books_that_do_not_balance() -> None:
     more = TOTALS | {"actors_collected": 976}
-    assert unaccounted({}, more) == ["samples + discarded + in flight, collected: 960, 976"]
-    assert unaccounted({}, more, slack=1) == []  # one trajectory has 16 or 17 steps
-    assert len(unaccounted({}, TOTALS | {"actors_collected": 1000}, slack=1)) == 1
-    assert unaccounted({}, TOTALS | {"env_steps": 901}, slack=9) == ["env steps, samples: 901, 900"]
-    assert len(unaccounted({}, TOTALS | {"held": 0, "actors_sent": 61})) == 2
+    assert find_unaccounted({}, more) == ["samples + discarded + in flight, collected: 960, 976"]
+    assert find_unaccounted({}, more, slack=1) == []  # one trajectory has 16 or 17 steps
+    assert len(find_unaccounted({}, TOTALS | {"actors_collected": 1000}, slack=1)) == 1
+    assert find_unaccounted({}, TOTALS | {"env_steps": 901}, slack=9) == ["env steps, samples: 901, 900"]
+    assert len(find_unaccounted({}, TOTALS | {"held": 0, "actors_sent": 61})) == 2
 
 
 def test_numbers_that_fall_are_found() -> None:
     records = [{"env_steps": 1, "samples": 5}, {"env_steps": 3, "samples": None}, {"env_steps": 2, "samples": 5}]
-    assert falling(records, ("env_steps", "samples")) == ["env_steps fell from 3 to 2"]
+    assert find_falling(records, ("env_steps", "samples")) == ["env_steps fell from 3 to 2"]
 
 
 def test_checkpoints_that_were_promised_are_looked_for(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_checkpoints_that_were_promised_are_looked_for(tmp_path: Path) -> None:
         checkpoint_files.save(tmp_path, path.name, {"state.json": b"{}"})
     (damaged / "state.json").write_bytes(b"[]")
     log = f"saved {good}\nnot saved {gone}\nsaved {damaged}\nsaved {gone}\n"
-    assert saved(log) == [(good, 1), (damaged, 2), (gone, 3)]
-    wrong = lost_checkpoints(path for path, _ in saved(log))
+    assert read_saves(log) == [(good, 1), (damaged, 2), (gone, 3)]
+    wrong = lost_checkpoints(path for path, _ in read_saves(log))
     assert [line.split(":")[0] for line in wrong] == [str(damaged), str(gone)]
 
 
@@ -79,8 +79,8 @@ def test_a_line_per_promise() -> None:
 
 
 def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_selftest(["--kills=7", "--seed=3"]).kills == 7
-    assert run_command(lambda: parse_selftest(["--kils=7"]).kills) == 2
+    assert parse("selftest", ["--kills=7", "--seed=3"])[0].kills == 7
+    assert run_command(lambda: parse("selftest", ["--kils=7"])[0].kills) == 2
     assert capsys.readouterr().err == "error: unknown flag --kils; did you mean --kills?\n"
 
 

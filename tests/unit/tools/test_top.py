@@ -31,7 +31,7 @@ def living(tmp_path: Path, **changed: Any) -> Path:
 
 
 def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str) -> list[str]:
-    assert cli.top([*argv, f"--train_dir={tmp_path / 'train_dir'}"]) == 0
+    assert cli.run("top", [*argv, f"--train_dir={tmp_path / 'train_dir'}"]) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -115,7 +115,7 @@ def test_on_a_terminal_it_stays_until_the_run_ends(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("algorithms.tools.top.time.sleep", ends_meanwhile)
     with Terminal() as terminal, RunLock(directory / ".lock"):
-        assert cli.top([str(directory), "--interval_seconds=0.5"]) == 0
+        assert cli.run("top", [str(directory), "--interval_seconds=0.5"]) == 0
         lines = terminal.lines()
     assert looks == [0.5, 0.5]
     assert lines[0].startswith("╭─ a · CartPole-v1 · finished ─")
@@ -131,7 +131,7 @@ def test_ctrl_c_leaves_the_terminal_and_the_run_as_they_are(tmp_path: Path, monk
 
     monkeypatch.setattr("algorithms.tools.top.time.sleep", interrupted)
     with Terminal() as terminal, RunLock(directory / ".lock"):
-        assert cli.top([str(directory)]) == 0
+        assert cli.run("top", [str(directory)]) == 0
         assert terminal.lines()[-1].startswith("training; last heard of ")
 
 
@@ -150,6 +150,6 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_run(tmp_path / "train_dir" / "bb", config=flags(), status=STATUS)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as caught:
-        cli.top(argv)
+        cli.run("top", argv)
     assert expected in str(caught.value)
     assert os.listdir() == ["train_dir"]

@@ -1,0 +1,41 @@
+"""`appo train`: reads a command line of training, says where its flags come from, and starts the run."""
+
+from collections.abc import Mapping, Sequence
+
+from algorithms.run.config import asked_format, format_flags, parse_train_flags, resolve
+from utils.command_line import print_and_exit, say, words_of
+
+
+def train(argv: Sequence[str]) -> int:
+    """Train a policy, or print the configuration where `--print_config` asks for it; the exit code.
+
+    Raises:
+        UsageError: the command line is wrong.
+        AppoError: training failed.
+    """
+    wanted, argv = asked_format(argv)
+    config, origins = resolve(parse_train_flags(argv))
+    if wanted:
+        from algorithms.run.defaults import origins_in
+        from algorithms.run.tuning.measure import decided
+
+        found = decided(config)
+        print_and_exit(format_flags(found.to_flat(), origins | origins_in(found, config.undecided), wanted))
+    if config.logging.log_format != "json":
+        for line in describe(config.to_flat(), origins):
+            say(line)
+    from algorithms.run.main import train as start  # only now, so that help is quick
+
+    return start(config)
+
+
+def describe(values: Mapping[str, object], origins: Mapping[str, str]) -> list[str]:
+    """Return one line per source that decided flags other than by default: which flags, with their values."""
+    lines = []
+    for origin in ("env preset", "saved run", "config file"):
+        names = [name for name in values if origins[name] == origin]
+        if origin == "saved run" and names:
+            lines.append(f"saved run: {len(names)} flags as before")
+        elif names:
+            lines.append(f"{origin}: {' '.join(f'{name}={words_of(values[name])}' for name in names)}")
+    return lines
