@@ -44,6 +44,7 @@ SECTIONS: dict[str, Section] = {
         "train/reproduction_error": "with `--verify_reproduction`: largest relative difference between what acted and"
         " what learns; must stay below 1e-5",
         "train/reproduction_steps": "how many steps that compared",
+        "train/replay_ratio": "uses per sample, where samples are trained on more often than once",
     },
     "Speed": {
         "perf/env_steps_per_second": "learned from, over ten seconds",

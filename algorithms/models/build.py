@@ -1,4 +1,4 @@
-"""From flags and an environment's description to a model: which networks, and how their weights start."""
+"""`build_model` makes the model that flags and an environment's description ask for, and draws its first weights."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from algorithms.models import encoders
 from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic, model_inputs
-from algorithms.models.config import ModelConfig, encoder_names
+from algorithms.models.config import ENCODERS, ModelConfig, encoder_names
 from algorithms.models.cores import Core, IdentityCore, RecurrentCore
 from algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
-from algorithms.models.encoders import (
-    CONVNET_ATARI,
-    CONVNET_DQN,
-    CONVNET_SIMPLE,
-    DictEncoder,
-    Encoder,
-    conv_encoder,
-    impala_encoder,
-    mlp_encoder,
-)
+from algorithms.models.encoders import DictEncoder, Encoder
 from algorithms.models.flat_module import FlatModule
 from envs.spec import EnvSpec, ObservationSpec
 from utils import machine
@@ -30,21 +22,6 @@ from utils import machine
 Shape = tuple[int, ...]
 
 POLICY_OUTPUT_GAIN = 0.01
-
-
-def _extra_layers(config: ModelConfig) -> Shape:
-    return (config.hidden_size,) * config.encoder_extra_fc_layers
-
-
-ENCODERS: dict[str, Callable[[Shape, ModelConfig], Encoder]] = {
-    "mlp": lambda shape, c: mlp_encoder(shape, c.encoder_mlp_layers, c.nonlinearity),
-    "convnet_simple": lambda shape, c: conv_encoder(shape, CONVNET_SIMPLE, _extra_layers(c), c.nonlinearity),
-    "convnet_atari": lambda shape, c: conv_encoder(shape, CONVNET_ATARI, _extra_layers(c), c.nonlinearity),
-    "convnet_dqn": lambda shape, c: conv_encoder(shape, CONVNET_DQN, _extra_layers(c), c.nonlinearity),
-    "convnet_impala": lambda shape, c: impala_encoder(shape, _extra_layers(c), c.nonlinearity),
-    "resnet_impala": lambda shape, c: impala_encoder(shape, _extra_layers(c), c.nonlinearity),
-}
-"""The encoders by the name `--encoder_subtype` knows them by."""
 
 
 def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
@@ -73,8 +50,15 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
     return model
 
 
+def build_encoder(subtype: str, shape: Shape, config: ModelConfig) -> Encoder:
+    """Make the encoder of a row of `ENCODERS` for an observation of this shape, its weights as torch draws them."""
+    builder = next(row.builder for row in ENCODERS if row.subtype == subtype)
+    build: Callable[[Shape, ModelConfig], Encoder] = getattr(encoders, builder)
+    return build(shape, config)
+
+
 def describe(model: nn.Module) -> str:
-    """One line per parameter, then their sum."""
+    """Return one line per parameter, then their sum."""
     rows = [(name, str(list(p.shape)), f"{p.numel():,}") for name, p in model.named_parameters()]
     rows.append(("total", "", f"{sum(p.numel() for p in model.parameters()):,}"))
     width_name, width_shape, width_count = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -87,7 +71,9 @@ def _tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -> Tow
         encoder = custom_encoder(make, config, observations)
     else:
         names = encoder_names(config, observations)
-        encoder = DictEncoder({key: ENCODERS[names[key]](spec.shape, config) for key, spec in observations.items()})
+        encoder = DictEncoder(
+            {key: build_encoder(names[key], spec.shape, config) for key, spec in observations.items()}
+        )
         _initialize_layers(config, encoder)
         if config.use_spectral_norm:
             _normalize_spectrally(encoder)

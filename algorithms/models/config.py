@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from utils.errors import UsageError
 from utils.flags import flag
 
 if TYPE_CHECKING:
     from envs.spec import ObservationSpec
+
+Shape = tuple[int, ...]
+
+
+class EncoderRow(NamedTuple):
+    """A built-in encoder.
+
+    Attributes:
+        subtype: its name in `--encoder_subtype`.
+        type: the value of `--encoder_type` that allows it; `auto` allows every encoder.
+        min_side: pixels; the smallest square that it reduces to at least one pixel.
+        builder: name of the function in `encoders.py` that makes it from the shape of an observation and the flags; a
+            name, because `--help` reads this table and that file needs torch.
+    """
+
+    subtype: str
+    type: str
+    min_side: int
+    builder: str
+
+
+MLP = "mlp"
+"""The subtype that reads every observation that is no image."""
+
+ENCODERS = (
+    EncoderRow("convnet_simple", "conv", 36, "build_convnet_simple"),
+    EncoderRow("convnet_atari", "conv", 36, "build_convnet_atari"),
+    EncoderRow("convnet_dqn", "conv", 20, "build_convnet_dqn"),
+    EncoderRow("convnet_impala", "conv", 1, "build_impala"),
+    EncoderRow("resnet_impala", "resnet", 1, "build_impala"),
+    EncoderRow(MLP, "mlp", 1, "build_mlp"),
+)
+"""The built-in encoders; `--encoder_subtype=auto` means the first one that `--encoder_type` allows."""
+
+ENCODER_TYPES = tuple(dict.fromkeys(row.type for row in ENCODERS))
 
 
 @dataclass(frozen=True)
@@ -19,14 +54,14 @@ class ModelConfig:
     encoder_type: str = flag(
         "auto",
         "family of the encoder; auto = conv for images, mlp for vectors",
-        choices=("auto", "mlp", "conv", "resnet"),
+        choices=("auto", *ENCODER_TYPES),
         fixed_on_resume=True,
     )
     encoder_subtype: str = flag(
         "auto",
         "layers of the encoder; auto = the usual one of its family (convnet_atari is the Nature network, convnet_dqn"
         " its smaller forerunner)",
-        choices=("auto", "convnet_simple", "convnet_atari", "convnet_dqn", "convnet_impala", "resnet_impala", "mlp"),
+        choices=("auto", *(row.subtype for row in ENCODERS)),
         fixed_on_resume=True,
     )
     encoder_custom: str = flag(
@@ -81,25 +116,8 @@ class ModelConfig:
     )
 
 
-Shape = tuple[int, ...]
-
-MLP = "mlp"
-"""The encoder of all that is no image."""
-
-MIN_CONVNET_SIDES = {"convnet_simple": 36, "convnet_atari": 36, "convnet_dqn": 20}
-"""Pixels: the smallest square that each stack reduces to at least one pixel."""
-
-SUBTYPES: dict[str, tuple[str, ...]] = {
-    "auto": ("convnet_simple", "convnet_atari", "convnet_dqn", "convnet_impala", "resnet_impala", "mlp"),
-    "mlp": ("mlp",),
-    "conv": ("convnet_simple", "convnet_atari", "convnet_dqn", "convnet_impala"),
-    "resnet": ("resnet_impala",),
-}
-"""What each `--encoder_type` allows; the first is what `--encoder_subtype=auto` means."""
-
-
 def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec]) -> dict[str, str]:
-    """Which of `ENCODERS` reads each observation key.
+    """Return the subtype of `ENCODERS` that reads each observation key.
 
     An image is an observation of three dimensions whose sides the chosen net can take; everything else, be it the
     smaller key of a Dict, is flattened into an mlp.
@@ -107,28 +125,32 @@ def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec])
     Raises:
         UsageError: type and subtype contradict each other, or an image net was asked for and there is no image.
     """
-    allowed, subtype = SUBTYPES[config.encoder_type], config.encoder_subtype
-    if subtype == "auto":
-        subtype = allowed[0]
-    if subtype not in allowed:
-        raise UsageError(
-            f"--encoder_subtype={subtype} does not go with --encoder_type={config.encoder_type}; "
-            f"choose from {', '.join(allowed)}"
-        )
-    min_side = MIN_CONVNET_SIDES.get(subtype, 1)
-    names = {key: subtype if _is_image(spec.shape, min_side) else MLP for key, spec in observations.items()}
+    row = _chosen_row(config)
+    names = {key: row.subtype if _is_image(spec.shape, row.min_side) else MLP for key, spec in observations.items()}
     was_asked_for = (config.encoder_type, config.encoder_subtype) != ("auto", "auto")
-    if was_asked_for and subtype not in names.values():
+    if was_asked_for and row.subtype not in names.values():
         shapes = ", ".join(f"{key} {list(spec.shape)}" for key, spec in observations.items())
         raise UsageError(
-            f"encoder {subtype} needs an image [C,H,W] or [H,W,C] of at least {min_side}x{min_side} pixels; "
-            f"the environment shows {shapes}"
+            f"encoder {row.subtype} needs an image [C,H,W] or [H,W,C] of at least {row.min_side}x{row.min_side} pixels;"
+            f" the environment shows {shapes}"
         )
     return names
 
 
+def _chosen_row(config: ModelConfig) -> EncoderRow:
+    allowed = {row.subtype: row for row in ENCODERS if config.encoder_type in ("auto", row.type)}
+    if config.encoder_subtype == "auto":
+        return next(iter(allowed.values()))
+    if config.encoder_subtype not in allowed:
+        raise UsageError(
+            f"--encoder_subtype={config.encoder_subtype} does not go with --encoder_type={config.encoder_type}; "
+            f"choose from {', '.join(allowed)}"
+        )
+    return allowed[config.encoder_subtype]
+
+
 def image_sides(shape: Shape) -> tuple[int, int]:
-    """Height and width, in pixels, of an image of three dimensions."""
+    """Return height and width, in pixels, of an image of three dimensions."""
     from envs.spec import is_channels_first  # late: --help needs no numpy
 
     return (shape[1], shape[2]) if is_channels_first(shape) else (shape[0], shape[1])

@@ -1,4 +1,4 @@
-"""From the observations of one moment to a feature vector: scaling, the networks per observation, their join."""
+"""Encoders map the observations of one moment to a feature vector: scaling, a network per observation, their join."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from algorithms.models.config import ModelConfig
 from algorithms.models.images import (
     IMAGES_AT_ONCE,
     Bytes,
@@ -26,6 +27,7 @@ FEW_CHANNELS = 8
 """Fewer than fill a vector register."""
 
 Observations = dict[str, Tensor]
+Shape = tuple[int, ...]
 ConvLayer = tuple[int, int, int]
 Layer = Callable[[Tensor], Tensor]
 
@@ -45,7 +47,7 @@ _NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "
 
 
 def nonlinearity(name: str, *, inplace: bool = False) -> nn.Module:
-    """The module of `elu`, `relu` or `tanh`; `inplace` if nothing else needs its input and it can be overwritten."""
+    """Make the module of `elu`, `relu` or `tanh`; `inplace` if nothing else needs its input."""
     kind = _NONLINEARITIES[name]
     return kind(inplace=True) if inplace and kind is not nn.Tanh else kind()
 
@@ -75,7 +77,7 @@ class Encoder(nn.Sequential):
         self._bytes = Bytes(scaling, self[0], first if isinstance(first, FirstConv2d) else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of x [N,*]."""
+        """Encode x [N,*] to [N,output_size]."""
         if not self.num_image_layers:
             return _through(self, x)
         layers, trained = self._ready(x)
@@ -86,7 +88,7 @@ class Encoder(nn.Sequential):
         return side_by_side(forward, torch.split(x, -(-len(x) // self.threads)), trained)
 
     def _ready(self, x: Tensor) -> tuple[list[Layer], list[Tensor]]:
-        """The layers for images x, and the tensors in them that gradients flow to."""
+        """Return the layers for images x, and the tensors in them that gradients flow to."""
         dtype = computed_in(x)
         if dtype == torch.float32:
             return list(self), list(self.parameters()) if self.threads > 1 else []
@@ -100,7 +102,7 @@ class Encoder(nn.Sequential):
         return self.training and any(parametrize.is_parametrized(layer) for layer in self)
 
     def _forward(self, layers: Sequence[Layer], at_once: int, x: Tensor) -> Tensor:
-        """The features in this thread alone."""
+        """Encode x in this thread alone."""
         image_layers, others = layers[: self.num_image_layers], layers[self.num_image_layers :]
         chunks = -(-len(x) // at_once) if len(x) else 1
         features = [self._encode(some, image_layers) for some in torch.tensor_split(x, chunks)]
@@ -133,10 +135,10 @@ def share_images(module: nn.Module, threads: int) -> bool:
 
 
 def _rounded(layer: nn.Module, dtype: torch.dtype, are_bytes: bool) -> tuple[Layer, list[Tensor]]:
-    """A layer for images that are bytes or not, its weights rounded and arranged; the tensors in it that are trained.
+    """Return a layer for images (of bytes or not) with weights rounded and arranged, and its tensors that are trained.
 
-    Done once, not for every few images of every thread: of 280 us per image to train on (Pong, batches of 256) it saves
-    7 with one thread, of 231 with two 23.
+    Preparing once, not for every few images of every thread, saves 7 of 280 us per image to train on (Pong, batches of
+    256) with one thread, 23 of 231 with two.
     """
     if not isinstance(layer, nn.Conv2d | nn.Linear):
         return layer, list(layer.parameters())
@@ -160,8 +162,44 @@ def _through(layers: Iterable[Layer], x: Tensor) -> Tensor:
     return x
 
 
+# The builders, which the table `ENCODERS` of `config.py` names. Each makes an encoder of observations of a shape [*] by
+# the flags; its weights are as torch draws them.
+
+
+def build_mlp(shape: Shape, config: ModelConfig) -> Encoder:
+    """Build the net for observations that are no images."""
+    return mlp_encoder(shape, config.encoder_mlp_layers, config.nonlinearity)
+
+
+def build_convnet_simple(shape: Shape, config: ModelConfig) -> Encoder:
+    """Build the net of Sample Factory for an image [C,H,W] or [H,W,C]."""
+    return conv_encoder(shape, CONVNET_SIMPLE, _extra_layer_sizes(config), config.nonlinearity)
+
+
+def build_convnet_atari(shape: Shape, config: ModelConfig) -> Encoder:
+    """Build the Nature network for an image [C,H,W] or [H,W,C]."""
+    return conv_encoder(shape, CONVNET_ATARI, _extra_layer_sizes(config), config.nonlinearity)
+
+
+def build_convnet_dqn(shape: Shape, config: ModelConfig) -> Encoder:
+    """Build the forerunner of the Nature network for an image [C,H,W] or [H,W,C]."""
+    return conv_encoder(shape, CONVNET_DQN, _extra_layer_sizes(config), config.nonlinearity)
+
+
+def build_impala(shape: Shape, config: ModelConfig) -> Encoder:
+    """Build the residual net of IMPALA for an image [C,H,W] or [H,W,C] of any size."""
+    return impala_encoder(shape, _extra_layer_sizes(config), config.nonlinearity)
+
+
+def _extra_layer_sizes(config: ModelConfig) -> Shape:
+    return (config.hidden_size,) * config.encoder_extra_fc_layers
+
+
+# What the builders are made of.
+
+
 def mlp_encoder(shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str) -> Encoder:
-    """Flatten, then one Linear layer and nonlinearity per entry of `layer_sizes`."""
+    """Build a net that flattens, then has one Linear layer and nonlinearity per entry of `layer_sizes`."""
     layers, size = _linear_layers(torch.Size(shape).numel(), layer_sizes, activation)
     if len(shape) == 1:
         return Encoder(layers, size)
@@ -172,7 +210,7 @@ def mlp_encoder(shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation
 def conv_encoder(
     shape: tuple[int, ...], conv_layers: tuple[ConvLayer, ...], extra_layer_sizes: tuple[int, ...], activation: str
 ) -> Encoder:
-    """A stack of convolutions, then Linear layers; a nonlinearity after each."""
+    """Build a stack of convolutions, then Linear layers; a nonlinearity after each."""
     layers, channels = _image_layers(shape)
     for i, (out_channels, kernel_size, stride) in enumerate(conv_layers):
         has_blocks = not i and stride > 1 and kernel_size % stride == 0 and channels < FEW_CHANNELS
@@ -187,7 +225,7 @@ def conv_encoder(
 
 
 def impala_encoder(shape: tuple[int, ...], extra_layer_sizes: tuple[int, ...], activation: str) -> Encoder:
-    """The residual net of IMPALA: per stage a convolution, a pooling that halves the image, two residual blocks."""
+    """Build IMPALA's residual net: per stage a convolution, a pooling that halves the image, two residual blocks."""
     layers, channels = _image_layers(shape)
     for out_channels in IMPALA_CHANNELS:
         layers += [
@@ -219,7 +257,7 @@ class ResidualBlock(nn.Module):
 
 
 class DictEncoder(nn.Module):
-    """One encoder per observation key, their features side by side."""
+    """Encodes every observation key by an encoder of its own; the features stand side by side."""
 
     def __init__(self, encoders: dict[str, Encoder]) -> None:
         super().__init__()
@@ -229,7 +267,7 @@ class DictEncoder(nn.Module):
         self.output_size = sum(encoder.output_size for encoder in encoders.values())
 
     def items(self) -> Iterator[tuple[str, Encoder]]:
-        """The encoder of every key."""
+        """Yield every key with its encoder."""
         yield from zip(self.keys, cast(Iterable[Encoder], self.encoders), strict=True)
 
     def forward(self, obs: Observations) -> Tensor:
@@ -239,7 +277,7 @@ class DictEncoder(nn.Module):
 
 
 def _image_layers(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
-    """What precedes the first convolution, and the channels it sees."""
+    """Return the layers before the first convolution, and the channels it sees."""
     first = is_channels_first(shape)
     return [ChannelsLast(first)], shape[0] if first else shape[2]
 

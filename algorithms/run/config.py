@@ -1,4 +1,4 @@
-"""Everything the command line of APPO can say: the learner's flags, the composition of all parts, and its checks."""
+"""All flags of a training run are composed, completed from their sources and checked here."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 from algorithms.appo.config import LearningConfig, _check_learning
+from algorithms.appo.presets import learning_preset
 from algorithms.models.config import ModelConfig
 from algorithms.population.config import (
     PopulationConfig,
@@ -18,7 +19,7 @@ from algorithms.population.config import (
 from algorithms.run.folder import check_folders, check_place, find_source, new_name, saved_flags
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
-from envs.presets import preset
+from envs.presets import Preset, env_preset, find_name
 from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help, words_of
 from utils.errors import UsageError
 from utils.files import read_mapping
@@ -32,8 +33,9 @@ class Config:
     """All flags of a training run; every component receives its part, never the whole.
 
     Attributes:
-        undecided: flags that nobody has given, of an environment without a preset: `kinds.py` decides them.
-        by_kind: what it decides for such an environment where nothing is given; {} before that, and for all others.
+        undecided: flags that nobody has given, of an environment without a preset: `run/defaults.py` decides them.
+        by_kind: flag -> value that it decides for such an environment where nothing is given; {} before that and for
+            all others.
     """
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -118,7 +120,7 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
     if wants_help(argv):
         groups = {part.capitalize(): flags for part, flags in FLAGS_BY_PART.items()}
-        print_and_exit(format_help(TRAIN_USAGE, groups, preset(_env_in(argv), choose_device("auto")) or {}))
+        print_and_exit(format_help(TRAIN_USAGE, groups, find_preset(_env_in(argv), choose_device("auto")) or {}))
     return parse_command_line(argv, FLAGS)
 
 
@@ -149,7 +151,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
     device = choose_device(str(asked.get("device") or saved.get("device", "auto")))
-    known = preset(env, device)
+    known = find_preset(env, device)
     layers += [("saved run", saved), ("env preset", known or {})]
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env)
@@ -161,6 +163,17 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     if not saved:
         _check_source(config.run)
     return config, {name: origins.get(name, "default") for name in FLAGS}
+
+
+def find_preset(env_id: str, device: str) -> Preset | None:
+    """Return flag -> value of environment, network and learning for a known environment, None for an unknown one.
+
+    Args:
+        env_id: as the flag has it.
+        device: `cpu` or `cuda`, where the network is trained.
+    """
+    name = find_name(env_id)
+    return None if name is None else env_preset(name, device) | learning_preset(name, device)
 
 
 def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

@@ -1,12 +1,14 @@
-"""What an environment that is in no preset is trained with: its kind of observation decides, once it is known."""
+"""The kind of observation decides the defaults of an environment without a preset, once its observations are known."""
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from math import prod
 
+from algorithms.appo import presets as learning_presets
 from algorithms.models.config import MLP, ModelConfig, encoder_names
 from algorithms.run.config import FLAGS_BY_PART, Config, check
-from envs.presets import preset, preset_of_images, preset_of_numbers
+from envs import presets as env_presets
+from envs.presets import Preset, find_name
 from envs.spec import MASK_KEY, EnvSpec
 from utils.command_line import words_of
 from utils.values import shown
@@ -14,9 +16,12 @@ from utils.values import shown
 ORIGIN = "kind of observation"
 """The name of this source of flags."""
 
+BY_KIND = env_presets.BY_KIND | learning_presets.BY_KIND
+"""Flags that the kind of observation may decide."""
+
 
 def completed(config: Config, spec: EnvSpec) -> Config:
-    """The configuration with what the kind of observation decides in place of what nobody has given.
+    """Return the configuration in which the kind of observation has decided every flag that nobody has given.
 
     Args:
         config: of a run; flags that are given, or that a preset or a saved run has, stay as they are.
@@ -25,7 +30,7 @@ def completed(config: Config, spec: EnvSpec) -> Config:
     Raises:
         UsageError: flags that are right alone are wrong together.
     """
-    if preset(config.env.env, "cpu") is not None:
+    if find_name(config.env.env) is not None:
         return config
     by_kind = _by_kind(config, spec)
     parts = {
@@ -40,17 +45,17 @@ def completed(config: Config, spec: EnvSpec) -> Config:
 
 
 def chosen_in(config: Config, undecided: Set[str]) -> dict[str, object]:
-    """What was chosen for a completed configuration in which these flags were undecided."""
+    """Return what was chosen for a completed configuration in which these flags were undecided."""
     return {name: value for name, value in config.by_kind.items() if name in undecided}
 
 
 def origins_in(config: Config, undecided: Set[str]) -> dict[str, str]:
-    """Where those flags come from."""
+    """Return the source of each of those flags."""
     return dict.fromkeys(chosen_in(config, undecided), ORIGIN)
 
 
 def told(config: Config, undecided: Set[str]) -> str:
-    """The same in one line; empty if nothing was."""
+    """Return one log line that lists the flags chosen by kind of observation; empty if none were."""
     values = chosen_in(config, undecided)
     if not values:
         return ""
@@ -61,7 +66,7 @@ def told(config: Config, undecided: Set[str]) -> str:
 
 
 def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
-    """Flags for what the environment shows and takes."""
+    """Choose flags by what the environment shows and takes."""
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoder = ModelConfig() if config.model.encoder_custom else config.model
     continuous, rollout = any(part.kind == "gaussian" for part in spec.action.parts), config.learning.rollout
@@ -73,3 +78,22 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
         remembers=config.model.use_rnn and "use_rnn" not in config.undecided,
         rollout=rollout,
     )
+
+
+def preset_of_numbers(count: int, *, continuous: bool, remembers: bool, rollout: int) -> Preset:
+    """Return flag -> value of network and learning for an unknown environment that shows numbers and choices only.
+
+    Args:
+        count: of the numbers in an observation; a choice counts as often as it has values.
+        continuous: whether actions, or parts of them, are numbers.
+        remembers: whether a memory is asked for.
+        rollout: steps of a trajectory, of which a batch holds one at least.
+    """
+    network = env_presets.network_for_numbers(count, continuous=continuous, remembers=remembers)
+    return network | learning_presets.learning_by_kind(images=False, continuous=continuous, rollout=rollout)
+
+
+def preset_of_images(*, continuous: bool, rollout: int) -> Preset:
+    """Return flag -> value of network and learning for an unknown environment that shows images (see above)."""
+    network = env_presets.network_for_images(continuous=continuous)
+    return network | learning_presets.learning_by_kind(images=True, continuous=continuous, rollout=rollout)

@@ -11,11 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from algorithms.run.config import FLAGS, LOCATION, Config
+from algorithms.run.config import FLAGS, LOCATION, Config, find_preset
 from algorithms.run.folder import saved_flags
 from algorithms.run.summary import RunSummary, summary
 from algorithms.runtime.monitor.overview import read_status
-from envs.presets import preset
 from utils import machine
 from utils.command_line import words_of, words_of_flag
 from utils.errors import StopNow
@@ -106,7 +105,7 @@ def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], n
 
 def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
     """Which of these flags have not what the environment's preset, its kind of observation or else the default says."""
-    by_preset = preset(str(flags["env"]), choose_device(str(flags["device"]))) or by_kind
+    by_preset = find_preset(str(flags["env"]), choose_device(str(flags["device"]))) or by_kind
     usual = {name: _plain(flag.default) for name, flag in FLAGS.items()}
     usual |= {name: _plain(value) for name, value in by_preset.items()}
     return [name for name in names if flags[name] != usual[name]]

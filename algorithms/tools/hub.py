@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Run, find_run
-from algorithms.run.config import FLAGS, Config
+from algorithms.run.config import FLAGS, Config, find_preset
+from algorithms.run.defaults import BY_KIND
 from algorithms.run.folder import CONFIG_FILE, find_run_folder, saved_flags
 from algorithms.runtime.memory.learner_state import decode, read_plain
 from algorithms.runtime.monitor.wandb import PLACES
 from algorithms.tools.flags import HubConfig
-from envs.presets import OF_KINDS, preset
 from utils import checkpoint_files
 from utils.command_line import say, words_of_flag
 from utils.errors import CheckpointError, ResourceError, UsageError
@@ -182,8 +182,8 @@ model-index:
 def _is_told(env: str, name: str, value: object) -> bool:
     """Whether the command in the card has that flag: it has not its default, or another one for such an environment."""
     default = FLAGS[name].default
-    known = preset(env, "cpu")
-    others = OF_KINDS if known is None else known.keys()
+    known = find_preset(env, "cpu")
+    others = BY_KIND if known is None else known.keys()
     differs = value != (list(default) if isinstance(default, tuple) else default)
     return name not in (*PLACES, "experiment") and (differs or name in others)
 

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from algorithms import cli
+from algorithms.appo import presets as learning_presets
 from algorithms.run.training import Training
-from envs.presets import IMAGES, NUMBERS
+from envs import presets as env_presets
 from tests.integration.runs import Run, record, train
 
+NUMBERS = env_presets.NUMBERS | learning_presets.NUMBERS
+IMAGES = env_presets.IMAGES | learning_presets.IMAGES
 UNKNOWN = "envs.toys.spaces:Spaces"
 SMALL: dict[str, Any] = {
     "env": UNKNOWN,

@@ -2,12 +2,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.build import ENCODERS, POLICY_OUTPUT_GAIN, build_model, describe
-from algorithms.models.config import ModelConfig, encoder_names
+from algorithms.models import encoders
+from algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, describe
+from algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
 from envs.spec import EnvSpec, ObservationSpec
 from tests.unit.models import custom_encoders
 from tests.unit.models.cases import IMAGE, VECTOR, act_through, config_of, env_spec_of, model_of, observation
 from utils.errors import UsageError
+from utils.flags import flags_of
 
 SMALL_IMAGE = ObservationSpec((7, 7, 3), "uint8")
 
@@ -38,9 +40,19 @@ def test_encoder_follows_the_observation() -> None:
     assert names_of({"encoder_subtype": "mlp"}, obs=IMAGE) == ["mlp"]
 
 
-def test_every_subtype_of_the_flag_is_registered() -> None:
-    choices = ModelConfig.__dataclass_fields__["encoder_subtype"].metadata["choices"]
-    assert set(choices) - {"auto"} == set(ENCODERS)
+@pytest.mark.parametrize("row", ENCODERS, ids=lambda row: row.subtype)
+def test_every_row_of_the_table_is_a_choice_of_the_flags_and_names_a_builder(row: EncoderRow) -> None:
+    flags = flags_of(ModelConfig)
+    assert row.type in flags["encoder_type"].choices
+    assert row.subtype in flags["encoder_subtype"].choices
+    assert callable(getattr(encoders, row.builder, None)), f"encoders.py has no function {row.builder}"
+    chosen: dict[str, object] = {"encoder_type": row.type, "encoder_subtype": row.subtype}
+    assert names_of(chosen, obs=IMAGE) == [row.subtype]
+    assert isinstance(build(env_spec_of(obs=IMAGE), **chosen), nn.Module)
+
+
+def test_subtypes_are_unique() -> None:
+    assert len({row.subtype for row in ENCODERS}) == len(ENCODERS)
 
 
 @pytest.mark.parametrize(

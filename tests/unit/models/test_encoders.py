@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from algorithms.models.build import ENCODERS
-from algorithms.models.config import MIN_CONVNET_SIDES, image_sides
+from algorithms.models.build import build_encoder
+from algorithms.models.config import ENCODERS, MLP, image_sides
 from algorithms.models.encoders import (
     CONVNET_ATARI,
     CONVNET_DQN,
@@ -35,10 +35,10 @@ def impala_encoder_of_one(shape: tuple[int, ...] = (3, 36, 36)) -> Encoder:
     return impala_encoder(shape, (16,), "relu")
 
 
-@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "mlp"])
+@pytest.mark.parametrize("name", [row.subtype for row in ENCODERS if row.subtype != MLP])
 @pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (1, 36, 36)])
 def test_every_image_encoder_reads_both_layouts(name: str, shape: tuple[int, ...]) -> None:
-    encoder = ENCODERS[name](shape, config_of())
+    encoder = build_encoder(name, shape, config_of())
     assert encoder.output_size == 8
     assert encoder(torch.rand(3, *shape)).shape == (3, 8)
 
@@ -318,7 +318,7 @@ def test_impala_reads_a_tiny_image() -> None:
     [("convnet_simple", CONVNET_SIMPLE), ("convnet_atari", CONVNET_ATARI), ("convnet_dqn", CONVNET_DQN)],
 )
 def test_min_side_is_the_smallest_image_of_the_stacks(name: str, layers: tuple[tuple[int, int, int], ...]) -> None:
-    side = MIN_CONVNET_SIDES[name]
+    side = next(row.min_side for row in ENCODERS if row.subtype == name)
     assert conv_encoder((1, side, side), layers, (), "elu").output_size == layers[-1][0]
     with pytest.raises(RuntimeError):
         conv_encoder((1, side, side - 1), layers, (), "elu")

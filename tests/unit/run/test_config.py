@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from algorithms.appo import presets as learning_presets
 from algorithms.cli import parse
+from algorithms.models.config import ModelConfig
 from algorithms.playing.config import EvaluationConfig
 from algorithms.run import folder
 from algorithms.run.config import (
@@ -22,14 +24,15 @@ from algorithms.run.config import (
     Config,
     asked_format,
     changed_flags,
+    find_preset,
     format_flags,
     parse_train,
     parse_train_flags,
     resolve,
 )
 from algorithms.tools.train import describe
-from envs import presets
-from envs.presets import preset
+from envs import presets as env_presets
+from envs.config import EnvConfig
 from utils.command_line import flag_text, negation, parse_command_line, words_of_flag
 from utils.errors import UsageError
 from utils.files import append_json_line, read_mapping, replaced_when_whole, write_json_atomic
@@ -537,26 +540,49 @@ def test_changed_flags_are_listed() -> None:
 
 
 def test_presets_name_existing_flags_with_valid_values() -> None:
-    for env in [*presets.NAMES, "ALE/Pong", "VizdoomBasic", "MiniGrid-Empty-8x8", "dm_control/dog-run", "highway-fast"]:
+    names = [name for name in env_presets.PRESETS if name not in env_presets.PATTERNS]
+    for env in [*names, "ALE/Pong", "VizdoomBasic", "MiniGrid-Empty-8x8", "dm_control/dog-run", "highway-fast"]:
         config = parse_train([f"--env={env}-v1"])
-        for name, value in preset(f"{env}-v1", "cpu").items():
+        for name, value in find_preset(f"{env}-v1", "cpu").items():
             assert getattr(getattr(config, next(p for p, fs in FLAGS_BY_PART.items() if name in fs)), name) == value
 
 
+def test_envs_know_environment_and_network_and_the_algorithm_the_rest() -> None:
+    ours = flags_of(EnvConfig).keys() | flags_of(ModelConfig).keys()
+    tables = (*env_presets.PRESETS.values(), *env_presets.ON_CPU.values())
+    assert all(values.keys() <= ours for values in (*tables, dict.fromkeys(env_presets.BY_KIND)))
+    tables = (*learning_presets.PRESETS.values(), *learning_presets.ON_CPU.values())
+    assert all(values.keys() <= FLAGS.keys() - ours for values in (*tables, dict.fromkeys(learning_presets.BY_KIND)))
+
+
+def test_every_known_environment_has_settings_of_learning_and_no_other_one_has() -> None:
+    assert learning_presets.PRESETS.keys() | {"toy"} == env_presets.PRESETS.keys()
+    assert learning_presets.ON_CPU.keys() | env_presets.ON_CPU.keys() <= env_presets.PRESETS.keys()
+    assert env_presets.PATTERNS.keys() <= env_presets.PRESETS.keys()
+
+
+def test_the_name_of_a_pattern_is_no_environment() -> None:
+    assert [env_presets.find_name(name) for name in ("atari", "highway-v0", "atari-v0")] == [None, "highway", None]
+
+
 def test_presets_match_whole_names() -> None:
-    assert preset("CartPole-v1", "cpu") == preset("gymnasium.envs:CartPole-v0", "cpu") == preset("CartPole", "cuda")
-    assert preset("CartPoleSwing-v1", "cpu") is preset("mine:Pong-v5", "cpu") is preset("parking-v0", "cpu") is None
-    assert preset("toy/Memory-v0", "cpu") == {}
-    assert preset("ALE/Pong-v5", "cuda")["encoder_subtype"] == "convnet_atari"
-    assert preset("PongNoFrameskip-v4", "cpu")["encoder_subtype"] == "convnet_dqn"
+    known = find_preset("CartPole-v1", "cpu")
+    assert known == find_preset("gymnasium.envs:CartPole-v0", "cpu") == find_preset("CartPole", "cuda") != {}
+    for unknown in ("CartPoleSwing-v1", "mine:Pong-v5", "parking-v0"):
+        assert find_preset(unknown, "cpu") is None
+    assert find_preset("toy/Memory-v0", "cpu") == {}
+    assert find_preset("ALE/Pong-v5", "cuda")["encoder_subtype"] == "convnet_atari"
+    assert find_preset("PongNoFrameskip-v4", "cpu")["encoder_subtype"] == "convnet_dqn"
     for device in ("cpu", "cuda"):
-        assert preset("envpool:Pong-v5", device) == preset("ALE/Pong-v5", device)
-    assert preset("envpool:Ant-v5", "cpu") == preset("Ant-v5", "cpu")
-    assert preset("envpool:CartPole-v1", "cpu") == preset("CartPole-v1", "cpu")
-    assert preset("envpool:CartpoleSwingup-v1", "cpu") == preset("dm_control/cartpole-swingup-v0", "cpu") != {}
-    changed = preset("Ant-v5", "cpu")
+        assert find_preset("envpool:Pong-v5", device) == find_preset("ALE/Pong-v5", device)
+    assert find_preset("envpool:Ant-v5", "cpu") == find_preset("Ant-v5", "cpu")
+    assert find_preset("envpool:CartPole-v1", "cpu") == find_preset("CartPole-v1", "cpu")
+    assert (
+        find_preset("envpool:CartpoleSwingup-v1", "cpu") == find_preset("dm_control/cartpole-swingup-v0", "cpu") != {}
+    )
+    changed = find_preset("Ant-v5", "cpu")
     changed["rollout"] = 1
-    assert preset("Ant-v5", "cpu")["rollout"] == 64
+    assert find_preset("Ant-v5", "cpu")["rollout"] == 64
 
 
 # ---- evaluation

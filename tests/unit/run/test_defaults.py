@@ -8,16 +8,29 @@ from typing import Any
 import pytest
 from gymnasium import spaces
 
+from algorithms.appo import presets as learning_presets
 from algorithms.run.config import FLAGS_BY_PART, Config, changed_flags, parse_train_flags, resolve
-from algorithms.run.defaults import ORIGIN, chosen_in, completed, origins_in, told
+from algorithms.run.defaults import (
+    BY_KIND,
+    ORIGIN,
+    chosen_in,
+    completed,
+    origins_in,
+    preset_of_images,
+    preset_of_numbers,
+    told,
+)
 from algorithms.run.page import command_line
 from algorithms.run.resume import journal
 from algorithms.run.training import _given
-from envs.presets import IMAGES, MANY_NUMBERS, NUMBERS, OF_KINDS, preset_of_images, preset_of_numbers
+from envs import presets as env_presets
+from envs.presets import MANY_NUMBERS
 from envs.spaces import Space, spec_of
 from envs.spec import EnvSpec
 from utils.errors import UsageError
 
+NUMBERS = env_presets.NUMBERS | learning_presets.NUMBERS
+IMAGES = env_presets.IMAGES | learning_presets.IMAGES
 UNKNOWN = "--env=my.games:Maze"
 FEW, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
 PICTURE = spaces.Box(0, 255, (40, 36, 3), "uint8")
@@ -117,7 +130,7 @@ def test_every_value_is_one_that_its_flag_takes() -> None:
         for values in (*kinds, preset_of_images(continuous=continuous, rollout=512)):
             flat = json.loads(json.dumps(values))
             assert {name: Config.from_flat(flat).to_flat()[name] for name in flat} == flat
-            assert values.keys() <= OF_KINDS
+            assert values.keys() <= BY_KIND
 
 
 # ---- who wins

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from algorithms.run.config import find_preset
 from envs.agents.common_spaces import CommonSpaces
 from envs.agents.multi_agent import MultiAgentLoop
 from envs.agents.pettingzoo import ParallelAgents, find
 from envs.config import EnvConfig
 from envs.make import check_name, make_group, make_single
-from envs.presets import preset
 from envs.spec import MASK_KEY, TEAM_RETURN, ActionPart
 from tests.unit.envs.rollouts import collect
 from utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
@@ -30,7 +30,7 @@ SIZES = "envs.toys.zoo:Sizes"
 )
 def test_pettingzoos_own_names(name: str) -> None:
     check_name(EnvConfig(name))
-    assert preset(name, "cpu")
+    assert find_preset(name, "cpu")
     assert find(name, registered=False) is not None
 
 
