@@ -1,8 +1,9 @@
 """Families are environments that live in optional packages; every module of this folder is the adapter of one.
 
-An adapter is found by lying here. It declares its `FAMILY` and has a function `make_single`, and may have
-`vector_arguments` (`envs/make.py`, `Adapter`). All adapters are imported at every start, to read their families, so
-they import the optional package inside functions only.
+To add a family, write its adapter into this folder, where it is found (`highway.py` is a short one to copy from), an
+extra into `setup.py` and a version into `constraints.txt`. The adapter declares its `FAMILY` and has a function
+`make_single`, and `vector_arguments` if there is a native vector (`Adapter` and `VectorAdapter` in `envs/make.py`).
+All adapters are imported at every start, to read their families: they import the optional package inside functions.
 """
 
 from __future__ import annotations
