@@ -1,18 +1,17 @@
-"""From the flags to environments: names are resolved here and nowhere else."""
+"""`make_group` and `make_single` make environments by the flags; names are resolved here and nowhere else."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import inspect
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
@@ -20,11 +19,13 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
+from envs import families
 from envs.agents import pettingzoo
 from envs.agents.multi_agent import loop_over
 from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, OnFailure, SingleEnv
+from envs.families import Family, envpool
 from envs.spaces import num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toys.toy import register_toys
@@ -37,50 +38,33 @@ from utils.values import nearest
 Factory = Callable[..., Any]
 
 
-class Family(NamedTuple):
-    """Environments that live in an optional package."""
-
-    pattern: str  # of the id, or of the entry point for ids that gymnasium registers without the package
-    package: str
-    registering_module: str | None
-    install: str
-    adapter: str | None = None  # our module that makes its environments, an `Adapter`
-
-
+@runtime_checkable
 class Adapter(Protocol):
-    """A module that knows how a family is played."""
+    """A module of `envs.families`."""
+
+    FAMILY: Family
 
     def make_single(self, registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> SingleEnv:
-        """One environment; `arguments` are those of the flags --env_kwargs and of rendering."""
+        """Make one environment; `arguments` are those of the flags --env_kwargs and of rendering."""
         ...
 
 
 @runtime_checkable
 class VectorAdapter(Adapter, Protocol):
-    """One of a family that has vector entry points."""
+    """A module of a family that has vector entry points."""
 
     def vector_arguments(self, config: EnvConfig, registration: Registration) -> dict[str, Any]:
-        """Arguments of the vector entry point that stand for the flags."""
+        """Return the arguments of the vector entry point that stand for the flags."""
         ...
 
 
-FAMILIES = (
-    Family(r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d", "ale_py", "ale_py", "appo[atari]", "envs.families.atari"),
-    Family(r"ale_py\.", "ale_py", None, "appo[atari]", "envs.families.atari"),
-    Family(r"Vizdoom", "vizdoom", "vizdoom.gymnasium_wrapper", "appo[vizdoom]", "envs.families.vizdoom"),
-    Family(r"MiniGrid-|BabyAI-", "minigrid", "minigrid", "appo[minigrid]", "envs.families.minigrid"),
-    Family(r"dm_control/", "dm_control", "envs.families.dm_control", "appo[dm-control]", "envs.families.dm_control"),
-    Family(r"envpool[:/]", "envpool", None, "appo[envpool]", "envs.families.envpool"),
-    Family(
-        r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*-v\d",
-        "highway_env",
-        "highway_env",
-        "appo[highway]",
-    ),
-    Family(r"highway_env\.", "highway_env", None, "appo[highway]", "envs.families.highway"),
-    Family(r"gymnasium\.envs\.mujoco", "mujoco", None, "appo[mujoco]"),
-    Family(r"gymnasium\.envs\.box2d", "Box2D", None, "appo[box2d]"),
-)
+def _load_families() -> dict[Family, Adapter | None]:
+    adapters = [cast(Adapter, importlib.import_module(name)) for name in families.adapter_names()]
+    return {**{adapter.FAMILY: adapter for adapter in adapters}, **dict.fromkeys(families.WITHOUT_ADAPTER)}
+
+
+FAMILIES = _load_families()
+"""All families, with the adapter of those that have one."""
 
 CONSTRUCTOR_FLAGS = {
     "env_frameskip": ("frameskip", "frame_skip"),
@@ -120,7 +104,7 @@ def make_group(
         EnvironmentFailure: its code raised.
     """
     target = _resolve(config.env)
-    _check_resolution(config)
+    _check_flags_of_families(config)
     if _is_native(config, target):
         make = functools.partial(_make_vector, config, target, num_envs)
         return GymVector(make, name=config.env, spec=spec, on_failure=on_failure)
@@ -135,7 +119,7 @@ def make_group(
 
 
 def is_vector_only(config: EnvConfig) -> bool:
-    """Whether the environment exists only as a vector of environments."""
+    """Return whether the environment exists only as a vector of environments."""
     target = _resolve(config.env)
     if isinstance(target, Registration):
         return target.entry_point is None
@@ -164,7 +148,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
 
 
 def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: dict[str, Any]) -> Any:
-    """An environment of no family that we know; frames are skipped and stacked by wrappers where it cannot itself."""
+    """Make an environment without an adapter; wrappers skip and stack frames where it cannot itself."""
     taken = _constructor_arguments(config, target)
     repeats = config.env_frameskip if not taken.keys() & set(CONSTRUCTOR_FLAGS["env_frameskip"]) else None
     if repeats and "max_episode_steps" in taken:
@@ -209,7 +193,7 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
 
 
 def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
-    """Whether the native vector steps the envs: where there is one, and it can do what the flags ask."""
+    """Return whether the native vector steps the envs: where there is one, and it can do what the flags ask."""
     if isinstance(target, Registration):
         # gymnasium cannot apply the wrappers of a registration to a native vector
         has_vector = target.vector_entry_point is not None and not target.additional_wrappers
@@ -228,7 +212,7 @@ def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
 
 
 def _unmet_by_vector(config: EnvConfig, target: Registration | Factory) -> str:
-    """The first flag that the vector environment cannot follow; empty if it can follow all."""
+    """Return the first flag that the vector environment cannot follow; empty if it can follow all."""
     accepted = _accepted(target, vector=True)
     taken = _vector_arguments(config, target)
     if not isinstance(_adapter(target), VectorAdapter):
@@ -249,7 +233,7 @@ def _vector_arguments(config: EnvConfig, target: Registration | Factory) -> dict
 def _constructor_arguments(
     config: EnvConfig, target: Registration | Factory, *, vector: bool = False
 ) -> dict[str, int]:
-    """The flags of `CONSTRUCTOR_FLAGS` that are given and that the constructor takes, as its arguments."""
+    """Return those of `CONSTRUCTOR_FLAGS` that are given and that the constructor takes, as its arguments."""
     accepted = _accepted(target, vector=vector)
     if isinstance(target, Registration) and not vector:
         accepted = accepted | {"max_episode_steps"}  # gymnasium.make wraps the environment
@@ -262,7 +246,7 @@ def _constructor_arguments(
 
 
 def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[str]:
-    """Names of the arguments that a constructor takes."""
+    """Return the names of the arguments that a constructor takes."""
     if not isinstance(target, Registration):
         return set(inspect.signature(target).parameters)
     entry_point = target.vector_entry_point if vector else target.entry_point
@@ -275,17 +259,16 @@ def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[st
 def _adapter(target: Registration | Factory) -> Adapter | None:
     if not isinstance(target, Registration):
         return None
-    for name in (target.id, str(target.entry_point)):
-        for family in FAMILIES:
-            if family.adapter is not None and re.match(family.pattern, name):
-                return cast(Adapter, importlib.import_module(family.adapter))
-    return None
+    names = (target.id, str(target.entry_point))
+    return next((adapter for family, adapter in FAMILIES.items() if adapter and family.is_adapted(*names)), None)
 
 
-def _check_resolution(config: EnvConfig) -> None:
-    for flag in ("res_w", "res_h"):
-        if getattr(config, flag) is not None and not config.env.rpartition(":")[2].startswith("Vizdoom"):
-            raise UsageError(f"--{flag}={getattr(config, flag)} is for VizDoom only, not for {config.env}")
+def _check_flags_of_families(config: EnvConfig) -> None:
+    """Refuse flags that only another family understands (UsageError)."""
+    for family in FAMILIES:
+        for flag in family.flags:
+            if getattr(config, flag) is not None and not family.has_id(config.env.rpartition(":")[2]):
+                raise UsageError(f"--{flag}={getattr(config, flag)} is for {family.name} only, not for {config.env}")
 
 
 @contextmanager
@@ -308,15 +291,14 @@ def _construction(name: str) -> Iterator[None]:
 
 
 def _resolve(name: str) -> Registration | Factory:
-    """The registration of an id, or the class or function that `package.module:Name` stands for."""
+    """Find the registration of an id, or the class or function that `package.module:Name` stands for."""
     if not name:
         raise UsageError("--env is missing: give a gymnasium id or package.module:Id")
     register_toys()
     module_name, colon, env_id = name.rpartition(":")
     if module_name == "envpool":  # has ids of its own
         _require_package(name, name)
-        found: Registration = importlib.import_module("envs.families.envpool").registration(env_id)
-        return found
+        return envpool.registration(env_id)
     module = _import_user_module(name, module_name) if colon else None
     if module is not None and env_id not in gymnasium.registry and hasattr(module, env_id):
         return _factory(name, getattr(module, env_id))
@@ -344,7 +326,7 @@ def _unknown(name: str, env_id: str, module: ModuleType | None) -> UsageError:
 
 
 def _factory(name: str, attribute: object) -> Factory:
-    """A class of environments, or a function of a module that knows gymnasium or PettingZoo.
+    """Return an attribute that is a class of environments, or a function of a module that knows such classes.
 
     A run that came from elsewhere can name any function, `os:system` too, and --env_kwargs would be its arguments.
     """
@@ -390,10 +372,11 @@ def _import_user_module(name: str, module_name: str) -> ModuleType:
 def _require_package(env_id: str, id_or_entry_point: str) -> None:
     """Import what registers the id; complain in one line if the optional package behind it is missing."""
     for family in FAMILIES:
-        if not re.match(family.pattern, id_or_entry_point):
+        is_id = family.has_id(id_or_entry_point)
+        if not is_id and not family.has_entry_point(id_or_entry_point):
             continue
         if find_spec(family.package) is None:
-            raise UsageError(f'{env_id} needs the package {family.package}: pip install "{family.install}"')
-        if family.registering_module:
+            raise UsageError(f'{env_id} needs the package {family.package}: pip install "appo[{family.extra}]"')
+        if is_id and family.register is not None:
             with _construction(env_id):
-                importlib.import_module(family.registering_module)
+                family.register()

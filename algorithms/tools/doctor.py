@@ -27,7 +27,7 @@ from algorithms.runtime.processes import fork_server, inquiry
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.tools.examine_env import Exam, try_examining
 from algorithms.tools.flags import DoctorConfig
-from envs.make import check_name
+from envs.make import FAMILIES, check_name
 from envs.spec import EnvSpec
 from utils import limits, machine
 from utils.command_line import say
@@ -53,14 +53,7 @@ IMPORTED = ("torch", "faster_fifo")  # compiled for one version of Python and on
 OPTIONAL = {
     "matplotlib": "plots",
     "imageio-ffmpeg": "video",
-    "ale-py": "atari",
-    "vizdoom": "vizdoom",
-    "mujoco": "mujoco",
-    "minigrid": "minigrid",
-    "box2d": "box2d",
-    "shimmy": "dm-control",
-    "highway-env": "highway",
-    "envpool": "envpool",
+    **{family.package: family.extra for family in FAMILIES},
     "pettingzoo": "multiagent",
     "onnxruntime": "onnx",
     "huggingface_hub": "hub",

@@ -1,4 +1,4 @@
-"""Atari: the preprocessing of Mnih et al. 2015 (https://www.nature.com/articles/nature14236), by ale-py itself.
+"""Atari is preprocessed as by Mnih et al. 2015 (https://www.nature.com/articles/nature14236), by ale-py itself.
 
 Training steps ale-py's vector environment, written in C++; watching needs single environments that can be rendered,
 and gymnasium's wrappers show what the vector shows. Frames are skipped, gray, 84x84 and stacked by four; rewards stay
@@ -7,6 +7,8 @@ raw here (a preset clips them to their sign for training); a lost life ends noth
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import gymnasium
@@ -14,8 +16,18 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from envs.config import EnvConfig
+from envs.families import Family
 from envs.wrappers import make_registered
 from utils.errors import UsageError
+
+FAMILY = Family(
+    "Atari",
+    package="ale_py",
+    extra="atari",
+    ids=r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d",
+    entry_points=r"ale_py\.",
+    register=partial(import_module, "ale_py"),
+)
 
 FRAME_SKIP = 4
 FRAME_STACK = 4
@@ -27,7 +39,7 @@ SIZES = ("img_height", "img_width")
 
 
 def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
-    """Arguments of `ale_py.vector_env.AtariVectorEnv`; one thread, because there are as many actors as cores."""
+    """Return arguments of `ale_py.vector_env.AtariVectorEnv`; one thread, as there are as many actors as cores."""
     defaults = {"num_threads": 1, "reward_clipping": False, "use_fire_reset": False}
     ours = {
         "frameskip": _frame_skip(config),
@@ -38,7 +50,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """One game behind gymnasium's wrappers.
+    """Make one game behind gymnasium's wrappers.
 
     Raises:
         UsageError: an argument is known to the vector environment only.

@@ -1,4 +1,4 @@
-"""dm_control, as shimmy makes gymnasium's environments of it: what all sensors measure is shown as one vector.
+"""dm_control's tasks are made by shimmy; what all sensors measure is shown as one vector.
 
 Tassa et al. 2018 (arXiv:1801.00690). Episodes of the suite last 1,000 steps and are then cut off, which shimmy says as
 a truncation; rewards are in [0, 1].
@@ -11,21 +11,26 @@ import importlib
 from typing import Any
 
 import gymnasium
-import mujoco
-from absl import logging
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from envs.config import EnvConfig
+from envs.families import Family
 from envs.wrappers import JoinedVectors, RepeatAction, joined_space, make_registered, stack_frames
 
-logging.set_verbosity(logging.ERROR)  # dm_control tells how it looks for a screen, and what MuJoCo thinks of its models
-importlib.import_module("shimmy")  # registers the tasks
 
-STRUCTS = {"mjmodel": mujoco.MjModel, "mjdata": mujoco.MjData}
+def register_tasks() -> None:
+    """Register the suite's tasks with gymnasium, which shimmy does when it is imported."""
+    from absl import logging
+
+    logging.set_verbosity(logging.ERROR)  # dm_control tells how it looks for a screen, and what MuJoCo says of models
+    importlib.import_module("shimmy")
+
+
+FAMILY = Family("dm_control", package="dm_control", extra="dm-control", ids=r"dm_control/", register=register_tasks)
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """One task; those that show pictures too, as some of the locomotion do, keep their keys."""
+    """Make one task; those that show pictures too, as some of the locomotion do, keep their keys."""
     _know_only_what_is_there()
     if config.horizon is not None:
         arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
@@ -45,9 +50,10 @@ def _know_only_what_is_there() -> None:
 
     dm_control 1.0.50 accepts MuJoCo 4, which has other fields for soft bodies, and would fail at the first of the old.
     """
+    import mujoco
     from dm_control.mujoco.wrapper.mjbindings import sizes
 
-    for name, struct in STRUCTS.items():
+    for name, struct in {"mjmodel": mujoco.MjModel, "mjdata": mujoco.MjData}.items():
         fields = sizes.array_sizes[name]
         for field in [field for field in fields if not hasattr(struct, field)]:
             del fields[field]

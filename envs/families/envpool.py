@@ -1,4 +1,4 @@
-"""envpool: environments written in C++ and stepped by its threads, as a vector and, to be watched, one at a time.
+"""envpool's environments are written in C++ and stepped by its threads, as a vector or, to be watched, one at a time.
 
 Weng et al. 2022 (arXiv:2206.10558). An environment whose episode ended is reset by the step after that, which takes no
 action, gives the first observation of the next episode and a reward of 0: gymnasium's NEXT_STEP.
@@ -10,19 +10,20 @@ import functools
 import warnings
 from typing import Any
 
-import envpool
 import gymnasium
 import numpy as np
-from envpool.registration import registry
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envs.config import EnvConfig
+from envs.families import Family
 from envs.spec import MASK_KEY
 from envs.wrappers import join_rows, joined_space
 from utils.errors import UsageError
 from utils.values import nearest
+
+FAMILY = Family("envpool", package="envpool", extra="envpool", ids=r"envpool[:/]")
 
 FRAMES_PER_SECOND = {"envpool.atari": 60, "envpool.vizdoom": 35}
 """Where games are that count their frames, and how many they show in a second."""
@@ -33,13 +34,14 @@ NUM_SEEDS = 1 << 30  # that of an environment is the pool's and its number, in 3
 
 
 def registration(task: str) -> Registration:
-    """The entry points of an environment, named as envpool names it.
+    """Return the entry points of an environment, named as envpool names it.
 
     Raises:
         UsageError: there is none of that name.
     """
-    if task not in registry.specs:
-        raise UsageError(f"envpool has no environment {task or 'without a name'}{nearest(task, registry.specs, 3)}")
+    tasks = _modules()
+    if task not in tasks:
+        raise UsageError(f"envpool has no environment {task or 'without a name'}{nearest(task, tasks, 3)}")
     return Registration(
         id=f"envpool/{task.replace('/', '.')}",
         entry_point="envs.families.envpool:PoolEnv",
@@ -49,11 +51,13 @@ def registration(task: str) -> Registration:
 
 
 def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
-    """Arguments of the pool; one thread, because there are as many actors as cores.
+    """Return arguments of the pool; one thread, because there are as many actors as cores.
 
     Raises:
         UsageError: the environment cannot do what a flag asks, or an argument is not for the user to set.
     """
+    import envpool
+
     task = registration.kwargs["task"]
     for name in RUNTIME_ARGUMENTS:
         if name in config.env_kwargs:
@@ -71,7 +75,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """One environment, which can be drawn.
+    """Make one environment, which can be drawn.
 
     Raises:
         UsageError: as `vector_arguments`.
@@ -95,6 +99,8 @@ class PoolVector(VectorEnv[Any, Any, Any]):
     """
 
     def __init__(self, task: str, num_envs: int, **kwargs: Any) -> None:
+        import envpool
+
         self.num_envs, self.metadata = num_envs, {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self._make = functools.partial(envpool.make_gymnasium, task, num_envs=num_envs, **kwargs)
         self._pool: Any = None
@@ -152,14 +158,14 @@ class PoolEnv(gymnasium.Env[Any, Any]):
 
     def __init__(self, task: str, render_mode: str | None = None, **kwargs: Any) -> None:
         # Without a context of OpenGL, which is not to be had, its MuJoCo ends the process.
-        modes = [] if registry.specs[task][0].startswith("envpool.mujoco") else ["rgb_array"]
+        modes = [] if _modules()[task].startswith("envpool.mujoco") else ["rgb_array"]
         if render_mode and render_mode not in modes:
             instead = ", --save_video films it" if modes else ""
             raise UsageError(f"envpool:{task} opens no window: --no_render plays it{instead}")
         self._vector = PoolVector(task, 1, **kwargs, **({"render_mode": render_mode} if render_mode else {}))
         self.render_mode, self.frames_per_step = render_mode, self._vector.frames_per_step
         self.metadata = {"render_modes": modes}
-        if rate := FRAMES_PER_SECOND.get(registry.specs[task][0]):
+        if rate := FRAMES_PER_SECOND.get(_modules()[task]):
             self.metadata["render_fps"] = rate
         self.observation_space = self._vector.single_observation_space
         self.action_space = self._vector.single_action_space
@@ -185,7 +191,15 @@ class PoolEnv(gymnasium.Env[Any, Any]):
 
 
 def _counts_frames(task: str) -> bool:
-    return registry.specs[task][0] in FRAMES_PER_SECOND
+    return _modules()[task] in FRAMES_PER_SECOND
+
+
+@functools.cache
+def _modules() -> dict[str, str]:
+    """Return the module of every task that envpool has."""
+    from envpool.registration import registry
+
+    return {task: spec[0] for task, spec in registry.specs.items()}
 
 
 def _told(infos: dict[str, Any]) -> dict[str, Any]:

@@ -1,24 +1,32 @@
-"""MiniGrid and BabyAI: symbols as one-hot vectors, missions as words."""
+"""MiniGrid and BabyAI show symbols as one-hot vectors and missions as words."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import zlib
+from importlib import import_module
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
-from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
 
 from envs.config import EnvConfig
+from envs.families import Family
 from envs.spec import Array
 from envs.wrappers import RepeatAction, make_registered
 from utils.errors import UsageError
 
-SIZES = (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), len(STATE_TO_IDX))
+FAMILY = Family(
+    "MiniGrid",
+    package="minigrid",
+    extra="minigrid",
+    ids=r"MiniGrid-|BabyAI-",
+    register=functools.partial(import_module, "minigrid"),
+)
+
 MISSION_SIZE = 64
 """Entries into which the words of a mission are hashed."""
 
@@ -35,7 +43,7 @@ class SymbolicObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         assert isinstance(env.observation_space, spaces.Dict)
         shown = dict(env.observation_space.spaces)
         height, width, _ = shown["image"].shape or ()
-        shown["image"] = spaces.Box(0, 1, (height, width, sum(SIZES)), np.uint8)
+        shown["image"] = spaces.Box(0, 1, (height, width, sum(symbol_counts())), np.uint8)
         if "mission" in shown:
             shown["mission"] = spaces.Box(0, 1, (MISSION_SIZE,), np.uint8)
         self.observation_space = spaces.Dict(shown)
@@ -60,7 +68,7 @@ class SymbolicObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """One grid world.
+    """Make one grid world.
 
     Raises:
         UsageError: frames are to be stacked; a recurrent network remembers instead.
@@ -75,17 +83,26 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     return SymbolicObservations(env)
 
 
+@functools.cache
+def symbol_counts() -> tuple[int, int, int]:
+    """Return how many objects, colours and states there are."""
+    from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
+
+    return len(OBJECT_TO_IDX), len(COLOR_TO_IDX), len(STATE_TO_IDX)
+
+
 def one_hot_symbols(image: Array) -> Array:
-    """Object, colour and state numbers [H,W,3] as one-hot vectors [H,W,20]."""
-    starts = np.cumsum((0, *SIZES[:-1]))
-    shown = np.zeros((*image.shape[:2], sum(SIZES)), np.uint8)
+    """Return object, colour and state numbers [H,W,3] as one-hot vectors [H,W,20]."""
+    counts = symbol_counts()
+    starts = np.cumsum((0, *counts[:-1]))
+    shown = np.zeros((*image.shape[:2], sum(counts)), np.uint8)
     np.put_along_axis(shown, image + starts, 1, axis=2)
     return shown
 
 
 @functools.lru_cache(maxsize=1024)
 def hashed_words(mission: str) -> Array:
-    """Which words and pairs of neighbouring words occur, hashed into [MISSION_SIZE]."""
+    """Return which words and pairs of neighbouring words occur, hashed into [MISSION_SIZE]."""
     words = mission.lower().replace(",", " ").split()
     terms = words + [f"{a} {b}" for a, b in itertools.pairwise(words)]
     shown = np.zeros(MISSION_SIZE, np.uint8)

@@ -1,4 +1,4 @@
-"""VizDoom: the scenarios of the vizdoom package, drawn small and fast, with honest ends of episodes."""
+"""VizDoom's scenarios are drawn small and fast, and have honest ends of episodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import tempfile
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,19 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from envs.config import EnvConfig
+from envs.families import Family
 from envs.spec import SINGLE_KEY
 from envs.wrappers import make_registered, stack_frames
 from utils.errors import UsageError
+
+FAMILY = Family(
+    "VizDoom",
+    package="vizdoom",
+    extra="vizdoom",
+    ids=r"Vizdoom",
+    register=partial(import_module, "vizdoom.gymnasium_wrapper"),
+    flags=("res_w", "res_h"),
+)
 
 FRAME_SKIP = 4
 WIDTH, HEIGHT = 128, 72
@@ -93,7 +105,7 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """One game, drawn at the engine's smallest resolution that covers the size asked for.
+    """Make one game, drawn at the engine's smallest resolution that covers the size asked for.
 
     Raises:
         UsageError: no resolution of the engine is large enough, or a wrapper cannot do what a flag asks.
@@ -108,7 +120,7 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
 
 
 def smallest_resolution(width: int, height: int) -> str:
-    """Name of the engine's resolution with the fewest pixels that is at least so wide and so high.
+    """Find the engine's resolution with the fewest pixels that is at least so wide and so high.
 
     Raises:
         UsageError: there is none.

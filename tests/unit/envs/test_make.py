@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -5,15 +6,18 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec as Registration
 
 from envs import make
 from envs.config import EnvConfig
+from envs.families import WITHOUT_ADAPTER, Family, adapter_names
 from envs.make import check_name, make_group, make_single
 from envs.python_loop import PythonLoop
 from envs.toys.toy import TOYS
 from envs.vector import GymVector
 from tests.unit.envs.rollouts import collect
 from utils.errors import EnvironmentFailure, UsageError
+from utils.flags import flags_of
 
 PACKAGE = {
     "__init__.py": "",
@@ -135,6 +139,50 @@ def test_a_missing_optional_package_is_named(
     with pytest.raises(UsageError) as caught:
         check_name(EnvConfig(env=name))
     assert str(caught.value) == f'{name} needs the package {package}: pip install "{install}"'
+
+
+def test_no_optional_package_is_imported_to_know_the_families() -> None:
+    packages = {family.package for family in make.FAMILIES}
+    code = f"import sys, envs.make; print(*sorted(sys.modules.keys() & {packages!r}))"
+    root = Path(make.__file__).resolve().parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("family", make.FAMILIES, ids=lambda family: family.name)
+def test_every_family_has_an_extra_in_setup_and_a_way_to_be_recognized(family: Family) -> None:
+    setup = Path(make.__file__).resolve().parents[1].joinpath("setup.py").read_text()
+    assert f'        "{family.extra}": ' in setup
+    assert family.ids or family.entry_points
+    assert all(flag in flags_of(EnvConfig) for flag in family.flags)
+    assert len([other for other in make.FAMILIES if other.name == family.name]) == 1
+
+
+def test_every_adapter_is_one_of_a_family() -> None:
+    adapters = [adapter for adapter in make.FAMILIES.values() if adapter is not None]
+    assert len(adapters) == len(adapter_names()) == len(make.FAMILIES) - len(WITHOUT_ADAPTER)
+    assert all(isinstance(adapter, make.Adapter) for adapter in adapters)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "entry_point", "adapter"),
+    [
+        ("ALE/Pong-v5", "ale_py.env:AtariEnv", "atari"),
+        ("mine/Pong-v0", "ale_py.env:AtariEnv", "atari"),
+        ("MiniGrid-Mine-v0", "mine:Grid", "minigrid"),
+        ("highway-fast-v0", "highway_env.envs:HighwayEnvFast", "highway"),
+        ("merge-mine-v0", "mine:Merge", None),  # a word that others use too
+        ("HalfCheetah-v5", "gymnasium.envs.mujoco:HalfCheetahEnv", None),
+        ("CartPole-v1", "gymnasium.envs.classic_control:CartPoleEnv", None),
+    ],
+)
+def test_ids_and_entry_points_decide_which_adapter_makes_an_environment(
+    env_id: str, entry_point: str, adapter: str | None
+) -> None:
+    found = make._adapter(Registration(env_id, entry_point=entry_point))
+    assert found == (sys.modules[f"envs.families.{adapter}"] if adapter else None)
 
 
 def test_an_id_of_the_user_may_be_called_as_those_of_a_family_are(monkeypatch: pytest.MonkeyPatch) -> None:
