@@ -5,6 +5,7 @@ from pathlib import Path
 
 from algorithms.playing.config import EvaluationConfig
 from algorithms.run.config import FLAGS_BY_PART, PARTS
+from algorithms.runtime.roles import ROLES
 from algorithms.tools.compare import CompareConfig
 from algorithms.tools.doctor import DoctorConfig
 from algorithms.tools.flags import EvaluatorConfig, ExportConfig, HubConfig, MatchConfig
@@ -15,7 +16,7 @@ from algorithms.tools.replay_incident import ReplayConfig
 from algorithms.tools.runs import RunsConfig
 from algorithms.tools.selftest.selftest import SelftestConfig
 from algorithms.tools.top import TopConfig
-from docs.tags import PHASES, ROLES, SECTIONS
+from docs.tags import PHASES, SECTIONS
 from utils.command_line import words_of
 from utils.flags import Flag, flags_of
 
