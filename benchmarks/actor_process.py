@@ -123,7 +123,9 @@ class ActorProcess:
             Address("policy_worker", 0, 0): RandomPolicy(trajectories, envs.spec.action),
             Address("learner", 0): IdleLearner(),
         }
-        self.node = Node(workers, topology.address_of, lambda message: None)  # reports to main cost nothing here
+        self.node = Node(
+            workers, topology.address_book().address_of, lambda message: None
+        )  # reports to main cost nothing here
         self.heartbeat, self.bell = Heartbeat(arena, 0), Doorbell()
         self.group.reset()
         self.node.deliver(Begin())

@@ -154,7 +154,7 @@ def play(workload: Workload, rows: int) -> Played:
     learner: Any = workers.pop(Address("learner", 0))
     policy_worker: Any = workers[Address("policy_worker", 0, 0)]
     handed_over: list[Message] = []
-    node = Node(workers, topology.address_of, handed_over.append)
+    node = Node(workers, topology.address_book().address_of, handed_over.append)
     node.deliver(Begin())
     while (batch := learner.batches.take()) is None:
         node.turn()

@@ -6,7 +6,8 @@ from pkgutil import resolve_name
 
 from algorithms.cli import COMMANDS
 from algorithms.run.config import FLAGS_BY_PART, PARTS
-from docs.tags import PHASES, ROLES, SECTIONS
+from algorithms.runtime.roles import ROLES
+from docs.tags import PHASES, SECTIONS
 from utils.command_line import words_of
 from utils.flags import Flag, flags_of
 

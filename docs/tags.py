@@ -5,6 +5,8 @@ A part in angle brackets stands for several names.
 
 import re
 
+from algorithms.runtime.roles import ROLES
+
 Section = dict[str, str]
 
 SECTIONS: dict[str, Section] = {
@@ -88,7 +90,6 @@ SECTIONS: dict[str, Section] = {
     },
 }
 
-ROLES = ("main", "actor", "policy_worker", "learner")
 PHASES = {
     "env": "steps of environments",
     "reset": "resets, where our own loop steps them; else they are part of `env`",

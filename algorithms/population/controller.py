@@ -21,6 +21,7 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from algorithms.runtime.roles import ACTOR, LEARNER
 from utils.failpoints import failpoint
 from utils.windows import RunningStatistic
 
@@ -173,14 +174,14 @@ class Controller:
     def _again(self, process: str) -> None:
         """What a process that has died may have heard or not: say it to the one that takes its place."""
         for policy, traits in enumerate(self.traits):
-            if process == str(Address("learner", policy)):
+            if process == str(Address(LEARNER.name, policy)):
                 order = self._order if self._order is not None and self._order.policy == policy else None
                 if order is not None and order.sent:
                     self._outbox.append(order.message)
                 elif traits.changes:
                     self._outbox.append(SetHyperparameters(policy, traits))
             for actor in self.actors:
-                if process == str(Address("actor", actor)):
+                if process == str(Address(ACTOR.name, actor)):
                     self._tell_actors([actor], policy)
 
     def _tell_actors(self, actors: Sequence[int], policy: int) -> None:

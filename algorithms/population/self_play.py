@@ -23,6 +23,7 @@ from algorithms.runtime.messages import (
     WorkerRestarted,
 )
 from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.roles import ACTOR
 from algorithms.runtime.topology import Topology
 
 # How strong the policy that learns is against its past versions, and against which it should play; pure functions.
@@ -244,7 +245,7 @@ class SelfPlay:
     def _again(self, process: str) -> None:
         """Tell an actor that takes the place of a dead one; until it answers, nothing is known of its groups."""
         for actor in range(self.topology.num_actors):
-            if process == str(Address("actor", actor)) and self._number:
+            if process == str(Address(ACTOR.name, actor)) and self._number:
                 self._answers |= dict.fromkeys(self.topology.groups_of(actor), 0)
                 self._say([actor])
 

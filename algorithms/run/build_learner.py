@@ -23,6 +23,7 @@ from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import Address, Worker
+from algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from algorithms.runtime.sampling.gpu_policy_worker import BufferedPolicyWorker
 from algorithms.runtime.sampling.policy_worker import ActingPlan, LockstepPolicyWorker, PolicyWorker
 from utils import machine
@@ -35,7 +36,7 @@ def make_policy_worker(
 
     A model that is there already need not be made.
     """
-    device = device_of(blueprint.device_of("policy_worker"), urgent=True)
+    device = device_of(blueprint.device_of(POLICY_WORKER), urgent=True)
     device.register(arena)
     return device.make(lambda: _policy_worker(blueprint, arena, address, device, generation, flat))
 
@@ -56,7 +57,7 @@ def _policy_worker(
         recurrence=b.config.learning.segment_steps,
         num_policies=t.num_acting,
         device=device.name,
-        seed=_torch_seed(b.seeds("policy_worker", address.index, address.member, *life)),
+        seed=_torch_seed(b.seeds(POLICY_WORKER.name, address.index, address.member, *life)),
         replaces=generation > 0,
     )
     flat = flat or new_model(b.config.model, b.spec, device.name)
@@ -82,7 +83,7 @@ def make_learner(
     flat: FlatModule | None = None,
 ) -> Worker:
     """A learner whose weights are published. A model that is there already need not be made."""
-    device = device_of(blueprint.device_of("learner"))
+    device = device_of(blueprint.device_of(LEARNER))
     device.register(arena)
     return device.make(lambda: _learner(blueprint, arena, address, kind, device, flat))
 
@@ -103,7 +104,7 @@ def _learner(
         flat.module.compute_in_bf16()
     share_images(flat.module, machine.threads())
     kind = VerifyingLearner if c.logging.verify_reproduction else kind
-    learner = kind(flat, b.spec, b.learning_of(policy), _torch_seed(b.seeds("learner", policy)))
+    learner = kind(flat, b.spec, b.learning_of(policy), _torch_seed(b.seeds(LEARNER.name, policy)))
     plan = TrainingPlan(
         budget=replace(b.budget, env_steps=0) if policy in c.frozen else b.budget,
         max_policy_lag=c.sampling.max_policy_lag,

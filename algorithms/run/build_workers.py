@@ -14,6 +14,7 @@ from algorithms.runtime.memory.slots import FinalObservations, Trajectories
 from algorithms.runtime.messages import Address, Worker
 from algorithms.runtime.processes import crash_recorder
 from algorithms.runtime.processes.process import ProcessPlan
+from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER
 from algorithms.runtime.sampling.actor_worker import ActorWorker, LeakWatch
 from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan, only_policy
 from envs.env_set import OnFailure
@@ -110,12 +111,12 @@ class Blueprint(RunPlan):
 
     def __call__(self, plan: ProcessPlan, heartbeat: Heartbeat) -> Mapping[Address, Worker]:
         """Make the workers of a process, ready to begin."""
-        make: dict[str, Callable[[Address], Worker]] = {"actor": partial(make_actor, self, plan, heartbeat)}
-        if any(address.role != "actor" for address in plan.workers):
+        make: dict[str, Callable[[Address], Worker]] = {ACTOR.name: partial(make_actor, self, plan, heartbeat)}
+        if any(address.facts.has_network for address in plan.workers):
             from algorithms.run.build_learner import make_policy_worker
 
-            make["learner"] = partial(self.make_learner, plan.arena)
-            make["policy_worker"] = partial(make_policy_worker, self, plan.arena, generation=plan.generation)
+            make[LEARNER.name] = partial(self.make_learner, plan.arena)
+            make[POLICY_WORKER.name] = partial(make_policy_worker, self, plan.arena, generation=plan.generation)
         return {address: make[address.role](address) for address in plan.workers}
 
     def make_learner(self, arena: Arena, address: Address) -> Worker:

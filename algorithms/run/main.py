@@ -51,6 +51,7 @@ from algorithms.runtime.processes.process import Node, ProcessPlan
 from algorithms.runtime.processes.restarts import Limits
 from algorithms.runtime.processes.stalls import PATIENCE_SECONDS, Progress, StallWatch
 from algorithms.runtime.processes.supervisor import Supervisor
+from algorithms.runtime.roles import ACTOR, MAIN
 from algorithms.runtime.runner import Runner, Turns, run_to_end
 from algorithms.runtime.topology import Topology
 from envs.make import check_name
@@ -73,8 +74,6 @@ from utils.user_modules import find_function
 
 log = logging.getLogger(__name__)
 
-EXTRA_NICENESS = {"learner": 0, "policy_worker": 2, "actor": 10}
-
 
 def train(config: Config, kind: "type[Run] | None" = None) -> int:
     """Train until the budget is spent, a signal comes or a worker fails; the exit code.
@@ -86,7 +85,7 @@ def train(config: Config, kind: "type[Run] | None" = None) -> int:
     Raises:
         AppoError: what went wrong, with its exit code.
     """
-    configure("main", None, as_json=config.logging.log_format == "json")
+    configure(MAIN.name, None, as_json=config.logging.log_format == "json")
     with (kind or Run)(config) as run:
         return run.train()
 
@@ -291,10 +290,12 @@ class Run:
     def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """All workers in this process."""
         _prepare_serial(self.sampling.learner_threads)
-        plan = self._plan(blueprint, arena, None, "main", 0)
+        plan = self._plan(blueprint, arena, None, MAIN.name, 0)
+
+        addresses = blueprint.topology.address_book()
 
         def build(outbox: fork_server.Outbox) -> Node:
-            return Node(blueprint(plan, Heartbeat(arena, 0)), blueprint.topology.address_of, outbox)
+            return Node(blueprint(plan, Heartbeat(arena, 0)), addresses.address_of, outbox)
 
         return InProcess(build)
 
@@ -310,7 +311,7 @@ class Run:
         def start(name: str, generation: int) -> None:
             plan = replace(self._plan(blueprint, arena, links, name, names.index(name)), generation=generation)
             # CUDA wants a process that shares nothing with a parent; everything else forks in milliseconds.
-            devices = {blueprint.device_of(w.role) for w in plan.workers if w.role != "actor"}
+            devices = {blueprint.device_of(w.facts) for w in plan.workers if w.facts.has_network}
             bells = len(plan.links.bells) if plan.links else 0
             by_spawn = not all(fork_server.can_fork(device, bells) for device in devices)
             if generation:
@@ -327,9 +328,8 @@ class Run:
 
     def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:
         workers = blueprint.topology.processes()[name]
-        s, role = self.config.sampling, workers[0].role
-        is_actor = role == "actor"
-        gpus = ",".join(map(str, s.actor_worker_gpus)) if is_actor and len(workers) == 1 else None
+        s, role = self.config.sampling, workers[0].facts
+        gpus = ",".join(map(str, s.actor_worker_gpus)) if role is ACTOR and len(workers) == 1 else None
         single = self.config.env.force_envs_single_thread or self.config.repeatable
         return ProcessPlan(
             name=name,
@@ -338,9 +338,9 @@ class Run:
             links=links.of(name, workers) if links else None,
             arena=arena,
             log_path=self._log_path(name),
-            niceness=s.default_niceness + EXTRA_NICENESS[role],
+            niceness=s.default_niceness + role.extra_niceness,
             cores=_cores_of(workers[0], blueprint.topology, s, self.cores),
-            threads=self.sampling.learner_threads if role == "learner" else 1 if single else self.cores,
+            threads=self.sampling.learner_threads if role.trains else 1 if single else self.cores,
             visible_gpus=gpus,
         )
 
@@ -357,7 +357,7 @@ def _prepare_serial(threads: int) -> None:
 def _cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cores: int) -> frozenset[int]:
     """Actors are pinned where there are whole cores to pin them to; learners and policy workers never."""
     allowed = allowed_cores()
-    if worker.role != "actor" or not sampling.set_workers_cpu_affinity or cores < len(allowed):
+    if worker.role != ACTOR.name or not sampling.set_workers_cpu_affinity or cores < len(allowed):
         return frozenset()
     return affinity_plan(topology.num_actors, allowed)[worker.index]
 

@@ -16,12 +16,13 @@ from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import Traits
 from algorithms.runtime.processes import crash_recorder
 from algorithms.runtime.processes.channels import Mailboxes
+from algorithms.runtime.roles import LEARNER, POLICY_WORKER, Role
 from algorithms.runtime.topology import Topology
 from envs.spec import EnvSpec
 
 # Every random generator of a run derives from --seed through one of these branches, or the branch of
 # population/exploit_explore.py.
-SEED_BRANCHES = {"model": 0, "learner": 1, "policy_worker": 2, "group": 3, "start": 4, "leg": 5, "actions": 6}
+SEED_BRANCHES = {"model": 0, LEARNER.name: 1, POLICY_WORKER.name: 2, "group": 3, "start": 4, "leg": 5, "actions": 6}
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ class RunPlan:
         """Whether networks are fed through buffers that stay where they are, as a GPU needs it."""
         return self.device != "cpu"
 
-    def device_of(self, role: str) -> str:
-        """Where a worker's network lives: what acts inside an actor stays on the CPU, a context per actor would not."""
-        return "cpu" if role == "policy_worker" and self.topology.placement == "local" else self.device
+    def device_of(self, role: Role) -> str:
+        """The device of a worker's network."""
+        return "cpu" if self.topology.placement in role.cpu_placements else self.device
 
     def traits_of(self, policy: int) -> Traits:
         """What sets a policy apart at the start."""

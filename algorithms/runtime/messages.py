@@ -1,4 +1,4 @@
-"""Every message of the system, grouped by the role that receives it. Bulk arrays never travel: they lie in the arena.
+"""Every message of the system, each with its receiver. Bulk arrays never travel: they lie in the arena.
 
 Requests and replies carry (group, slot, step, generation) and hand-overs a slot sequence; a receiver drops what is not
 current, so answering or releasing twice is harmless.
@@ -6,12 +6,16 @@ current, so answering or releasing twice is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
+
+from algorithms.runtime.roles import MAIN, ROLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from algorithms.runtime.roles import Role
 
 # What sets the policies of one run apart.
 
@@ -57,15 +61,108 @@ class Address:
     member: int = 0
 
     def __str__(self) -> str:
-        tail = f".{self.member}" if self.role == "policy_worker" else ""
-        return self.role if self.role == "main" else f"{self.role}_{self.index}{tail}"
+        return ROLES[self.role].worker_name(self.index, self.member)
+
+    @property
+    def facts(self) -> Role:
+        """The row of its role."""
+        return ROLES[self.role]
 
 
-MAIN = Address("main")
+# Who receives a message.
+
+
+MAIN_ADDRESS = Address(MAIN.name)
+
+ALL = Address("all")
+"""Every worker of the process that is sent the message."""
+
+
+@dataclass(frozen=True)
+class AddressBook:
+    """The addresses in a run by what messages name. `Topology.address_book` makes it, once, as every message asks.
+
+    Attributes:
+        actors: by number.
+        actors_of_groups: by group.
+        actors_of_slots: by slot.
+        learners: by policy.
+        policy_workers: by policy and group.
+    """
+
+    actors: Mapping[int, Address]
+    actors_of_groups: Mapping[int, Address]
+    actors_of_slots: Mapping[int, Address]
+    learners: Mapping[int, Address]
+    policy_workers: Mapping[int, Mapping[int, Address]]
+
+    def address_of(self, message: Message) -> Address:
+        """The worker that must receive the message."""
+        return RECEIVERS[type(message)](self, message)
+
+    def actor(self, message: Any) -> Address:
+        """The actor whose number is in the message."""
+        return self.actors[message.actor]
+
+    def actor_of_group(self, message: Any) -> Address:
+        """The actor that steps the group in the message."""
+        return self.actors_of_groups[message.group]
+
+    def actor_of_slot(self, message: Any) -> Address:
+        """The actor whose group owns the slot in the message."""
+        return self.actors_of_slots[message.slot]
+
+    def learner(self, message: Any) -> Address:
+        """The learner of the policy in the message."""
+        return self.learners[message.policy]
+
+    def policy_worker(self, message: Any) -> Address:
+        """The policy worker that acts for the policy in the group, both in the message."""
+        return self.policy_workers[message.policy][message.group]
+
+    def main(self, _: Any) -> Address:
+        """Main, whatever the message."""
+        return MAIN_ADDRESS
+
+    def everyone(self, _: Any) -> Address:
+        """All workers of the process, whatever the message."""
+        return ALL
+
+
+RECEIVERS: dict[type, Callable[[AddressBook, Any], Address]] = {}
+"""Message class -> what finds its receiver."""
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def to(receiver: Callable[[AddressBook, Any], Address]) -> Callable[[Kind], Kind]:
+    """Return a class decorator that notes who receives the messages of a class."""
+
+    def note(kind: Kind) -> Kind:
+        RECEIVERS[kind] = receiver
+        return kind
+
+    return note
+
+
+def check_receivers(namespace: Mapping[str, object]) -> None:
+    """Refuse message classes whose receiver nobody has named.
+
+    Args:
+        namespace: of a module; every named tuple in it is a message.
+
+    Raises:
+        TypeError: there are some; with their names.
+    """
+    kinds = [kind for kind in namespace.values() if isinstance(kind, type) and issubclass(kind, tuple)]
+    if lacking := ", ".join(kind.__name__ for kind in kinds if kind not in RECEIVERS):
+        raise TypeError(f"messages without a receiver, which @to names: {lacking}")
+
 
 # ---- to a policy worker
 
 
+@to(AddressBook.policy_worker)
 class ActionRequest(NamedTuple):
     """Row `step` of the slot holds observations; act for the rows that belong to `policy`.
 
@@ -82,6 +179,7 @@ class ActionRequest(NamedTuple):
 # ---- to an actor worker
 
 
+@to(AddressBook.actor_of_group)
 class ActionsReady(NamedTuple):
     """The rows of `policy` at this step of the slot hold actions."""
 
@@ -92,6 +190,7 @@ class ActionsReady(NamedTuple):
     generation: int
 
 
+@to(AddressBook.actor_of_slot)
 class SlotReleased(NamedTuple):
     """The learner of `policy` needs the slot no more."""
 
@@ -100,6 +199,7 @@ class SlotReleased(NamedTuple):
     sequence: int
 
 
+@to(AddressBook.actor)
 class ShapeRewards(NamedTuple):
     """Whoever plays under `policy` is rewarded by these coefficients from now on."""
 
@@ -108,6 +208,7 @@ class ShapeRewards(NamedTuple):
     shaping: Mapping[str, Any]
 
 
+@to(AddressBook.actor)
 class OpponentTable(NamedTuple):
     """From now on past versions are drawn from these places (policy numbers), with these probabilities.
 
@@ -121,13 +222,10 @@ class OpponentTable(NamedTuple):
     probabilities: tuple[float, ...]
 
 
-class Begin(NamedTuple):
-    """Every worker is up: start stepping."""
-
-
 # ---- to a learner
 
 
+@to(AddressBook.learner)
 class TrajectoryReady(NamedTuple):
     """The slot holds whole trajectories, some of them of `policy`."""
 
@@ -137,12 +235,14 @@ class TrajectoryReady(NamedTuple):
     generation: int
 
 
+@to(AddressBook.learner)
 class SaveState(NamedTuple):
     """Write the state block now and say so with `StateSaved`."""
 
     policy: int
 
 
+@to(AddressBook.learner)
 class SetHyperparameters(NamedTuple):
     """Learn with these traits from the next batch on, and say so with `TraitsSet`.
 
@@ -153,6 +253,7 @@ class SetHyperparameters(NamedTuple):
     traits: Traits
 
 
+@to(AddressBook.learner)
 class Adopt(NamedTuple):
     """Go on from the latest state of the policy `source`, with these traits, and say so with `TraitsSet`."""
 
@@ -164,12 +265,14 @@ class Adopt(NamedTuple):
 # ---- to main
 
 
+@to(AddressBook.main)
 class WorkerReady(NamedTuple):
     """The process is up; its environments are reset, its weights are published."""
 
     process: str
 
 
+@to(AddressBook.main)
 class WorkerFailed(NamedTuple):
     """The process ends because of this error."""
 
@@ -180,6 +283,7 @@ class WorkerFailed(NamedTuple):
     lasting: bool = False  # another process in its place would only repeat it
 
 
+@to(AddressBook.main)
 class EpisodesDone(NamedTuple):
     """Episodes that ended in one group since its last report, an array element each."""
 
@@ -189,6 +293,7 @@ class EpisodesDone(NamedTuple):
     stats: tuple[tuple[int, dict[str, float]], ...]  # (policy, extra statistics of the env) for episodes that have some
 
 
+@to(AddressBook.main)
 class MatchResults(NamedTuple):
     """Games against past versions that ended in one group since its last report."""
 
@@ -197,6 +302,7 @@ class MatchResults(NamedTuple):
     past_steps: int  # valid steps that past versions have taken
 
 
+@to(AddressBook.main)
 class OpponentsReleased(NamedTuple):
     """Nobody in this group plays in a seat that the `OpponentTable` of that number, or an earlier one, has left out."""
 
@@ -204,12 +310,14 @@ class OpponentsReleased(NamedTuple):
     number: int
 
 
+@to(AddressBook.main)
 class VersionDue(NamedTuple):
     """The state block of the policy holds a state that is to be kept as a past version."""
 
     policy: int
 
 
+@to(AddressBook.main)
 class LearnerReport(NamedTuple):
     """Totals and recent averages of one learner; the totals never decrease within a run."""
 
@@ -219,6 +327,7 @@ class LearnerReport(NamedTuple):
     metrics: dict[str, float]  # TensorBoard tag -> mean since the last report
 
 
+@to(AddressBook.main)
 class StateSaved(NamedTuple):
     """The state block of the policy holds its state as of `env_steps`."""
 
@@ -226,6 +335,7 @@ class StateSaved(NamedTuple):
     env_steps: int
 
 
+@to(AddressBook.main)
 class WorkerRetires(NamedTuple):
     """The worker has handed over all it had, and wants to be replaced."""
 
@@ -233,6 +343,7 @@ class WorkerRetires(NamedTuple):
     reason: str
 
 
+@to(AddressBook.main)
 class TraitsSet(NamedTuple):
     """The learner of `policy` has these traits, and its state block holds them with its weights.
 
@@ -245,6 +356,7 @@ class TraitsSet(NamedTuple):
     taken_env_steps: int | None = None
 
 
+@to(AddressBook.main)
 class WorkerRestarted(NamedTuple):
     """A process has been started again in the place of one that died; said by main to itself."""
 
@@ -254,6 +366,7 @@ class WorkerRestarted(NamedTuple):
     retired: bool = False  # it had asked for that
 
 
+@to(AddressBook.main)
 class WorkerReport(NamedTuple):
     """Totals of one actor worker; they never decrease within a run."""
 
@@ -261,6 +374,7 @@ class WorkerReport(NamedTuple):
     totals: dict[str, int]  # collected, reset_rows, trajectories, sent, released, rebuilds, episodes
 
 
+@to(AddressBook.main)
 class TimeReport(NamedTuple):
     """How a process has spent its time since it began; with the same `started`, nothing in it ever decreases."""
 
@@ -276,6 +390,12 @@ class TimeReport(NamedTuple):
 # ---- to all
 
 
+@to(AddressBook.everyone)
+class Begin(NamedTuple):
+    """Every worker is up: start stepping."""
+
+
+@to(AddressBook.everyone)
 class Stop(NamedTuple):
     """Send the last reports and end."""
 
@@ -306,6 +426,8 @@ Message = (
     | WorkerRestarted
     | Stop
 )
+
+check_receivers(globals())
 
 
 class Worker(Protocol):

@@ -1,28 +1,13 @@
 """How many of everything exist, and which worker lives in which process: pure arithmetic, no process."""
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
-from algorithms.runtime.messages import (
-    MAIN,
-    ActionRequest,
-    ActionsReady,
-    Address,
-    Adopt,
-    Message,
-    OpponentTable,
-    SaveState,
-    SetHyperparameters,
-    ShapeRewards,
-    SlotReleased,
-    TrajectoryReady,
-)
+from algorithms.runtime.messages import MAIN_ADDRESS, Address, AddressBook
+from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER
 from utils.errors import UsageError
 
 Placement = Literal["central", "local", "serial"]
-
-_address = cache(Address)  # every message asks for one
 
 
 @dataclass(frozen=True)
@@ -84,23 +69,23 @@ class Topology:
         """The one policy worker that acts for this policy in this group, so recurrent state has one home."""
         if self.placement == "central":
             learns = policy < self.num_policies
-            return _address("policy_worker", policy, group % self.policy_workers_per_policy if learns else 0)
-        return _address("policy_worker", policy, group // self.groups_per_actor)
+            return Address(POLICY_WORKER.name, policy, group % self.policy_workers_per_policy if learns else 0)
+        return Address(POLICY_WORKER.name, policy, group // self.groups_per_actor)
 
     def processes(self) -> dict[str, tuple[Address, ...]]:
         """The workers of every process, in the order in which processes are started."""
         policies, acting = range(self.num_policies), range(self.num_acting)
-        learners = [Address("learner", p) for p in policies]
-        actors = [Address("actor", a) for a in range(self.num_actors)]
-        local = {a: [Address("policy_worker", p, a.index) for p in acting] for a in actors}
+        learners = [Address(LEARNER.name, p) for p in policies]
+        actors = [Address(ACTOR.name, a) for a in range(self.num_actors)]
+        local = {a: [Address(POLICY_WORKER.name, p, a.index) for p in acting] for a in actors}
         if self.placement == "serial":
-            return {"main": tuple(actors + [w for a in actors for w in local[a]] + learners)}
+            return {str(MAIN_ADDRESS): tuple(actors + [w for a in actors for w in local[a]] + learners)}
         places: dict[str, tuple[Address, ...]] = {str(learner): (learner,) for learner in learners}
         if self.placement == "central":
             members = {
-                p: [Address("policy_worker", p, m) for m in range(self.policy_workers_per_policy)] for p in policies
+                p: [Address(POLICY_WORKER.name, p, m) for m in range(self.policy_workers_per_policy)] for p in policies
             }
-            past = tuple(Address("policy_worker", p) for p in acting[self.num_policies :])
+            past = tuple(Address(POLICY_WORKER.name, p) for p in acting[self.num_policies :])
             if self.colocated:
                 places = {str(learner): (learner, *members[learner.index]) for learner in learners}
                 places[str(learners[0])] += past
@@ -110,21 +95,20 @@ class Topology:
             return places | {str(actor): (actor,) for actor in actors}
         return places | {str(actor): (actor, *local[actor]) for actor in actors}
 
-    def address_of(self, message: Message) -> Address:
-        """The worker that must receive the message."""
-        match message:
-            case ActionRequest(policy, group):
-                return self.policy_worker_of(policy, group)
-            case ActionsReady(_, group):
-                return _address("actor", group // self.groups_per_actor)
-            case SlotReleased(_, slot):
-                return _address("actor", self.actor_of_slot(slot))
-            case ShapeRewards(actor) | OpponentTable(actor):
-                return _address("actor", actor)
-            case TrajectoryReady(policy) | SaveState(policy) | SetHyperparameters(policy) | Adopt(policy):
-                return _address("learner", policy)
-            case _:
-                return MAIN
+    def address_book(self) -> AddressBook:
+        """The receivers of messages; a table, as they are asked for with every message."""
+        actors = {actor: Address(ACTOR.name, actor) for actor in range(self.num_actors)}
+        groups = range(self.num_groups)
+        return AddressBook(
+            actors=actors,
+            actors_of_groups={group: actors[group // self.groups_per_actor] for group in groups},
+            actors_of_slots={slot: actors[self.actor_of_slot(slot)] for slot in range(self.num_slots)},
+            learners={policy: Address(LEARNER.name, policy) for policy in range(self.num_policies)},
+            policy_workers={
+                policy: {group: self.policy_worker_of(policy, group) for group in groups}
+                for policy in range(self.num_acting)
+            },
+        )
 
 
 def slots_per_group(*, minimum: int, waiting_batches: int, batch_columns: int, rows: int, groups: int) -> int:

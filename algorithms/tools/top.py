@@ -16,8 +16,9 @@ from algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants
 from algorithms.runtime.monitor.curves import METRICS_FILE, ReturnTraces
 from algorithms.runtime.monitor.overview import Overview, read_status
 from algorithms.runtime.monitor.panel import Snapshot, draw, render
-from algorithms.runtime.monitor.performance import NAMES, Performance, RoleTimes
+from algorithms.runtime.monitor.performance import Performance, RoleTimes
 from algorithms.runtime.monitor.terminal import Screen
+from algorithms.runtime.roles import ROLES
 from algorithms.tools.flags import TopConfig
 from algorithms.tools.runs import age
 from utils.command_line import say
@@ -158,7 +159,7 @@ def _performance(plain: object) -> Performance | None:
     """What `Performance.plain` wrote; None if it is anything else."""
     try:
         assert _is_mapping(plain)
-        roles = {name: _role(plain["roles"][name]) for name in NAMES if name in plain["roles"]}
+        roles = {name: _role(plain["roles"][name]) for name in ROLES if name in plain["roles"]}
         numbers = {
             name: _sure(plain[name])
             for name in ("busy_cores", "cores", "samples_per_second", "limit_samples_per_second")

@@ -194,7 +194,7 @@ class SerialRun:
         plan = ProcessPlan("main", 0, addresses, None, self.arena, directory / "main.log", 0, 0, frozenset(), 1)
         self.workers: dict[Address, Worker] = dict(self.blueprint(plan, Heartbeat(self.arena, 0)))
         self.reports: list[Message] = []
-        self.node = Node(self.workers, topology.address_of, self.reports.append)
+        self.node = Node(self.workers, topology.address_book().address_of, self.reports.append)
 
     def turns(self, limit: int = 10_000) -> Iterable[int]:
         """Take turns while there is work, to a limit that is no test's intention."""

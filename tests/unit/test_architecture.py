@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from algorithms.runtime.roles import ROLES
 from tests import structure
 from tests.structure import ROOT, imported, name_of
 
@@ -180,6 +181,35 @@ def waits_for_ever(node: ast.AST) -> bool:
 )
 def test_waits_without_an_end_are_found(code: str, expected: bool) -> None:
     assert waits_for_ever(ast.parse(code, mode="eval").body) == expected
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if name_of(p) != "algorithms.runtime.roles"], ids=name_of)
+def test_roles_are_named_in_their_table_alone(path: Path) -> None:
+    assert named_roles(ast.parse(path.read_text())) == []
+
+
+def named_roles(tree: ast.AST) -> list[str]:
+    """Strings that are the name of a role, or its beginning of the name of a worker, and the lines they stand in."""
+    names = {*ROLES, *(f"{name}_" for name in ROLES)}
+    return [
+        f"line {node.lineno}: {node.value}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("worker.role == 'actor'", ["line 1: actor"]),
+        ("f'learner_{index}'", ["line 1: learner_"]),
+        ("{'policy_worker': 2, 'main': 1}", ["line 1: policy_worker", "line 1: main"]),
+        ("worker.role == ACTOR.name", []),
+        ("'actor_max_growth_mb'", []),
+    ],
+)
+def test_names_of_roles_are_found(code: str, expected: list[str]) -> None:
+    assert named_roles(ast.parse(code)) == expected
 
 
 def is_wall_clock(node: ast.AST) -> bool:

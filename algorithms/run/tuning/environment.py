@@ -13,6 +13,7 @@ from algorithms.run.tuning.choice import Curve, rising
 from algorithms.runtime.memory.arena import Arena, Array
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Begin
+from algorithms.runtime.roles import ACTOR
 from algorithms.runtime.sampling.actor_worker import ActorWorker
 from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
 from algorithms.runtime.topology import Topology
@@ -66,7 +67,7 @@ class Rehearsal:
         self.random = np.random.default_rng(0)
         self.draws = [self._draw([None] * self.rows) for _ in range(NUM_DRAWS)]
         group.reset()
-        self.actor = ActorWorker(Address("actor", 0), [group])
+        self.actor = ActorWorker(Address(ACTOR.name, 0), [group])
         self.requests = [m for m in self.actor.handle(Begin()) if isinstance(m, ActionRequest)]
         self.steps = 0
 

@@ -22,6 +22,7 @@ from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
+from algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from algorithms.runtime.topology import Topology
 from envs.make import make_group
 from envs.spec import MASK_KEY, EnvSpec
@@ -124,7 +125,7 @@ class NetworkProbe:
             if computes_in_bf16(self.config.model, self.config.run.precision, self.flat.module, "cpu")
             else self.flat
         )
-        worker = make_policy_worker(blueprint, arena, Address("policy_worker", 0, 0), flat=flat)
+        worker = make_policy_worker(blueprint, arena, Address(POLICY_WORKER.name, 0, 0), flat=flat)
 
         def answer() -> None:
             for _ in worker.handle(ActionRequest(0, 0, 0, 1, 0)):
@@ -167,7 +168,7 @@ class NetworkProbe:
         alone, quiet = PopulationConfig(), LoggingConfig()
         config = replace(self.config, learning=one_step, sampling=sampling, population=alone, logging=quiet)
         blueprint, arena, trajectories = self._world(config, columns)
-        worker = make_learner(blueprint, arena, Address("learner", 0), flat=self.flat)
+        worker = make_learner(blueprint, arena, Address(LEARNER.name, 0), flat=self.flat)
 
         def train() -> None:
             trajectories.sequence[0] += 1  # a hand-over is taken once

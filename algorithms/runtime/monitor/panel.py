@@ -16,6 +16,7 @@ from rich.text import Text
 from algorithms.runtime.monitor.curves import RETURN, Trace
 from algorithms.runtime.monitor.overview import Overview
 from algorithms.runtime.monitor.performance import WAITING, RoleTimes
+from algorithms.runtime.roles import ROLES
 from utils.metrics import duration, short_number
 
 SMALLEST_COLUMNS, SMALLEST_ROWS = 60, 10
@@ -28,12 +29,6 @@ LARGEST_WHOLE = 99_999_999.5  # return that is written out
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
 WARNING_LINES = 3
-ROLES = {
-    "main": ("main", "main"),
-    "actor": ("actor", "actors"),
-    "policy_worker": ("acting", "acting"),
-    "learner": ("learner", "learners"),
-}
 LOSSES = {
     "train/policy_loss": "policy",
     "train/value_loss": "value",
@@ -165,7 +160,7 @@ def _of_machine(overview: Overview, width: int) -> list[Section]:
         limit = found.limit_samples_per_second
         reached = f"{short_number(limit)} samples/s, at {found.limit_ratio:.0%}" if limit else "not known yet"
         sections += [
-            Section(1, [_role(role, times, width) for role, times in _shown_roles(found.roles)]),
+            Section(1, [_role(role, times, width) for role, times in found.shown_roles().items()]),
             Section(2, _wrapped("limit", [(reached, "")], width)),
             Section(0, _wrapped("bottleneck", [(found.bottleneck, "bold")], width)),
         ]
@@ -233,15 +228,10 @@ def _machine(overview: Overview) -> Spans:
     return words
 
 
-def _shown_roles(roles: Mapping[str, RoleTimes]) -> list[tuple[str, RoleTimes]]:
-    """Main only listens, unless everything is in it."""
-    return [(role, times) for role, times in roles.items() if role != "main" or len(roles) == 1]
-
-
 def _role(role: str, times: RoleTimes, width: int) -> Text:
     """Whether a role is busy, and by what: waiting is what the bar leaves open."""
     phases = sorted(times.shares.items(), key=lambda pair: -pair[1])
-    one, many = ROLES[role]
+    one, many = ROLES[role].panel
     name = one if times.processes == 1 else f"{times.processes} {many}"
     bar = _bar(times.busy, BAR, "cyan")
     words = [f"{phase.replace('_', ' ')} {share:.0%}" for phase, share in phases if share >= 0.005]

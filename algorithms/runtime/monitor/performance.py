@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from algorithms.runtime.messages import TimeReport
+from algorithms.runtime.roles import ACTOR, LEARNER, MAIN, POLICY_WORKER, ROLES
 from utils import timing
 from utils.metrics import short_number
 from utils.timing import PHASES
@@ -22,12 +23,7 @@ STARVED = 0.8  # share of CPU time in busy time below which a process does not g
 MUCH = 0.3  # share of waiting from which on it is worth a word
 SHOWN_PHASES = 6  # that the console shows, all roles together
 WAITING = PHASES[timing.WAITING :]
-NAMES = {"main": "main", "actor": "actors", "policy_worker": "policy workers", "learner": "learner"}
 TAKEN = "other programs or hidden waits slow it down"
-IS_FULL = {
-    "learner": ("the learner is full", "one of {} learners is full"),
-    "policy_worker": ("the policy worker is full", "one of {} policy workers is full"),
-}
 WORDS = {"env": "environment", "reset": "environment resets"}
 
 
@@ -171,14 +167,18 @@ class Performance:
             tags["perf/limit_ratio"] = self.limit_ratio
         return tags
 
+    def shown_roles(self) -> dict[str, RoleTimes]:
+        """Those that are shown: main only listens, unless everything is in it."""
+        return {role: times for role, times in self.roles.items() if role != MAIN.name or len(self.roles) == 1}
+
     def lines(self) -> tuple[str, str]:
         """Two lines for the console: what takes most of each role's time, and what that means."""
-        roles = {role: times for role, times in self.roles.items() if role != "main" or len(self.roles) == 1}
+        roles = self.shown_roles()
         parts = []
         for role, times in roles.items():
             largest = sorted(times.shares.items(), key=lambda pair: -pair[1])[: SHOWN_PHASES // len(roles)]
             shown = [f"{phase.replace('_', ' ')} {_percent(share)}" for phase, share in largest]
-            parts.append(f"{NAMES[role]} {' '.join(shown)}")
+            parts.append(f"{ROLES[role].console} {' '.join(shown)}")
         limit = self.limit_samples_per_second
         reached = f"{short_number(limit)} samples/s, at {_percent(self.limit_ratio)}" if limit else "not known yet"
         return f"time: {' | '.join(parts)}", f"limit: {reached}; {self.bottleneck}"
@@ -197,7 +197,7 @@ def performance(windows: Iterable[Window], machine: Machine, discarded: float = 
     trained = sum(w.trained / w.length for w in seen)
     if not collected:
         return None
-    of_roles = {role: of_role for role in NAMES if (of_role := [w for w in seen if w.role == role])}
+    of_roles = {role: of_role for role in ROLES if (of_role := [w for w in seen if w.role == role])}
     roles = {role: _role_times(of_role) for role, of_role in of_roles.items()}
     fullest = {role: max((_role_times([w]) for w in of_role), key=_busy) for role, of_role in of_roles.items()}
     cpu_us = _cpu_us(seen, collected, trained)
@@ -230,31 +230,27 @@ def bottleneck(
         cpu_us: phase -> CPU time of a sample.
         machine: they run on.
     """
-    if "actor" not in roles:
-        return _of_one_thread(roles["main"], machine)
+    if ACTOR.name not in roles:
+        return _of_one_thread(roles[MAIN.name], machine)
     busy_cores = sum(times.busy_cores for times in roles.values())
     crowded = busy_cores >= FULL * machine.cores
-    learner = fullest.get("learner", NO_PROCESS)
+    learner = fullest.get(LEARNER.name, NO_PROCESS)
     has_core = machine.gpu or not learner.starved
     if learner.busy >= FULL and (has_core or not crowded):
         of_core = f", but gets {_percent(learner.busy_cores)} of a core; {TAKEN}"
         said = f", {learner.most()}: more sampling would not help" if has_core else of_core
-        return f"{_full('learner', roles)}{said}"
+        return LEARNER.full(roles[LEARNER.name].processes) + said
     if crowded:
         phase = max(cpu_us, key=cpu_us.__getitem__)
         cores = "the core is" if machine.cores == 1 else f"all {machine.cores:g} cores are"
         return f"{cores} full, {_percent(cpu_us[phase] / sum(cpu_us.values()))} of it {WORDS.get(phase, phase)}"
     if learner.processes and machine.takes_turns:
         return f"actors and learner take turns, it is busy {_percent(learner.busy)} of the time: nobody acts meanwhile"
-    acting, busy = fullest.get("policy_worker", NO_PROCESS), f"{busy_cores:.1f} of {machine.cores:g} cores are busy"
+    acting, busy = fullest.get(POLICY_WORKER.name, NO_PROCESS), f"{busy_cores:.1f} of {machine.cores:g} cores are busy"
     if acting.busy >= FULL:
-        return f"{_full('policy_worker', roles)}, {acting.most()}: raise --policy_workers_per_policy"
-    return _of_actors(roles["actor"], roles.get("learner"), busy)
-
-
-def _full(role: str, roles: Mapping[str, RoleTimes]) -> str:
-    processes, (one, several) = roles[role].processes, IS_FULL[role]
-    return several.format(processes) if processes > 1 else one
+        full = POLICY_WORKER.full(roles[POLICY_WORKER.name].processes)
+        return f"{full}, {acting.most()}: raise --policy_workers_per_policy"
+    return _of_actors(roles[ACTOR.name], roles.get(LEARNER.name), busy)
 
 
 def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str) -> str:
@@ -293,7 +289,7 @@ def _cpu_us(windows: list[Window], collected: float, trained: float) -> dict[str
     for w in windows:
         for phase, seconds in w.cpu_seconds.items():
             # Learners take samples in whole batches, so in a short time not as many as are collected.
-            rate = trained if w.role == "learner" or phase == "training" else collected
+            rate = trained if ROLES[w.role].trains or phase == "training" else collected
             if rate:
                 name = "framework" if phase in WAITING else phase
                 costs[name] = costs.get(name, 0.0) + 1e6 * seconds / w.length / rate
@@ -303,7 +299,7 @@ def _cpu_us(windows: list[Window], collected: float, trained: float) -> dict[str
 def _limit(windows: list[Window], cpu_us: Mapping[str, float], machine: Machine) -> float:
     """Samples per second, if no core idled and no learner waited."""
     limit = 1e6 * machine.cores / sum(cpu_us.values())
-    learners = [w for w in windows if w.role == "learner"]
+    learners = [w for w in windows if ROLES[w.role].trains]
     if not learners:
         return limit
     # Wall time grows while others use the core; with several threads CPU time exceeds it.

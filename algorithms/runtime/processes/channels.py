@@ -28,7 +28,7 @@ import numpy as np
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.messages import (
-    MAIN,
+    MAIN_ADDRESS,
     ActionRequest,
     ActionsReady,
     Address,
@@ -36,6 +36,7 @@ from algorithms.runtime.messages import (
     SlotReleased,
     TrajectoryReady,
 )
+from algorithms.runtime.roles import ACTOR, LEARNER
 from algorithms.runtime.topology import Topology
 from utils.timing import FRAMEWORK, clock
 
@@ -175,8 +176,8 @@ class Links:
     def of(self, name: str, workers: Iterable[Address]) -> "ProcessLinks":
         """The part a process needs."""
         workers = list(workers)
-        actors = {w.index for w in workers if w.role == "actor"}
-        learners = {w.index for w in workers if w.role == "learner"}
+        actors = {w.index for w in workers if w.role == ACTOR.name}
+        learners = {w.index for w in workers if w.role == LEARNER.name}
         hand_overs = {k: q for k, q in self.hand_overs.items() if k[0] in actors or k[1] in learners}
         releases = {k: q for k, q in self.releases.items() if k[1] in actors or k[0] in learners}
         roles = {w.role for w in workers}
@@ -273,24 +274,25 @@ class Channels:
         self.bell = links.bells[links.name]
         boxes = Mailboxes(arena)
         self.requests, self.replies = Mailbox(boxes.request), Mailbox(boxes.reply)
-        t = self.topology
+        t, addresses = self.topology, self.topology.address_book()
+        self.address_of = addresses.address_of
         workers = set(t.processes()[links.name])
         self.home = {w: name for name, members in t.processes().items() for w in members}
         shape = boxes.request.shape[:2]
         self.serves, self.awaits = np.zeros(shape, bool), np.zeros(shape, bool)
         for policy in range(t.num_acting):
             for group in range(t.num_groups):
-                self.serves[policy, group] = t.policy_worker_of(policy, group) in workers
-                self.awaits[policy, group] = t.address_of(ActionsReady(policy, group, 0, 0, 0)) in workers
+                self.serves[policy, group] = addresses.policy_workers[policy][group] in workers
+                self.awaits[policy, group] = addresses.actors_of_groups[group] in workers
         self.remote_policies = t.placement == "central"
         # What a predecessor has not answered counts as not seen.
         self.requests.seen[self.serves & boxes.unanswered()] -= 1
-        self.hand_overs = [(a, q) for (a, p), q in links.hand_overs.items() if Address("learner", p) in workers]
-        self.releases = [(p, q) for (p, a), q in links.releases.items() if Address("actor", a) in workers]
+        self.hand_overs = [(a, q) for (a, p), q in links.hand_overs.items() if Address(LEARNER.name, p) in workers]
+        self.releases = [(p, q) for (p, a), q in links.releases.items() if Address(ACTOR.name, a) in workers]
 
     def send(self, message: Message) -> None:
         """Bring a message to a worker in another process, and wake that process."""
-        address = self.topology.address_of(message)
+        address = self.address_of(message)
         match message:
             case ActionRequest(policy, group, slot, step, generation):
                 self.requests.post(policy, group, slot, step, generation)
@@ -303,7 +305,7 @@ class Channels:
                 self._put(address.index, self.links.releases[policy, address.index], (*message, 0))
             case _:
                 self.pipe.send(message)
-        if address != MAIN:
+        if address is not MAIN_ADDRESS:
             self.links.bells[self.home[address]].ring()
 
     def receive(self, timeout_seconds: float) -> deque[Message]:

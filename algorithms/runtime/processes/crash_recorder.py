@@ -10,6 +10,7 @@ from pathlib import Path
 
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.processes.restarts import Death
+from algorithms.runtime.roles import ACTOR
 from algorithms.runtime.topology import Topology
 from envs.incidents import Ending, IncidentFolder
 from envs.journal import JournalMemory, Story, unfinished
@@ -64,5 +65,5 @@ class FlightRecorder:
             memory.head.fill(0)
 
     def _memories(self, name: str) -> list[JournalMemory]:
-        actors = [worker.index for worker in self.topology.processes()[name] if worker.role == "actor"]
+        actors = [worker.index for worker in self.topology.processes()[name] if worker.role == ACTOR.name]
         return [memory_of(self.arena, group) for actor in actors for group in self.topology.groups_of(actor)]

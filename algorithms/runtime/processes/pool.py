@@ -4,17 +4,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from algorithms.runtime.messages import MAIN, Begin, Message, Stop, WorkerReady
+from algorithms.runtime.messages import Begin, Message, Stop, WorkerReady
 from algorithms.runtime.processes.process import Node, Timekeeper
 from algorithms.runtime.processes.stalls import StallWatch
 from algorithms.runtime.processes.supervisor import Supervisor
+from algorithms.runtime.roles import MAIN, ROLES
 from algorithms.runtime.topology import Topology
 from utils.interrupts import SignalWatch
 from utils.timing import FRAMEWORK, clock
 
 POLL_SECONDS = 0.1
-
-STOP_SHARES = {"actor": 0.4, "policy_worker": 0.5, "learner": 1.0}  # of the time, when each must have ended
 
 
 class Workers(Protocol):
@@ -53,7 +52,7 @@ class InProcess:
         self._outbox: list[Message] = []
         self._build = build
         self._node: Node | None = None
-        self._timekeeper = Timekeeper(str(MAIN), MAIN.role, runs_environments=True)
+        self._timekeeper = Timekeeper(MAIN.name, MAIN.name, runs_environments=True)
 
     def start(self) -> None:
         """Build the workers and let them begin."""
@@ -112,8 +111,9 @@ class Processes:
     ) -> None:
         self.supervisor, self.topology, self.stalls = supervisor, topology, stalls
         self._launch, self.signals = launch, signals
+        self._address_of = topology.address_book().address_of
         self._home = {w: name for name, workers in topology.processes().items() for w in workers}
-        self._timekeeper = Timekeeper(str(MAIN), MAIN.role, runs_environments=False)
+        self._timekeeper = Timekeeper(MAIN.name, MAIN.name, runs_environments=False)
 
     def start(self) -> None:
         """Start all processes and, when the last of them is ready, let them begin."""
@@ -139,7 +139,7 @@ class Processes:
 
     def send(self, message: Message) -> None:
         """Give a message to its worker."""
-        self.supervisor.send(self._home[self.topology.address_of(message)], message)
+        self.supervisor.send(self._home[self._address_of(message)], message)
 
     def stop(self, deadline: float) -> Iterator[Message]:
         """End the actors first, then who acts for them, then the learners, so that every step is accounted for.
@@ -150,9 +150,9 @@ class Processes:
             return
         yield self._timekeeper.report()  # of a run that took less than a second it is the only one
         now = time.monotonic()
-        for role, share in STOP_SHARES.items():
-            names = [name for name in self.supervisor.places if name.startswith(role)]
-            for _, message in self.supervisor.stop(names, now + share * (deadline - now)):
+        for role in ROLES.values():
+            names = [name for name, place in self.supervisor.places.items() if place.plan.role is role]
+            for _, message in self.supervisor.stop(names, now + role.stop_share * (deadline - now)):
                 yield message
         yield from self.stalls.progress.actor_reports()  # of those too that were killed, or are to be started again
 

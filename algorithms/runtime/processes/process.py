@@ -17,9 +17,20 @@ from typing import NoReturn
 
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
-from algorithms.runtime.messages import Address, Begin, Message, Stop, TimeReport, Worker, WorkerFailed, WorkerReady
+from algorithms.runtime.messages import (
+    ALL,
+    Address,
+    Begin,
+    Message,
+    Stop,
+    TimeReport,
+    Worker,
+    WorkerFailed,
+    WorkerReady,
+)
 from algorithms.runtime.processes import prctl
 from algorithms.runtime.processes.channels import Channels, ProcessLinks
+from algorithms.runtime.roles import Role
 from utils import failpoints, logging, machine
 from utils.errors import AppoError, without_gpu_memory
 from utils.timing import ENV, PHASES, clock
@@ -45,12 +56,13 @@ class Node:
         self.workers, self.address_of, self.send = workers, address_of, send
 
     def deliver(self, message: Message) -> None:
-        """Give a message to the worker it is for; `Begin` and `Stop` are for all."""
-        if isinstance(message, Begin | Stop):
+        """Give a message to the worker it is for, or to all."""
+        address = self.address_of(message)
+        if address is ALL:
             for worker in self.workers.values():
                 self._post_all(worker.handle(message))
             return
-        worker_or_none = self.workers.get(self.address_of(message))
+        worker_or_none = self.workers.get(address)
         if worker_or_none is None:
             self.send(message)
         else:
@@ -121,8 +133,6 @@ STACK_LINES = 60
 
 STACK_SECONDS = 1.0
 
-OOM_SCORES = {"actor": 500, "policy_worker": 200, "learner": 0}  # an actor is replaced at the smallest cost
-
 LOST = 255  # what multiprocessing says of a child whose fork server is gone
 
 
@@ -157,9 +167,14 @@ class ProcessPlan:
     generation: int = 0
 
     @property
+    def role(self) -> Role:
+        """The role of its first worker, by which it is treated."""
+        return self.workers[0].facts
+
+    @property
     def runs_environments(self) -> bool:
         """Whether foreign code runs here, which may start processes of its own."""
-        return any(worker.role == "actor" for worker in self.workers)
+        return any(worker.facts.runs_environments for worker in self.workers)
 
 
 Build = Callable[[ProcessPlan, Heartbeat], Mapping[Address, Worker]]
@@ -177,12 +192,11 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
         assert plan.links is not None
         workers = build(plan, heartbeat)
         channels = Channels(plan.links, plan.arena, pipe, heartbeat)
-        node = Node(workers, plan.links.topology.address_of, channels.send)
+        node = Node(workers, channels.address_of, channels.send)
         channels.send(WorkerReady(plan.name))
         if plan.runs_environments:  # only now: one that takes the place of another is waited for
-            machine.set_niceness(plan.niceness, group=True)
-            prctl.take_long_turns()
-        timekeeper = Timekeeper(plan.name, plan.workers[0].role, runs_environments=plan.runs_environments)
+            _give_way(plan)
+        timekeeper = Timekeeper(plan.name, plan.role.name, runs_environments=plan.runs_environments)
         _loop(node, channels, heartbeat, timekeeper)
     except (
         BaseException
@@ -270,18 +284,23 @@ def main_pid() -> int | None:
 def _enter(plan: ProcessPlan) -> None:
     """What must hold in this process before anything is built."""
     isolate(plan.name, plan.log_path, leads_group=plan.runs_environments)
-    prctl.die_earlier(OOM_SCORES[plan.workers[0].role])
+    prctl.die_earlier(plan.role.oom_score)
     machine.allocator_settings()
     if not plan.runs_environments:
-        machine.set_niceness(plan.niceness)
-    if plan.workers[0].role == "learner":
-        prctl.take_long_turns()
+        _give_way(plan)
     if plan.cores:
         machine.pin_to(plan.cores)
     machine.limit_threads(plan.threads)
     if plan.visible_gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = plan.visible_gpus
     failpoints.arm(worker=plan.workers[0].index)
+
+
+def _give_way(plan: ProcessPlan) -> None:
+    """Take the priority and the turns of the role, for all that environments have started too."""
+    machine.set_niceness(plan.niceness, group=plan.runs_environments)
+    if plan.role.long_turns:
+        prctl.take_long_turns()
 
 
 def _end(exit_code: int) -> NoReturn:

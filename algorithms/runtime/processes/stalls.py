@@ -12,6 +12,7 @@ from algorithms.runtime.messages import Address, WorkerReport
 from algorithms.runtime.processes.channels import Mailbox, Mailboxes
 from algorithms.runtime.processes.restarts import MAX_FAULTS
 from algorithms.runtime.processes.supervisor import Supervisor, WorkerError
+from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER
 from algorithms.runtime.sampling.env_group import NOTED
 from algorithms.runtime.topology import Topology
 
@@ -43,9 +44,9 @@ class Progress:
     def of(self, name: str) -> int:
         """Units of work of all processes that have been in this place: trajectories, replies or saved states."""
         worker = self.topology.processes()[name][0]
-        if worker.role == "actor":
+        if worker.role == ACTOR.name:
             return int(self._noted(worker.index)[TRAJECTORIES])
-        if worker.role == "learner":
+        if worker.role == LEARNER.name:
             return int(self._saves[worker.index][0])
         return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
 
@@ -53,7 +54,7 @@ class Progress:
         """What every actor worker would report, whether or not a process is in its place."""
         for actor in range(self.topology.num_actors):
             totals = dict(zip(NOTED, self._noted(actor).tolist(), strict=True))
-            yield WorkerReport(str(Address("actor", actor)), totals)
+            yield WorkerReport(str(Address(ACTOR.name, actor)), totals)
 
     def trained(self) -> int:
         """Samples of all learners, and how often they have used them: one of both grows while they live."""
@@ -67,10 +68,10 @@ class Progress:
     def owes(self, name: str) -> str:
         """What others wait for from this process."""
         worker = self.topology.processes()[name][0]
-        if worker.role == "learner":
+        if worker.role == LEARNER.name:
             held = int((self.trajectories.owner >> worker.index & 1).sum())
             return f"holds {held} of {len(self.trajectories.owner)} slots"
-        if worker.role == "policy_worker":
+        if worker.role == POLICY_WORKER.name:
             unanswered = self.mailboxes.unanswered()
             return f"{sum(bool(unanswered[place]) for place in self._served[name])} requests unanswered"
         return ""

@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 
 from algorithms.runtime.memory.heartbeat import Heartbeat, Pulse
 from algorithms.runtime.messages import (
+    Address,
     Begin,
     Message,
     Stop,
@@ -36,6 +37,7 @@ from algorithms.runtime.processes.process import (
     stack_of,
 )
 from algorithms.runtime.processes.restarts import QUEUE_PATIENCE_SECONDS, QUEUE_SECONDS, Death, Limits, PlaceHistory
+from algorithms.runtime.roles import ACTOR, LEARNER
 from utils.errors import AppoError
 
 log = logging.getLogger(__name__)
@@ -238,7 +240,7 @@ class Supervisor:
     def _renew_queue(self, place: Place, peer: int) -> Death:
         """Give both ends of a queue a new one, as somebody has died in the old one and holds its mutex for ever."""
         worker = place.plan.workers[0]
-        actor, policy = (worker.index, peer) if worker.role == "actor" else (peer, worker.index)
+        actor, policy = (worker.index, peer) if worker.role == ACTOR.name else (peer, worker.index)
         other = _other_end(place, peer)
         place.end(self.janitor)
         blocked = "blocked in its queue to {} by a process that died in it"
@@ -326,7 +328,7 @@ def _are_stuck(ends: Sequence[Place | None], seconds: float) -> bool:
 
 def _other_end(place: Place, peer: int) -> str:
     """The process at the other end of the queue to that peer: queues join actors and learners."""
-    return f"learner_{peer}" if place.plan.workers[0].role == "actor" else f"actor_{peer}"
+    return str(Address((LEARNER if place.plan.workers[0].role == ACTOR.name else ACTOR).name, peer))
 
 
 def _closed(waitable: object) -> bool:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from algorithms.runtime.roles import MAIN
+
 MARKER = "APPO_RUN_MARKER"
 POLL_SECONDS = 0.02
 RECOVERY_SECONDS = 60.0
@@ -52,7 +54,7 @@ def role_of(pid: int) -> str:
 
 def roles_of(marker: str, main: int) -> dict[int, str]:
     """All processes of a run with their roles."""
-    return {pid: "main" if pid == main else role_of(pid) for pid in processes_of(marker)}
+    return {pid: MAIN.name if pid == main else role_of(pid) for pid in processes_of(marker)}
 
 
 def zombies_of(parents: set[int]) -> set[int]:
@@ -129,7 +131,7 @@ class Storm:
         kill(pid)
 
     def _victims(self) -> list[tuple[str, int]]:
-        return sorted((role, pid) for pid, role in self._roles().items() if role not in ("main", "ended"))
+        return sorted((role, pid) for pid, role in self._roles().items() if role not in (MAIN.name, "ended"))
 
     def _recover(self, missed: set[str]) -> None:
         began, saves = time.monotonic(), self.saves()

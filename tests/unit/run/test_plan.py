@@ -17,6 +17,7 @@ from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import ActionRequest, Begin
 from algorithms.runtime.processes.process import Node, ProcessPlan
+from algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from algorithms.runtime.sampling.actor_worker import ActorWorker
 from algorithms.runtime.sampling.policy_worker import PolicyWorker
 from algorithms.runtime.topology import Topology
@@ -197,7 +198,7 @@ def test_one_process_plays_and_learns_through_messages_alone() -> None:
     arena = Arena.create(blueprint.fields())
     workers = blueprint(plan_of(blueprint, "main", arena), Heartbeat(arena, 0))
     sent: list[object] = []
-    node = Node(workers, blueprint.topology.address_of, sent.append)
+    node = Node(workers, blueprint.topology.address_book().address_of, sent.append)
     node.deliver(Begin())
     ring = WeightRing(arena, 0)
     turns = 0
@@ -219,5 +220,5 @@ def test_one_process_plays_and_learns_through_messages_alone() -> None:
 def test_inside_actors_acting_stays_on_the_cpu(placement: str, acting: str) -> None:
     blueprint = replace(blueprint_of(placement), device="cuda")
     assert blueprint.buffered
-    assert (blueprint.device_of("learner"), blueprint.device_of("policy_worker")) == ("cuda", acting)
+    assert (blueprint.device_of(LEARNER), blueprint.device_of(POLICY_WORKER)) == ("cuda", acting)
     assert not blueprint_of(placement).buffered

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from algorithms.runtime.messages import (
-    MAIN,
+    MAIN_ADDRESS,
     ActionRequest,
     ActionsReady,
     Address,
@@ -98,13 +98,14 @@ def test_every_policy_and_group_has_one_policy_worker_and_it_exists(placement: s
 
 
 def test_addresses_of_messages() -> None:
-    assert CENTRAL.address_of(ActionRequest(1, 3, 12, 0, 0)) == Address("policy_worker", 1, 1)
-    assert CENTRAL.address_of(ActionsReady(1, 3, 12, 0, 0)) == Address("actor", 1)
-    assert CENTRAL.address_of(SlotReleased(1, 16, 1)) == Address("actor", 2)
-    assert CENTRAL.address_of(TrajectoryReady(1, 16, 1, 0)) == Address("learner", 1)
-    assert CENTRAL.address_of(SaveState(0)) == Address("learner", 0)
-    assert CENTRAL.address_of(WorkerReady("actor_0")) == MAIN
-    assert CENTRAL.address_of(StateSaved(0, 5)) == MAIN
+    address_of = CENTRAL.address_book().address_of
+    assert address_of(ActionRequest(1, 3, 12, 0, 0)) == Address("policy_worker", 1, 1)
+    assert address_of(ActionsReady(1, 3, 12, 0, 0)) == Address("actor", 1)
+    assert address_of(SlotReleased(1, 16, 1)) == Address("actor", 2)
+    assert address_of(TrajectoryReady(1, 16, 1, 0)) == Address("learner", 1)
+    assert address_of(SaveState(0)) == Address("learner", 0)
+    assert address_of(WorkerReady("actor_0")) == MAIN_ADDRESS
+    assert address_of(StateSaved(0, 5)) == MAIN_ADDRESS
 
 
 @pytest.mark.parametrize(

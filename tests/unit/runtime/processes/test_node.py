@@ -1,8 +1,10 @@
 from collections.abc import Callable, Iterator
 
-from algorithms.runtime.messages import MAIN, Address, Begin, Message, SaveState, StateSaved, Stop, TrajectoryReady
+from algorithms.runtime.messages import Address, Begin, Message, SaveState, StateSaved, Stop
 from algorithms.runtime.processes.process import Node
+from algorithms.runtime.topology import Topology
 
+BOOK = Topology("central", 1, 1, 1, num_policies=3, policy_workers_per_policy=1, rows=1, rollout=1).address_book()
 FIRST, SECOND = Address("learner", 0), Address("learner", 1)
 
 
@@ -25,15 +27,9 @@ class Recorder:
         yield self.todo.pop(0)
 
 
-def address_of(message: Message) -> Address:
-    if isinstance(message, TrajectoryReady | SaveState):
-        return Address("learner", message.policy)
-    return MAIN
-
-
 def node_of(first: Recorder, second: Recorder) -> tuple[Node, list[Message]]:
     sent: list[Message] = []
-    return Node({FIRST: first, SECOND: second}, address_of, sent.append), sent
+    return Node({FIRST: first, SECOND: second}, BOOK.address_of, sent.append), sent
 
 
 def test_messages_go_to_their_worker_or_out() -> None:
