@@ -9,12 +9,13 @@ from algorithms.run.folder import check_folders
 from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help
 from utils.errors import UsageError
 from utils.flags import flag, flags_of
+from utils.run_folder import CHECKPOINT_FOLDERS
 from utils.values import shown
 
 USAGE = "enjoy_appo.py [--env=ID] [flags]      for example: enjoy_appo.py --env=CartPole-v1"
 VIDEO_SUFFIXES = (".mp4", ".gif")
 DEFAULT_EPISODES = 10
-CHECKPOINT_KINDS = ("latest", "best", "best_evaluated", "milestone", "past")
+CHECKPOINT_KINDS = tuple(CHECKPOINT_FOLDERS)
 
 
 def headless() -> bool:

@@ -67,6 +67,7 @@ from utils.machine import (
     limit_threads,
     processor_name,
 )
+from utils.run_folder import RunFolder
 from utils.user_modules import find_function
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def held(config: Config) -> Iterator[None]:
     directory = config.run.run_directory
     with old_run_out_of_the_way(directory, config.run.restart_behavior):
         _make_directory(directory)
-        with RunLock(directory / ".lock"):
+        with RunLock(config.run.folder.lock):
             yield
 
 
@@ -323,7 +324,7 @@ class APPO:
         )
 
     def _log_path(self, name: str) -> Path:
-        return (self.directory / "logs" / f"{name}.log").absolute()
+        return self.config.run.folder.log(name)
 
 
 def _prepare_serial(threads: int) -> None:
@@ -342,7 +343,7 @@ def _cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cor
 
 def _make_directory(directory: Path) -> None:
     try:
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        RunFolder(directory).logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
     refuse_unwritable(directory)

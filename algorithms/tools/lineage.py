@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from algorithms.population.lineage import LINEAGE_FILE, Event, numbers_of, read_events
+from algorithms.population.lineage import Event, numbers_of, read_events
 from algorithms.run.folder import find_run
 from utils.command_line import format_help, parse_command_line, print_and_exit, say, wants_help
 from utils.errors import UsageError
 from utils.files import replaced_when_whole
 from utils.flags import flag, flags_of
+from utils.run_folder import LINEAGE_FILE, RunFolder
 from utils.values import is_number, shown
 
 USAGE = "appo lineage RUN [-o PICTURE] [flags]      for example: appo lineage CartPole-v1_1 -o lineage.png"
@@ -56,7 +57,7 @@ def lineage(config: LineageConfig) -> int:
         raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
     for line in described(events):
         say(line)
-    path = Path(config.output) if config.output else run / "lineage.png"
+    path = Path(config.output) if config.output else RunFolder(run).lineage_picture
     draw(events, path)
     say(f"drawn: {path}")
     return 0

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from utils.run_folder import LOGS
+
 MARKER = "APPO_RUN_MARKER"
 POLL_SECONDS = 0.02
 RECOVERY_SECONDS = 60.0
@@ -45,7 +47,7 @@ def role_of(pid: int) -> str:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return "ended"
-    if log.parent.name == "logs":
+    if log.parent.name == LOGS:
         return log.stem
     return next((name for word, name in WORDS.items() if word in command), "starting")
 

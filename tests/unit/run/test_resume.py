@@ -328,7 +328,7 @@ def test_sources_are_named_by_run_policy_and_kind(tmp_path: Path) -> None:
         (f"{tmp_path}/train_dir/a:1", "checkpoint_p1"),
         ("train_dir/a", "checkpoint_p0"),
     ]:
-        assert find_source(text, group).resolve() == (run / place).resolve()
+        assert find_source(text, group).checkpoints.resolve() == (run / place).resolve()
 
 
 @pytest.mark.parametrize(
