@@ -1,20 +1,23 @@
-"""Which runs exist in train_dir: names for new ones, the saved flags of old ones. Reads only."""
+"""The folders of runs: names and places, search, saved flags and the journal of starts, lock, setting aside."""
 
 import contextlib
 import glob
+import json
 import logging
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils.errors import UsageError
+from utils.errors import ResourceError, UsageError
+from utils.files import append_json_line, open_own, write_json_atomic
 from utils.lock import RunLock
 from utils.run_folder import CONFIG_FILE, STATUS_FILE, RunFolder
-from utils.values import nearest, shown
+from utils.values import is_number, nearest, shown
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +182,75 @@ def newest_run(group: Path, env: str) -> Path:
     if not started:
         raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")
     return max(started)[1]
+
+
+# The journal: every start is written down with its flags.
+
+
+def journal(
+    directory: Path,
+    flags: Mapping[str, object],
+    changed: Sequence[str],
+    env_steps: Sequence[int],
+    measured: Mapping[str, object] | None = None,
+) -> None:
+    """Store the flags of a start, and what has changed, at which env steps of each policy; and what was measured.
+
+    Raises:
+        ResourceError: the disk does not take it.
+    """
+    run = RunFolder(directory)
+    start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": flags}
+    try:
+        write_json_atomic(run.config, {**flags, **({MEASURED: measured} if measured else {})})
+        append_json_line(run.history, start)
+    except OSError as error:
+        raise ResourceError(f"cannot write the configuration to {directory}: {error.strerror}") from error
+    if changed:
+        log.info("changed: %s", ", ".join(changed))
+
+
+def begun_at(directory: Path) -> float:
+    """Return when a run began (seconds since 1970), which tells it from others of its name; 0 if that is not known."""
+    try:
+        with open_own(RunFolder(directory).history) as history:
+            begun = json.loads(history.readline())["time"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return 0.0
+    return float(begun) if is_number(begun) else 0.0
+
+
+def count_starts(directory: Path) -> int:
+    """Return how many starts of a run are written down; 0 if that cannot be read."""
+    try:
+        with open_own(RunFolder(directory).history) as history:
+            return sum(1 for _ in history)
+    except OSError:
+        return 0
+
+
+# A start takes the folder: what is there is kept, set aside or refused.
+
+
+@contextlib.contextmanager
+def lock_run_folder(directory: Path, behavior: str) -> Iterator[None]:
+    """While entered, the folder of a run is there, can be written and is nobody else's.
+
+    Raises:
+        DirectoryInUse: another process trains in it.
+        UsageError: it cannot be made or written, holds links, or what is to be set aside is no run.
+        ResourceError: the file system has no locks.
+    """
+    run = RunFolder(directory)
+    with old_run_out_of_the_way(directory, behavior):
+        try:
+            run.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
+        refuse_unwritable(directory)
+        refuse_links(directory)
+        with RunLock(run.lock):
+            yield
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from algorithms.population.exploit_explore import Breeding, traits_of_start
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config
 from algorithms.run.defaults import told
-from algorithms.run.folder import old_run_out_of_the_way, refuse_links, refuse_unwritable, remove_old
+from algorithms.run.folder import lock_run_folder, remove_old
 from algorithms.run.observers import (
     Watching,
     check_companions,
@@ -52,10 +52,9 @@ from algorithms.runtime.processes.supervisor import Supervisor
 from algorithms.runtime.runner import Runner, Turns, ended
 from algorithms.runtime.topology import Topology
 from envs.make import check_name
-from utils.errors import Interrupted, StopNow, UsageError
+from utils.errors import Interrupted, StopNow
 from utils.interrupts import SignalWatch
 from utils.limits import raise_limit
-from utils.lock import RunLock
 from utils.logging import configure
 from utils.machine import (
     affinity_plan,
@@ -67,7 +66,6 @@ from utils.machine import (
     limit_threads,
     processor_name,
 )
-from utils.run_folder import RunFolder
 from utils.user_modules import find_function
 
 log = logging.getLogger(__name__)
@@ -100,11 +98,8 @@ def held(config: Config) -> Iterator[None]:
     if config.population.policy_mapping:
         find_function("policy_mapping", config.population.policy_mapping)
     check_companions(config)
-    directory = config.run.run_directory
-    with old_run_out_of_the_way(directory, config.run.restart_behavior):
-        _make_directory(directory)
-        with RunLock(config.run.folder.lock):
-            yield
+    with lock_run_folder(config.run.run_directory, config.run.restart_behavior):
+        yield
 
 
 def _train(config: Config, run: "APPO") -> int:
@@ -339,15 +334,6 @@ def _cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cor
     if worker.role != "actor" or not sampling.set_workers_cpu_affinity or cores < len(allowed):
         return frozenset()
     return affinity_plan(topology.num_actors, allowed)[worker.index]
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        RunFolder(directory).logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
-    refuse_unwritable(directory)
-    refuse_links(directory)
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:

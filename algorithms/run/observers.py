@@ -20,8 +20,8 @@ from algorithms.population.matchmaking import LEARNER
 from algorithms.population.past_versions import PastVersions
 from algorithms.population.self_play import Pool, SelfPlay
 from algorithms.run.config import FLAGS_BY_PART, Config
+from algorithms.run.folder import begun_at
 from algorithms.run.page import unusual
-from algorithms.run.resume import begun_at
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import Callbacks, Hooks
 from algorithms.runtime.config import RunConfig

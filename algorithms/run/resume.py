@@ -1,9 +1,7 @@
-"""How a start deals with what earlier ones have left: it goes on with it, sets it aside, or begins with its weights."""
+"""A start goes on with what earlier ones have learned and measured, or begins with the weights of another run."""
 
 import gc
-import json
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
-from algorithms.run.folder import MEASURED, Source, find_source, saved_flags, saved_measurement
+from algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
 from algorithms.run.plan import SEED_BRANCHES, ModelDescription, RunPlan
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
@@ -22,10 +20,8 @@ from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, de
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from algorithms.runtime.processes.pool import Workers
 from utils import checkpoint_files
-from utils.errors import CheckpointError, NumericsError, ResourceError, UsageError
-from utils.files import append_json_line, open_own, write_json_atomic
-from utils.run_folder import RunFolder
-from utils.values import is_number, shown
+from utils.errors import CheckpointError, NumericsError, UsageError
+from utils.values import shown
 
 log = logging.getLogger(__name__)
 
@@ -71,27 +67,6 @@ def changes(config: Config) -> list[str]:
     return changed_flags({name: value for name, value in before.items() if name not in LOCATION}, config.to_flat())
 
 
-def journal(
-    config: Config, seed: int, changed: list[str], env_steps: list[int], measured: Mapping[str, Any] | None = None
-) -> None:
-    """Store the flags of this start, and what has changed, at which env steps of each policy; and what was measured.
-
-    Raises:
-        ResourceError: the disk does not take it.
-    """
-    flat = config.to_flat() | {"seed": seed}
-    directory = config.run.run_directory
-    stored = flat | ({MEASURED: measured} if measured else {})
-    start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": flat}
-    try:
-        write_json_atomic(config.run.folder.config, stored)
-        append_json_line(config.run.folder.history, start)
-    except OSError as error:
-        raise ResourceError(f"cannot write the configuration to {directory}: {error.strerror}") from error
-    if changed:
-        log.info("changed: %s", ", ".join(changed))
-
-
 def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | None:
     """What an earlier start of the run has measured, if it was on such a machine and for the same work."""
     directory = config.run.run_directory
@@ -105,27 +80,12 @@ def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | No
         return None
 
 
-def begun_at(directory: Path) -> float:
-    """When a run began (seconds since 1970), which tells it from others of its name; 0 if its history does not say."""
-    try:
-        with open_own(RunFolder(directory).history) as history:
-            begun = json.loads(history.readline())["time"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return 0.0
-    return float(begun) if is_number(begun) else 0.0
-
-
 def seed_of_resumed(directory: Path, seed: int) -> int:
     """The seed of a start that resumes: derived from that of the run, another one each time.
 
     With the same one, environments would play the same episodes again after each interruption.
     """
-    try:
-        with open_own(RunFolder(directory).history) as history:
-            starts = sum(1 for _ in history)
-    except OSError:
-        starts = 0
-    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], starts))
+    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], count_starts(directory)))
     return int(seeds.generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -156,7 +116,8 @@ def fill(
     plain = {"learning_rate": config.learning.learning_rate} if rate_changed else {}
     resumed = resume(config.run.run_directory, blocks, model.table, plain)
     begin_from(config, blocks, model)
-    journal(config, seed, changed, [int(state.get("env_steps", 0)) for state in resumed], measured)
+    env_steps = [int(state.get("env_steps", 0)) for state in resumed]
+    journal(config.run.run_directory, config.to_flat() | {"seed": seed}, changed, env_steps, measured)
     return resumed
 
 
