@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from algorithms.cli import run_command
-from algorithms.runtime.monitor.overview import read_status
 from benchmarks import runs, seeds
 from benchmarks.workloads import words_of
 from utils.command_line import own_command
 from utils.metrics import read_metrics
+from utils.run_folder import RunFolder
 
 BENCHMARK = "scores"
 NO_STICKY_ACTIONS = {"env_kwargs": "repeat_action_probability=0"}  # as in the environments of published figures
@@ -126,8 +126,8 @@ def score(trial: Trial, seed: int, prefix: Sequence[str], *, shared: bool = Fals
     training, evaluation = trial.training(), trial.evaluation()
     with runs.finished({**training, "seed": seed}, prefix) as run:
         runs.run_to_end(own_command(["evaluate", str(run.directory), *evaluation]), prefix)
-        totals = read_status(run.directory)["totals"]
-        records = read_metrics(run.directory / "eval" / "results.jsonl")
+        totals = RunFolder(run.directory).read_status()["totals"]
+        records = read_metrics(RunFolder(run.directory).results)
     played = {one["mode"]: {name: one[name] for name in ("mean", "std", "episodes")} for one in records}
     words = shlex.join(words_of(training)), shlex.join(evaluation)
     return Scored(*words, totals["env_steps"], totals["samples"], run.seconds, played, shared)

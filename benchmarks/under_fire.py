@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from algorithms.cli import run_command
-from algorithms.runtime.monitor.overview import read_status
 from algorithms.tools.selftest.killer import MARKER, kill, processes_of, roles_of
 from benchmarks import measuring, promises
 from benchmarks.measuring import ROOT
 from benchmarks.promises import Figure
 from benchmarks.runs import RunError
+from utils.run_folder import RunFolder
 
 MOST_RATIO = 1.3
 MOST_ENV_STEPS, MOST_SECONDS = 5_000_000, 300.0
@@ -96,14 +96,14 @@ def learn(goal: float, kill_seconds: float, seed: int, words: Sequence[str]) -> 
         fire = Fire(marker, process.pid, kill_seconds, seed)
         try:
             while process.poll() is None:
-                trains = bool(read_status(run).get("totals", {}).get("samples"))
+                trains = bool(RunFolder(run).read_status().get("totals", {}).get("samples"))
                 fire.tick(time.monotonic(), trains=trains)
                 time.sleep(POLL_SECONDS)
         finally:
             for pid in processes_of(marker):
                 kill(pid)
             process.wait(MOST_SECONDS)
-        status: dict[str, Any] = read_status(run)
+        status: dict[str, Any] = RunFolder(run).read_status()
         if not str(status.get("reason")).startswith("the mean return has reached"):
             raise RunError(f"seed {seed} has not come to {goal:g}", log_path.read_text(errors="replace"))
         totals = status["totals"]

@@ -7,11 +7,12 @@ from pathlib import Path
 from algorithms.run.folder import check_folders
 from utils.errors import UsageError
 from utils.flags import flag
+from utils.run_folder import CHECKPOINT_FOLDERS
 from utils.values import shown
 
 VIDEO_SUFFIXES = (".mp4", ".gif")
 DEFAULT_EPISODES = 10
-CHECKPOINT_KINDS = ("latest", "best", "best_evaluated", "milestone", "past")
+CHECKPOINT_KINDS = tuple(CHECKPOINT_FOLDERS)
 
 
 def headless() -> bool:

@@ -18,7 +18,6 @@ from algorithms.ops.distributions import ActionDistribution
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.episodes import Episode, Tally
 from algorithms.playing.video import Recorder, VideoFile
-from algorithms.population.past_versions import FOLDER
 from algorithms.run.config import Config
 from algorithms.run.folder import newest_run, saved_flags
 from algorithms.runtime.callbacks import EpisodeWatch, Hooks, Step
@@ -31,6 +30,7 @@ from envs.spec import MASK_KEY, EnvSpec, EpisodeStats, GroupEnv, StepRow
 from utils import checkpoint_files
 from utils.errors import CannotBeDrawn, CheckpointError, UsageError
 from utils.machine import choose_device
+from utils.run_folder import RunFolder
 from utils.values import shown
 
 Look = Callable[[bool], None]
@@ -44,9 +44,6 @@ class Run(NamedTuple):
     checkpoint: Path
     files: dict[str, bytes]  # of the checkpoint, verified
 
-
-FOLDERS = {"latest": "", "best": "best", "best_evaluated": "best_evaluated", "milestone": "milestones", "past": FOLDER}
-"""Where checkpoints of a kind are, inside those of their policy."""
 
 EVALUATED_METRIC = "eval/mean"
 """What the best by evaluation has most of."""
@@ -89,7 +86,7 @@ def find_run(config: EvaluationConfig) -> Run:
 def _load_checkpoint(directory: Path, config: EvaluationConfig, best_metric: str) -> checkpoint_files.Loaded:
     """The newest checkpoint of the kind that the flags name, the best, or the milestone that they name."""
     kind = config.load_checkpoint_kind
-    parent = directory / f"checkpoint_p{config.policy_index}" / FOLDERS[kind]
+    parent = RunFolder(directory).checkpoints(config.policy_index, kind)
     if kind == "best":
         loaded = load_best(parent, best_metric, decode)
     elif kind == "best_evaluated":

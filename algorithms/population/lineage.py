@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 from algorithms.runtime.messages import Traits
 from utils.errors import UsageError
 from utils.files import read_mapping, write_json_atomic
+from utils.run_folder import LINEAGE_FILE, RunFolder
 from utils.values import is_number
 
 log = logging.getLogger(__name__)
 
-LINEAGE_FILE = "lineage.json"
 State = Literal["ordered", "applied", "taken back"]
 
 
@@ -62,7 +62,7 @@ class Lineage:
     """
 
     def __init__(self, directory: Path, traits: Sequence[Traits]) -> None:
-        self._path = directory / LINEAGE_FILE
+        self._path = RunFolder(directory).lineage
         self._num_policies = len(traits)
         self.events = [_settled(event, traits) for event in _earlier_events(directory)]
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="lineage")
@@ -120,7 +120,7 @@ def _earlier_events(directory: Path) -> list[Event]:
         return read_events(directory)
     except UsageError as error:
         log.warning("%s; it is %s.damaged now, and another one is begun", error, LINEAGE_FILE)
-        (directory / LINEAGE_FILE).replace(directory / f"{LINEAGE_FILE}.damaged")
+        RunFolder(directory).lineage.replace(directory / f"{LINEAGE_FILE}.damaged")
         return []
 
 
@@ -130,7 +130,7 @@ def read_events(directory: Path) -> list[Event]:
     Raises:
         UsageError: the file is damaged.
     """
-    path = directory / LINEAGE_FILE
+    path = RunFolder(directory).lineage
     if not path.exists():
         return []
     found = read_mapping(path, own=True).get("events")

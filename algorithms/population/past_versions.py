@@ -15,9 +15,6 @@ from utils.values import is_number
 
 log = logging.getLogger(__name__)
 
-FOLDER = "past"
-"""Of past versions, inside the checkpoints of their policy."""
-
 RATING = "rating"
 """What a version's state says of its strength."""
 
@@ -34,12 +31,12 @@ class PastVersions:
     """Keeps versions on disk; a thread writes, so that a slow disk stalls nothing.
 
     Args:
-        parent: checkpoints of the policy.
+        folder: of the past versions of the policy.
         table: name and shape of every weight.
     """
 
-    def __init__(self, parent: Path, table: Table) -> None:
-        self.folder, self.table = parent / FOLDER, table
+    def __init__(self, folder: Path, table: Table) -> None:
+        self.folder, self.table = folder, table
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="past")
         self._pending: list[Future[None]] = []
 

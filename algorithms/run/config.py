@@ -239,7 +239,7 @@ def _check_source(run: RunConfig) -> None:
     if not run.init_from:
         return
     source = find_source(run.init_from, run.run_directory.parent)
-    if run.run_directory.resolve() in source.resolve().parents:
+    if run.run_directory.resolve() in source.checkpoints.resolve().parents:
         raise UsageError(
             f"--init_from={shown(run.init_from)} is the run that --restart_behavior={run.restart_behavior} takes away:"
             " give another --experiment"

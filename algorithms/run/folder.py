@@ -1,25 +1,25 @@
-"""Which runs exist in train_dir: names for new ones, the saved flags of old ones. Reads only."""
+"""The folders of runs: names and places, search, saved flags and the journal of starts, lock, setting aside."""
 
 import contextlib
 import glob
+import json
 import logging
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from utils.errors import UsageError
-from utils.files import read_mapping
+from utils.errors import ResourceError, UsageError
+from utils.files import append_json_line, open_own, write_json_atomic
 from utils.lock import RunLock
-from utils.run_folder import STATUS_FILE
-from utils.values import nearest, shown
+from utils.run_folder import CONFIG_FILE, STATUS_FILE, RunFolder
+from utils.values import is_number, nearest, shown
 
 log = logging.getLogger(__name__)
-
-CONFIG_FILE = "config.json"
 
 MEASURED = "measured"
 """What config.json holds beside flags: what a run's first start has measured, see `tuning.py`."""
@@ -83,7 +83,7 @@ def saved_flags(directory: Path) -> dict[str, object]:
     Raises:
         UsageError: the stored configuration is damaged or not readable.
     """
-    return {name: value for name, value in _stored(directory).items() if name != MEASURED}
+    return {name: value for name, value in RunFolder(directory).read_config().items() if name != MEASURED}
 
 
 def saved_measurement(directory: Path) -> dict[str, Any]:
@@ -92,13 +92,8 @@ def saved_measurement(directory: Path) -> dict[str, Any]:
     Raises:
         UsageError: the stored configuration is damaged or not readable.
     """
-    measured = _stored(directory).get(MEASURED)
+    measured = RunFolder(directory).read_config().get(MEASURED)
     return measured if isinstance(measured, dict) else {}
-
-
-def _stored(directory: Path) -> dict[str, object]:
-    path = directory / CONFIG_FILE
-    return read_mapping(path, own=True) if os.path.lexists(path) else {}
 
 
 def find_run_folder(name: str, train_dir: Path) -> Path:
@@ -113,8 +108,21 @@ def find_run_folder(name: str, train_dir: Path) -> Path:
     raise UsageError(f"there is no run {shown(name)}, neither as a path nor in {shown(str(train_dir))}")
 
 
-def find_source(text: str, group: Path) -> Path:
-    """Return the directory of the checkpoints that `RUN[:policy][:best]` names; RUN lies in the group, or is a path.
+class Source(NamedTuple):
+    """The checkpoints of a policy that another run begins with; `best` says which."""
+
+    run: RunFolder
+    policy: int
+    best: bool
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of them."""
+        return self.run.checkpoints(self.policy, "best" if self.best else "latest")
+
+
+def find_source(text: str, group: Path) -> Source:
+    """Return the checkpoints that `RUN[:policy][:best]` names; RUN lies in the group, or is a path.
 
     Raises:
         UsageError: there are none.
@@ -129,10 +137,10 @@ def find_source(text: str, group: Path) -> Path:
         raise UsageError(
             f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
         )
-    parent = run / f"checkpoint_p{policy}" / ("best" if best else "")
-    if not any(parent.glob("ckpt_*")):
-        raise UsageError(f"--init_from={shown(text)}: there is no checkpoint in {shown(str(parent))}")
-    return parent
+    source = Source(RunFolder(run), policy, best)
+    if not any(source.checkpoints.glob("ckpt_*")):
+        raise UsageError(f"--init_from={shown(text)}: there is no checkpoint in {shown(str(source.checkpoints))}")
+    return source
 
 
 def find_run(text: str, group: Path) -> Path:
@@ -142,7 +150,7 @@ def find_run(text: str, group: Path) -> Path:
         UsageError: there is none.
     """
     for path in (group / text, Path(text)):
-        if text and any(_is_run(path, file) for file in (CONFIG_FILE, "status.json")):
+        if text and any(_is_run(path, file) for file in (CONFIG_FILE, STATUS_FILE)):
             return path
     hint = nearest(text, folders(group)) if os.path.isdir(group) else ""
     raise UsageError(f"no run {shown(text)}, neither in {shown(str(group))} nor as a path{hint}")
@@ -170,15 +178,79 @@ def newest_run(group: Path, env: str) -> Path:
     started = []
     for name in folders(group):
         if _is_run(group / name) and (not env or _env_of(group / name) == env):
-            started.append(((group / name / CONFIG_FILE).stat().st_mtime_ns, group / name))
+            started.append((RunFolder(group / name).config.stat().st_mtime_ns, group / name))
     if not started:
         raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")
     return max(started)[1]
 
 
-HISTORY_FILE = "config_history.jsonl"
+# The journal: every start is written down with its flags.
 
-LOCK_FILE = ".lock"
+
+def journal(
+    directory: Path,
+    flags: Mapping[str, object],
+    changed: Sequence[str],
+    env_steps: Sequence[int],
+    measured: Mapping[str, object] | None = None,
+) -> None:
+    """Store the flags of a start, and what has changed, at which env steps of each policy; and what was measured.
+
+    Raises:
+        ResourceError: the disk does not take it.
+    """
+    run = RunFolder(directory)
+    start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": flags}
+    try:
+        write_json_atomic(run.config, {**flags, **({MEASURED: measured} if measured else {})})
+        append_json_line(run.history, start)
+    except OSError as error:
+        raise ResourceError(f"cannot write the configuration to {directory}: {error.strerror}") from error
+    if changed:
+        log.info("changed: %s", ", ".join(changed))
+
+
+def begun_at(directory: Path) -> float:
+    """Return when a run began (seconds since 1970), which tells it from others of its name; 0 if that is not known."""
+    try:
+        with open_own(RunFolder(directory).history) as history:
+            begun = json.loads(history.readline())["time"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return 0.0
+    return float(begun) if is_number(begun) else 0.0
+
+
+def count_starts(directory: Path) -> int:
+    """Return how many starts of a run are written down; 0 if that cannot be read."""
+    try:
+        with open_own(RunFolder(directory).history) as history:
+            return sum(1 for _ in history)
+    except OSError:
+        return 0
+
+
+# A start takes the folder: what is there is kept, set aside or refused.
+
+
+@contextlib.contextmanager
+def lock_run_folder(directory: Path, behavior: str) -> Iterator[None]:
+    """While entered, the folder of a run is there, can be written and is nobody else's.
+
+    Raises:
+        DirectoryInUse: another process trains in it.
+        UsageError: it cannot be made or written, holds links, or what is to be set aside is no run.
+        ResourceError: the file system has no locks.
+    """
+    run = RunFolder(directory)
+    with old_run_out_of_the_way(directory, behavior):
+        try:
+            run.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
+        refuse_unwritable(directory)
+        refuse_links(directory)
+        with RunLock(run.lock):
+            yield
 
 
 @contextlib.contextmanager
@@ -194,11 +266,12 @@ def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
     if behavior == "resume" or not os.path.lexists(directory):
         yield
         return
-    if not all(os.path.isfile(directory / name) for name in (STATUS_FILE, LOCK_FILE)) or directory.is_symlink():
+    run = RunFolder(directory)
+    if not all(map(os.path.isfile, (run.status, run.lock))) or directory.is_symlink():
         raise UsageError(
             f"--restart_behavior={behavior}: {shown(str(directory))} is not the folder of a run; not touched"
         )
-    with RunLock(directory / LOCK_FILE):
+    with RunLock(run.lock):
         aside = _unused_name(directory) if behavior == "restart" else _hidden_name(directory)
         try:
             os.rename(directory, aside)
@@ -209,7 +282,7 @@ def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
         try:
             yield
         finally:
-            if not (directory / CONFIG_FILE).exists():
+            if not run.config.exists():
                 _bring_back(aside, directory)
 
 
@@ -245,7 +318,8 @@ def _hidden_name(directory: Path) -> Path:
 
 def refuse_unwritable(directory: Path) -> None:
     """Refuse to train in a folder in which something cannot be read or written (UsageError): it is found out later."""
-    folders = [directory, directory / "logs", *directory.glob("checkpoint_p*")]
+    run = RunFolder(directory)
+    folders = [directory, run.logs, *run.checkpoint_folders()]
     files = [path for folder in folders[:2] for path in folder.glob("*") if os.path.isfile(path)]
     needs = [*((folder, os.R_OK | os.W_OK | os.X_OK) for folder in folders), *((f, os.R_OK | os.W_OK) for f in files)]
     for path, needed in needs:
@@ -258,7 +332,7 @@ def refuse_links(directory: Path) -> None:
 
     The links of a run that came from elsewhere can lead anywhere, and what is written or pruned there is not ours.
     """
-    for folder in (directory, *directory.glob("checkpoint_p*")):
+    for folder in (directory, *RunFolder(directory).checkpoint_folders()):
         with os.scandir(folder) as entries:
             others = [e for e in entries if not (e.is_file(follow_symlinks=False) or e.is_dir(follow_symlinks=False))]
         for entry in others:

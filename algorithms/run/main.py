@@ -14,7 +14,7 @@ from algorithms.population.exploit_explore import Breeding, traits_of_start
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config
 from algorithms.run.defaults import told
-from algorithms.run.folder import LOCK_FILE, old_run_out_of_the_way, refuse_links, refuse_unwritable, remove_old
+from algorithms.run.folder import lock_run_folder, remove_old
 from algorithms.run.observers import (
     Watching,
     check_companions,
@@ -55,10 +55,9 @@ from algorithms.runtime.roles import ACTOR, MAIN
 from algorithms.runtime.runner import Runner, Turns, run_to_end
 from algorithms.runtime.topology import Topology
 from envs.make import check_name
-from utils.errors import Interrupted, StopNow, UsageError
+from utils.errors import Interrupted, StopNow
 from utils.interrupts import SignalWatch
 from utils.limits import raise_limit
-from utils.lock import RunLock
 from utils.logging import configure
 from utils.machine import (
     affinity_plan,
@@ -126,9 +125,7 @@ class Run:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._check_names()
-            stack.enter_context(old_run_out_of_the_way(self.directory, self.config.run.restart_behavior))
-            _make_directory(self.directory)
-            stack.enter_context(RunLock(self.directory / LOCK_FILE))
+            stack.enter_context(lock_run_folder(self.directory, self.config.run.restart_behavior))
             stack.enter_context(self.signals)
             self._open = stack.pop_all()
         return self
@@ -345,7 +342,7 @@ class Run:
         )
 
     def _log_path(self, name: str) -> Path:
-        return (self.directory / "logs" / f"{name}.log").absolute()
+        return self.config.run.folder.log(name)
 
 
 def _prepare_serial(threads: int) -> None:
@@ -360,15 +357,6 @@ def _cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cor
     if worker.role != ACTOR.name or not sampling.set_workers_cpu_affinity or cores < len(allowed):
         return frozenset()
     return affinity_plan(topology.num_actors, allowed)[worker.index]
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
-    refuse_unwritable(directory)
-    refuse_links(directory)
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:

@@ -20,8 +20,8 @@ from algorithms.population.matchmaking import LEARNER
 from algorithms.population.past_versions import PastVersions
 from algorithms.population.self_play import Pool, SelfPlay
 from algorithms.run.config import FLAGS_BY_PART, Config
+from algorithms.run.folder import begun_at
 from algorithms.run.page import unusual
-from algorithms.run.resume import begun_at
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import Callbacks, Hooks
 from algorithms.runtime.config import RunConfig
@@ -107,7 +107,7 @@ def self_play_of(
     if not topology.num_past:
         return None
     rings = {place: WeightRing(arena, place) for place in range(topology.num_policies, topology.num_acting)}
-    past = PastVersions(config.run.run_directory / f"checkpoint_p{LEARNER}", table)
+    past = PastVersions(config.run.folder.checkpoints(LEARNER, "past"), table)
     env_steps = int(resumed["env_steps"]) if resumed else None
     return SelfPlay(config.population, topology, Pool(StateBlock(arena, LEARNER), rings, past), monitor, env_steps)
 
@@ -146,14 +146,14 @@ def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janito
         writer.describe({name: flags[name] for name in HYPERPARAMETERS}, first)
     if config.logging.with_wandb:
         settings = wandb_settings(flags, begun_at(config.run.run_directory))
-        monitor.tracker = Tracker(settings, _log_path(config, "wandb"), janitor)
+        monitor.tracker = Tracker(settings, config.run.folder.log("wandb"), janitor)
 
 
 def evaluation_of(config: Config, janitor: Janitor) -> AbstractContextManager[object]:
     """Who plays the newest checkpoints while this is entered."""
     if not config.logging.eval_every_sec:
         return nullcontext()
-    return Companion(evaluation_words(config), _log_path(config, "evaluator"), janitor)
+    return Companion(evaluation_words(config), config.run.folder.log("evaluator"), janitor)
 
 
 def evaluation_words(config: Config) -> tuple[str, ...]:
@@ -167,10 +167,6 @@ def saved_in_time(config: Config) -> RunConfig:
     """The flags of saving; whoever evaluates needs a checkpoint each time."""
     run, seconds = config.run, config.logging.eval_every_sec
     return replace(run, save_every_sec=min(run.save_every_sec, math.ceil(seconds))) if seconds else run
-
-
-def _log_path(config: Config, name: str) -> Path:
-    return (config.run.run_directory / "logs" / f"{name}.log").absolute()
 
 
 # How the policies of one run compare at its end: those that `--per_policy` has set apart.

@@ -14,18 +14,16 @@ from typing import Any
 from algorithms.run.config import FLAGS, LOCATION, Config, find_preset
 from algorithms.run.folder import saved_flags
 from algorithms.run.summary import RunSummary, summary
-from algorithms.runtime.monitor.overview import read_status
 from utils import machine
 from utils.command_line import words_of, words_of_flag
 from utils.errors import StopNow
 from utils.machine import choose_device
 from utils.metrics import duration, short_number
+from utils.run_folder import CURVE_FILE, PAGE_FILE, RunFolder
 from utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
 
-PAGE_FILE = "README.md"
-CURVE_FILE = "plots/learning_curve.png"
 PLOT_SECONDS = 3.0  # after which drawing is given up
 SHORTEST_RUN_SECONDS = 5.0  # that is worth a picture, which takes a second
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +41,7 @@ def leave_page(config: Config, *, with_curve: bool) -> None:
     try:
         if with_curve and config.logging.plot:
             _draw(directory)
-        (directory / PAGE_FILE).write_text(page(directory, config), encoding="utf-8")
+        RunFolder(directory).page.write_text(page(directory, config), encoding="utf-8")
     except StopNow:
         log.info("%s is not written: ended by Ctrl-C", PAGE_FILE)
     except Exception as error:  # the run is over and saved; nothing here may make a failure of it
@@ -52,12 +50,13 @@ def leave_page(config: Config, *, with_curve: bool) -> None:
 
 def page(directory: Path, config: Config) -> str:
     """The text of README.md: what was trained, how it ended, how to repeat it and to go on."""
-    found, status = summary(directory), read_status(directory)
+    folder = RunFolder(directory)
+    found, status = summary(directory), folder.read_status()
     assert found is not None, "a run that has ended has a status"
     flags = config.to_flat() | {"seed": saved_flags(directory).get("seed")}  # which may have been drawn
     name = shlex.quote(f"--experiment={config.run.experiment}")
     place = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
-    curve = [f"![learning curve]({CURVE_FILE})", ""] if (directory / CURVE_FILE).is_file() else []
+    curve = [f"![learning curve]({CURVE_FILE})", ""] if folder.curve.is_file() else []
     table = [f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()]
     return "\n".join(
         [
@@ -151,7 +150,7 @@ def _escaped(text: str) -> str:
 
 def _draw(directory: Path) -> None:
     """Draw the curve in a process of its own, so that neither its time nor its memory is the run's."""
-    seconds = read_status(directory).get("elapsed_seconds")
+    seconds = RunFolder(directory).read_status().get("elapsed_seconds")
     if not is_number(seconds) or seconds < SHORTEST_RUN_SECONDS:
         return
     if find_spec("matplotlib") is None:

@@ -1,9 +1,7 @@
-"""How a start deals with what earlier ones have left: it goes on with it, sets it aside, or begins with its weights."""
+"""A start goes on with what earlier ones have learned and measured, or begins with the weights of another run."""
 
 import gc
-import json
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +10,18 @@ from typing import Any, Self
 import numpy as np
 
 from algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
-from algorithms.run.folder import CONFIG_FILE, HISTORY_FILE, MEASURED, find_source, saved_flags, saved_measurement
+from algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
 from algorithms.run.plan import SEED_BRANCHES, ModelDescription, RunPlan
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
-from algorithms.runtime.checkpointing import DIRECTORY as BEST_DIRECTORY
 from algorithms.runtime.checkpointing import load_best, resume
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.learner_state import COUNTERS, LearnerState, StateBlock, decode, read_plain
-from algorithms.runtime.monitor.overview import read_status
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from algorithms.runtime.processes.pool import Workers
 from utils import checkpoint_files
-from utils.errors import CheckpointError, NumericsError, ResourceError, UsageError
-from utils.files import append_json_line, open_own, write_json_atomic
-from utils.values import is_number, shown
+from utils.errors import CheckpointError, NumericsError, UsageError
+from utils.values import shown
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +38,13 @@ def finished_before(config: Config) -> str | None:
 
     A limit of seconds is one of each start, and speed is measured anew.
     """
-    directory, budget = config.run.run_directory, Budget.of(config.run, config.sampling, 1)
+    folder, budget = config.run.folder, Budget.of(config.run, config.sampling, 1)
     if config.sampling.sampler_only:
         return None
     policies = []
     for policy in range(config.sampling.num_policies):
         try:
-            loaded = checkpoint_files.load(directory / f"checkpoint_p{policy}", check=decode)
+            loaded = checkpoint_files.load(folder.checkpoints(policy), check=decode)
         except CheckpointError:
             return None  # resuming says what is wrong
         if loaded is None:
@@ -59,7 +54,7 @@ def finished_before(config: Config) -> str | None:
     if reason := budget.reached(policies):
         return reason
     # Episodes that ended while the workers stopped may have lowered a mean return that was reached.
-    status = read_status(directory)
+    status = folder.read_status()
     as_before = status.get("state") == "finished" and status.get("budget") == budget.plain()
     seconds = status.get("seconds")
     in_time = as_before and isinstance(seconds, float) and seconds < budget.seconds
@@ -70,27 +65,6 @@ def changes(config: Config) -> list[str]:
     """What differs from the flags of the start before, as `flag old -> new`; nothing for a new run."""
     before = saved_flags(config.run.run_directory)
     return changed_flags({name: value for name, value in before.items() if name not in LOCATION}, config.to_flat())
-
-
-def journal(
-    config: Config, seed: int, changed: list[str], env_steps: list[int], measured: Mapping[str, Any] | None = None
-) -> None:
-    """Store the flags of this start, and what has changed, at which env steps of each policy; and what was measured.
-
-    Raises:
-        ResourceError: the disk does not take it.
-    """
-    flat = config.to_flat() | {"seed": seed}
-    directory = config.run.run_directory
-    stored = flat | ({MEASURED: measured} if measured else {})
-    start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": flat}
-    try:
-        write_json_atomic(directory / CONFIG_FILE, stored)
-        append_json_line(directory / HISTORY_FILE, start)
-    except OSError as error:
-        raise ResourceError(f"cannot write the configuration to {directory}: {error.strerror}") from error
-    if changed:
-        log.info("changed: %s", ", ".join(changed))
 
 
 def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | None:
@@ -106,27 +80,12 @@ def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | No
         return None
 
 
-def begun_at(directory: Path) -> float:
-    """When a run began (seconds since 1970), which tells it from others of its name; 0 if its history does not say."""
-    try:
-        with open_own(directory / HISTORY_FILE) as history:
-            begun = json.loads(history.readline())["time"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return 0.0
-    return float(begun) if is_number(begun) else 0.0
-
-
 def seed_of_resumed(directory: Path, seed: int) -> int:
     """The seed of a start that resumes: derived from that of the run, another one each time.
 
     With the same one, environments would play the same episodes again after each interruption.
     """
-    try:
-        with open_own(directory / HISTORY_FILE) as history:
-            starts = sum(1 for _ in history)
-    except OSError:
-        starts = 0
-    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], starts))
+    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], count_starts(directory)))
     return int(seeds.generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -157,7 +116,8 @@ def fill(
     plain = {name: value for name, value in model.layout.numbers.items() if name in flags_changed}
     resumed = resume(config.run.run_directory, blocks, model.table, model.layout, plain)
     begin_from(config, blocks, model)
-    journal(config, seed, changed, [int(state.get("env_steps", 0)) for state in resumed], measured)
+    env_steps = [int(state.get("env_steps", 0)) for state in resumed]
+    journal(config.run.run_directory, config.to_flat() | {"seed": seed}, changed, env_steps, measured)
     return resumed
 
 
@@ -188,12 +148,12 @@ def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription
     log.info("starting from the weights of %s", loaded.found.path)
 
 
-def _load_source(parent: Path) -> checkpoint_files.Loaded:
-    """The newest checkpoint of a policy, or the best in its folder of best ones."""
-    if parent.name == BEST_DIRECTORY:
-        loaded = load_best(parent, str(saved_flags(parent.parents[1]).get("save_best_metric")), decode)
+def _load_source(source: Source) -> checkpoint_files.Loaded:
+    """The newest checkpoint of a policy, or the best of its best ones."""
+    if source.best:
+        loaded = load_best(source.checkpoints, str(saved_flags(source.run.path).get("save_best_metric")), decode)
     else:
-        loaded = checkpoint_files.load(parent, check=decode)
+        loaded = checkpoint_files.load(source.checkpoints, check=decode)
     assert loaded is not None, "find_source has seen a checkpoint"
     return loaded
 

@@ -9,14 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.run.folder import CONFIG_FILE, folders
+from algorithms.run.folder import folders
 from algorithms.runtime.config import ENDLESS
 from utils.errors import UsageError
 from utils.files import open_own, read_mapping
-from utils.run_folder import STATUS_FILE
+from utils.run_folder import RunFolder
 from utils.values import is_number
-
-METRICS_FILE = "metrics.jsonl"
 
 RETURN = "reward/mean"
 
@@ -58,15 +56,16 @@ def summaries(group: Path) -> list[RunSummary]:
 
 def summary(directory: Path) -> RunSummary | None:
     """What a run directory says; None if it is none."""
-    times = [_changed(directory / name) for name in (CONFIG_FILE, STATUS_FILE, METRICS_FILE)]
+    folder = RunFolder(directory)
+    times = [_changed(path) for path in (folder.config, folder.status, folder.metrics)]
     if times[0] is None and times[1] is None:
         return None
-    config, status = _mapping(directory / CONFIG_FILE), _mapping(directory / STATUS_FILE)
+    config, status = _mapping(folder.config), _mapping(folder.status)
     damaged = config is None or status is None
     config, status = config or {}, status or {}
-    last = last_records(directory / METRICS_FILE)
+    last = last_records(folder.metrics)
     env_steps = _env_steps(status, last)
-    state = "damaged" if damaged else _state(_text(status.get("state")), directory)
+    state = "damaged" if damaged else _state(_text(status.get("state")), folder)
     last_return = max(_last_returns(status, last), default=None)
     return RunSummary(
         name=directory.name,
@@ -76,15 +75,15 @@ def summary(directory: Path) -> RunSummary | None:
         env_steps=env_steps,
         share=_share(config, status, env_steps),
         seconds_left=_number(status.get("seconds_left")) if state == "training" else None,
-        best_return=_best_return(directory, last_return),
+        best_return=_best_return(folder, last_return),
         last_return=last_return,
         active=max(changed for changed in times if changed is not None),
     )
 
 
-def _state(stored: str | None, directory: Path) -> str:
+def _state(stored: str | None, folder: RunFolder) -> str:
     """What the run last said of itself, unless it is not alive to say that it has ended."""
-    if stored in LIVING_STATES and not _is_held(directory / ".lock"):
+    if stored in LIVING_STATES and not _is_held(folder.lock):
         return "crashed"
     return stored or "unknown"
 
@@ -161,10 +160,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _best_return(directory: Path, last: float | None) -> float | None:
+def _best_return(folder: RunFolder, last: float | None) -> float | None:
     """The best mean return so far: as the best checkpoints say, else by looking at all reports; or else the last."""
-    kept = [value for path in directory.glob("checkpoint_p*/best/ckpt_*") if (value := _kept_return(path)) is not None]
-    best = max(kept or _reported_returns(directory / METRICS_FILE), default=last)
+    paths = (path for policy in folder.policies() for path in folder.checkpoints(policy, "best").glob("ckpt_*"))
+    kept = [value for path in paths if (value := _kept_return(path)) is not None]
+    best = max(kept or _reported_returns(folder.metrics), default=last)
     return best if last is None or best is None else max(best, last)
 
 

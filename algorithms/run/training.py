@@ -18,12 +18,12 @@ from algorithms.run.main import Run
 from algorithms.runtime.callbacks import Callbacks
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import named
-from algorithms.runtime.monitor.overview import read_status
 from algorithms.runtime.processes import fork_server
 from algorithms.runtime.runner import Runner, Turns
 from utils import machine
 from utils.errors import Interrupted, ResourceError, StopNow, Terminated, UsageError
 from utils.flags import flattened
+from utils.run_folder import RunFolder
 from utils.values import shown
 
 SAVE_SECONDS = 60.0
@@ -301,7 +301,7 @@ def _given(config: Config | Mapping[str, object] | None, flags: Mapping[str, obj
 
 def _report_of(directory: Path) -> Report:
     """What the status of a run that does nothing now says of it."""
-    status = read_status(directory)
+    status = RunFolder(directory).read_status()
     totals = status.get("totals", {})
     means = tuple(status.get("return_mean", ()))
     return Report(float(status.get("seconds", 0.0)), totals.get("env_steps", 0), totals.get("samples", 0), means, ())

@@ -22,6 +22,7 @@ from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from utils import checkpoint_files
 from utils.errors import AppoError, CheckpointError, NumericsError
+from utils.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ class Checkpointing:
         self, directory: Path, config: RunConfig, blocks: list[StateBlock], table: Table, monitor: Monitor
     ) -> None:
         self.config, self.blocks, self.table, self.monitor = config, blocks, table, monitor
-        self.directories = [directory / f"checkpoint_p{policy}" for policy in range(len(blocks))]
-        self._best = [Best(parent, config) for parent in self.directories]
+        self.folder = RunFolder(directory)
+        self._best = [Best(self.folder.checkpoints(policy, "best"), config) for policy in range(len(blocks))]
         self._writer = _new_writer()
         self._pending: dict[int, Future[None]] = {}
         self._saved_steps: dict[int, int] = {}
@@ -123,7 +124,7 @@ class Checkpointing:
             log.warning("checkpoint of policy %d not saved, will be tried again: %s", order.policy, error)
 
     def _save(self, order: "_Order") -> None:
-        policy, parent = order.policy, self.directories[order.policy]
+        policy, parent = order.policy, self.folder.checkpoints(order.policy)
         state = self.blocks[policy].read()
         if state is None:
             return
@@ -137,7 +138,7 @@ class Checkpointing:
             self._saved_steps[policy] = steps
             log.info("saved %s", path)
         if "milestone" in order.kinds:
-            checkpoint_files.save(parent / "milestones", name, encode(state, self.table))
+            checkpoint_files.save(self.folder.checkpoints(policy, "milestone"), name, encode(state, self.table))
         same_weights = (Traits.in_state(state.meta) or Traits()).adoptions == order.progress.get("adoptions", 0)
         if "best" in order.kinds and order.better is not None and same_weights:
             best = self._best[policy]
@@ -182,19 +183,20 @@ def resume(
         CheckpointError: there are checkpoints and none verifies. Nothing is started from scratch then.
         UsageError: it belongs to another model.
     """
-    return [_resume(policy, directory, block, table, layout, changed or {}) for policy, block in enumerate(blocks)]
+    folder = RunFolder(directory)
+    return [_resume(policy, folder, block, table, layout, changed or {}) for policy, block in enumerate(blocks)]
 
 
 def _resume(
     policy: int,
-    directory: Path,
+    folder: RunFolder,
     block: StateBlock,
     table: Table,
     layout: StateLayout,
     changed: Mapping[str, object],
 ) -> dict[str, Any]:
-    parent = directory / f"checkpoint_p{policy}"
-    for place in (parent, parent / "milestones"):
+    parent = folder.checkpoints(policy)
+    for place in (parent, folder.checkpoints(policy, "milestone")):
         checkpoint_files.clean_temporaries(place)
     loaded = checkpoint_files.load(parent, check=lambda files: decode(files, table, layout))
     if loaded is None:
@@ -213,8 +215,6 @@ def _resume(
 # The best policy of a run so far: when there is a new one, and where it is kept.
 
 
-DIRECTORY = "best"
-
 KEY = "best"  # in state.json: which metric, and its value
 
 
@@ -222,12 +222,12 @@ class Best:
     """The best checkpoint of one policy, alone in a directory of its own; a later start knows how good it is.
 
     Args:
-        directory: of the policy's checkpoints.
+        directory: of the policy's best checkpoints.
         config: of the run.
     """
 
     def __init__(self, directory: Path, config: RunConfig) -> None:
-        self.directory, self.config = directory / DIRECTORY, config
+        self.directory, self.config = directory, config
         self.value = self._kept()
 
     def better(self, progress: PolicyProgress) -> float | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.flags import flag
+from utils.run_folder import RunFolder
 
 ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # limits from which on there is none
 
@@ -85,9 +86,14 @@ class RunConfig:
         return Path(self.train_dir, self.experiments_root, self.experiment)
 
     @property
+    def folder(self) -> RunFolder:
+        """Where everything of the run lies."""
+        return RunFolder(self.run_directory)
+
+    @property
     def incidents(self) -> Path:
         """Where is written what went wrong, whatever becomes of the working directory."""
-        return self.run_directory.absolute() / "incidents"
+        return self.folder.incidents.absolute()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from algorithms.ops.numpy_twins import ActionSampler, is_supported, most_probabl
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import (
     EVALUATED_METRIC,
-    FOLDERS,
     Acts,
     Player,
     Run,
@@ -31,7 +30,6 @@ from algorithms.run.config import Config
 from algorithms.run.folder import find_run_folder
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import read_plain
-from algorithms.runtime.monitor.overview import read_status
 from algorithms.tools.enjoy import play_run
 from algorithms.tools.flags import EvaluateConfig
 from envs.spec import EnvSpec, GroupEnv
@@ -40,6 +38,7 @@ from utils.command_line import say
 from utils.errors import CheckpointError, EnvironmentFailure, ResourceError, UsageError
 from utils.hashed_files import Content
 from utils.metrics import MetricsLog
+from utils.run_folder import RunFolder
 from utils.tensorboard import EventWriter
 
 MODES = {"sampled": False, "most_probable": True}
@@ -121,21 +120,22 @@ class Evaluator:
     def __init__(self, directory: Path, config: EvaluateConfig) -> None:
         self.directory, self.config = directory, config
         self.settings = {name: getattr(config, name) for name in SETTINGS}
-        self.results = directory / "eval"
+        self.folder = RunFolder(directory)
         self._seen: dict[int, str] = {}
         self._envs: GroupEnv | None = None
         self._log: MetricsLog | None = None
         self._writers: dict[int, EventWriter] = {}
-        self._filming = Filming(self.results / "videos", config.video_every_min)
+        self._filming = Filming(self.folder.videos, config.video_every_min)
 
     def __enter__(self) -> Self:
+        place = self.folder.evaluation
         try:
-            self.results.mkdir(exist_ok=True)
-            self._log = MetricsLog(self.results / "results.jsonl")
+            place.mkdir(exist_ok=True)
+            self._log = MetricsLog(self.folder.results)
         except OSError as error:
             if self.config.every_sec:  # nobody may be there to read what is printed
-                raise ResourceError(f"cannot write {self.results}: {error.strerror}") from None
-            sys.stderr.write(f"warning: results are not kept: cannot write {self.results}: {error.strerror}\n")
+                raise ResourceError(f"cannot write {place}: {error.strerror}") from None
+            sys.stderr.write(f"warning: results are not kept: cannot write {place}: {error.strerror}\n")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -162,7 +162,7 @@ class Evaluator:
                 time.sleep(min(left, LONGEST_SLEEP_SECONDS))
 
     def _is_living(self) -> bool:
-        return read_status(self.directory).get("state") in LIVING_STATES
+        return self.folder.read_status().get("state") in LIVING_STATES
 
     def look(self) -> list[Evaluation]:
         """Evaluate what is new since the last look.
@@ -170,12 +170,10 @@ class Evaluator:
         Raises:
             UsageError, CheckpointError, EnvironmentFailure: as `evaluate`.
         """
-        parents = {path.name[12:]: path for path in self.directory.glob("checkpoint_p*")}
-        policies = sorted(int(number) for number in parents if number.isdecimal())
-        return [one for policy in policies for one in self._look_at(policy, parents[str(policy)])]
+        return [one for policy in self.folder.policies() for one in self._look_at(policy)]
 
-    def _look_at(self, policy: int, parent: Path) -> list[Evaluation]:
-        newest = max((path.name for path in parent.glob("ckpt_*")), default=None)
+    def _look_at(self, policy: int) -> list[Evaluation]:
+        newest = max((path.name for path in self.folder.checkpoints(policy).glob("ckpt_*")), default=None)
         if newest is None or newest == self._seen.get(policy):
             return []
         self._seen[policy] = newest
@@ -189,7 +187,7 @@ class Evaluator:
             self._log.append(one._asdict() | {"seed": self.config.seed, "env_kwargs": self.config.env_kwargs})
         self._show(policy, found)
         (chosen,) = (one for one in found if one.mode == self.config.best_by)
-        self._keep_if_best(parent / FOLDERS["best_evaluated"], run, chosen)
+        self._keep_if_best(self.folder.checkpoints(policy, "best_evaluated"), run, chosen)
         if self._filming.is_due(policy):
             played = run._replace(config=_overrule(run.config, self.config))
             self._filming.film(played, self._flags(policy, deterministic=True), self.config.seed)
@@ -219,7 +217,7 @@ class Evaluator:
     def _show(self, policy: int, found: list[Evaluation]) -> None:
         """TensorBoard's curves."""
         if policy not in self._writers:
-            self._writers[policy] = EventWriter(self.results / ".summary" / f"p{policy}")
+            self._writers[policy] = EventWriter(self.folder.evaluation_summaries(policy))
         tags = {f"eval/{one.mode}_{name}": getattr(one, name) for one in found for name in ("mean", "low", "high")}
         self._writers[policy].add(found[0].env_steps, tags)
 

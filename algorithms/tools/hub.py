@@ -21,7 +21,7 @@ from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Run, find_run
 from algorithms.run.config import FLAGS, Config, find_preset
 from algorithms.run.defaults import BY_KIND
-from algorithms.run.folder import CONFIG_FILE, find_run_folder, saved_flags
+from algorithms.run.folder import find_run_folder, saved_flags
 from algorithms.runtime.memory.learner_state import decode, read_plain
 from algorithms.runtime.monitor.wandb import PLACES
 from algorithms.tools.flags import HubConfig
@@ -29,16 +29,16 @@ from utils import checkpoint_files
 from utils.command_line import say, words_of_flag
 from utils.errors import CheckpointError, ResourceError, UsageError
 from utils.files import replace_directory
+from utils.run_folder import CHECKPOINTS, CONFIG_FILE, PAGE_FILE, RunFolder
 from utils.values import shown
 
-CARD = "README.md"
 CHECKPOINT_FILES = r"MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json"
+TEXTS = (PAGE_FILE, CONFIG_FILE)
+"""Those that hold words of the user; in a checkpoint are numbers."""
 ALLOWED = re.compile(
-    rf"README\.md|config\.json|replay\.(mp4|gif)|checkpoint_p\d{{1,4}}/ckpt_\d{{12}}/({CHECKPOINT_FILES})"
+    rf"{'|'.join(map(re.escape, TEXTS))}|replay\.(mp4|gif)|{CHECKPOINTS}\d{{1,4}}/ckpt_\d{{12}}/({CHECKPOINT_FILES})"
 )
 """All names that are uploaded or downloaded: text, JSON, safetensors and videos, none of which can run code."""
-TEXTS = (CARD, CONFIG_FILE)
-"""Those that hold words of the user; in a checkpoint are numbers."""
 ABSOLUTE_PATH = re.compile(r"""(?:^|[\s"'=,(\[])((?:/|~/|[A-Za-z]:\\)[\w.+-]+[/\\][^\s"',)\]]*)""", re.MULTILINE)
 MOST_BYTES = 4 << 30
 
@@ -72,7 +72,7 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
         UsageError: the folder exists, there is no such video, or a text in it names a folder or the machine.
         ResourceError: the checkpoint cannot be written. Whatever is raised, no new folder is left.
     """
-    source = find_run_folder(config.run, Path(config.train_dir))
+    source, bundle = find_run_folder(config.run, Path(config.train_dir)), RunFolder(folder)
     run = find_run(
         EvaluationConfig(
             train_dir=str(source.parent),
@@ -88,11 +88,11 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
             folder.mkdir(parents=True)
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             flags = {name: value for name, value in run.config.to_flat().items() if name not in PLACES}
-            (folder / CONFIG_FILE).write_text(json.dumps(flags, indent=2) + "\n", encoding="utf-8")
-            checkpoint_files.save(folder / f"checkpoint_p{config.policy_index}", run.checkpoint.name, dict(run.files))
+            bundle.config.write_text(json.dumps(flags, indent=2) + "\n", encoding="utf-8")
+            checkpoint_files.save(bundle.checkpoints(config.policy_index), run.checkpoint.name, dict(run.files))
             if config.video:
                 shutil.copyfile(config.video, folder / f"replay{Path(config.video).suffix.lower()}")
-            (folder / CARD).write_text(model_card(run, config), encoding="utf-8")
+            bundle.page.write_text(model_card(run, config), encoding="utf-8")
             _refuse_leaks(folder)
             undo.pop_all()
     except OSError as error:
@@ -267,7 +267,7 @@ def _examine(folder: Path) -> str:
         CheckpointError: a checkpoint is damaged, or is something else than it says.
     """
     run = Config.from_flat(saved_flags(folder))
-    parents = sorted(folder.glob("checkpoint_p*"))
+    parents = RunFolder(folder).checkpoint_folders()
     if not parents:
         raise CheckpointError("there is no checkpoint in it")
     for parent in parents:

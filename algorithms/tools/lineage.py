@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algorithms.population.lineage import LINEAGE_FILE, Event, numbers_of, read_events
+from algorithms.population.lineage import Event, numbers_of, read_events
 from algorithms.run.folder import find_run
 from algorithms.tools.flags import LineageConfig
 from utils.command_line import say
 from utils.errors import UsageError
 from utils.files import replaced_when_whole
+from utils.run_folder import LINEAGE_FILE, RunFolder
 from utils.values import is_number, shown
 
 INCHES_PER_LANE = 0.45
@@ -29,7 +30,7 @@ def lineage(config: LineageConfig) -> int:
         raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
     for line in describe(events):
         say(line)
-    path = Path(config.output) if config.output else run / "lineage.png"
+    path = Path(config.output) if config.output else RunFolder(run).lineage_picture
     draw(events, path)
     say(f"drawn: {path}")
     return 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.episodes import Episode
-from algorithms.playing.player import FOLDERS, Player, Run, find_run, load_player, make_envs, play
+from algorithms.playing.player import Player, Run, find_run, load_player, make_envs, play
 from algorithms.population.matchmaking import sides_of
 from algorithms.run.folder import find_run_folder
 from algorithms.runtime.memory.arena import Array
@@ -26,6 +26,7 @@ from envs.spec import EnvSpec
 from utils import checkpoint_files, machine
 from utils.command_line import say
 from utils.errors import UsageError
+from utils.run_folder import CHECKPOINT_FOLDERS, RunFolder
 from utils.values import shown
 
 KINDS = ("latest", "best", "best_evaluated")
@@ -117,7 +118,7 @@ def find_side(text: str, policy: int, config: MatchConfig) -> Run:
         load_checkpoint_kind=which if kept else "latest",
     )
     run = find_run(flags)
-    return run if kept else _near(run, directory / f"checkpoint_p{policy}", int(which))
+    return run if kept else _near(run, policy, int(which))
 
 
 def _flags(config: MatchConfig) -> EvaluationConfig:
@@ -125,13 +126,14 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
     return EvaluationConfig(max_num_episodes=config.episodes, deterministic=config.deterministic, no_render=True)
 
 
-def _near(run: Run, parent: Path, env_steps: int) -> Run:
+def _near(run: Run, policy: int, env_steps: int) -> Run:
     """The run with another checkpoint: the one nearest to so many env steps, of whatever kind.
 
     Raises:
         CheckpointError: it cannot be used.
     """
-    kept = [found for folder in FOLDERS.values() for found in checkpoint_files.listed(parent / folder)]
+    places = (RunFolder(run.directory).checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
+    kept = [found for place in places for found in checkpoint_files.listed(place)]
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
     return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest))
 

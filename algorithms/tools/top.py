@@ -13,8 +13,8 @@ from typing import Any, TypeGuard
 from algorithms.run.folder import find_run
 from algorithms.run.summary import LIVING_STATES, RunSummary, last_records, summaries, summary
 from algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants_colour
-from algorithms.runtime.monitor.curves import METRICS_FILE, ReturnTraces
-from algorithms.runtime.monitor.overview import Overview, read_status
+from algorithms.runtime.monitor.curves import ReturnTraces
+from algorithms.runtime.monitor.overview import Overview
 from algorithms.runtime.monitor.panel import Snapshot, draw, render
 from algorithms.runtime.monitor.performance import Performance, RoleTimes
 from algorithms.runtime.monitor.terminal import Screen
@@ -24,6 +24,7 @@ from algorithms.tools.runs import age
 from utils.command_line import say
 from utils.errors import UsageError
 from utils.files import open_own
+from utils.run_folder import RunFolder
 from utils.timing import PHASES
 from utils.values import is_number, shown
 
@@ -56,7 +57,7 @@ class Watched:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.directory, self.folder = directory, RunFolder(directory)
         self._traces = ReturnTraces()
         self._read_bytes = 0
         self._found: RunSummary | None = None
@@ -64,11 +65,11 @@ class Watched:
     def look(self) -> Snapshot:
         """How it is now."""
         self._found = found = summary(self.directory)
-        status = read_status(self.directory)
+        status = self.folder.read_status()
         self._read_new_records()
         budget = status.get("budget")
         numbers = {name: value for name, value in budget.items() if is_number(value)} if _is_mapping(budget) else {}
-        overview = _overview(status, last_records(self.directory / METRICS_FILE), found)
+        overview = _overview(status, last_records(self.folder.metrics), found)
         env, state = (found.env or "?", found.state) if found else ("?", "gone")
         return Snapshot(self.directory.name, env, state, aim_of(numbers), overview, self._traces.best())
 
@@ -90,7 +91,7 @@ class Watched:
 
     def _read_new_records(self) -> None:
         """Take in the whole lines that have been added to its metrics since the last look."""
-        with contextlib.suppress(OSError), open_own(self.directory / METRICS_FILE) as file:
+        with contextlib.suppress(OSError), open_own(self.folder.metrics) as file:
             if file.seek(0, os.SEEK_END) < self._read_bytes:  # another run has taken its place
                 self._traces, self._read_bytes = ReturnTraces(), 0
             file.seek(self._read_bytes)

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from algorithms.runtime.roles import ROLES
 from tests import structure
 from tests.structure import ROOT, imported, name_of
+from utils import run_folder
 
 FILES = structure.files()
 MAX_LINES = {ast.Module: 600, ast.FunctionDef: 100, ast.AsyncFunctionDef: 100}
@@ -106,13 +108,95 @@ def test_wall_clock_times_are_only_labels() -> None:
     used = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if is_wall_clock(node)}
     assert used == {
         "algorithms.tools.runs",  # how long ago a run's status was written
-        "algorithms.run.resume",  # the journal of starts
+        "algorithms.run.folder",  # the journal of starts
         "algorithms.tools.top",  # the same
         "algorithms.tools.evaluate",  # compared with the times of files
         "algorithms.runtime.processes.janitor",  # the same
         "algorithms.runtime.monitor.overview",
         "utils.tensorboard",  # TensorBoard's events
     }
+
+
+# The names of files and folders in a run's folder.
+
+
+OWNER = Path(run_folder.__file__)
+PLAIN_WORDS = {"best", "best_evaluated", "past", "eval", "plots"}
+"""Names that are words of other things too: kinds of checkpoints, prefixes of tags, an extra."""
+LAYOUT = {
+    part
+    for name, value in vars(run_folder).items()
+    if name.isupper()
+    for text in (value.values() if isinstance(value, dict) else [value])
+    for part in (text, text.partition("/")[0])
+    if part
+}
+
+
+def test_the_layout_of_a_run_has_its_names() -> None:
+    expected = {
+        "config.json",
+        "status.json",
+        "metrics.jsonl",
+        "checkpoint_p",
+        ".summary",
+        "milestones",
+        "results.jsonl",
+    }
+    assert expected < LAYOUT
+    assert PLAIN_WORDS < LAYOUT
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path != OWNER], ids=name_of)
+def test_only_one_file_names_what_a_run_folder_holds(path: Path) -> None:
+    assert names_of_layout(ast.parse(path.read_text())) == []
+
+
+def names_of_layout(tree: ast.AST) -> list[str]:
+    """Return the strings that name a part of a run's folder; docstrings and texts, which contain a blank, do not."""
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = {}
+    for node, in_path in strings(tree):
+        if id(node) not in bare and " " not in node.value:
+            names = LAYOUT if in_path else LAYOUT - PLAIN_WORDS
+            if node.value.startswith(tuple(names)) or run_folder.CHECKPOINTS in node.value:
+                found[id(node)] = f"{node.lineno}: {node.value}"
+    return list(found.values())
+
+
+def strings(tree: ast.AST) -> Iterator[tuple[ast.Constant, bool]]:
+    """Yield every string, and again as one in a path where it is joined by a slash or an argument of what joins."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node, False
+        in_path: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            in_path = [node.right]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Path", ".joinpath", "glob")):
+            in_path = node.args
+        for part in in_path:
+            yield from ((n, True) for n in ast.walk(part) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ('directory / "config.json"', True),
+        ('NAME = "status.json"', True),
+        ('f"checkpoint_p{policy}"', True),
+        ('pattern = r"a|checkpoint_p\\d"', True),
+        ('directory / "best"', True),
+        ('parent / ("best" if best else "")', True),
+        ('Path(directory, "eval")', True),
+        ('directory.glob("plots/*.png")', True),
+        ('load(kind="best")', False),
+        ('f"eval/{tag}"', False),
+        ('flag("written to metrics.jsonl and eval/")', False),
+        ('"config.json"', False),  # a docstring
+    ],
+)
+def test_names_of_a_run_folder_are_found(code: str, found: bool) -> None:
+    assert bool(names_of_layout(ast.parse(code))) == found
 
 
 WITHOUT_END = {

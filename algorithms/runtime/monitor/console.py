@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from algorithms.runtime.config import ENDLESS, LoggingConfig
-from algorithms.runtime.monitor.curves import METRICS_FILE, ReturnTraces
+from algorithms.runtime.monitor.curves import ReturnTraces
 from algorithms.runtime.monitor.overview import Overview
 from algorithms.runtime.monitor.terminal import Screen
 from utils.metrics import duration, read_metrics, short_number
+from utils.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class LivePanel:
         from algorithms.runtime.monitor.panel import Snapshot, draw, render
 
         if self._screen is None or self._traces is None:
-            self._traces = ReturnTraces(read_metrics(self._title.run / METRICS_FILE))
+            self._traces = ReturnTraces(read_metrics(RunFolder(self._title.run).metrics))
             self._screen = self._open_screen()
         overview, title = look(now), self._title
         for record in overview.policies:

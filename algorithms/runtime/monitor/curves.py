@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from utils.metrics import read_metrics, without_lost
+from utils.run_folder import RunFolder
 from utils.values import is_number
 
-METRICS_FILE = "metrics.jsonl"
 RETURN = "reward/mean"
 LONGEST_TRACE = 4096  # points; of a longer one every second is forgotten
 
@@ -35,7 +35,7 @@ def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
         UsageError: its metrics cannot be read.
     """
     curves: dict[object, list[Point]] = {}
-    for record in without_lost(read_metrics(directory / METRICS_FILE)):
+    for record in without_lost(read_metrics(RunFolder(directory).metrics)):
         value, env_steps, seconds = (record.get(name) for name in (tag, "env_steps", "elapsed_seconds"))
         if is_number(value) and is_number(env_steps) and is_number(seconds):
             curves.setdefault(record["policy"], []).append(Point(env_steps, seconds / 3600, value))

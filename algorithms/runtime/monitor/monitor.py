@@ -25,6 +25,7 @@ from algorithms.runtime.monitor.wandb import Tracker
 from utils.logging import recent_warnings
 from utils.machine import core_time
 from utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
+from utils.run_folder import RunFolder
 from utils.tensorboard import EventWriter
 
 FIRST_SUMMARY_SECONDS = 0.25
@@ -68,9 +69,9 @@ class Monitor:
         self.times: dict[str, ProcessTimes] = {}
         self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
         self.tracker: Tracker | None = None
-        path = directory / "metrics.jsonl"
-        first_start = not (path.exists() and path.stat().st_size)
-        self.metrics_log = MetricsLog(path)
+        folder = RunFolder(directory)
+        first_start = not (folder.metrics.exists() and folder.metrics.stat().st_size)
+        self.metrics_log = MetricsLog(folder.metrics)
         self.writers: list[EventWriter] = []
         self.started = time.monotonic()
         self.elapsed_before = max(float(s.get("progress", {}).get("elapsed_seconds", 0)) for s in resumed)
@@ -81,9 +82,9 @@ class Monitor:
             if config.tensorboard:
                 # Earlier files may hold what a crash took back; it would be a second curve beside the new one.
                 purge_step = int(state["env_steps"]) if state else None if first_start else 0
-                self.writers.append(EventWriter(directory / ".summary" / f"p{policy}", purge_step=purge_step))
+                self.writers.append(EventWriter(folder.summaries(policy), purge_step=purge_step))
                 if state and not first_start:
-                    self._show_again(policy, path)
+                    self._show_again(policy, folder.metrics)
         self._played = self._ended = False  # an episode of this start has; this start has
         self._summary_interval = FIRST_SUMMARY_SECONDS
         self._next_summary = self.started + FIRST_SUMMARY_SECONDS

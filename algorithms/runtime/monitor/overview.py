@@ -11,9 +11,8 @@ from typing import Any
 
 from algorithms.runtime.monitor.performance import Performance
 from utils import machine
-from utils.errors import UsageError
-from utils.files import read_mapping, write_json_atomic
-from utils.run_folder import STATUS_FILE
+from utils.files import write_json_atomic
+from utils.run_folder import RunFolder
 
 MEMORY_SECONDS = 10.0  # between looks at the memory of all processes
 
@@ -96,7 +95,7 @@ class Status:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / STATUS_FILE
+        self.path = RunFolder(directory).status
         self.counters: Callable[[], Mapping[str, object]] = dict
         self.budget: dict[str, float | None] = {}
         self._due = -math.inf
@@ -118,11 +117,3 @@ class Status:
             write_json_atomic(
                 self.path, {"totals": {}, "return_mean": [], **status, "budget": self.budget}, durable=durable
             )
-
-
-def read_status(directory: Path) -> dict[str, Any]:
-    """What was last written; {} where there is nothing that can be read."""
-    try:
-        return read_mapping(directory / STATUS_FILE, own=True)
-    except UsageError:
-        return {}

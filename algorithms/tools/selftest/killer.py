@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from algorithms.runtime.roles import MAIN
+from utils.run_folder import LOGS
 
 MARKER = "APPO_RUN_MARKER"
 POLL_SECONDS = 0.02
@@ -47,7 +48,7 @@ def role_of(pid: int) -> str:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return "ended"
-    if log.parent.name == "logs":
+    if log.parent.name == LOGS:
         return log.stem
     return next((name for word, name in WORDS.items() if word in command), "starting")
 

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
-from algorithms.runtime.monitor.overview import read_status
 from algorithms.tools.flags import SelftestConfig
 from algorithms.tools.selftest.invariants import (
     LASTING,
@@ -26,6 +25,7 @@ from algorithms.tools.selftest.invariants import (
 from algorithms.tools.selftest.killer import MARKER, POLL_SECONDS, Storm, StormError, kill, processes_of
 from utils.command_line import own_command, say
 from utils.metrics import read_metrics, without_lost
+from utils.run_folder import RunFolder
 
 FLAGS = (
     "--env=toy/Corridor-v0",
@@ -71,7 +71,7 @@ class Run:
 
     def __init__(self, folder: Path, config: SelftestConfig) -> None:
         self.directory, self.marker = folder / "run", uuid4().hex
-        self.records_before = len(read_metrics(self.directory / "metrics.jsonl"))
+        self.records_before = len(read_metrics(RunFolder(self.directory).metrics))
         self._log_path = folder / f"output_{self.marker}.txt"
         # Should this process be killed, the run ends by itself.
         limits = (f"--seed={config.seed}", f"--train_for_seconds={LIMIT_SECONDS * (5 + config.kills)}")
@@ -110,7 +110,7 @@ class Run:
 
     def records(self) -> list[dict[str, Any]]:
         """What this start has written to metrics.jsonl."""
-        return read_metrics(self.directory / "metrics.jsonl")[self.records_before :]
+        return read_metrics(RunFolder(self.directory).metrics)[self.records_before :]
 
     def best_return(self) -> float:
         """The highest mean return that was reported."""
@@ -216,13 +216,13 @@ def check_ctrl_c(run: Run) -> Outcome:
 
 def check_history(directory: Path, last: Run, promised: Sequence[tuple[Path, int]], kills: int) -> Iterator[Outcome]:
     """What all of it has left behind."""
-    wrong = lost_checkpoints(path for path, _ in promised)
+    folder, wrong = RunFolder(directory), lost_checkpoints(path for path, _ in promised)
     yield Outcome("every checkpoint said to be saved is good", wrong, f"{len(promised)} of {len(promised)}")
     records = last.records()
-    everything = without_lost(read_metrics(directory / "metrics.jsonl"))
+    everything = without_lost(read_metrics(folder.metrics))
     wrong = [*find_falling(records), *find_falling(everything, LASTING)]
     yield Outcome("no counter and no version falls", wrong, f"in {len(records)} records")
-    totals: Mapping[str, int] = read_status(directory)["totals"]
+    totals: Mapping[str, int] = folder.read_status()["totals"]
     wrong = find_unaccounted(records[0], totals, tolerance(kills))
     seen = f"{totals['samples']} trained on, {totals['discarded']} discarded, {totals['restarts']} restarts"
     yield Outcome("every step is accounted for", wrong, seen)

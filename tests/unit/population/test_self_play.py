@@ -168,7 +168,7 @@ def test_results_make_win_rates_and_ratings(tmp_path: Path) -> None:
     pool.learned(200)
     assert pool.play.opponents[-1].rating == shown["rating"]
     pool.play.close()
-    (last,) = PastVersions(tmp_path / "run" / "checkpoint_p0", TABLE).load(200, 1)
+    (last,) = PastVersions(tmp_path / "run" / "checkpoint_p0" / "past", TABLE).load(200, 1)
     assert (last.env_steps, last.rating) == (200, shown["rating"])
 
 

@@ -20,8 +20,8 @@ from algorithms.run.defaults import (
     preset_of_numbers,
     told,
 )
+from algorithms.run.folder import journal
 from algorithms.run.page import command_line
-from algorithms.run.resume import journal
 from algorithms.run.training import _given
 from envs import presets as env_presets
 from envs.presets import MANY_NUMBERS
@@ -165,7 +165,7 @@ def test_a_preset_wins_whole(env: str) -> None:
 def test_a_saved_run_stays_as_it_is() -> None:
     config = config_of("--experiment=a", "--gamma=0.5")
     config.run.run_directory.mkdir(parents=True)
-    journal(config, 5, [], [0])
+    journal(config.run.run_directory, config.to_flat() | {"seed": 5}, [], [0])
     again, origins = resolve(parse_train_flags(["--experiment=a", "--ppo_epochs=2"]))
     assert again.undecided == frozenset()
     found = completed(again, spec())
@@ -175,7 +175,7 @@ def test_a_saved_run_stays_as_it_is() -> None:
     # A run that was begun with the defaults of a version that knew no kinds.
     old = Config.from_flat({"env": "my.games:Maze", "experiment": "b"})
     old.run.run_directory.mkdir(parents=True)
-    journal(old, 5, [], [0])
+    journal(old.run.run_directory, old.to_flat() | {"seed": 5}, [], [0])
     found = completed(resolve(parse_train_flags(["--experiment=b"]))[0], spec())
     assert (found.model.use_rnn, found.learning.learning_rate, found.model.hidden_size) == (True, 1e-4, 512)
 

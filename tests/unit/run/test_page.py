@@ -7,8 +7,9 @@ import pytest
 
 from algorithms.run import page
 from algorithms.run.config import Config, parse_train
-from algorithms.run.page import CURVE_FILE, PAGE_FILE, command_line, leave_page
+from algorithms.run.page import command_line, leave_page
 from tests.unit.run.test_summary import reports, write_run
+from utils.run_folder import CURVE_FILE, PAGE_FILE
 
 STATUS: dict[str, Any] = {
     "state": "finished",

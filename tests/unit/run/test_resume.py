@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 
 from algorithms.run.config import Config, parse_train
-from algorithms.run.folder import find_source, old_run_out_of_the_way, refuse_unwritable, remove_old, saved_flags
+from algorithms.run.folder import (
+    find_source,
+    journal,
+    old_run_out_of_the_way,
+    refuse_unwritable,
+    remove_old,
+    saved_flags,
+)
 from algorithms.run.plan import ModelDescription
 from algorithms.run.resume import (
     begin_from,
     changes,
     finished_before,
-    journal,
     measured_before,
     seed_of_leg,
     seed_of_resumed,
@@ -58,8 +64,14 @@ def started(*words: str, env_steps: int = 0) -> Config:
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     (directory / ".lock").touch()
     write_json_atomic(directory / "status.json", {"state": "starting"})
-    journal(config, 5, changes(config), [env_steps])
+    write_down(config, changes(config), [env_steps])
     return config
+
+
+def write_down(
+    config: Config, changed: list[str], env_steps: list[int], measured: dict[str, Any] | None = None
+) -> None:
+    journal(config.run.run_directory, config.to_flat() | {"seed": 5}, changed, env_steps, measured)
 
 
 def state_at(env_steps: int, returns: tuple[float, ...] = ()) -> LearnerState:
@@ -193,7 +205,7 @@ def test_every_start_is_written_down_with_what_changed(caplog: pytest.LogCapture
     started("--learning_rate=0.001")
     with caplog.at_level("INFO"):
         config = flags("--learning_rate=0.0005", "--gamma=0.9", "--train_dir=./train_dir")
-        journal(config, 5, changes(config), [1234])
+        write_down(config, changes(config), [1234])
     assert caplog.messages == ["changed: learning_rate 0.001 -> 0.0005, gamma 0.99 -> 0.9"]
     lines = (config.run.run_directory / "config_history.jsonl").read_text().splitlines()
     first, second = (json.loads(line) for line in lines)
@@ -208,7 +220,7 @@ def test_what_was_measured_is_kept_beside_the_flags_and_used_for_the_same_work()
     costs, machine = Costs(((1, 0.5),), ((4, 0.25),), ((1, 1.0),), 7), {"cores": 2, "processor": "p"}
     config = started()
     assert measured_before(config, machine) is None
-    journal(config, 5, [], [0], {"machine": machine, "costs": costs.plain()})
+    write_down(config, [], [0], {"machine": machine, "costs": costs.plain()})
     assert measured_before(flags(), machine) == costs
     assert measured_before(flags("--learning_rate=0.5", "--num_workers=3"), machine) == costs
     assert measured_before(flags("--num_envs_per_worker=4"), machine) is None  # whose larger groups are not the same
@@ -231,7 +243,7 @@ def test_a_measurement_that_was_edited_is_made_again(measured: object) -> None:
 def test_a_disk_that_refuses_the_journal_is_one_line() -> None:
     config = flags()
     with pytest.raises(ResourceError, match="cannot write the configuration to train_dir/a: No such file"):
-        journal(config, 5, [], [0])
+        write_down(config, [], [0])
 
 
 def test_each_resuming_start_has_a_seed_of_its_own_that_follows_from_the_first() -> None:
@@ -329,7 +341,7 @@ def test_sources_are_named_by_run_policy_and_kind(tmp_path: Path) -> None:
         (f"{tmp_path}/train_dir/a:1", "checkpoint_p1"),
         ("train_dir/a", "checkpoint_p0"),
     ]:
-        assert find_source(text, group).resolve() == (run / place).resolve()
+        assert find_source(text, group).checkpoints.resolve() == (run / place).resolve()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from algorithms.runtime.budget import Budget
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import LearnerReport
 from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.overview import STATUS_SECONDS, Status, read_status
+from algorithms.runtime.monitor.overview import STATUS_SECONDS, Status
 from tests.unit.runtime.monitor.test_monitor import episodes
+from utils.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Monitor:
 
 def test_before_there_is_a_monitor_the_state_is_all(tmp_path: Path) -> None:
     Status(tmp_path).write("starting")
-    status = read_status(tmp_path)
+    status = RunFolder(tmp_path).read_status()
     assert status.pop("time") > 0
     assert status == {
         "state": "starting", "reason": "", "pid": os.getpid(), "totals": {}, "return_mean": [], "budget": {}
@@ -36,7 +37,7 @@ def test_it_holds_counters_returns_times_and_the_budget(tmp_path: Path, monitor:
     monitor.handle(LearnerReport(0, 3, {"env_steps": 400, "samples": 100, "discarded": 0, "updates": 2}, {}))
     monitor.handle(episodes((0, 1.0, 10), (0, 4.0, 30)))
     status.write("finished", "because")
-    found = read_status(tmp_path)
+    found = RunFolder(tmp_path).read_status()
     assert {name: found[name] for name in ("state", "reason", "seconds", "elapsed_seconds", "return_mean")} == {
         "state": "finished", "reason": "because", "seconds": 7.5, "elapsed_seconds": 7.5, "return_mean": [2.5]
     }  # fmt: skip
@@ -63,7 +64,7 @@ def test_while_training_it_is_refreshed_every_few_seconds_and_waits_for_no_disk(
         if (tmp_path / "status.json").stat().st_ino != before:
             written.append(tenth / 10)
     assert written == [0.0, STATUS_SECONDS, 2 * STATUS_SECONDS]
-    assert read_status(tmp_path)["state"] == "training"
+    assert RunFolder(tmp_path).read_status()["state"] == "training"
     monitor.close()
 
 
@@ -80,7 +81,7 @@ def test_a_full_disk_costs_nothing_but_the_status(
     monkeypatch.setattr(os, "replace", full)
     status.tick(1000.0)
     status.write("finished")
-    assert read_status(tmp_path)["state"] == "starting"
+    assert RunFolder(tmp_path).read_status()["state"] == "starting"
     assert not list(tmp_path.glob(".status*"))
     monitor.close()
 
@@ -89,4 +90,4 @@ def test_a_full_disk_costs_nothing_but_the_status(
 def test_what_cannot_be_read_is_no_status(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "status.json").write_text(content)
-    assert read_status(tmp_path) == ({"state": "finished"} if content == '{"state": "finished"}' else {})
+    assert RunFolder(tmp_path).read_status() == ({"state": "finished"} if content == '{"state": "finished"}' else {})
