@@ -10,7 +10,7 @@ from algorithms.run.config import Config
 from algorithms.run.resources import free_bytes
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories
+from algorithms.runtime.memory.slots import FinalObservations
 from algorithms.runtime.messages import Address, Worker
 from algorithms.runtime.processes import crash_recorder
 from algorithms.runtime.processes.process import ProcessPlan
@@ -29,7 +29,7 @@ LEAST_GROWTH_BYTES = 256 << 20  # that is no leak, however little memory there i
 
 def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, address: Address) -> ActorWorker:
     """An actor whose environments are made and reset."""
-    trajectories = Trajectories.attach(plan.arena, blueprint.spec)
+    trajectories = blueprint.trajectories(plan.arena)
     finals = FinalObservations.attach(plan.arena, blueprint.spec)
     sampling = blueprint.config.sampling
     groups = []

@@ -79,8 +79,7 @@ class Trajectory(NamedTuple):
         rewards: [T, R] scaled and clipped, as they are learned from.
         terminated, truncated, valid: [T, R].
         policies: [T+1, R].
-        values: [T, R] that were expected when acting.
-        log_probabilities: [T, R] of the actions.
+        recorded: [T, R, *] what the algorithm records of every step, by name.
     """
 
     first_env: int
@@ -93,8 +92,17 @@ class Trajectory(NamedTuple):
     truncated: Array
     valid: Array
     policies: Array
-    values: Array
-    log_probabilities: Array
+    recorded: Mapping[str, Array]
+
+    @property
+    def values(self) -> Array:
+        """Returns that were expected when acting, [T, R]; as APPO records them."""
+        return self.recorded["value"]
+
+    @property
+    def log_probabilities(self) -> Array:
+        """Log-probabilities of the actions, [T, R]; as APPO records them."""
+        return self.recorded["log_prob"]
 
 
 class Callbacks:

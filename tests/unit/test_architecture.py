@@ -17,10 +17,10 @@ TORCH = (
     "algorithms.ops",
     "algorithms.parts",
     "algorithms.runtime.learning",
+    "algorithms.runtime.algorithm",  # in annotations
     "algorithms.runtime.devices",
     "algorithms.runtime.sampling.policy_worker",
     "algorithms.runtime.sampling.gpu_policy_worker",
-    "algorithms.runtime.sampling.numpy_acting",
     "algorithms.appo.learner",
     "algorithms.appo.numpy_learner",
     "algorithms.appo.verify",

@@ -448,7 +448,6 @@ class ToldEpisodes(Episodes):
     def _trajectory(self) -> Trajectory:
         slot, t = self._group.slot, self._group.trajectories
         arrays = (t.first, t.action, t.reward, t.terminated, t.truncated, t.valid, t.policy_id)
-        behaviour = (t.behavior_value, t.behavior_log_prob)
-        observations = {key: array[slot] for key, array in t.obs.items()}
-        whole = (observations, *(array[slot] for array in (*arrays, *behaviour)))
+        observations, recorded = ({key: a[slot] for key, a in group.items()} for group in (t.obs, t.recorded))
+        whole = (observations, *(array[slot] for array in arrays), recorded)
         return Trajectory(self._first_env, self._num_agents, *(read_only(part) for part in whole))
