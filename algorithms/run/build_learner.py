@@ -50,6 +50,7 @@ def _policy_worker(
 ) -> PolicyWorker:
     b, t = blueprint, blueprint.topology
     life = [generation] * (generation > 0)
+    alone = range(t.num_groups) if b.config.sampling.lockstep else ()  # groups with random numbers of their own
     plan = ActingPlan(
         spec=b.spec,
         num_groups=t.num_groups,
@@ -57,9 +58,7 @@ def _policy_worker(
         num_policies=t.num_acting,
         device=device.name,
         seed=_torch_seed(b.seeds("policy_worker", address.index, address.member, *life)),
-        group_seeds=tuple(_torch_seed(b.seeds("actions", group, *life)) for group in range(t.num_groups))
-        if b.config.sampling.lockstep
-        else (),
+        group_seeds=tuple(_torch_seed(b.seeds("actions", group, *life)) for group in alone),
         replaces=generation > 0,
     )
     context = b.context(address.index, device.name)

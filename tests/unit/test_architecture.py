@@ -190,6 +190,7 @@ def is_wall_clock(node: ast.AST) -> bool:
     [
         ("algorithms.run.main", ("torch",)),  # main
         ("algorithms.run.plan", ("torch",)),  # actors
+        ("algorithms.appo.algorithm", ("torch",)),
         ("algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
         ("algorithms.playing.config", ("torch", "numpy", "gymnasium")),
         ("algorithms.run.summary", ("torch", "numpy", "gymnasium")),

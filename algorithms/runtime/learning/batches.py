@@ -38,8 +38,8 @@ class Batch:
         """Make a batch of tensors by the names of `named`."""
         grouped: dict[str, Any] = {"obs": {}, "recorded": {}}
         for name, tensor in tensors.items():
-            group, _, key = name.partition(".")
-            if key:
+            group, dot, key = name.partition(".")
+            if dot:
                 grouped[group][key] = tensor
             else:
                 grouped[name] = tensor

@@ -1,10 +1,12 @@
 """Small shared memories, filled so that every number says where it lies."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from algorithms.appo.algorithm import APPO
+from algorithms.runtime.algorithm import Recorded
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
@@ -42,11 +44,12 @@ def world_of(
     rnn_state_size: int = 0,
     recurrence: int = 0,
     more: tuple[Field, ...] = (),
+    recorded: Mapping[str, Recorded] | None = None,
     **counts: object,
 ) -> World:
     topology = replace(TOPOLOGY, **counts)
     sizes = sizes_of(topology, spec, rnn_state_size, recurrence or topology.rollout)
-    recorded = APPO().recorded(spec)
+    recorded = recorded or APPO().recorded(spec)
     arena = Arena.create([*Trajectories.declare(sizes, spec, recorded), *FinalObservations.declare(sizes, spec), *more])
     trajectories, finals = Trajectories.attach(arena, spec, recorded), FinalObservations.attach(arena, spec)
     return World(spec, topology, arena, trajectories, finals)

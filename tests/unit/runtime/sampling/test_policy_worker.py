@@ -2,7 +2,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from algorithms.models.build import build_model
 from algorithms.models.config import ModelConfig
 from algorithms.models.flat_module import FlatModule
 from algorithms.parts.stochastic_policy import StochasticPolicy
+from algorithms.runtime.algorithm import Recorded
 from algorithms.runtime.devices import HostDevice
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Stop
@@ -357,6 +358,78 @@ def test_a_policy_worker_in_the_place_of_a_dead_one_rebuilds_recurrent_states(st
     if steps:
         assert close(successor.live_state[0], acting.worker.live_state[0])
     assert close(successor.live_state[1:], torch.zeros_like(successor.live_state[1:]))
+
+
+def test_in_lockstep_it_makes_no_difference_who_asks_first() -> None:
+    if not lockstep:
+        return
+    worlds = []
+    for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
+        acting = acting_of()
+        for step in range(ROLLOUT):
+            list(acting.worker.answer([request(group, step) for group in order]))
+        worlds.append(arrays_of(acting.world.trajectories))
+    for name, found in worlds[0].items():
+        assert np.array_equal(found, worlds[1][name]), name
+    assert not np.array_equal(worlds[0]["action"][0], worlds[0]["action"][1])
+
+
+class Draws(NamedTuple):
+    generator: torch.Generator
+
+
+class Adder:
+    """A policy that is no actor-critic: its action is 1, and it records sums of its own and the numbers of its rows."""
+
+    rnn_state_size = 1
+
+    def __init__(self) -> None:
+        self.flat = FlatModule(torch.nn.Linear(1, 1))
+
+    def random(self, seed: int, rows: int) -> Draws:
+        return Draws(torch.Generator().manual_seed(seed))
+
+    def act(
+        self, obs: dict[str, torch.Tensor], first: torch.Tensor, state: torch.Tensor, rows: torch.Tensor | None,
+        random: Draws | None, **how: object,
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:  # fmt: skip
+        state = torch.where(first[:, None], 0.0, state) + obs["obs"].sum(dim=1, keepdim=True)
+        pair = torch.cat((state, -state), dim=1)
+        row = torch.zeros(len(first)) if rows is None else rows
+        return {"pair": pair, "row": row, "action": torch.ones(len(first), 1, dtype=torch.int32)}, state
+
+    def final(self, obs: dict[str, torch.Tensor], first: torch.Tensor, state: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"last": obs["obs"].sum(dim=1)}
+
+    def fast(self, trajectories: object, random: object) -> None:
+        return None
+
+
+def test_another_policy_records_what_it_declares() -> None:
+    fields = {"pair": Recorded(("T", "R", 2)), "row": Recorded(("T", "R"), "int64"), "last": Recorded(("F", "R"))}
+    world = world_of(
+        SAME_STEP, rnn_state_size=1, recurrence=RECURRENCE, groups_per_actor=GROUPS, slots_per_group=1,
+        rows=ROWS, rollout=ROLLOUT, recorded=fields, more=tuple(WeightRing.declare(0, 2)),
+    )  # fmt: skip
+    plan = ActingPlan(SAME_STEP, GROUPS, RECURRENCE, 1, "cpu", seed=7, group_seeds=tuple(range(GROUPS * lockstep)))
+    engine, ring, t = ENGINES[kind](Adder(), plan, world.trajectories), WeightRing(world.arena, 0), world.trajectories
+    worker = PolicyWorker(Address("policy_worker"), plan, engine, ring, t, world.finals)
+    ring.publish(np.zeros(2, np.float32), 1)
+    t.obs["obs"][:] = np.random.default_rng(0).standard_normal(t.obs["obs"].shape)
+    t.first[:] = False
+    world.finals.has_final[2] = True
+    world.finals.final_obs["obs"][2] = 1.0
+    for step in range(ROLLOUT):
+        list(worker.answer([request(group, step) for group in (0, 2, 3)]))
+    sums = t.obs["obs"][:, :ROLLOUT].sum(axis=-1).cumsum(axis=1)
+    for group in (0, 2, 3):
+        assert close(t.recorded["pair"][group, :, :, 0], sums[group])
+        assert close(t.recorded["pair"][group, :, :, 1], -sums[group])
+        assert (t.recorded["row"][group] == group * ROWS + np.arange(ROWS)).all()
+        assert (t.action[group] == 1).all()
+    assert not any(array[1].any() for array in t.recorded.values())
+    assert (t.recorded["last"][2, :-1] == 4.0).all()
+    assert not t.recorded["last"][[0, 3]].any()
 
 
 def test_only_the_newest_request_of_a_group_is_answered() -> None:
