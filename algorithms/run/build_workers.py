@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from algorithms.population.matchmaking import matchmaker_of
 from algorithms.run.config import Config
+from algorithms.run.plan import RunPlan
 from algorithms.run.resources import free_bytes
+from algorithms.runtime.callbacks import GroupHooks, Hooks
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
 from algorithms.runtime.memory.slots import FinalObservations
@@ -19,10 +20,6 @@ from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan, only_poli
 from envs.env_set import OnFailure
 from envs.incidents import IncidentFolder
 from envs.make import make_group
-
-if TYPE_CHECKING:
-    from algorithms.runtime.callbacks import Hooks
-from algorithms.run.plan import RunPlan
 
 LEAST_GROWTH_BYTES = 256 << 20  # that is no leak, however little memory there is
 
@@ -50,21 +47,18 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
         )
         groups.append(EnvGroup(group_plan, envs, trajectories, finals, seeds, matchmaker))
         if hooks is not None:
-            from algorithms.runtime.sampling.env_group import ToldEpisodes
-
-            groups[-1].episodes = ToldEpisodes(groups[-1], hooks)
+            first_row = index * blueprint.topology.rows
+            groups[-1].hooks = GroupHooks(hooks, trajectories, first_row, blueprint.spec.num_agents)
         groups[-1].reset()
     pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
     leaks = _leak_watch(blueprint, plan.generation)
     return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds, leaks, hooks)
 
 
-def _hooks(config: Config, actor: int) -> "Hooks | None":
-    """Who is told what an actor does; nothing is imported where nobody is."""
+def _hooks(config: Config, actor: int) -> Hooks | None:
+    """The callbacks of an actor, if there are any."""
     if not config.logging.callbacks:
         return None
-    from algorithms.runtime.callbacks import Hooks
-
     return Hooks.make(config.logging.callbacks, config.to_flat(), actor)
 
 
