@@ -39,6 +39,7 @@ from algorithms.runtime.memory.arena import Arena, Array
 from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady, Worker
+from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
 from algorithms.runtime.sampling.policy_worker import PolicyWorker
 from algorithms.runtime.topology import Topology
 from benchmarks.twin import BufferedBlueprint, PlainBlueprint
@@ -144,7 +145,7 @@ def world_of(kind: type[Blueprint], device: str, model: str) -> World:
     """Workers around random observations; worlds of one model have the same weights and the same observations."""
     blueprint = blueprint_of(kind, device, model)
     arena = Arena.create(blueprint.fields())
-    trajectories, rng = Trajectories.attach(arena, blueprint.spec), np.random.default_rng(0)
+    trajectories, rng = blueprint.trajectories(arena), np.random.default_rng(0)
     for array in trajectories.obs.values():
         array[:] = rng.standard_normal(array.shape)
     trajectories.first[:] = rng.random(trajectories.first.shape) < 0.1
@@ -155,6 +156,15 @@ def world_of(kind: type[Blueprint], device: str, model: str) -> World:
     acting = make_policy_worker(blueprint, arena, Address("policy_worker", 0, 0))
     inner = [getattr(worker, "worker", worker) for worker in (learning, acting)]
     return World(blueprint, arena, trajectories, acting, learning, *inner)
+
+
+def arrays(trajectories: Trajectories) -> dict[str, Array]:
+    """All arrays of trajectories by their names, those of observations as obs.KEY, recorded ones as recorded.NAME."""
+    named: dict[str, Array] = {}
+    for name in Trajectories.__dataclass_fields__:
+        value = getattr(trajectories, name)
+        named |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+    return named
 
 
 def act(world: World) -> None:
@@ -202,14 +212,10 @@ def slot_copies(report: Report) -> str:
     blueprint = blueprint_of(BufferedBlueprint, report.device, "gru")
     arena, device = Arena.create(blueprint.fields()), device_of(report.device)
     device.register(arena)
-    t, rng = Trajectories.attach(arena, blueprint.spec), np.random.default_rng(1)
-    names = [
-        n
-        for n in Trajectories.__dataclass_fields__
-        if n not in ("obs", "owner", "sequence", "released", "columns_used", "policy_version")
-    ]
-    for array in [*t.obs.values(), *(getattr(t, name) for name in names)]:
-        array[:] = rng.random(array.shape) * 100
+    t, rng = blueprint.trajectories(arena), np.random.default_rng(1)
+    for name, array in arrays(t).items():
+        if name not in ("owner", "sequence", "released", "columns_used", "policy_version"):
+            array[:] = rng.random(array.shape) * 100
     batches = DeviceBatches(t, 0, GROUPS * SLOTS * ROWS, 10**9, False, 1, device)
     for slot in range(GROUPS * SLOTS):
         batches.add(TrajectoryReady(0, slot, int(t.sequence[slot]), 0))
@@ -220,8 +226,8 @@ def slot_copies(report: Report) -> str:
     if batch is None:
         raise Failed("nothing has arrived")
     batch = batch.map(device.send)
-    pairs = [(batch.obs[key], array) for key, array in t.obs.items()]
-    pairs += [(getattr(batch, n), getattr(t, n)) for n in ("first", "reward", "action", "behavior_logits", "rnn_state")]
+    names = (*(f"obs.{key}" for key in t.obs), "first", "reward", "action", "recorded.logits", "rnn_state")
+    pairs = [(batch.named()[name], arrays(t)[name]) for name in names]
     for uploaded, array in pairs:
         if not np.array_equal(uploaded.cpu().numpy(), np.concatenate(array, axis=1)):
             raise Failed("a copy differs from its slot")
@@ -233,16 +239,17 @@ def captured_inference(report: Report, model: str) -> str:
     plain, captured = (world_of(kind, report.device, model) for kind in (PlainBlueprint, BufferedBlueprint))
     for world in (plain, captured):
         act(world)
-    if not getattr(captured.policy_worker, "_capturable", False):
+    engine = captured.policy_worker.engine
+    if not (isinstance(engine, GpuEngine) and engine.capturable):
         raise Failed("the forward pass could not be captured")
-    a, b = captured.trajectories, plain.trajectories
-    names = ("behavior_logits", "behavior_value", "rnn_state", "policy_version")
-    differences = [largest(getattr(a, name), getattr(b, name)) for name in names]
+    a, b = arrays(captured.trajectories), arrays(plain.trajectories)
+    names = ("recorded.logits", "recorded.value", "rnn_state", "policy_version")
+    differences = [largest(a[name], b[name]) for name in names]
     differences.append(largest(captured.policy_worker.live_state.cpu(), plain.policy_worker.live_state.cpu()))
-    logits = torch.from_numpy(a.behavior_logits)
-    log_prob = logits.log_softmax(-1).gather(-1, torch.from_numpy(a.action).long())[..., 0]
-    differences.append(largest(a.behavior_log_prob, log_prob))
-    check_chance(a.action)
+    logits = torch.from_numpy(a["recorded.logits"])
+    log_prob = logits.log_softmax(-1).gather(-1, torch.from_numpy(a["action"]).long())[..., 0]
+    differences.append(largest(a["recorded.log_prob"], log_prob))
+    check_chance(a["action"])
     return within(max(differences), LIMITS[model])
 
 
@@ -264,9 +271,10 @@ def captured_training(report: Report, model: str) -> str:
     """Captured optimizer steps make the same weights as plain ones, and what is published are these weights."""
     plain, captured = (world_of(kind, report.device, model) for kind in (PlainBlueprint, BufferedBlueprint))
     act(plain)
-    for name in Trajectories.__dataclass_fields__:
-        if name != "obs":
-            getattr(captured.trajectories, name)[:] = getattr(plain.trajectories, name)
+    found = arrays(captured.trajectories)
+    for name, array in arrays(plain.trajectories).items():
+        if not name.startswith("obs."):
+            found[name][:] = array
     before = WeightRing(captured.arena, 0).fetch(0)[1]
     expected: Any = plain.learner_worker.learner
     expected.quick_update = None

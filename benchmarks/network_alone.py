@@ -203,7 +203,8 @@ def _forward(played: Played, rows: int) -> Callable[[], object]:
     """One forward pass of that many observations of the batch."""
     import torch
 
-    model, batch = played.policy_worker.model, played.batch
+    model: Any = played.policy_worker.policy.flat.module
+    batch = played.batch
     obs = {key: _rows(a.flatten(0, 1), rows) for key, a in batch.obs.items()}
     first, state = torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, model.rnn_state_size)
 

@@ -75,7 +75,7 @@ def strategies(directory: Path) -> list[list[float]]:
         player, _ = load_player(run, envs.spec, flags, seed=0)
         shown, first = torch.zeros(2, 3), torch.ones(2, dtype=torch.bool)
         with torch.inference_mode():
-            logits, _, _ = player.model.act({"obs": shown}, first, player.rnn_state)
+            logits, _, _ = player.policy.flat.module.act({"obs": shown}, first, player.rnn_state)
         rows.append(logits[0].softmax(0).tolist())
     if envs is not None:
         envs.close()

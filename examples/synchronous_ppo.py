@@ -16,6 +16,7 @@ from statistics import fmean
 import numpy as np
 import torch
 
+from algorithms.appo.algorithm import APPO
 from algorithms.appo.config import LearningConfig
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.build import build_model
@@ -25,6 +26,7 @@ from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae
 from algorithms.parts.optimizer import FlatAdam, adam_layout
+from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.runtime.algorithm import WEIGHTS, StateLayout
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.learning.batches import Batch, ColumnBatches
@@ -43,7 +45,7 @@ from algorithms.runtime.messages import (
     TrajectoryReady,
 )
 from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
-from algorithms.runtime.sampling.policy_worker import ActingPlan, PolicyWorker
+from algorithms.runtime.sampling.policy_worker import ActingPlan, HostEngine, PolicyWorker
 from algorithms.runtime.topology import Topology
 from envs.config import EnvConfig
 from envs.make import make_group
@@ -117,7 +119,8 @@ class PPO:
         with torch.no_grad():
             _, value = self.model.unroll(batch.obs, batch.first, batch.rnn_state, self.config.segment_steps)
         signals = {name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")}
-        signals["final_value"] = batch.final_value if len(batch.final_value) else None
+        final_value = batch.recorded["final_value"]
+        signals["final_value"] = final_value if len(final_value) else None
         returns = gae(value=value, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda, **signals)
         for _ in range(self.config.ppo_epochs):
             for columns in torch.split(torch.randperm(value.shape[1]), self.config.batch_size // self.config.rollout):
@@ -130,7 +133,7 @@ class PPO:
         """Make one optimizer step on a minibatch [T, B]."""
         logits, value = self.model.unroll(batch.obs, batch.first, batch.rnn_state, self.config.segment_steps)
         policy, valid = ActionDistribution(self.parts, logits), batch.valid
-        ratio = losses.clamped_ratio(policy.log_prob(batch.action), batch.behavior_log_prob)
+        ratio = losses.clamped_ratio(policy.log_prob(batch.action), batch.recorded["log_prob"])
         advantage = losses.normalize_advantage(returns.advantage, valid)
         surrogate = losses.ppo_policy_loss(ratio, advantage, self.config.ppo_clip_ratio)
         value_error = 0.5 * (value[:-1] - returns.target).square()
@@ -183,13 +186,15 @@ def make_worker(env: str, env_steps: int, seed: int) -> tuple[LearnerWorker, Rol
         rollout=ROLLOUT,
     )
     sizes, size = sizes_of(topology, spec, learner.model.rnn_state_size, segment), len(learner.flat.flat)
-    fields = Trajectories.declare(sizes, spec) + FinalObservations.declare(sizes, spec)
+    recorded = APPO().recorded(spec)  # it acts as APPO does
+    fields = Trajectories.declare(sizes, spec, recorded) + FinalObservations.declare(sizes, spec)
     arena = Arena.create([*fields, *WeightRing.declare(0, size), *StateBlock.declare(0, learner.layout.vectors)])
-    trajectories, finals = Trajectories.attach(arena, spec), FinalObservations.attach(arena, spec)
+    trajectories, finals = Trajectories.attach(arena, spec, recorded), FinalObservations.attach(arena, spec)
     seeds, memory = np.random.SeedSequence(seed), LearnerMemory.attach(arena, trajectories, policy=0)
     group = EnvGroup(GroupPlan(index=0, slots=range(2), start=0), envs, trajectories, finals, seeds)
     acts = ActingPlan(spec, num_groups=1, recurrence=segment, num_policies=1, device="cpu", seed=seed)
-    rollouts = Rollouts(group, PolicyWorker(Address("policy_worker"), acts, acting, memory.ring, trajectories, finals))
+    engine = HostEngine(StochasticPolicy(acting, spec), acts, trajectories)
+    rollouts = Rollouts(group, PolicyWorker(Address("policy_worker"), acts, engine, memory.ring, trajectories, finals))
     trains = TrainingPlan(Budget(env_steps), 1, "cpu", LEARNING.max_skipped_updates, Path("incidents"))
     return LearnerWorker(Address("learner"), trains, learner, rollouts, memory), rollouts
 

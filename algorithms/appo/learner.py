@@ -147,13 +147,13 @@ class Learner:
         c, valid, model = self.config, batch.valid, self.model
         policy, value = self._unroll(batch)
         log_prob = policy.log_prob(batch.action)
-        behavior_log_prob = torch.where(valid, batch.behavior_log_prob, log_prob.detach())
+        behavior_log_prob = torch.where(valid, batch.recorded["log_prob"], log_prob.detach())
         ratio = losses.clamped_ratio(log_prob, behavior_log_prob)
         current_value = model.denormalize_value(value.detach())
         target = self.returns(batch, ratio.detach(), current_value)
         mean_and_std = whole.advantage if whole else losses.masked_mean_and_std(target.advantage, valid)
         advantage = losses.normalize_advantage(target.advantage, valid, mean_and_std)
-        behavior_value = model.normalize_value(torch.where(valid, batch.behavior_value, 0.0))
+        behavior_value = model.normalize_value(torch.where(valid, batch.recorded["value"], 0.0))
         goal = model.normalize_value(target.target)
         means = losses.masked_means(
             (
@@ -179,7 +179,7 @@ class Learner:
     def returns(self, batch: Batch, ratio: Tensor, value: Tensor) -> Returns:
         """Advantages and value targets [T, B] from the current values [T+1, B], in units of return."""
         c = self.config
-        final_value = batch.final_value if len(batch.final_value) else None
+        final_value = batch.recorded["final_value"] if len(batch.recorded["final_value"]) else None
         signals = {name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")}
         if not c.with_vtrace:
             return gae(value=value, final_value=final_value, gamma=c.gamma, gae_lambda=c.gae_lambda, **signals)
@@ -250,7 +250,7 @@ class Learner:
         for part in parts:
             policy, value = self._unroll(part)
             log_prob = policy.log_prob(part.action)
-            ratio = losses.clamped_ratio(log_prob, torch.where(part.valid, part.behavior_log_prob, log_prob))
+            ratio = losses.clamped_ratio(log_prob, torch.where(part.valid, part.recorded["log_prob"], log_prob))
             advantages.append(self.returns(part, ratio, self.model.denormalize_value(value)).advantage)
             ratios.append(losses.zero_invalid(ratio, part.valid).max())
         valid = torch.cat([part.valid for part in parts], dim=1)
@@ -271,7 +271,7 @@ def _cleaned(batch: Batch) -> Batch:
     return replace(
         batch,
         action=losses.zero_invalid(batch.action, batch.valid),
-        behavior_logits=losses.zero_invalid(batch.behavior_logits, batch.valid),
+        recorded=batch.recorded | {"logits": losses.zero_invalid(batch.recorded["logits"], batch.valid)},
     )
 
 
@@ -285,7 +285,7 @@ def _exploration(policy: ActionDistribution, entropy: Tensor, valid: Tensor, con
 
 def _kl(batch: Batch, policy: ActionDistribution, *, differentiable: bool) -> Tensor:
     """KL(acting policy || current policy) [T, B]."""
-    behavior = ActionDistribution(policy.parts, batch.behavior_logits, policy.action_mask)
+    behavior = ActionDistribution(policy.parts, batch.recorded["logits"], policy.action_mask)
     with torch.set_grad_enabled(differentiable):
         return behavior.kl(policy)
 

@@ -91,9 +91,10 @@ class NumpyUpdate:
         network = self._network(steps, columns)
         logits, value = network.unroll(batch.obs[network.key].numpy().reshape(-1, *batch.obs[network.key].shape[2:]))
         value = value.reshape(steps + 1, columns)
-        policy = PolicyTerms(self.learner.parts, logits, *(_steps(x) for x in (batch.action, batch.behavior_logits)))
+        acted = (batch.action, batch.recorded["logits"])
+        policy = PolicyTerms(self.learner.parts, logits, *(_steps(x) for x in acted))
         log_prob, entropy, kl = (x.reshape(valid.shape) for x in (policy.log_prob, policy.entropy, policy.kl))
-        log_ratio = log_prob - np.where(valid, batch.behavior_log_prob.numpy(), log_prob)
+        log_ratio = log_prob - np.where(valid, batch.recorded["log_prob"].numpy(), log_prob)
         ratio = np.exp(np.clip(log_ratio, math.log(RATIO_MIN), math.log(RATIO_MAX)))
         return_value = value * self.model.return_std.item() + self.model.return_mean.item()
         advantage, target = self._returns(batch, np.where(valid, ratio, ZERO), return_value)
@@ -126,7 +127,7 @@ class NumpyUpdate:
     def _returns(self, batch: Batch, ratio: Array, value: Array) -> tuple[Array, Array]:
         """As `Learner.returns`."""
         c = self.config
-        final_value = batch.final_value.numpy() if len(batch.final_value) else None
+        final_value = batch.recorded["final_value"].numpy() if len(batch.recorded["final_value"]) else None
         names = ("reward", "terminated", "truncated", "valid", "first")
         steps = Steps.of({name: getattr(batch, name).numpy() for name in names}, value, final_value, c.gamma)
         if not c.with_vtrace:
@@ -140,7 +141,7 @@ class NumpyUpdate:
         squared = np.square(error)
         if limit <= 0:
             return _Term(squared, 2.0 * error)
-        move = value - (np.where(batch.valid.numpy(), batch.behavior_value.numpy(), ZERO) - mean) / std
+        move = value - (np.where(batch.valid.numpy(), batch.recorded["value"].numpy(), ZERO) - mean) / std
         beyond = np.clip(move, -limit, limit) - move
         moved = np.square(error + beyond)
         return _Term(np.maximum(squared, moved), np.where((beyond == 0.0) | (squared >= moved), 2.0 * error, ZERO))

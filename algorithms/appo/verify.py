@@ -63,8 +63,8 @@ class VerifyingLearner(Learner):
             value = model.denormalize_value(value)
         finally:
             self.flat.flat.copy_(now)
-        self._record(logits, batch.behavior_logits, batch.valid)
-        self._record(value[:-1], batch.behavior_value, batch.valid)
+        self._record(logits, batch.recorded["logits"], batch.valid)
+        self._record(value[:-1], batch.recorded["value"], batch.valid)
         self.compared += int(batch.valid.sum())
 
     def _record(self, mine: Tensor, stored: Tensor, valid: Tensor) -> None:

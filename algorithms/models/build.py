@@ -133,6 +133,14 @@ def new_model(config: ModelConfig, spec: EnvSpec, device: str) -> FlatModule:
     return FlatModule(build_model(config, spec).to(device))
 
 
+def let_act(flat: FlatModule, config: ModelConfig, precision: str, device: str) -> None:
+    """Prepare a model that nobody trains: evaluation mode, and where it computes in bf16, weights in bf16."""
+    flat.module.eval()
+    if computes_in_bf16(config, precision, flat.module, device):
+        assert isinstance(flat.module, TowerActorCritic)
+        flat.compute_with_copies(flat.module.compute_in_bf16(), torch.bfloat16)
+
+
 def computes_in_bf16(config: ModelConfig, precision: str, model: nn.Module, device: str) -> bool:
     """Whether --precision means bf16 for a model: `auto` is bf16 for networks of images on hardware that multiplies it.
 

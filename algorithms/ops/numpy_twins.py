@@ -44,6 +44,7 @@ class ActionSampler:
 
     def __init__(self, parts: Sequence[tuple[str, int]], rows: int, generator: np.random.Generator) -> None:
         kinds: dict[str, type[_Categorical] | type[_Gaussian]] = {"categorical": _Categorical, "gaussian": _Gaussian}
+        self.rows = rows
         self._parts = [
             (kinds[part.kind](rows, part.size, generator), part.logits, part.values) for part in _laid_out(parts)
         ]

@@ -11,22 +11,20 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.build import new_model
-from algorithms.models.flat_module import FlatModule
-from algorithms.ops.distributions import ActionDistribution
+from algorithms.appo.algorithm import APPO
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.episodes import Episode, Tally
 from algorithms.playing.video import Recorder, VideoFile
 from algorithms.run.config import Config
 from algorithms.run.folder import newest_run, saved_flags
+from algorithms.runtime.algorithm import Context, Policy
 from algorithms.runtime.callbacks import EpisodeWatch, Hooks, Step
 from algorithms.runtime.checkpointing import load_best
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import decode
 from envs.config import EnvConfig
 from envs.make import is_vector_only, make_group
-from envs.spec import MASK_KEY, EnvSpec, EpisodeStats, GroupEnv, StepRow
+from envs.spec import EnvSpec, EpisodeStats, GroupEnv, StepRow
 from utils import checkpoint_files
 from utils.errors import CannotBeDrawn, CheckpointError, UsageError
 from utils.machine import choose_device
@@ -161,12 +159,11 @@ def load_player(run: Run, spec: EnvSpec, config: EvaluationConfig, seed: int) ->
     Raises:
         UsageError: the checkpoint belongs to another model than the run's flags describe.
     """
-    device = choose_device(config.device)
-    flat = new_model(run.config.model, spec, device)
+    context = Context(spec, run.config.learning, run.config.model, "fp32", choose_device(config.device))
+    flat = APPO().make_model(context)
     state, _ = decode(run.files, flat.table)
     flat.flat.copy_(torch.from_numpy(state.weights))
-    flat.module.eval()
-    return Player(flat, spec, config, seed), int(state.meta["env_steps"])
+    return Player(APPO().make_policy(context, flat), spec, config, seed), int(state.meta["env_steps"])
 
 
 class Acts(Protocol):
@@ -181,21 +178,20 @@ class Player:
     """Acts as a policy worker does, for the rows of one environment.
 
     Args:
-        flat: the model with its weights.
+        policy: with its weights.
         spec: of the environment.
         config: how actions are chosen.
         seed: of their sampling.
     """
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, config: EvaluationConfig, seed: int) -> None:
-        assert isinstance(flat.module, ActorCritic)
-        self.flat, self.model, self.spec, self.device = flat, flat.module, spec, flat.flat.device
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.rnn_state = torch.zeros(spec.num_agents, self.model.rnn_state_size, device=self.device)
-        # [A] per action value: take the most probable one instead of a sample.
-        kinds = [part.kind for part in spec.action.parts for _ in range(part.num_values)]
-        fixed = [config.deterministic or (k == "gaussian" and not config.continuous_actions_sample) for k in kinds]
-        self.take_mode = torch.tensor(fixed, device=self.device)
+    def __init__(self, policy: Policy, spec: EnvSpec, config: EvaluationConfig, seed: int) -> None:
+        self.policy, self.spec, self.device = policy, spec, policy.flat.flat.device
+        self.random = policy.random(seed, spec.num_agents)
+        self.rnn_state = torch.zeros(spec.num_agents, policy.rnn_state_size, device=self.device)
+        self.greedy: bool | torch.Tensor = config.deterministic
+        if not config.deterministic and not config.continuous_actions_sample:
+            kinds = [part.kind for part in spec.action.parts for _ in range(part.num_values)]
+            self.greedy = torch.tensor([kind == "gaussian" for kind in kinds], device=self.device)
 
     @torch.inference_mode()
     def act(self, obs: dict[str, Array], first: Array, *, deterministic: bool = False) -> Array:
@@ -205,12 +201,10 @@ class Player:
         """
         tensors = {key: torch.from_numpy(value).to(self.device) for key, value in obs.items()}
         starts = torch.from_numpy(first).to(self.device)
-        logits, _, self.rnn_state = self.model.act(tensors, starts, self.rnn_state)
-        mask = tensors[MASK_KEY].flatten(1) > 0 if MASK_KEY in tensors else None
-        distribution = ActionDistribution(self.spec.action.parts, logits, mask)
-        take_mode = self.take_mode | deterministic
-        action = torch.where(take_mode, distribution.mode(), distribution.sample(self.generator))
-        return action.cpu().numpy()
+        greedy = deterministic or self.greedy
+        recorded, self.rnn_state = self.policy.act(tensors, starts, self.rnn_state, None, self.random, greedy=greedy)
+        action: Array = recorded["action"].cpu().numpy()
+        return action
 
 
 def play(

@@ -171,11 +171,13 @@ class Policy:
     @property
     def model(self) -> ActorCritic:
         """The network; its weights are those of the policy."""
-        return self._player.model
+        model = self._flat.module
+        assert isinstance(model, ActorCritic)
+        return model
 
     @property
     def _flat(self) -> FlatModule:
-        return self._player.flat
+        return self._player.policy.flat
 
     def _take_mask(self, obs: dict[str, Array], mask: BoolArray | None) -> None:
         """Put a mask [N, M] to the observations, or make sure that none is needed."""

@@ -9,7 +9,7 @@ from algorithms.appo.learner import Learner, Tune
 from algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
 from algorithms.appo.verify import VerifyingLearner
 from algorithms.models.actor_critic import TowerActorCritic
-from algorithms.models.build import computes_in_bf16, new_model
+from algorithms.models.build import computes_in_bf16
 from algorithms.models.encoders import share_images
 from algorithms.models.flat_module import FlatModule
 from algorithms.parts.optimizer import CapturedUpdate
@@ -20,12 +20,12 @@ from algorithms.runtime.learning.batches import BatchSource, ColumnBatches, Lock
 from algorithms.runtime.learning.gpu_batches import DeviceBatches
 from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories
+from algorithms.runtime.memory.slots import FinalObservations
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import Address, Worker
 from algorithms.runtime.roles import LEARNER, POLICY_WORKER
-from algorithms.runtime.sampling.gpu_policy_worker import BufferedPolicyWorker
-from algorithms.runtime.sampling.policy_worker import ActingPlan, LockstepPolicyWorker, PolicyWorker
+from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
+from algorithms.runtime.sampling.policy_worker import ActingPlan, Engine, HostEngine, PolicyWorker
 from utils import machine
 
 
@@ -51,6 +51,7 @@ def _policy_worker(
 ) -> PolicyWorker:
     b, t = blueprint, blueprint.topology
     life = [generation] * (generation > 0)
+    alone = range(t.num_groups) if b.config.sampling.lockstep else ()  # groups with random numbers of their own
     plan = ActingPlan(
         spec=b.spec,
         num_groups=t.num_groups,
@@ -58,21 +59,16 @@ def _policy_worker(
         num_policies=t.num_acting,
         device=device.name,
         seed=_torch_seed(b.seeds(POLICY_WORKER.name, address.index, address.member, *life)),
+        group_seeds=tuple(_torch_seed(b.seeds("actions", group, *life)) for group in alone),
         replaces=generation > 0,
     )
-    flat = flat or new_model(b.config.model, b.spec, device.name)
-    flat.module.eval()
-    if computes_in_bf16(b.config.model, b.config.run.precision, flat.module, device.name):
-        assert isinstance(flat.module, TowerActorCritic)
-        flat.compute_with_copies(flat.module.compute_in_bf16(), torch.bfloat16)
-    trajectories, finals = Trajectories.attach(arena, b.spec), FinalObservations.attach(arena, b.spec)
-    ring = WeightRing(arena, address.index)
-    if b.config.sampling.lockstep:
-        seeds = [_torch_seed(b.seeds("actions", group, *life)) for group in range(t.num_groups)]
-        return LockstepPolicyWorker(address, plan, flat, ring, trajectories, finals, seeds)
+    context = b.context(address.index, device.name)
+    policy = b.algorithm.make_policy(context, flat or b.algorithm.make_model(context))
+    trajectories, finals = b.trajectories(arena), FinalObservations.attach(arena, b.spec)
+    engine: Engine = HostEngine(policy, plan, trajectories)
     if b.buffered and t.placement != "local":
-        return BufferedPolicyWorker(address, plan, flat, ring, trajectories, finals, device)
-    return PolicyWorker(address, plan, flat, ring, trajectories, finals)
+        engine = GpuEngine(policy, plan, trajectories, device)
+    return PolicyWorker(address, plan, engine, WeightRing(arena, address.index), trajectories, finals)
 
 
 def make_learner(
@@ -98,7 +94,7 @@ def _learner(
 ) -> LearnerWorker:
     b, c, policy = blueprint, blueprint.config, address.index
     torch.manual_seed(_torch_seed(b.seeds("model", policy)))
-    flat = flat or new_model(c.model, b.spec, device.name)
+    flat = flat or b.algorithm.make_model(b.context(policy, device.name))
     if computes_in_bf16(c.model, c.run.precision, flat.module, device.name):
         assert isinstance(flat.module, TowerActorCritic)
         flat.module.compute_in_bf16()
@@ -122,7 +118,7 @@ def _learner(
         return numpy_update(learner) if kind is Learner else None  # another class may compute something else
 
     tune, batches = Tune(learner, quick_update), _batches(b, arena, policy, device)
-    memory = LearnerMemory.attach(arena, Trajectories.attach(arena, b.spec), policy)
+    memory = LearnerMemory.attach(arena, b.trajectories(arena), policy)
     member = None if plan.alone else PopulationMember(b.traits_of(policy), tune, batches, memory.block)
     return LearnerWorker(address, plan, learner, batches, memory, member)
 
@@ -130,7 +126,7 @@ def _learner(
 def _batches(blueprint: RunPlan, arena: Arena, policy: int, device: Device) -> BatchSource:
     """Where a learner's batches come from."""
     b, c = blueprint, blueprint.config
-    trajectories, lag = Trajectories.attach(arena, b.spec), c.sampling.max_policy_lag
+    trajectories, lag = b.trajectories(arena), c.sampling.max_policy_lag
     columns = b.learning_of(policy).macro_batch_columns
     if c.sampling.lockstep:
         return LockstepBatches(trajectories, policy, columns, lag)

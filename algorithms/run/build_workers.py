@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from algorithms.population.matchmaking import matchmaker_of
 from algorithms.run.config import Config
+from algorithms.run.plan import RunPlan
 from algorithms.run.resources import free_bytes
+from algorithms.runtime.callbacks import GroupHooks, Hooks
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories
+from algorithms.runtime.memory.slots import FinalObservations
 from algorithms.runtime.messages import Address, Worker
 from algorithms.runtime.processes import crash_recorder
 from algorithms.runtime.processes.process import ProcessPlan
@@ -21,16 +22,12 @@ from envs.env_set import OnFailure
 from envs.incidents import IncidentFolder
 from envs.make import make_group
 
-if TYPE_CHECKING:
-    from algorithms.runtime.callbacks import Hooks
-from algorithms.run.plan import RunPlan
-
 LEAST_GROWTH_BYTES = 256 << 20  # that is no leak, however little memory there is
 
 
 def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, address: Address) -> ActorWorker:
     """An actor whose environments are made and reset."""
-    trajectories = Trajectories.attach(plan.arena, blueprint.spec)
+    trajectories = blueprint.trajectories(plan.arena)
     finals = FinalObservations.attach(plan.arena, blueprint.spec)
     sampling = blueprint.config.sampling
     groups = []
@@ -51,21 +48,18 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
         )
         groups.append(EnvGroup(group_plan, envs, trajectories, finals, seeds, matchmaker))
         if hooks is not None:
-            from algorithms.runtime.sampling.env_group import ToldEpisodes
-
-            groups[-1].episodes = ToldEpisodes(groups[-1], hooks)
+            first_row = index * blueprint.topology.rows
+            groups[-1].hooks = GroupHooks(hooks, trajectories, first_row, blueprint.spec.num_agents)
         groups[-1].reset()
     pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
     leaks = _leak_watch(blueprint, plan.generation)
     return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds, leaks, hooks)
 
 
-def _hooks(config: Config, actor: int) -> "Hooks | None":
-    """Who is told what an actor does; nothing is imported where nobody is."""
+def _hooks(config: Config, actor: int) -> Hooks | None:
+    """The callbacks of an actor, if there are any."""
     if not config.logging.callbacks:
         return None
-    from algorithms.runtime.callbacks import Hooks
-
     return Hooks.make(config.logging.callbacks, config.to_flat(), actor)
 
 

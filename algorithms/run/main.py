@@ -38,7 +38,6 @@ from algorithms.runtime.config import SamplingConfig
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.memory.learner_state import StateBlock
-from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.messages import Address
 from algorithms.runtime.monitor.overview import Status
 from algorithms.runtime.monitor.performance import Machine
@@ -303,7 +302,7 @@ class Run:
         topology, sampling = blueprint.topology, self.config.sampling
         check_descriptors(topology)
         links, names = Links(topology), list(topology.processes())
-        progress = Progress(topology, arena, Trajectories.attach(arena, blueprint.spec))
+        progress = Progress(topology, arena, blueprint.trajectories(arena))
 
         def start(name: str, generation: int) -> None:
             plan = replace(self._plan(blueprint, arena, links, name, names.index(name)), generation=generation)

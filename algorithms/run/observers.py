@@ -32,7 +32,7 @@ from algorithms.runtime.messages import (
     Traits,
 )
 from algorithms.runtime.monitor.console import Title, aim_of, console_for
-from algorithms.runtime.monitor.monitor import Monitor, TellingMonitor
+from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.performance import Machine
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from algorithms.runtime.monitor.wandb import Tracker, is_installed, wandb_settings
@@ -58,14 +58,11 @@ class Watching:
     def monitor(self, resumed: Sequence[Mapping[str, Any]], budget: Budget, machine: Machine) -> Monitor:
         """What listens to all reports, and who shows them."""
         flags, directory = self.config.logging, self.config.run.run_directory
-        arguments = (directory, flags, resumed, budget, machine, self.config.frozen)
-        monitor = self._telling(arguments) if flags.callbacks or self.callbacks else Monitor(*arguments)
+        hooks = None
+        if flags.callbacks or self.callbacks:
+            hooks = Hooks.make(flags.callbacks, self.config.to_flat(), None, self.callbacks)
+        monitor = Monitor(directory, flags, resumed, budget, machine, self.config.frozen, hooks)
         monitor.console = console_for(flags, Title(directory, self.config.env.env, aim_of(budget.plain())))
-        return monitor
-
-    def _telling(self, arguments: tuple[Any, ...]) -> Monitor:
-        monitor = TellingMonitor(*arguments)
-        monitor.listen(Hooks.make(self.config.logging.callbacks, self.config.to_flat(), None, self.callbacks))
         return monitor
 
     def compare(self, monitor: Monitor) -> None:

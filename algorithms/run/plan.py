@@ -4,11 +4,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from algorithms.appo.algorithm import APPO
 from algorithms.appo.config import LearningConfig
 from algorithms.run.config import Config
-from algorithms.runtime.algorithm import StateLayout
+from algorithms.runtime.algorithm import Algorithm, Context, StateLayout
 from algorithms.runtime.budget import Budget
-from algorithms.runtime.memory.arena import Field
+from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
@@ -74,6 +75,7 @@ class RunPlan:
         seed: of the run; of this start, if it resumes; of this leg, see `legs.py`.
         pause_env_steps: where this leg ends; None: with the run.
         traits: with which each policy begins or goes on; (): they do not differ.
+        algorithm: makes all that learns.
     """
 
     config: Config
@@ -85,6 +87,7 @@ class RunPlan:
     seed: int
     pause_env_steps: int | None = None
     traits: tuple[Traits, ...] = ()
+    algorithm: Algorithm = APPO()
 
     @property
     def in_legs(self) -> bool:
@@ -112,11 +115,22 @@ class RunPlan:
         """The random seeds of one worker; generations differ, restarts do not repeat a past."""
         return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
 
+    def context(self, policy: int, device: str, seeds: np.random.SeedSequence | None = None) -> Context:
+        """Return what the algorithm is told of a policy; one that plays for a past version has no flags of its own."""
+        c, t = self.config, self.topology
+        flags = self.learning_of(policy) if policy < t.num_policies else c.learning
+        return Context(self.spec, flags, c.model, c.run.precision, device, policy, t.num_acting, seeds)
+
+    def trajectories(self, arena: Arena) -> Trajectories:
+        """Return the slots in the shared memory of the run."""
+        return Trajectories.attach(arena, self.spec, self.algorithm.recorded(self.spec))
+
     def fields(self) -> list[Field]:
         """The shared memory of the run."""
         c, t = self.config, self.topology
         sizes = sizes_of(t, self.spec, self.model.rnn_state_size, c.learning.segment_steps)
-        fields = Trajectories.declare(sizes, self.spec) + FinalObservations.declare(sizes, self.spec)
+        fields = Trajectories.declare(sizes, self.spec, self.algorithm.recorded(self.spec))
+        fields += FinalObservations.declare(sizes, self.spec)
         fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]
         fields += crash_recorder.declare(t, self.spec)
         for policy in range(t.num_acting):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
+    from torch import Generator, Tensor
 
     from algorithms.models.config import ModelConfig
     from algorithms.models.flat_module import FlatModule
@@ -67,6 +67,19 @@ class FastPolicy(Protocol):
         ...
 
 
+class Random(Protocol):
+    """A policy's source of random numbers, hashable; what else is in it only the policy knows.
+
+    Attributes:
+        generator: by torch, on the device of the policy; a captured forward pass registers it.
+    """
+
+    @property
+    def generator(self) -> Generator:
+        """The generator."""
+        ...
+
+
 class Policy(Protocol):
     """Acts; one object serves policy workers on every device and players.
 
@@ -78,7 +91,7 @@ class Policy(Protocol):
     flat: FlatModule
     rnn_state_size: int
 
-    def random(self, seed: int, rows: int) -> Any:
+    def random(self, seed: int, rows: int) -> Random:
         """Make a source of random numbers for acting in groups of R rows."""
         ...
 
@@ -90,7 +103,8 @@ class Policy(Protocol):
         rows: Tensor | None,
         random: Any,
         *,
-        greedy: bool = False,
+        greedy: bool | Tensor = False,
+        whole_groups: bool = False,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Act in N rows.
 
@@ -99,8 +113,9 @@ class Policy(Protocol):
             first: [N] whether an episode starts.
             state: [N, H] recurrent state.
             rows: [N] numbers of the rows in the run, for what differs by row; None where nothing does.
-            random: of `random`.
-            greedy: take the best action instead of exploring.
+            random: of `random`; None only if `greedy` is True.
+            greedy: take the best action instead of exploring, and draw no random number; [A]: only where it is True.
+            whole_groups: the rows are K whole groups of R, so that each group may be drawn for by itself.
 
         Returns:
             "action" [N, A] with what else is recorded of the step [N, ...], and the next state [N, H].
@@ -108,7 +123,10 @@ class Policy(Protocol):
         ...
 
     def final(self, obs: dict[str, Tensor], first: Tensor, state: Tensor) -> dict[str, Tensor]:
-        """What is recorded of true final observations [N, *], which a SAME_STEP environment has replaced already."""
+        """Return the fields that are recorded of true final observations [N, *] of a SAME_STEP environment, [N, ...].
+
+        The environment has replaced these observations in the slot already.
+        """
         ...
 
     def fast(self, trajectories: Any, random: Any) -> FastPolicy | None:
@@ -170,4 +188,30 @@ class Learner(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Means since the last call; `skipped_in_a_row`, if an update can be skipped, is what it is now."""
+        ...
+
+
+class Algorithm(Protocol):
+    """Makes all that a run learns with. It has no state, can be pickled, and imports torch only inside `make_*`."""
+
+    @property
+    def name(self) -> str:
+        """The name that `--algo` has for it."""
+        ...
+
+    @property
+    def flags(self) -> type[Any]:
+        """The dataclass of its flags."""
+        ...
+
+    def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
+        """Declare the fields of slots that `Policy.act` and `Policy.final` fill, by their names."""
+        ...
+
+    def make_model(self, context: Context) -> FlatModule:
+        """Make the network on its device; its weights are drawn from torch's global generator."""
+        ...
+
+    def make_policy(self, context: Context, flat: FlatModule) -> Policy:
+        """Make the policy that acts with a network, which nobody trains."""
         ...

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.messages import LearnerReport
-from envs.spec import EpisodeStats
+from envs.spec import EpisodeStats, StepRow
 from utils.errors import UsageError, text_of
 from utils.user_modules import find_function
 from utils.values import nearest
@@ -79,8 +80,7 @@ class Trajectory(NamedTuple):
         rewards: [T, R] scaled and clipped, as they are learned from.
         terminated, truncated, valid: [T, R].
         policies: [T+1, R].
-        values: [T, R] that were expected when acting.
-        log_probabilities: [T, R] of the actions.
+        recorded: [T, R, *] what the algorithm records of every step, by name.
     """
 
     first_env: int
@@ -93,8 +93,17 @@ class Trajectory(NamedTuple):
     truncated: Array
     valid: Array
     policies: Array
-    values: Array
-    log_probabilities: Array
+    recorded: Mapping[str, Array]
+
+    @property
+    def values(self) -> Array:
+        """Returns that were expected when acting, [T, R]; as APPO records them."""
+        return self.recorded["value"]
+
+    @property
+    def log_probabilities(self) -> Array:
+        """Log-probabilities of the actions, [T, R]; as APPO records them."""
+        return self.recorded["log_prob"]
 
 
 class Callbacks:
@@ -256,6 +265,59 @@ class EpisodeWatch:
         return [EpisodeStats(row, answer) for answer in answers if answer]
 
 
+class GroupHooks:
+    """Tells hooks what a group of environments in an actor does.
+
+    Args:
+        hooks: of its actor.
+        trajectories: the shared arrays.
+        first_row: number of the group's first row in the run.
+        num_agents: rows of each of its environments.
+    """
+
+    def __init__(self, hooks: Hooks, trajectories: Trajectories, first_row: int, num_agents: int) -> None:
+        self._hooks, self._trajectories = hooks, trajectories
+        self._num_agents, self._first_env = num_agents, first_row // num_agents
+        self._watch = EpisodeWatch(hooks, trajectories.valid.shape[2])
+
+    def step(self, slot: int, step: int, row: StepRow, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
+        """Tell of a step that has been taken; return the statistics of episodes, those included that callbacks add."""
+        t = self._trajectories
+        seen = Step(
+            first_env=self._first_env,
+            num_agents=self._num_agents,
+            observations={key: array[slot, step] for key, array in t.obs.items()},
+            actions=t.action[slot, step],
+            rewards=row.reward,
+            num_frames=row.num_frames,
+            terminated=row.terminated,
+            truncated=row.truncated,
+            valid=t.valid[slot, step],
+            policies=t.policy_id[slot, step],
+        )
+        return [*stats, *self._watch.see(seen, stats)]
+
+    def trajectory(self, slot: int) -> None:
+        """Tell of a trajectory that is full."""
+        if not self._hooks.hears("on_trajectory_end"):
+            return
+        t = self._trajectories
+        full = Trajectory(
+            first_env=self._first_env,
+            num_agents=self._num_agents,
+            observations=read_only({key: array[slot] for key, array in t.obs.items()}),
+            first=read_only(t.first[slot]),
+            actions=read_only(t.action[slot]),
+            rewards=read_only(t.reward[slot]),
+            terminated=read_only(t.terminated[slot]),
+            truncated=read_only(t.truncated[slot]),
+            valid=read_only(t.valid[slot]),
+            policies=read_only(t.policy_id[slot]),
+            recorded=read_only({name: array[slot] for name, array in t.recorded.items()}),
+        )
+        self._hooks.tell("on_trajectory_end", full)
+
+
 def finite(answer: object) -> dict[str, float]:
     """What of a user's answer are numbers by name."""
     if not isinstance(answer, Mapping):
@@ -286,24 +348,35 @@ def read_only(part: Any) -> Any:
 
 
 class CustomSummaries:
-    """Calls `function(policy, statistics)`, which returns figures by tag; what it raises costs those and one warning.
+    """Calls `function(policy, statistics)`, which returns figures by tag, and then callbacks, which add some more.
 
-    It runs in main between two messages, so it should take milliseconds.
+    What the function raises costs its figures and one warning. It runs in main between two messages, so it should take
+    milliseconds.
 
     Args:
         name: of the function, as package.module:function; empty: there is none.
+        hooks: of main, if there are any.
 
     Raises:
         UsageError: there is no such function.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, hooks: Hooks | None = None) -> None:
+        self.name, self._hooks = name, hooks
         self._function = find_function("custom_summaries", name) if name else None
         self._warned = False
 
     def __call__(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
-        """The figures it returns for the counters and tags of a policy, without those that are not finite."""
+        """Return new figures beside the counters and tags of a policy, as far as they are finite."""
+        found = self._figures(policy, statistics)
+        if self._hooks is None:
+            return found
+        figures = {**statistics, **found}
+        self._hooks.tell("before_logging", policy, figures)
+        return found | {tag: value for tag, value in finite(figures).items() if tag not in statistics}
+
+    def _figures(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
+        """Those that the function returns."""
         if self._function is None:
             return {}
         try:
@@ -319,23 +392,3 @@ class CustomSummaries:
 
 COUNT = "callbacks_off"
 """What actors call the number of callbacks that have raised, in their reports."""
-
-
-class ToldSummaries(CustomSummaries):
-    """What callbacks add to the figures of a policy, after the function that flags name.
-
-    Args:
-        name: of that function, or empty.
-        hooks: of main.
-    """
-
-    def __init__(self, name: str, hooks: Hooks) -> None:
-        super().__init__(name)
-        self._hooks = hooks
-
-    def __call__(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
-        """New figures; those that are there are not changed."""
-        found = super().__call__(policy, statistics)
-        figures = {**statistics, **found}
-        self._hooks.tell("before_logging", policy, figures)
-        return found | {tag: value for tag, value in finite(figures).items() if tag not in statistics}

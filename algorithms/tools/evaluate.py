@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
-from algorithms.ops.numpy_twins import ActionSampler, is_supported, most_probable
+from algorithms.ops.numpy_twins import ActionSampler, most_probable
+from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import (
     EVALUATED_METRIC,
@@ -349,12 +350,11 @@ class NumpyPlayer:
     Args:
         mlp: the network.
         spec: of the environment.
-        generator: of the random numbers; None: actions are the most probable ones.
+        sampler: of actions; None: they are the most probable ones.
     """
 
-    def __init__(self, mlp: NumpyMlp, spec: EnvSpec, generator: np.random.Generator | None) -> None:
-        rows, self._mlp, self._parts = spec.num_agents, mlp, spec.action.parts
-        self._sampler = None if generator is None else ActionSampler(self._parts, rows, generator)
+    def __init__(self, mlp: NumpyMlp, spec: EnvSpec, sampler: ActionSampler | None) -> None:
+        rows, self._mlp, self._sampler, self._parts = spec.num_agents, mlp, sampler, spec.action.parts
         self._logits = np.empty((rows, spec.action.num_logits), np.float32)
         self._value, self._log_prob = np.empty((2, rows), np.float32)
         self._action = np.empty((rows, spec.action.num_values), spec.action.dtype)
@@ -370,9 +370,11 @@ class NumpyPlayer:
 
 
 def cheapest(player: Player, seed: int, *, deterministic: bool) -> Acts:
-    """Who acts for a player at the smallest cost: itself, unless its network and its actions are simple."""
-    spec = player.spec
-    mlp = None if spec.action_mask or not is_supported(spec.action.parts) else numpy_mlp(player.model, spec.num_agents)
-    if mlp is None:
+    """Return who acts for a player at the smallest cost: itself, unless its network and its actions are simple."""
+    policy, spec = player.policy, player.spec
+    if not isinstance(policy, StochasticPolicy):
         return player
-    return NumpyPlayer(mlp, spec, None if deterministic else np.random.default_rng(seed))
+    sampler, mlp = policy.random(seed, spec.num_agents).sampler, numpy_mlp(policy.model, spec.num_agents)
+    if sampler is None or mlp is None:
+        return player
+    return NumpyPlayer(mlp, spec, None if deterministic else sampler)

@@ -177,7 +177,7 @@ def test_updates_that_are_not_finite_end_the_run_with_one_line_and_what_is_neede
     (incident,) = (run.directory / "incidents").iterdir()
     assert line.endswith(f"batch and weights are in {incident}")
     # Values in units of such returns may overflow; what the environment gave has not.
-    assert set(json.loads((incident / "incident.json").read_text())["not_finite"]) <= {"behavior_value"}
+    assert set(json.loads((incident / "incident.json").read_text())["not_finite"]) <= {"recorded.value"}
     assert load_file(incident / "batch.safetensors")["reward"].max() == np.float32(3e38)
     assert all(np.isfinite(weights).all() for weights in load_file(incident / "model.safetensors").values())
     assert len(checkpoint_steps(run.directory)) == 1

@@ -10,6 +10,7 @@ import torch
 
 from algorithms import cli
 from algorithms.models.build import new_model
+from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.episodes import Episode
 from algorithms.playing.player import Player, find_run, load_player, make_envs, play
@@ -221,7 +222,7 @@ def test_the_most_probable_action_of_every_kind() -> None:
     obs, first = {"obs": np.ones((1, 3), np.float32)}, np.ones(1, np.bool_)
 
     def actions(**flags: bool) -> np.ndarray:
-        player = Player(flat, spec, EvaluationConfig(**flags), seed=1)
+        player = Player(StochasticPolicy(flat, spec), spec, EvaluationConfig(**flags), seed=1)
         return np.stack([player.act(obs, first)[0] for _ in range(60)])
 
     sampled, means, fixed = actions(), actions(continuous_actions_sample=False), actions(deterministic=True)

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from algorithms import cli, load_policy
 from algorithms.models.build import new_model
+from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Player, Run
 from algorithms.playing.policy import Policy
@@ -88,7 +89,8 @@ def untrained(seen: tuple[spaces.Space[Any], spaces.Space[Any]], flags: dict[str
     with torch.no_grad():
         flat.flat.add_(torch.rand(flat.flat.shape) * 0.2)
     flat.module.eval()
-    return Policy(Run(Path("none"), config, Path("none"), {}), Player(flat, spec, EvaluationConfig(), 0), seen, 7)
+    player = Player(StochasticPolicy(flat, spec), spec, EvaluationConfig(), 0)
+    return Policy(Run(Path("none"), config, Path("none"), {}), player, seen, 7)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from algorithms.run import main
 from algorithms.runtime.learning.gpu_batches import DeviceBatches
-from algorithms.runtime.sampling.gpu_policy_worker import BufferedPolicyWorker
+from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
 from benchmarks import gpu_check
 from benchmarks.twin import BufferedBlueprint, TwinRun
 from tests.integration import runs
@@ -25,7 +25,7 @@ def test_in_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mod
     for _ in run.turns():
         pass
     worker, policy_worker = run.worker("learner"), run.worker("policy_worker")
-    assert isinstance(policy_worker, BufferedPolicyWorker)
+    assert isinstance(policy_worker.engine, GpuEngine)
     assert isinstance(worker.batches, DeviceBatches)
     assert worker.learner.quick_update._steps
     assert worker.learner.compared == worker.totals["samples"] >= 1500

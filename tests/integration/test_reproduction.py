@@ -14,7 +14,6 @@ from gymnasium.vector import AutoresetMode
 
 from algorithms.models.build import new_model
 from algorithms.models.encoders import Encoder
-from algorithms.runtime.memory.slots import Trajectories
 from envs.toys.spaces import ACTIONS, OBSERVATIONS
 from tests.integration.runs import SerialRun, record
 from utils import machine
@@ -161,7 +160,7 @@ def test_without_a_fault_the_same_run_is_reproduced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("env", ["discrete", "box"])
 def test_what_acts_without_torch_has_the_log_probs_of_the_learner(tmp_path: Path, env: str) -> None:
     run = serial_run(tmp_path / "run", "mlp", env)
-    assert run.worker("policy_worker").sampling.numpy is not None
+    assert run.worker("policy_worker").chance.fast is not None
     assert mean_log_prob_gap(run) <= TOLERANCE
 
 
@@ -173,8 +172,8 @@ def test_in_bf16_acting_and_learning_hardly_differ(tmp_path: Path, model: str) -
     acting, learner = run.worker("policy_worker"), run.worker("learner").learner
     gap = mean_log_prob_gap(run)
     assert gap <= 1e-2
-    encoders = {p.dtype for name, p in acting.flat.module.named_parameters() if "encoder" in name}
-    heads = {p.dtype for name, p in acting.flat.module.named_parameters() if "head" in name}
+    encoders = {p.dtype for name, p in acting.policy.flat.module.named_parameters() if "encoder" in name}
+    heads = {p.dtype for name, p in acting.policy.flat.module.named_parameters() if "head" in name}
     assert (encoders, heads) == ({torch.bfloat16}, {torch.float32})
     assert learner.optimizer.gradient.abs().max() > 0
     state = learner.state().weights
@@ -191,7 +190,7 @@ def mean_log_prob_gap(run: SerialRun) -> float:
         last = batch.policy_version == learner.version  # the statistics are those of the acting version
         with torch.no_grad():
             policy, _ = learner._unroll(batch)
-        gap = (policy.log_prob(batch.action) - batch.behavior_log_prob).abs()
+        gap = (policy.log_prob(batch.action) - batch.recorded["log_prob"]).abs()
         gaps.append(gap[batch.valid & last])
 
     learner.compare = noted
@@ -267,7 +266,7 @@ class Slot:
 
 def collect_slots(run: SerialRun, stale_at: int | None = None) -> list[Slot]:
     """Every slot of the run's one group, in order; at one turn the live state may miss a step."""
-    shared = Trajectories.attach(run.arena, run.blueprint.spec)
+    shared = run.blueprint.trajectories(run.arena)
     live = run.worker("policy_worker").live_state
     slots, handed_over, before = [], shared.sequence.copy(), live.clone()
     for turn in run.turns():

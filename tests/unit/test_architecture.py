@@ -20,11 +20,11 @@ TORCH = (
     "algorithms.ops",
     "algorithms.parts",
     "algorithms.runtime.learning",
+    "algorithms.runtime.algorithm",  # in annotations
     "algorithms.runtime.devices",
     "algorithms.runtime.algorithm",  # for type checkers only
     "algorithms.runtime.sampling.policy_worker",
     "algorithms.runtime.sampling.gpu_policy_worker",
-    "algorithms.runtime.sampling.numpy_acting",
     "algorithms.appo.learner",
     "algorithms.appo.numpy_learner",
     "algorithms.appo.verify",
@@ -305,6 +305,7 @@ def is_wall_clock(node: ast.AST) -> bool:
     [
         ("algorithms.run.main", ("torch",)),  # main
         ("algorithms.run.plan", ("torch",)),  # actors
+        ("algorithms.appo.algorithm", ("torch",)),
         ("algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
         ("algorithms.playing.config", ("torch", "numpy", "gymnasium")),
         ("algorithms.run.summary", ("torch", "numpy", "gymnasium")),

@@ -187,7 +187,7 @@ class NetworkProbe:
         spec = replace(self.spec, num_agents=1)  # any number of rows, which need not be whole environments
         blueprint = RunPlan(config, spec, self.description, topology, budget, "cpu", 0)
         arena = Arena.create(blueprint.fields())
-        trajectories = Trajectories.attach(arena, self.spec)
+        trajectories = blueprint.trajectories(arena)
         trajectories.valid[:] = True
         if self.spec.action_mask:
             trajectories.obs[MASK_KEY][:] = 1

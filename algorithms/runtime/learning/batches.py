@@ -4,7 +4,7 @@ A batch is `columns` trajectories of the rollout length; the columns of one slot
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -29,13 +29,26 @@ class Batch:
     terminated: Tensor
     truncated: Tensor
     num_frames: Tensor
-    final_value: Tensor  # [T, B], or [0, B] when the environment needs none
     action: Tensor  # [T, B, A]
-    behavior_logits: Tensor  # [T, B, L]
-    behavior_log_prob: Tensor
-    behavior_value: Tensor
+    recorded: dict[str, Tensor]  # [T, B, *], or [F, B, *] where F is 0 unless the environment needs final values
     policy_version: Tensor
     rnn_state: Tensor  # [N, B, H]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Make a batch of tensors by the names of `named`."""
+        grouped: dict[str, Any] = {"obs": {}, "recorded": {}}
+        for name, tensor in tensors.items():
+            group, dot, key = name.partition(".")
+            if dot:
+                grouped[group][key] = tensor
+            else:
+                grouped[name] = tensor
+        return cls(**grouped)
+
+    def named(self) -> dict[str, Tensor]:
+        """Return all tensors by their names: those of the fields, obs.KEY, and recorded.NAME."""
+        return _named(self)
 
     def columns(self, index: Tensor | slice) -> Self:
         """The batch of some of the columns."""
@@ -49,14 +62,23 @@ class Batch:
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in an order of their own."""
-        return [*self.obs.values(), *(getattr(self, f.name) for f in fields(self) if f.name != "obs")]
+        return list(self.named().values())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The batch of what the function makes of every tensor."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        obs = values.pop("obs")
-        mapped: dict[str, Any] = {name: function(tensor) for name, tensor in values.items()}
-        return type(self)(obs={key: function(tensor) for key, tensor in obs.items()}, **mapped)
+        return self.of({name: function(tensor) for name, tensor in self.named().items()})
+
+
+def _named(source: Batch | Trajectories) -> dict[str, Any]:
+    """Return the fields of a batch, or of trajectories as far as batches have them, one by one by their names."""
+    named: dict[str, Any] = {}
+    for field in fields(Batch):
+        value = getattr(source, field.name)
+        if isinstance(value, dict):
+            named |= {f"{field.name}.{key}": one for key, one in value.items()}
+        else:
+            named[field.name] = value
+    return named
 
 
 class BatchCounts(NamedTuple):
@@ -156,7 +178,7 @@ class ColumnBatches:
         self.filled, self._next_columns = 0, columns
         self.staged_samples = self.queued_samples = 0
         self.discarded = self.released = self.trajectories_seen = 0
-        self._sources = {f.name: getattr(trajectories, f.name) for f in fields(Batch) if f.name != "obs"}
+        self._sources: dict[str, Array] = _named(trajectories)
         self._entered = Entered()
         self._allocate()
 
@@ -208,8 +230,7 @@ class ColumnBatches:
         if self.filled < self.num_columns:
             return None
         self._enter()
-        tensors = {name: torch.from_numpy(a) for name, a in self._staging.items()}
-        return Batch(obs={key: torch.from_numpy(a) for key, a in self._staging_obs.items()}, **tensors)
+        return Batch.of({name: torch.from_numpy(a) for name, a in self._staging.items()})
 
     def entered(self) -> Entered:
         """Return the steps of the batch, once."""
@@ -267,8 +288,6 @@ class ColumnBatches:
         index: Any = slice(int(columns[0]), int(columns[-1]) + 1) if whole else columns
         for name, staging in self._staging.items():
             staging[:, start:end] = self._sources[name][slot][:, index]
-        for key, staging in self._staging_obs.items():
-            staging[:, start:end] = self.trajectories.obs[key][slot][:, index]
         mine = self._mine(slot)[:, index]
         self._staging["valid"][:, start:end] = mine
         self.filled = end
@@ -287,7 +306,6 @@ class ColumnBatches:
     def _allocate(self) -> None:
         """Memory for the batch that is being filled."""
         self._staging = {name: self._staging_for(a) for name, a in self._sources.items()}
-        self._staging_obs = {key: self._staging_for(a) for key, a in self.trajectories.obs.items()}
 
     def _staging_for(self, source: Array) -> Array:
         """[steps, columns, ...] for a field [S, steps, R, ...]."""

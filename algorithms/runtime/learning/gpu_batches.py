@@ -64,9 +64,7 @@ class DeviceBatches(ColumnBatches):
         self.stream.follow()  # the buffer that is filled next was read by the training issued last
         buffer = self._buffers[self._current]
         self._current = (self._current + 1) % BUFFERS
-        fields = {name: x for name, x in buffer.items() if not name.startswith("obs.")}
-        fields |= {name: torch.from_numpy(a) for name, a in self._staging.items()}
-        return Batch(obs={key: buffer[f"obs.{key}"] for key in self.trajectories.obs}, **fields)
+        return Batch.of({**buffer, **{name: torch.from_numpy(a) for name, a in self._staging.items()}})
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
         """Release what was held when the device has read it: not all of it need be in a batch that has arrived."""
@@ -113,12 +111,10 @@ class DeviceBatches(ColumnBatches):
         """Memory for batches: on the host for what is counted, on the device, twice, for the rest."""
         self.stream.lead()  # what is still copied into earlier buffers must not end up in what takes their place
         uploaded = {name: a for name, a in self._sources.items() if name not in COUNTED}
-        uploaded |= {f"obs.{key}": a for key, a in self.trajectories.obs.items()}
         self._slots = {name: torch.from_numpy(a) for name, a in uploaded.items()}
         self._buffers = [{name: self._buffer_for(a) for name, a in uploaded.items()} for _ in range(BUFFERS)]
         self._uploaded, self._current = REACHED, 0
         self._staging = {name: self._staging_for(self._sources[name]) for name in COUNTED}
-        self._staging_obs = {}
         self.stream.follow()  # the buffers exist before anything is copied into them
 
     def _buffer_for(self, source: Array) -> Tensor:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
@@ -86,9 +86,7 @@ def giving_up(reason: str, folder: Path, policy: int, state: LearnerState, table
 
 def _encode_batch(batch: Batch, words: Mapping[str, object]) -> dict[str, bytes]:
     """The files of an incident that a checkpoint does not have."""
-    tensors = {f"obs.{key}": value for key, value in batch.obs.items()}
-    tensors |= {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "obs"}
-    arrays: dict[str, Array] = {name: np.ascontiguousarray(value.cpu().numpy()) for name, value in tensors.items()}
+    arrays: dict[str, Array] = {name: np.ascontiguousarray(x.cpu().numpy()) for name, x in batch.named().items()}
     not_finite = sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
     words = {**words, "not_finite": not_finite}
     return {"batch.safetensors": save(arrays), "incident.json": json.dumps(words, indent=1).encode()}

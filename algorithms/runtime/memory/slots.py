@@ -7,16 +7,22 @@ from typing import Any, Self
 
 import numpy as np
 
+from algorithms.runtime.algorithm import Recorded
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from algorithms.runtime.topology import Topology
 from envs.spec import EnvSpec
 
+NOTHING_RECORDED: Mapping[str, Recorded] = {}
+
 NUM_COUNTS = 16  # room for the counts of one group or one learner; they share no cache line with the next one's
 
 
 def dims(shape: str, dtype: type[Any] | str) -> Any:
-    """Declare a shared array by its named dimensions; `dtype` is a numpy type, "observation" or "action"."""
+    """Declare a shared array by its named dimensions; `dtype` is a numpy type, or names who declares the array.
+
+    "observation" and "action" are declared by the environment, "recorded" by the algorithm.
+    """
     return dataclasses.field(metadata={"dims": shape.split(), "dtype": dtype})
 
 
@@ -30,7 +36,6 @@ def sizes_of(topology: Topology, spec: EnvSpec, rnn_state_size: int, recurrence:
         "T+1": topology.rollout + 1,
         "R": topology.rows,
         "A": spec.action.num_values,
-        "L": spec.action.num_logits,
         "H": rnn_state_size,
         "N": topology.rollout // recurrence,  # BPTT segments
         "F": topology.rollout if spec.same_step else 0,  # steps that can need a separate final value
@@ -40,30 +45,38 @@ def sizes_of(topology: Topology, spec: EnvSpec, rnn_state_size: int, recurrence:
 
 
 class SharedArrays:
-    """Base of dataclasses whose fields are arena arrays; `obs` and `final_obs` are dicts by observation key."""
+    """Base of dataclasses whose fields are arena arrays, or dicts of them: by observation key, or by recorded name."""
 
     @classmethod
-    def declare(cls, sizes: dict[str, int], spec: EnvSpec) -> list[Field]:
-        """The arena fields of this class."""
+    def declare(
+        cls, sizes: dict[str, int], spec: EnvSpec, recorded: Mapping[str, Recorded] = NOTHING_RECORDED
+    ) -> list[Field]:
+        """Return the arena fields of this class; `recorded` are those of the algorithm."""
         fields = []
         for declared in dataclasses.fields(cls):  # type: ignore[arg-type]
             shape = tuple(sizes[d] for d in declared.metadata["dims"])
             name, dtype = f"{cls.__name__}.{declared.name}", declared.metadata["dtype"]
             if dtype == "observation":
                 fields += [Field(f"{name}.{key}", shape + o.shape, o.dtype) for key, o in spec.observations.items()]
+            elif dtype == "recorded":
+                for key, one in recorded.items():
+                    of_slot = tuple(d if isinstance(d, int) else sizes[d] for d in one.dims)
+                    fields.append(Field(f"{name}.{key}", shape + of_slot, one.dtype))
             else:
                 numpy_type = spec.action.dtype if dtype == "action" else dtype
                 fields.append(Field(name, shape, np.dtype(numpy_type).name))
         return fields
 
     @classmethod
-    def attach(cls, arena: Arena, spec: EnvSpec) -> Self:
-        """The arrays as laid out in the arena."""
+    def attach(cls, arena: Arena, spec: EnvSpec, recorded: Mapping[str, Recorded] = NOTHING_RECORDED) -> Self:
+        """Return the arrays as laid out in the arena."""
         arrays: dict[str, Any] = {}
         for declared in dataclasses.fields(cls):  # type: ignore[arg-type]
             name = f"{cls.__name__}.{declared.name}"
             if declared.metadata["dtype"] == "observation":
                 arrays[declared.name] = {key: arena[f"{name}.{key}"] for key in spec.observations}
+            elif declared.metadata["dtype"] == "recorded":
+                arrays[declared.name] = {key: arena[f"{name}.{key}"] for key in recorded}
             else:
                 arrays[declared.name] = arena[name]
         return cls(**arrays)
@@ -87,11 +100,8 @@ class Trajectories(SharedArrays):
     terminated: Array = dims("S T R", np.bool_)
     truncated: Array = dims("S T R", np.bool_)
     num_frames: Array = dims("S T R", np.int32)  # simulator frames behind the step
-    final_value: Array = dims("S F R", np.float32)  # V of the true final observation; SAME_STEP environments only
     action: Array = dims("S T R A", "action")  # as sampled: neither clipped nor squashed
-    behavior_logits: Array = dims("S T R L", np.float32)
-    behavior_log_prob: Array = dims("S T R", np.float32)
-    behavior_value: Array = dims("S T R", np.float32)  # in units of return
+    recorded: dict[str, Array] = dims("S", "recorded")  # by the policy that acted, for its algorithm
     policy_version: Array = dims("S T R", np.int64)
     rnn_state: Array = dims("S N R H", np.float32)  # before every BPTT segment
     owner: Array = dims("S", np.int64)  # policies that still hold the slot, as bits; 0: its actor's

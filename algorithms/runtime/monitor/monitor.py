@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.runtime.budget import Budget
-from algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks, ToldSummaries
+from algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import (
     EpisodesDone,
@@ -43,6 +43,7 @@ class Monitor:
         budget: of the run, for the estimate of the time left.
         machine: that it runs on; by default this one, without a GPU.
         frozen: policies that never learn.
+        hooks: are told of reports; None without callbacks.
 
     Attributes:
         console: what shows the run meanwhile: plain lines, unless it is given another one.
@@ -59,10 +60,11 @@ class Monitor:
         budget: Budget,
         machine: Machine | None = None,
         frozen: Collection[int] = (),
+        hooks: Hooks | None = None,
     ) -> None:
-        self.config, self.budget = config, budget
+        self.config, self.budget, self.hooks = config, budget, hooks
         self.console: Console = PlainLines(config.report_interval_seconds)
-        self.custom = CustomSummaries(config.custom_summaries)
+        self.custom = CustomSummaries(config.custom_summaries, hooks)
         self.policies = [PolicyProgress(config.stats_avg, frozen=policy in frozen) for policy in range(len(resumed))]
         self.workers: dict[str, dict[str, int]] = {}
         self.machine = machine or Machine(core_time())
@@ -115,6 +117,8 @@ class Monitor:
                 progress.env_step_rate.add(now, totals["env_steps"])
                 progress.sample_rate.add(now, totals["samples"])
                 progress.discard_rate.add(now, totals["discarded"])
+                if self.hooks is not None:
+                    self.hooks.tell("on_report", message)
             case WorkerReport(worker, totals):
                 self.workers[worker] = self.workers.get(worker, {}) | totals
             case TimeReport(process):
@@ -163,7 +167,8 @@ class Monitor:
         progress = self.policies[policy]
         counters = {name: progress.totals[name] for name in COUNTERS}
         head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
-        return {**head, **self._replaced(), **progress.tags()}
+        callbacks = {} if self.hooks is None else {f"perf/{COUNT}": self._callbacks_off(self.hooks)}
+        return {**head, **self._replaced(), **progress.tags(), **callbacks}
 
     def figures(self, policy: int) -> dict[str, float]:
         """The counters and tags of a policy now, as a record of metrics.jsonl has them."""
@@ -210,7 +215,8 @@ class Monitor:
             parts.append(f"{rebuilds} env rebuilds, see logs")
         seconds = self.seconds_left(now)
         left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{duration(seconds)} left"
-        return " | ".join(parts) + left
+        off = 0 if self.hooks is None else self._callbacks_off(self.hooks)
+        return " | ".join(parts) + left + (f" | {off} callbacks are off, see logs" if off else "")
 
     def seconds_left(self, now: float) -> float | None:
         """An estimate of how long this start goes on from this monotonic time; None: no end is in sight."""
@@ -221,6 +227,9 @@ class Monitor:
     def collected(self) -> int:
         """Steps of all actors in this start."""
         return self._of_actors("collected")
+
+    def _callbacks_off(self, hooks: Hooks) -> int:
+        return hooks.off + self._of_actors(COUNT)
 
     def _of_actors(self, name: str) -> int:
         return sum(totals.get(name, 0) for totals in self.workers.values())
@@ -259,36 +268,5 @@ class Monitor:
             writer.close()
         if self.tracker is not None:
             self.tracker.close()
-
-
-class TellingMonitor(Monitor):
-    """A monitor that tells of reports, and counts callbacks that are off."""
-
-    _hooks = Hooks(())
-
-    def listen(self, hooks: Hooks) -> None:
-        """Tell these from now on."""
-        self._hooks, self.custom = hooks, ToldSummaries(self.custom.name, hooks)
-
-    def handle(self, message: Message) -> None:
-        """Take in a report."""
-        super().handle(message)
-        if isinstance(message, LearnerReport):
-            self._hooks.tell("on_report", message)
-
-    def record(self, policy: int, now: float) -> dict[str, float]:
-        """That of every monitor, and how many callbacks are off."""
-        return super().record(policy, now) | {f"perf/{COUNT}": self._off()}
-
-    def line(self) -> str:
-        """That of every monitor."""
-        off = self._off()
-        return super().line() + (f" | {off} callbacks are off, see logs" if off else "")
-
-    def close(self) -> None:
-        """Write what is left; then the run is over for hooks too."""
-        super().close()
-        self._hooks.tell("on_end")
-
-    def _off(self) -> int:
-        return self._hooks.off + self._of_actors(COUNT)
+        if self.hooks is not None:
+            self.hooks.tell("on_end")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from algorithms.runtime.callbacks import EpisodeWatch, Hooks, Step, Trajectory, read_only
+from algorithms.runtime.callbacks import GroupHooks
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, handed_over, take_back
 from algorithms.runtime.messages import (
@@ -161,7 +161,12 @@ class EnvGroup:
         trajectories, finals: the shared arrays.
         seeds: of the environments and of the draw of policies.
         make_matchmaker: makes the draw of policies, where there are several.
+
+    Attributes:
+        hooks: are told of what the group does; None without callbacks.
     """
+
+    hooks: GroupHooks | None = None
 
     def __init__(
         self,
@@ -226,6 +231,8 @@ class EnvGroup:
             np.logical_not(now.out.first, out=now.valid)
         num_valid = int(np.count_nonzero(now.valid))
         clock.collected += num_valid
+        if self.hooks is not None:
+            stats = self.hooks.step(slot, step, now.out, stats)
         self.episodes.record(now.out, now.valid, self.trajectories.policy_id[slot, step], stats)
         self.matchmaker.record(now.out, now.valid, self.trajectories.policy_id[slot, step])
         if num_valid < now.valid.size:
@@ -316,6 +323,8 @@ class EnvGroup:
         self.totals["collected"] += valid
         self.totals["reset_rows"] += t.valid[slot].size - valid
         self.totals["trajectories"] += 1
+        if self.hooks is not None:
+            self.hooks.trajectory(slot)
         yield from self.episodes.flush()
         yield from self.matchmaker.report()
         if self.plan.keep:
@@ -405,50 +414,3 @@ class Episodes:
             policy, episode_return, length = (np.concatenate(arrays) for arrays in zip(*self._ended, strict=True))
             yield EpisodesDone(policy, episode_return, length, tuple(self._stats))
             self._ended, self._stats, self._flushed = [], [], time.monotonic()
-
-
-class ToldEpisodes(Episodes):
-    """The episodes of a group, in the place of those it has.
-
-    Args:
-        group: whose they are.
-        hooks: of its actor.
-    """
-
-    def __init__(self, group: EnvGroup, hooks: Hooks) -> None:
-        super().__init__(group.envs.num_rows)
-        self.count = group.episodes.count
-        self._group, self._hooks, self._watch = group, hooks, EpisodeWatch(hooks, group.envs.num_rows)
-        self._num_agents = group.envs.spec.num_agents
-        self._first_env = group.plan.index * group.envs.num_rows // self._num_agents
-
-    def record(self, row: StepRow, valid: Array, policy: Array, stats: Sequence[EpisodeStats]) -> None:
-        """Tell of the step that the group has just taken, too."""
-        slot, step, t = self._group.slot, self._group.step, self._group.trajectories
-        seen = Step(
-            first_env=self._first_env,
-            num_agents=self._num_agents,
-            observations={key: array[slot, step] for key, array in t.obs.items()},
-            actions=t.action[slot, step],
-            rewards=row.reward,
-            num_frames=row.num_frames,
-            terminated=row.terminated,
-            truncated=row.truncated,
-            valid=valid,
-            policies=policy,
-        )
-        super().record(row, valid, policy, [*stats, *self._watch.see(seen, stats)])
-
-    def flush(self, now: bool = False) -> Iterator[EpisodesDone]:
-        """Tell of the trajectory that is handed over, too: whoever asks for no report at once has filled one."""
-        if not now and self._hooks.hears("on_trajectory_end"):
-            self._hooks.tell("on_trajectory_end", self._trajectory())
-        yield from super().flush(now)
-
-    def _trajectory(self) -> Trajectory:
-        slot, t = self._group.slot, self._group.trajectories
-        arrays = (t.first, t.action, t.reward, t.terminated, t.truncated, t.valid, t.policy_id)
-        behaviour = (t.behavior_value, t.behavior_log_prob)
-        observations = {key: array[slot] for key, array in t.obs.items()}
-        whole = (observations, *(array[slot] for array in (*arrays, *behaviour)))
-        return Trajectory(self._first_env, self._num_agents, *(read_only(part) for part in whole))

@@ -1,6 +1,7 @@
-"""A policy worker for devices that are far from the host: buffers that stay, few sizes, one copy back per batch."""
+"""Forward passes on devices that are far from the host: buffers that stay, few sizes, one copy back per batch."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,15 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.ops.distributions import ActionDistribution
+from algorithms.runtime.algorithm import FastPolicy, Policy, Random
 from algorithms.runtime.devices import Device
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import ActionRequest, Address
-from algorithms.runtime.sampling.policy_worker import ActingPlan, PolicyWorker, Rows
-from envs.spec import MASK_KEY
+from algorithms.runtime.memory.slots import Trajectories
+from algorithms.runtime.sampling.policy_worker import ActingPlan, Rows
 from utils.timing import COPYING, INFERENCE, clock
 
 log = logging.getLogger(__name__)
@@ -40,7 +37,8 @@ class _Bucket:
     Attributes:
         obs, first: inputs on the device.
         place: [N] where the recurrent state of each row is kept.
-        said: [N, A+L+2] on the device: action, logits, log-probability and value, as float32.
+        said: [N, W] on the device: all that is recorded of a row, as float32.
+        said_shapes: of one row, of each recorded field, in the order of `said`.
         host_place, host_said: the host's ends of `place` and `said`.
         run: the pass.
     """
@@ -49,58 +47,59 @@ class _Bucket:
     first: Tensor
     place: Tensor
     said: Tensor
+    said_shapes: dict[str, tuple[int, ...]]
     host_place: Tensor
     host_said: Tensor
     run: Callable[[], None]
 
 
-class BufferedPolicyWorker(PolicyWorker):
-    """Answers a batch of requests by a captured forward pass of the next larger size, with sampling inside.
+class GpuEngine:
+    """Runs a batch of rows by a captured forward pass of the next larger size, with sampling inside.
 
     Rows go straight from their slots to the device, as many copies as there are requests and fields. Rows that fill a
-    batch up use the state of a row that is nobody's. Recurrent states stay on the device; before a segment of
-    backpropagation they are copied into the slot, and whatever is copied has arrived when the replies go out.
+    batch up use the state of a row that is nobody's. Recurrent states stay on the device, and so does what a policy
+    records until one copy brings all of it back, as float32.
 
     Args:
-        address, plan, flat, ring, trajectories, finals: as `PolicyWorker`.
-        device: of the model.
+        policy: acts.
+        plan: of the policy worker.
+        trajectories: the shared arrays.
+        device: of the policy.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        plan: ActingPlan,
-        flat: FlatModule,
-        ring: WeightRing,
-        trajectories: Trajectories,
-        finals: FinalObservations,
-        device: Device,
-    ) -> None:
-        super().__init__(address, plan, flat, ring, trajectories, finals)
-        groups, rows, size = self.live_state.shape
-        self.device, self.sampling = device, self.sampling._replace(numpy=None)
-        self.states = torch.zeros(groups * rows + 1, size, device=plan.device)
-        self.live_state = self.states[:-1].view(groups, rows, size)
+    def __init__(self, policy: Policy, plan: ActingPlan, trajectories: Trajectories, device: Device) -> None:
+        self.policy, self.trajectories, self.device = policy, trajectories, device
+        groups, rows = plan.num_groups, trajectories.valid.shape[2]
+        self.states = torch.zeros(groups * rows + 1, policy.rnn_state_size, device=plan.device)
+        self.live_state = self.states[:-1].view(groups, rows, policy.rnn_state_size)
         self.places = np.arange(groups * rows).reshape(groups, rows)
-        self.rnn_state = torch.from_numpy(trajectories.rnn_state)
+        self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
+        self.first = torch.from_numpy(trajectories.first)
+        self.fields = {"action": trajectories.action, **trajectories.recorded}
         self.sizes = bucket_sizes(groups * rows)
-        self._buckets: dict[int, _Bucket] = {}
-        self._capturable = True
+        self.capturable = True
+        # by size and by source of random numbers, which a captured pass draws from for ever
+        self._buckets: dict[tuple[int, Random], _Bucket] = {}
 
     @torch.inference_mode()
-    def _act(self, rows: Rows) -> None:
+    def run(self, rows: Rows, random: Random) -> None:
+        """Act in the rows by the pass of the smallest size that holds them."""
         count = int(np.prod(rows.lead))
         size = next(size for size in self.sizes if size >= count)
-        bucket = self._buckets.get(size)
+        bucket = self._buckets.get((size, random))
         if bucket is None:
-            bucket = self._buckets[size] = self._make_bucket(size)
+            bucket = self._buckets[size, random] = self._make_bucket(size, random)
         self._load(bucket, rows, count)
         clock.enter(INFERENCE)
         bucket.run()
         bucket.host_said.copy_(bucket.said, non_blocking=True)
         self.device.mark().synchronize()
         clock.enter(COPYING)
-        self._store(rows, bucket.host_said[:count].numpy())
+        self._store(bucket, rows, bucket.host_said[:count].numpy())
+
+    def fast(self, random: Random) -> FastPolicy | None:
+        """Return None: nothing is faster than a captured pass."""
+        return None
 
     def _load(self, bucket: _Bucket, rows: Rows, count: int) -> None:
         """Copy the inputs of the rows to the device; what fills the batch up is left as it was."""
@@ -116,62 +115,62 @@ class BufferedPolicyWorker(PolicyWorker):
         bucket.host_place[count:] = len(self.states) - 1
         bucket.place.copy_(bucket.host_place, non_blocking=True)
 
-    def _store(self, rows: Rows, said: Array) -> None:
-        """Write [N, A+L+2] where the rows lie."""
-        t, num_values = self.trajectories, self.plan.spec.action.num_values
-        parts = (said[:, :num_values], said[:, num_values:-2], said[:, -2], said[:, -1])
-        fields = (t.action, t.behavior_logits, t.behavior_log_prob, t.behavior_value)
-        for field, part in zip(fields, parts, strict=True):
-            field[rows.at] = part.reshape(rows.lead + part.shape[1:])
+    def _store(self, bucket: _Bucket, rows: Rows, said: Array) -> None:
+        """Write [N, W] where the rows lie."""
+        start = 0
+        for name, shape in bucket.said_shapes.items():
+            end = start + math.prod(shape)
+            self.fields[name][rows.at] = said[:, start:end].reshape(rows.lead + shape)
+            start = end
 
-    def _snapshot_states(self, requests: list[ActionRequest]) -> None:
-        if self.plan.num_policies > 1:
-            super()._snapshot_states(requests)
-        elif self.model.rnn_state_size:
-            for _, group, slot, step, _ in requests:
-                if step % self.plan.recurrence == 0:
-                    segment = self.rnn_state[slot, step // self.plan.recurrence]
-                    segment.copy_(self.live_state[group], non_blocking=True)
-
-    def _make_bucket(self, size: int) -> _Bucket:
+    def _make_bucket(self, size: int, random: Random) -> _Bucket:
         """Allocate the buffers of a size, and capture its pass after running it on rows that are nobody's."""
-        spec, device = self.plan.spec.action, self.plan.device
-        width = spec.num_values + spec.num_logits + 2
+        device = self.device.name
         obs = {key: torch.zeros(size, *x.shape[3:], dtype=x.dtype, device=device) for key, x in self.obs.items()}
         first = torch.zeros(size, dtype=torch.bool, device=device)
         place = torch.full((size,), len(self.states) - 1, device=device)
-        said = torch.zeros(size, width, device=device)
+        recorded = self._forward(obs, first, place, random)  # the first of the warm-ups says what is recorded
+        said = _side_by_side(recorded)
 
         @torch.inference_mode()  # which captures leave
         def run() -> None:
-            said.copy_(self._forward(obs, first, place))
+            said.copy_(_side_by_side(self._forward(obs, first, place, random)))
 
-        host_place = self.device.host_buffer((size,), torch.int64)
-        host_said = self.device.host_buffer((size, width), torch.float32)
-        return _Bucket(obs, first, place, said, host_place, host_said, self._captured(run))
+        return _Bucket(
+            obs=obs,
+            first=first,
+            place=place,
+            said=said,
+            said_shapes={name: tuple(value.shape[1:]) for name, value in recorded.items()},
+            host_place=self.device.host_buffer((size,), torch.int64),
+            host_said=self.device.host_buffer(tuple(said.shape), torch.float32),
+            run=self._captured(run, random),
+        )
 
-    def _forward(self, obs: dict[str, Tensor], first: Tensor, place: Tensor) -> Tensor:
-        """One step of rows whose states are in these places; action, logits, log-probability and value, [N, A+L+2]."""
-        mask = obs[MASK_KEY].flatten(1) > 0 if self.plan.spec.action_mask else None
-        logits, value, after = self.model.act(obs, first, self.states.index_select(0, place))
+    def _forward(self, obs: dict[str, Tensor], first: Tensor, place: Tensor, random: Random) -> dict[str, Tensor]:
+        """Act in rows whose states are in these places [N]; what is recorded of them."""
+        rows = place.clamp(max=len(self.states) - 2)  # nobody's row has no number of its own
+        recorded, after = self.policy.act(obs, first, self.states.index_select(0, place), rows, random)
         self.states.index_copy_(0, place, after)
-        distribution = ActionDistribution(self.plan.spec.action.parts, logits, mask)
-        action = distribution.sample(self.sampling.generator)
-        numbers = torch.stack((distribution.log_prob(action), self.model.denormalize_value(value)), dim=1)
-        return torch.cat((action.float(), logits.float(), numbers), dim=1)
+        return recorded
 
-    def _captured(self, run: Callable[[], None]) -> Callable[[], None]:
+    def _captured(self, run: Callable[[], None], random: Random) -> Callable[[], None]:
         """The pass, captured where that is possible; else one warning, and the pass itself."""
-        for _ in range(WARM_UPS):
+        for _ in range(WARM_UPS - 1):
             run()
-        if not self._capturable:
+        if not self.capturable:
             return run
         try:
             with self.device.strict():
                 run()
-            return self.device.capture(run, self.sampling.generator)
+            return self.device.capture(run, random.generator)
         except RuntimeError as error:
-            self._capturable = False
+            self.capturable = False
             self._buckets.clear()  # their graphs draw from a generator that has half a capture behind it
             log.warning("the forward pass cannot be captured and runs as it is: %s", error)
             return run
+
+
+def _side_by_side(recorded: dict[str, Tensor]) -> Tensor:
+    """All that is recorded of N rows as float32, [N, W]."""
+    return torch.cat([value.float().reshape(len(value), -1) for value in recorded.values()], dim=1)

@@ -1,45 +1,31 @@
 """The policy worker: answers every request that waits with one forward pass."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from algorithms.models.flat_module import FlatModule
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.numpy_twins import ActionSampler, is_supported
+from algorithms.runtime.algorithm import FastPolicy, Policy, Random
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories
 from algorithms.runtime.memory.weights import WeightRing, checksum
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
-from algorithms.runtime.sampling.numpy_acting import NumpyActing, numpy_acting
-from envs.spec import MASK_KEY, EnvSpec
+from envs.spec import EnvSpec
 from utils.errors import ResourceError
 from utils.failpoints import failpoint
 from utils.timing import COPYING, FRAMEWORK, INFERENCE, clock
 
-
-class ActingModel(Protocol):
-    """What a policy worker needs of a model; N rows."""
-
-    rnn_state_size: int
-
-    def act(self, obs: dict[str, Tensor], first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [N, L], value [N] in normalized units and the next state [N, H]."""
-        ...
-
-    def denormalize_value(self, value: Tensor) -> Tensor:
-        """Values in units of return."""
-        ...
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ActingPlan:
-    """What a policy worker is told once.
+    """The settings of a policy worker.
 
     Attributes:
         spec: of the environment.
@@ -47,7 +33,9 @@ class ActingPlan:
         recurrence: steps of a BPTT segment; the recurrent state is recorded before each.
         num_policies: policies that may act in one group.
         device: of the forward pass.
-        seed: of the sampling of actions.
+        seed: of the random numbers of all groups together.
+        group_seeds: of the random numbers of each group. The groups then act one by one, so that it makes no difference
+            who asks first (lockstep); (): they act together.
         replaces: another policy worker has died in this place: recurrent states are rebuilt from the slots.
     """
 
@@ -57,6 +45,7 @@ class ActingPlan:
     num_policies: int
     device: str
     seed: int
+    group_seeds: tuple[int, ...] = ()
     replaces: bool = False
 
 
@@ -69,25 +58,85 @@ class Rows:
     lead: tuple[int, ...]
 
     def groups(self) -> list[tuple[int, int]]:
-        """Slot and step of every group, if these are whole groups; else none."""
+        """Return slot and step of every group, if these are whole groups; else nothing."""
         if len(self.at) > 2:
             return []
         slots, steps = (np.atleast_1d(index).tolist() for index in self.at)
         return list(zip(slots, steps, strict=True))
 
 
-class Sampling(NamedTuple):
-    """How actions are drawn.
+class Engine(Protocol):
+    """Runs forward passes of a policy on rows of the slots.
 
     Attributes:
-        generator: by torch.
-        sampler: for whole groups without torch, on a CPU where the actions are of the simple kind.
-        numpy: all of acting without torch, where the network is too.
+        policy: acts.
+        live_state: [G, R, H] recurrent state of every group of the run, on the device.
     """
 
-    generator: Generator
-    sampler: ActionSampler | None = None
-    numpy: NumpyActing | None = None
+    policy: Policy
+    live_state: Tensor
+
+    def run(self, rows: Rows, random: Any) -> None:
+        """Act in these rows: fill their recorded fields, and go on with their recurrent state."""
+        ...
+
+    def fast(self, random: Any) -> FastPolicy | None:
+        """Make what acts in whole groups at less cost than `run`; None where there is nothing like that."""
+        ...
+
+
+class HostEngine:
+    """Gathers the rows, acts, and scatters what is recorded; on a device, too, if a slow one.
+
+    Args:
+        policy: acts.
+        plan: of the policy worker.
+        trajectories: the shared arrays.
+    """
+
+    def __init__(self, policy: Policy, plan: ActingPlan, trajectories: Trajectories) -> None:
+        self.policy, self.trajectories, self.device = policy, trajectories, plan.device
+        num_rows = trajectories.valid.shape[2]
+        self.live_state = torch.zeros(plan.num_groups, num_rows, policy.rnn_state_size, device=plan.device)
+        self.numbers = torch.arange(plan.num_groups * num_rows, device=plan.device).view(plan.num_groups, num_rows)
+        self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
+        self.first = torch.from_numpy(trajectories.first)
+        self.fields = {"action": trajectories.action, **trajectories.recorded}
+
+    @torch.inference_mode()
+    def run(self, rows: Rows, random: Any) -> None:
+        """Gather K x R rows, one forward pass, scatter what it says."""
+        last = len(rows.lead) - 1
+        obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
+        state, numbers = self.live_state[rows.state].flatten(0, last), self.numbers[rows.state].flatten(0, last)
+        clock.enter(INFERENCE)
+        recorded, state = self.policy.act(
+            obs, self._gather(self.first, rows), state, numbers, random, whole_groups=len(rows.at) == 2
+        )
+        clock.enter(COPYING)
+        self.live_state[rows.state] = state.view(*rows.lead, state.shape[-1])
+        for name, value in recorded.items():
+            self.fields[name][rows.at] = value.cpu().numpy().reshape(rows.lead + value.shape[1:])
+
+    def fast(self, random: Any) -> FastPolicy | None:
+        """Return the policy's own twin without torch."""
+        return self.policy.fast(self.trajectories, random)
+
+    def _gather(self, tensor: Tensor, rows: Rows) -> Tensor:
+        """The rows of a field, [N, ...] on the device of the policy."""
+        return tensor[rows.at].flatten(0, len(rows.lead) - 1).to(self.device)
+
+
+class Chance(NamedTuple):
+    """The random numbers of one or of all groups.
+
+    Attributes:
+        random: of the policy.
+        fast: acts with them, where that can be done for whole groups at less cost.
+    """
+
+    random: Random
+    fast: FastPolicy | None
 
 
 class PolicyWorker:
@@ -95,8 +144,8 @@ class PolicyWorker:
 
     Args:
         address: of this worker; its index is the policy.
-        plan: what it is told once.
-        flat: the acting model with its weights in one vector.
+        plan: its settings.
+        engine: runs the forward passes of the policy.
         ring: where the learner publishes weights.
         trajectories, finals: the shared arrays.
     """
@@ -105,23 +154,21 @@ class PolicyWorker:
         self,
         address: Address,
         plan: ActingPlan,
-        flat: FlatModule,
+        engine: Engine,
         ring: WeightRing,
         trajectories: Trajectories,
         finals: FinalObservations,
     ) -> None:
-        self.address, self.plan, self.flat = address, plan, flat
-        self.delivery = WeightDelivery(ring, flat)
-        self.model: ActingModel = flat.module  # type: ignore[assignment]
+        self.address, self.plan, self.engine, self.policy = address, plan, engine, engine.policy
+        self.weights = WeightReader(ring, engine.policy.flat)
         self.trajectories, self.finals = trajectories, finals
-        self.rollout, rows = trajectories.valid.shape[1:]
+        self.rollout, self.num_rows = trajectories.valid.shape[1:]
         self.version = 0
         self.requests: dict[int, ActionRequest] = {}  # by group; the newest of a group is the only current one
-        self.live_state = torch.zeros(plan.num_groups, rows, self.model.rnn_state_size, device=plan.device)
-        self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
-        self.first = torch.from_numpy(trajectories.first)
-        self.sampling = self._sampling(plan.seed)
-        self._stateless = set(range(plan.num_groups)) if plan.replaces and self.model.rnn_state_size else set()
+        self.live_state = engine.live_state
+        self.chance = self._chance(plan.seed)
+        self._of_group: dict[int, Chance] = {}
+        self._stateless = set(range(plan.num_groups)) if plan.replaces and self.policy.rnn_state_size else set()
 
     def handle(self, message: Message) -> Iterator[Message]:
         """Note a request; it is answered with all others that wait."""
@@ -140,9 +187,26 @@ class PolicyWorker:
         yield from self.answer(requests)
 
     def answer(self, requests: list[ActionRequest]) -> Iterator[ActionsReady]:
-        """Answer the requests."""
+        """Answer the requests, together or, if every group has random numbers of its own, one by one.
+
+        Sums of floats can depend on how many rows are computed together.
+        """
+        if not self.plan.group_seeds:
+            yield from self._answer(requests, self.chance)
+            return
+        for request in requests:
+            if request.group not in self._of_group:
+                self._of_group[request.group] = self._chance(self.plan.group_seeds[request.group])
+            yield from self._answer([request], self._of_group[request.group])
+
+    def _chance(self, seed: int) -> Chance:
+        random = self.policy.random(seed, self.num_rows)
+        return Chance(random, self.engine.fast(random))
+
+    def _answer(self, requests: list[ActionRequest], chance: Chance) -> Iterator[ActionsReady]:
+        """Act, record, and reply."""
         clock.enter(COPYING)
-        self._refresh_weights()
+        self.version = self.weights.refresh()
         failpoint("pw.forward")
         if self._stateless:
             self._rebuild_states(requests)
@@ -150,89 +214,49 @@ class PolicyWorker:
             for request in requests:
                 self._value_final_observations(request)
         acting = [request for request in requests if request.step < self.rollout]
-        if (numpy := self.sampling.numpy) is not None:
+        if (fast := chance.fast) is not None:
             clock.enter(INFERENCE)
             for _, _, slot, step, _ in acting:
                 if self.plan.num_policies == 1:
-                    numpy.act(slot, step, self.version)
+                    fast.act(slot, step, self.version)
                 else:
                     mine = self.trajectories.policy_id[slot, step] == self.address.index
-                    numpy.act_in(mine, slot, step, self.version)
+                    fast.act_in(mine, slot, step, self.version)
         elif acting and (rows := self._rows(acting)):
             self._snapshot_states(acting)
-            self._act(rows)
+            self.engine.run(rows, chance.random)
             self.trajectories.policy_version[rows.at] = self.version
         clock.enter(FRAMEWORK)
         for request in requests:
             yield ActionsReady(*request)
 
-    @torch.inference_mode()
-    def _act(self, rows: Rows) -> None:
-        """Gather K x R rows, one forward pass, scatter what it says."""
-        obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
-        mask = obs[MASK_KEY].flatten(1) > 0 if self.plan.spec.action_mask else None
-        state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
-        clock.enter(INFERENCE)
-        logits, value, next_state = self.model.act(obs, self._gather(self.first, rows), state)
-        clock.enter(COPYING)
-        self.live_state[rows.state] = next_state.view(*rows.lead, next_state.shape[-1])
-        t, groups = self.trajectories, rows.groups()
-        self._scatter(t.behavior_logits, rows, logits)
-        self._scatter(t.behavior_value, rows, self.model.denormalize_value(value))
-        clock.enter(INFERENCE)
-        if groups and (sampler := self.sampling.sampler) is not None:  # a dozen calls of torch less
-            for at in groups:
-                sampler.sample(t.behavior_logits[at], t.action[at], t.behavior_log_prob[at])
-            return
-        distribution = ActionDistribution(self.plan.spec.action.parts, logits, mask)
-        action = distribution.sample(self.sampling.generator)
-        self._scatter(t.action, rows, action)
-        self._scatter(t.behavior_log_prob, rows, distribution.log_prob(action))
-
-    def _sampling(self, seed: int) -> Sampling:
-        """With random numbers of their own."""
-        plan, rows = self.plan, self.trajectories.valid.shape[2]
-        generator = torch.Generator(plan.device).manual_seed(seed)
-        if plan.device != "cpu" or plan.spec.action_mask or not is_supported(plan.spec.action.parts):
-            return Sampling(generator)
-        sampler = ActionSampler(plan.spec.action.parts, rows, np.random.default_rng(seed))
-        return Sampling(generator, sampler, numpy_acting(self.flat.module, sampler, self.trajectories))
-
-    def _refresh_weights(self) -> None:
-        self.version = self.delivery.refresh()
-
     def _rows(self, requests: list[ActionRequest]) -> Rows | None:
         """The rows of this policy in the requests; None when there are none."""
-        num_rows = self.trajectories.valid.shape[2]
         if self.plan.num_policies == 1 and len(requests) == 1:  # plain views, no copy
             one = requests[0]
-            return Rows((one.slot, one.step), one.group, (num_rows,))
+            return Rows((one.slot, one.step), one.group, (self.num_rows,))
         groups = np.array([r.group for r in requests])
         slots, steps = np.array([r.slot for r in requests]), np.array([r.step for r in requests])
         if self.plan.num_policies == 1:
-            return Rows((slots, steps), groups, (len(requests), num_rows))
+            return Rows((slots, steps), groups, (len(requests), self.num_rows))
         request, row = np.nonzero(self.trajectories.policy_id[slots, steps] == self.address.index)
         if not len(row):
             return None
         return Rows((slots[request], steps[request], row), (groups[request], row), (len(row),))
 
-    def _gather(self, tensor: Tensor, rows: Rows) -> Tensor:
-        """The rows of a field, [N, ...] on the device of the model."""
-        return tensor[rows.at].flatten(0, len(rows.lead) - 1).to(self.plan.device)
-
-    def _scatter(self, field: Array, rows: Rows, value: Tensor) -> None:
-        """Write a result [N, ...] where its rows lie."""
-        field[rows.at] = value.cpu().numpy().reshape(rows.lead + value.shape[1:])
-
     def _snapshot_states(self, requests: list[ActionRequest]) -> None:
-        """Record the recurrent state before every BPTT segment."""
-        if not self.model.rnn_state_size:
+        """Record the recurrent state before every BPTT segment; what is copied has arrived when the replies go out."""
+        if not self.policy.rnn_state_size:
             return
         for _, group, slot, step, _ in requests:
-            if step % self.plan.recurrence == 0:
+            if step % self.plan.recurrence:
+                continue
+            segment = self.trajectories.rnn_state[slot, step // self.plan.recurrence]
+            if self.plan.num_policies == 1:
+                torch.from_numpy(segment).copy_(self.live_state[group], non_blocking=True)
+            else:
                 mine = self.trajectories.policy_id[slot, step] == self.address.index
-                state = self.live_state[group].cpu().numpy()
-                self.trajectories.rnn_state[slot, step // self.plan.recurrence][mine] = state[mine]
+                segment[mine] = self.live_state[group].cpu().numpy()[mine]
 
     @torch.inference_mode()
     def _rebuild_states(self, requests: list[ActionRequest]) -> None:
@@ -247,11 +271,11 @@ class PolicyWorker:
             if slot < 0:  # new episodes, which begin without a state
                 continue
             start = (step - 1) // self.plan.recurrence * self.plan.recurrence  # of the last segment that has begun
-            stored = self.trajectories.rnn_state[slot, start // self.plan.recurrence]
-            state = torch.from_numpy(stored).to(self.plan.device)
+            state = self._sent(self.trajectories.rnn_state[slot, start // self.plan.recurrence])
             for t in range(start, step):
-                obs = {key: a[slot, t].to(self.plan.device) for key, a in self.obs.items()}
-                _, _, state = self.model.act(obs, self.first[slot, t].to(self.plan.device), state)
+                obs = {key: self._sent(a[slot, t]) for key, a in self.trajectories.obs.items()}
+                first = self._sent(self.trajectories.first[slot, t])
+                _, state = self.policy.act(obs, first, state, None, None, greedy=True)
             self.live_state[request.group] = state
 
     @torch.inference_mode()
@@ -267,50 +291,21 @@ class PolicyWorker:
         rows = self.finals.has_final[group] & (self.trajectories.policy_id[slot, step - 1] == policy)
         if not rows.any():
             return
-        obs = {key: torch.from_numpy(a[group][rows]).to(self.plan.device) for key, a in self.finals.final_obs.items()}
+        obs = {key: self._sent(a[group][rows]) for key, a in self.finals.final_obs.items()}
         state = self.live_state[group][torch.from_numpy(rows)]
         first = torch.zeros(len(state), dtype=torch.bool, device=self.plan.device)
         before = clock.enter(INFERENCE)
-        _, value, _ = self.model.act(obs, first, state)
+        recorded = self.policy.final(obs, first, state)
         clock.enter(before)
-        self.trajectories.final_value[slot, step - 1, rows] = self.model.denormalize_value(value).cpu().numpy()
+        for name, value in recorded.items():
+            self.trajectories.recorded[name][slot, step - 1, rows] = value.cpu().numpy()
 
-
-class LockstepPolicyWorker(PolicyWorker):
-    """Acts group by group, each with random numbers of its own, so that it makes no difference who asks first.
-
-    Args:
-        address, plan, flat, ring, trajectories, finals: as `PolicyWorker`.
-        seeds: of the sampling of actions in each group of the run.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        plan: ActingPlan,
-        flat: FlatModule,
-        ring: WeightRing,
-        trajectories: Trajectories,
-        finals: FinalObservations,
-        seeds: Sequence[int],
-    ) -> None:
-        super().__init__(address, plan, flat, ring, trajectories, finals)
-        self._seeds = seeds
-        self._of_group: dict[int, Sampling] = {}
-
-    def answer(self, requests: list[ActionRequest]) -> Iterator[ActionsReady]:
-        """Answer the requests one by one: sums of floats can depend on how many rows are computed together."""
-        for request in requests:
-            if request.group not in self._of_group:
-                self._of_group[request.group] = self._sampling(self._seeds[request.group])
-            self.sampling = self._of_group[request.group]
-            yield from super().answer([request])
+    def _sent(self, array: Array) -> Tensor:
+        """The array as a tensor on the device of the policy."""
+        return torch.from_numpy(array).to(self.plan.device)
 
 
 # How the weights of a learner reach a model that acts, and how it is proved that they did.
-
-
-log = logging.getLogger(__name__)
 
 LOAD_ATTEMPTS = 3
 
@@ -321,7 +316,7 @@ PROVED_LOADS = 64
 """On a device that is far from the host one load in so many is read back: that costs as much as the load."""
 
 
-class WeightDelivery:
+class WeightReader:
     """Keeps a model at the newest weights of a ring.
 
     What arrives damaged is not acted with: the version before stays until a later one comes whole.

@@ -1,7 +1,5 @@
 """Learners of small models, and batches as acting would have left them."""
 
-from dataclasses import fields
-
 import torch
 from torch import Tensor
 
@@ -65,25 +63,25 @@ def batch_of(
         terminated=done & ~truncated,
         truncated=truncated,
         num_frames=torch.ones(ROLLOUT, columns, dtype=torch.int32),
-        final_value=random(ROLLOUT if spec.same_step else 0),
         action=action,
-        behavior_logits=logits,
-        behavior_log_prob=policy.log_prob(action),
-        behavior_value=value + noise * random(ROLLOUT),
+        recorded={
+            "final_value": random(ROLLOUT if spec.same_step else 0),
+            "logits": logits,
+            "log_prob": policy.log_prob(action),
+            "value": value + noise * random(ROLLOUT),
+        },
         policy_version=torch.ones(ROLLOUT, columns, dtype=torch.int64),
         rnn_state=acted.rnn_state[:ROLLOUT:4].clone(),
     )
 
 
 def clone(batch: Batch) -> Batch:
-    values = {f.name: getattr(batch, f.name).clone() for f in fields(batch) if f.name != "obs"}
-    return Batch(obs={key: x.clone() for key, x in batch.obs.items()}, **values)
+    return batch.copy()
 
 
 def same(a: Batch, b: Batch) -> bool:
-    pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.name != "obs"]
-    pairs += [(a.obs[key], b.obs[key]) for key in a.obs]
-    return all(torch.equal(x, y) for x, y in pairs)
+    assert list(a.named()) == list(b.named())
+    return all(torch.equal(x, y) for x, y in zip(a.tensors(), b.tensors(), strict=True))
 
 
 def learn(learner: Learner, batch: Batch, progress: float = 0.0) -> int:

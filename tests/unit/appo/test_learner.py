@@ -157,9 +157,9 @@ def test_whatever_invalid_steps_hold_changes_no_bit(parts: tuple, flags: dict[st
     batch = batch_of(clean.model, spec)
     assert (~batch.valid).sum() > 3
     garbage, invalid = clone(batch), ~batch.valid
-    for name in ("reward", "behavior_log_prob", "behavior_value", "behavior_logits"):
-        getattr(garbage, name)[invalid] = math.nan
-    garbage.behavior_logits[:, 0][invalid[:, 0]] = math.inf
+    for name in ("reward", "recorded.log_prob", "recorded.value", "recorded.logits"):
+        garbage.named()[name][invalid] = math.nan
+    garbage.recorded["logits"][:, 0][invalid[:, 0]] = math.inf
     if garbage.action.is_floating_point():
         garbage.action[invalid] = math.nan
     garbage.terminated[invalid] = True
@@ -201,8 +201,8 @@ def test_whatever_absent_agents_hold_changes_no_bit(core: str, with_vtrace: bool
     for array in garbage.obs.values():
         array[~read] = 1000 * torch.randn(array[~read].shape, generator=generator)
     garbage.rnn_state[~read[:ROLLOUT:4]] = 1000.0
-    for name in ("reward", "behavior_log_prob", "behavior_value", "behavior_logits"):
-        getattr(garbage, name)[~batch.valid] = math.nan
+    for name in ("reward", "recorded.log_prob", "recorded.value", "recorded.logits"):
+        garbage.named()[name][~batch.valid] = math.nan
     expected, expected_metrics = gradient_and_metrics(clean, batch)
     found, metrics = gradient_and_metrics(dirty, garbage)
     assert expected.abs().max() > 0
@@ -247,10 +247,10 @@ def test_without_a_valid_step_nothing_is_learned() -> None:
 @pytest.mark.parametrize(
     ("where", "value"),
     [
-        ("obs", math.nan),  # an infinite one is clipped
+        ("obs.obs", math.nan),  # an infinite one is clipped
         *(("reward", value) for value in (math.nan, math.inf, -math.inf)),
-        *(("behavior_value", value) for value in (math.nan, math.inf, -math.inf)),
-        *(("behavior_logits", value) for value in (math.nan, math.inf)),
+        *(("recorded.value", value) for value in (math.nan, math.inf, -math.inf)),
+        *(("recorded.logits", value) for value in (math.nan, math.inf)),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, of infinite rewards
@@ -263,10 +263,7 @@ def test_a_step_that_is_not_finite_is_skipped(where: str, value: float, max_grad
     before, state = parameters(learner), learner.state()
     bad = clone(batch)
     bad.valid[:] = True
-    if where == "obs":
-        bad.obs["obs"][2] = value
-    else:
-        getattr(bad, where)[2] = value
+    bad.named()[where][2] = value
     assert learn(learner, bad) == 4
     assert torch.equal(parameters(learner), before)
     after = learner.state()
@@ -542,7 +539,7 @@ def test_returns_are_those_of_the_chosen_estimator(spec: EnvSpec) -> None:
     batch = batch_of(learner.model, spec)
     ratio, value = torch.rand(ROLLOUT, COLUMNS) * 2, torch.randn(ROLLOUT + 1, COLUMNS)
     signals = {name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")}
-    final = batch.final_value if spec.same_step else None
+    final = batch.recorded["final_value"] if spec.same_step else None
     expected = vtrace(
         ratio=ratio, value=value, final_value=final, gamma=0.9, vtrace_lambda=0.8, rho_clip=1.2, c_clip=0.9, **signals
     )
@@ -602,13 +599,13 @@ def test_metrics_of_a_known_batch() -> None:
     batch = batch_of(learner.model, noise=0.5)
     logits = learner.model.unroll(batch.obs, batch.first, batch.rnn_state, 4)[0].detach()
     policy = ActionDistribution(SPEC.action.parts, logits)
-    ratio = (policy.log_prob(batch.action) - batch.behavior_log_prob).exp()[batch.valid]
+    ratio = (policy.log_prob(batch.action) - batch.recorded["log_prob"]).exp()[batch.valid]
     _, metrics = gradient_and_metrics(learner, batch)
     assert metrics["ratio_mean"] == pytest.approx(float(ratio.mean()), rel=1e-4)
     assert metrics["ratio_max"] == pytest.approx(float(ratio.max()), rel=1e-4)
     clipped = ((ratio > 1.2) | (ratio < 1 / 1.2)).float().mean()
     assert metrics["fraction_clipped"] == pytest.approx(float(clipped), rel=1e-4)
     assert metrics["entropy"] == pytest.approx(float(policy.entropy()[batch.valid].mean()), rel=1e-4)
-    kl = ActionDistribution(SPEC.action.parts, batch.behavior_logits).kl(policy)[batch.valid].mean()
+    kl = ActionDistribution(SPEC.action.parts, batch.recorded["logits"]).kl(policy)[batch.valid].mean()
     assert metrics["kl_divergence"] == pytest.approx(float(kl), rel=1e-4)
     assert metrics["skipped"] == 0.0

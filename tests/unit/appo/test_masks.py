@@ -61,10 +61,10 @@ def masked_batch(learner: Learner, spec: EnvSpec) -> Batch:
     """What a policy with these masks would have left."""
     batch = batch_of(learner.model, spec)
     mask = random_masks(spec, ROLLOUT + 1, COLUMNS)
-    policy = ActionDistribution(spec.action.parts, batch.behavior_logits, mask[:-1])
+    policy = ActionDistribution(spec.action.parts, batch.recorded["logits"], mask[:-1])
     action = policy.sample(torch.Generator().manual_seed(6))
     obs = batch.obs | {MASK_KEY: mask.to(torch.uint8)}
-    return replace(batch, obs=obs, action=action, behavior_log_prob=policy.log_prob(action))
+    return replace(batch, obs=obs, action=action, recorded=batch.recorded | {"log_prob": policy.log_prob(action)})
 
 
 def logits_of_loss(learner: Learner, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> Tensor:

@@ -94,8 +94,8 @@ def test_what_invalid_steps_hold_has_no_influence() -> None:
     poisoned = clone(batch)
     invalid = ~batch.valid
     assert invalid.any()
-    for name in ("reward", "behavior_log_prob", "behavior_value"):
-        getattr(poisoned, name)[invalid] = float("nan")
+    for name in ("reward", "recorded.log_prob", "recorded.value"):
+        poisoned.named()[name][invalid] = float("nan")
     assert_same_step(expected, found, batch)
     other = pair_of(SPEC, {}, {})[1]
     assert isinstance(other.quick_update, NumpyUpdate)

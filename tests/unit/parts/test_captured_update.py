@@ -91,4 +91,4 @@ def test_nothing_in_acting_and_learning_is_read_back(
     assert all(parameter.grad is not None for parameter in learner.model.parameters())
     state = torch.zeros(COLUMNS, learner.model.rnn_state_size, device="meta")
     logits, _, _ = learner.model.act({key: x[0] for key, x in batch.obs.items()}, batch.first[0], state)
-    assert logits.shape == batch.behavior_logits[0].shape
+    assert logits.shape == batch.recorded["logits"][0].shape

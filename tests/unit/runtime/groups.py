@@ -121,6 +121,6 @@ def poison(world: World) -> None:
     for array in (t.first, t.valid, t.terminated, t.truncated, world.finals.has_final):
         array[:] = True
     world.finals.has_final[:] = False
-    for array in (t.reward, t.final_value, *t.obs.values(), *world.finals.final_obs.values()):
+    for array in (t.reward, t.recorded["final_value"], *t.obs.values(), *world.finals.final_obs.values()):
         array[:] = 77
     t.policy_id[:] = 77 * (world.topology.num_policies > 1)  # who can only be 0 is not written

@@ -14,19 +14,19 @@ from algorithms.runtime import callbacks as module
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import (
     Callbacks,
+    CustomSummaries,
     Episode,
     EpisodeWatch,
+    GroupHooks,
     Hooks,
     Step,
-    ToldSummaries,
     Trajectory,
     find_callbacks,
 )
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import Address, LearnerReport, Stop, WorkerReport
-from algorithms.runtime.monitor.monitor import TellingMonitor
+from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.sampling.actor_worker import ActorWorker
-from algorithms.runtime.sampling.env_group import ToldEpisodes
 from envs.spec import EpisodeStats
 from tests.integration.runs import SerialRun
 from tests.unit.runtime.groups import Played, episodes
@@ -99,7 +99,8 @@ class Unmakable(Callbacks):
 
 def told(hooks: Hooks, **flags: Any) -> Played:
     played = Played(rollout=8, slots=3, **flags)
-    played.group.episodes = ToldEpisodes(played.group, hooks)
+    group = played.group
+    group.hooks = GroupHooks(hooks, played.trajectories, group.plan.index * group.envs.num_rows, 1)
     return played.begin()
 
 
@@ -126,6 +127,9 @@ def test_actors_tell_of_every_step_episode_and_trajectory(same_step: bool) -> No
     assert sum(one[0] == "start" for one in note.told if type(one) is tuple) == starts > 3
     assert [tr.rewards.shape for tr in full] == [(8, 3)] * 2
     assert (full[0].rewards == t.reward[0]).all()
+    assert (full[0].values == t.recorded["value"][0]).all()
+    assert full[0].log_probabilities is full[0].recorded["log_prob"]
+    assert not full[0].recorded["logits"].flags.writeable
     assert not full[0].rewards.flags.writeable
     assert not steps[0].actions.flags.writeable
 
@@ -219,7 +223,7 @@ def test_answers_that_cannot_be_read_and_errors_without_a_text_end_no_run(caplog
     reason = "on_episode_end raised Speechless: no text, as its __str__ raised ValueError"
     assert caplog.messages == [f"callback {HERE}:Huge is off: {reason}"]
     assert hooks.off == 1
-    assert ToldSummaries("", Hooks([Huge({})]))(0, {"env_steps": 8.0}) == {}
+    assert CustomSummaries("", Hooks([Huge({})]))(0, {"env_steps": 8.0}) == {}
 
 
 def test_what_cannot_be_made_is_off(caplog: pytest.LogCaptureFixture) -> None:
@@ -244,8 +248,8 @@ def test_a_name_that_is_no_callback_is_one_line(name: str, message: str) -> None
 
 def test_main_tells_of_reports_and_takes_figures(tmp_path: Path) -> None:
     note = Note({})
-    monitor = TellingMonitor(tmp_path, LoggingConfig(tensorboard=False), [{}], Budget(10**6))
-    monitor.listen(Hooks([note, Failing({})]))
+    hooks = Hooks([note, Failing({})])
+    monitor = Monitor(tmp_path, LoggingConfig(tensorboard=False), [{}], Budget(10**6), hooks=hooks)
     report = LearnerReport(0, 1, {"env_steps": 8, "samples": 8, "discarded": 0, "updates": 1}, {"train/loss": 0.5})
     monitor.handle(report)
     monitor.handle(WorkerReport("actor_0", {"collected": 9, "callbacks_off": 1}))
@@ -270,9 +274,7 @@ def test_without_callbacks_nothing_of_them_exists_or_runs(tmp_path: Path) -> Non
     ran: list[str] = []
 
     def look(frame: Any, event: str, _: object) -> None:
-        if event == "call" and (
-            frame.f_code.co_filename == module.__file__ or frame.f_code.co_qualname.startswith(ToldEpisodes.__name__)
-        ):
+        if event == "call" and frame.f_code.co_filename == module.__file__:
             ran.append(frame.f_code.co_name)
 
     sys.setprofile(look)
@@ -285,5 +287,6 @@ def test_without_callbacks_nothing_of_them_exists_or_runs(tmp_path: Path) -> Non
     assert ran == []
     actor = run.worker("actor")
     assert actor.hooks is None
+    assert [group.hooks for group in actor.groups.values()] == [None] * len(actor.groups)
     reachable = gc.get_referents(actor, *actor.groups.values())
-    assert not [one for one in reachable if isinstance(one, (Hooks, Callbacks, ToldEpisodes, EpisodeWatch))]
+    assert not [one for one in reachable if isinstance(one, (Hooks, Callbacks, GroupHooks, EpisodeWatch))]

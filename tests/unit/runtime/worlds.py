@@ -1,9 +1,12 @@
 """Small shared memories, filled so that every number says where it lies."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from algorithms.appo.algorithm import APPO
+from algorithms.runtime.algorithm import Recorded
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
@@ -41,21 +44,32 @@ def world_of(
     rnn_state_size: int = 0,
     recurrence: int = 0,
     more: tuple[Field, ...] = (),
+    recorded: Mapping[str, Recorded] | None = None,
     **counts: object,
 ) -> World:
     topology = replace(TOPOLOGY, **counts)
     sizes = sizes_of(topology, spec, rnn_state_size, recurrence or topology.rollout)
-    arena = Arena.create([*Trajectories.declare(sizes, spec), *FinalObservations.declare(sizes, spec), *more])
-    trajectories, finals = Trajectories.attach(arena, spec), FinalObservations.attach(arena, spec)
+    recorded = recorded or APPO().recorded(spec)
+    arena = Arena.create([*Trajectories.declare(sizes, spec, recorded), *FinalObservations.declare(sizes, spec), *more])
+    trajectories, finals = Trajectories.attach(arena, spec, recorded), FinalObservations.attach(arena, spec)
     return World(spec, topology, arena, trajectories, finals)
+
+
+def arrays_of(trajectories: Trajectories) -> dict[str, np.ndarray]:
+    """Every array by name, observations as obs.KEY, recorded ones as recorded.NAME."""
+    named = {}
+    for field in fields(trajectories):
+        value = getattr(trajectories, field.name)
+        arrays = value.items() if isinstance(value, dict) else [("", value)]
+        named |= {f"{field.name}.{key}".removesuffix("."): array for key, array in arrays}
+    return named
 
 
 def number_all(world: World) -> None:
     """Make every element of every numeric field different, all steps valid, nothing over."""
     t = world.trajectories
     bookkeeping = ("owner", "sequence", "released", "columns_used", "continues", "group_counts", "learner_counts")
-    arrays = [getattr(t, f.name) for f in fields(Trajectories) if f.name not in ("obs", *bookkeeping)]
-    for array in [*arrays, *t.obs.values()]:
+    for array in [array for name, array in arrays_of(t).items() if name not in bookkeeping]:
         if array.dtype == np.bool_:
             array[:] = False
         elif array.size:
@@ -73,14 +87,12 @@ def hand_over(world: World, slot: int, policy: int = 0) -> TrajectoryReady:
 
 
 def copy_of(batch: Batch) -> dict[str, np.ndarray]:
-    """Every field of a batch by name, observations as obs.KEY, in memory of its own."""
-    arrays = {f.name: getattr(batch, f.name).numpy().copy() for f in fields(Batch) if f.name != "obs"}
-    return arrays | {f"obs.{key}": value.numpy().copy() for key, value in batch.obs.items()}
+    """Every field of a batch by name, observations as obs.KEY, recorded ones as recorded.NAME, in memory of its own."""
+    return {name: value.numpy().copy() for name, value in batch.named().items()}
 
 
 def columns_in(world: World, places: list[tuple[int, int]]) -> dict[str, np.ndarray]:
     """What a batch of the columns (slot, row) must hold, in the form of `copy_of`."""
-    t = world.trajectories
-    sources = {f.name: getattr(t, f.name) for f in fields(Batch) if f.name != "obs"}
-    sources |= {f"obs.{key}": array for key, array in t.obs.items()}
+    names = {f.name for f in fields(Batch)}
+    sources = {name: a for name, a in arrays_of(world.trajectories).items() if name.partition(".")[0] in names}
     return {name: np.stack([a[s][:, r] for s, r in places], axis=1) for name, a in sources.items()}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Player
 from algorithms.tools.evaluate import NumpyPlayer, cheapest
@@ -18,7 +19,8 @@ AGENTS = 4
 def player_of(spec: EnvSpec, *, deterministic: bool, **config: Any) -> Player:
     spec = replace(spec, num_agents=AGENTS)
     flags = EvaluationConfig(deterministic=deterministic)
-    return Player(flat_of(replace(PLAIN, **config), spec), spec, flags, seed=3)
+    policy = StochasticPolicy(flat_of(replace(PLAIN, **config), spec), spec)
+    return Player(policy, spec, flags, seed=3)
 
 
 def test_the_most_probable_actions_are_those_of_the_player() -> None:

@@ -1,4 +1,4 @@
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -306,10 +306,10 @@ def test_columns_and_devices_of_a_batch() -> None:
     fill(batches)
     batch = batches.take()
     assert batch is not None
-    assert batch.final_value.shape == (ROLLOUT, ROWS)
+    assert batch.recorded["final_value"].shape == (ROLLOUT, ROWS)
     for part in (batch.columns(torch.tensor([2, 0])), batch.columns(slice(0, 2)), batch.copy()):
         assert isinstance(part, Batch)
-        assert [f.name for f in fields(part)] == [f.name for f in fields(batch)]
+        assert list(part.named()) == list(batch.named())
     part = batch.columns(torch.tensor([2, 0]))
     assert torch.equal(part.obs["obs"], batch.obs["obs"][:, [2, 0]])
     assert torch.equal(part.rnn_state, batch.rnn_state[:, [2, 0]])

@@ -1,10 +1,13 @@
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
+from algorithms.appo.algorithm import APPO
+from algorithms.runtime.algorithm import Recorded
+from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
-from tests.unit.runtime.worlds import SPEC, TOPOLOGY, world_of
+from tests.unit.runtime.worlds import SPEC, TOPOLOGY, arrays_of, world_of
 
 RICH = EnvSpec(
     {"camera": ObservationSpec((2, 5, 3), "uint8"), "speed": ObservationSpec((), "float32")},
@@ -15,7 +18,7 @@ RICH = EnvSpec(
 
 def test_sizes_of_the_named_dimensions() -> None:
     assert sizes_of(TOPOLOGY, SPEC, 8, 2) == {
-        "S": 4, "T": 4, "T+1": 5, "R": 3, "A": 1, "L": 4, "H": 8, "N": 2, "F": 0, "G": 2, "G'": 0, "P": 1,
+        "S": 4, "T": 4, "T+1": 5, "R": 3, "A": 1, "H": 8, "N": 2, "F": 0, "G": 2, "G'": 0, "P": 1,
             "C": 16
     }  # fmt: skip
     same_step = sizes_of(TOPOLOGY, replace(SPEC, same_step=True), 0, 4)
@@ -25,7 +28,7 @@ def test_sizes_of_the_named_dimensions() -> None:
 def test_shapes_and_types_of_a_plain_environment() -> None:
     t = world_of().trajectories
     assert {key: (a.shape, a.dtype.name) for key, a in t.obs.items()} == {"obs": ((4, 5, 3, 4), "float32")}
-    shapes = {f.name: (getattr(t, f.name).shape, getattr(t, f.name).dtype.name) for f in fields(t) if f.name != "obs"}
+    shapes = {name: (a.shape, a.dtype.name) for name, a in arrays_of(t).items() if name != "obs.obs"}
     assert shapes == {
         "first": ((4, 5, 3), "bool"),
         "policy_id": ((4, 5, 3), "int32"),
@@ -34,11 +37,11 @@ def test_shapes_and_types_of_a_plain_environment() -> None:
         "terminated": ((4, 4, 3), "bool"),
         "truncated": ((4, 4, 3), "bool"),
         "num_frames": ((4, 4, 3), "int32"),
-        "final_value": ((4, 0, 3), "float32"),
         "action": ((4, 4, 3, 1), "int32"),
-        "behavior_logits": ((4, 4, 3, 4), "float32"),
-        "behavior_log_prob": ((4, 4, 3), "float32"),
-        "behavior_value": ((4, 4, 3), "float32"),
+        "recorded.logits": ((4, 4, 3, 4), "float32"),
+        "recorded.log_prob": ((4, 4, 3), "float32"),
+        "recorded.value": ((4, 4, 3), "float32"),
+        "recorded.final_value": ((4, 0, 3), "float32"),
         "policy_version": ((4, 4, 3), "int64"),
         "rnn_state": ((4, 1, 3, 0), "float32"),
         "owner": ((4,), "int64"),
@@ -58,9 +61,9 @@ def test_shapes_and_types_of_a_same_step_dict_environment() -> None:
         "camera": ((4, 5, 3, 2, 5, 3), "uint8"),
         "speed": ((4, 5, 3), "float32"),
     }
-    assert t.final_value.shape == (4, 4, 3)
+    assert t.recorded["final_value"].shape == (4, 4, 3)
     assert (t.action.shape, t.action.dtype.name) == ((4, 4, 3, 3), "float32")
-    assert t.behavior_logits.shape == (4, 4, 3, 7)
+    assert t.recorded["logits"].shape == (4, 4, 3, 7)
     assert t.rnn_state.shape == (4, 2, 3, 6)
     assert {key: a.shape for key, a in finals.final_obs.items()} == {"camera": (2, 3, 2, 5, 3), "speed": (2, 3)}
     assert finals.has_final.shape == (2, 3)
@@ -76,15 +79,25 @@ def test_final_observations_of_next_step_environments_take_no_memory() -> None:
 
 def test_attached_arrays_are_those_of_the_arena() -> None:
     world = world_of(RICH)
-    again = Trajectories.attach(world.arena, RICH)
-    for declared in fields(Trajectories):
-        if declared.name == "obs":
-            again.obs["camera"][1, 2, 0] = 9
-            assert (world.trajectories.obs["camera"][1, 2, 0] == 9).all()
-        else:
-            assert np.shares_memory(getattr(again, declared.name), getattr(world.trajectories, declared.name)) or (
-                not getattr(again, declared.name).size
-            )
+    again = Trajectories.attach(world.arena, RICH, APPO().recorded(RICH))
+    again.obs["camera"][1, 2, 0] = 9
+    assert (world.trajectories.obs["camera"][1, 2, 0] == 9).all()
+    expected = arrays_of(world.trajectories)
+    for name, array in arrays_of(again).items():
+        assert np.shares_memory(array, expected.pop(name)) or not array.size
+    assert not expected
+
+
+def test_what_is_recorded_is_declared_by_names_and_numbers() -> None:
+    recorded = {"q": Recorded(("T", "R", 2)), "age": Recorded(("R",), "int64")}
+    arena = Arena.create(Trajectories.declare(sizes_of(TOPOLOGY, SPEC, 0, 4), SPEC, recorded))
+    found = Trajectories.attach(arena, SPEC, recorded).recorded
+    assert {name: (a.shape, a.dtype.name) for name, a in found.items()} == {
+        "q": ((4, 4, 3, 2), "float32"),
+        "age": ((4, 3), "int64"),
+    }
+    nothing = Arena.create(Trajectories.declare(sizes_of(TOPOLOGY, SPEC, 0, 4), SPEC))
+    assert Trajectories.attach(nothing, SPEC).recorded == {}
 
 
 def test_a_row_of_all_environments_is_one_contiguous_write() -> None:

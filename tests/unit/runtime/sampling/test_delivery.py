@@ -8,7 +8,7 @@ from torch import nn
 from algorithms.models.flat_module import FlatModule
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.sampling.policy_worker import DAMAGED_VERSIONS, LOAD_ATTEMPTS, WeightDelivery
+from algorithms.runtime.sampling.policy_worker import DAMAGED_VERSIONS, LOAD_ATTEMPTS, WeightReader
 from utils.errors import ResourceError
 
 SIZE = 5
@@ -33,7 +33,7 @@ class Delivered:
         self.arena = Arena.create(WeightRing.declare(0, SIZE))
         self.ring = WeightRing(self.arena, 0)
         self.flat = LosingModule(nn.Linear(4, 1))
-        self.delivery = WeightDelivery(self.ring, self.flat)
+        self.delivery = WeightReader(self.ring, self.flat)
 
     def publish(self, version: int, *, damaged: bool = False) -> None:
         self.ring.publish(np.full(SIZE, version, np.float32), version)

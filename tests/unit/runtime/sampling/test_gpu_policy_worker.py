@@ -1,13 +1,15 @@
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from algorithms.runtime.sampling import gpu_policy_worker as module
-from algorithms.runtime.sampling.gpu_policy_worker import BufferedPolicyWorker, bucket_sizes
+from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine, bucket_sizes
 from tests.unit.runtime.devices import RecordingDevice
 from tests.unit.runtime.sampling import test_policy_worker as acting
+from tests.unit.runtime.worlds import arrays_of
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(1, [32]), (32, [32]), (33, [32, 64]), (500, [32, 64, 128, 256, 512])])
@@ -17,8 +19,8 @@ def test_buckets_hold_every_number_of_rows(rows: int, sizes: list[int]) -> None:
 
 def buffered(monkeypatch: pytest.MonkeyPatch, device: RecordingDevice) -> acting.Acting:
     monkeypatch.setattr(module, "SMALLEST_BUCKET", 4)
-    monkeypatch.setitem(acting.KINDS, "buffered", lambda *args: BufferedPolicyWorker(*args, device=device))
-    monkeypatch.setattr(acting, "kind", "buffered")
+    monkeypatch.setitem(acting.ENGINES, "gpu", partial(GpuEngine, device=device))
+    monkeypatch.setattr(acting, "kind", "gpu")
     return acting.acting_of()
 
 
@@ -36,13 +38,13 @@ def test_each_size_is_captured_once_and_replayed_on_its_buffers(monkeypatch: pyt
     answer_all(world)
     answer_all(world)
     assert (len(device.captured), device.strict_runs, device.replays) == (3, 3, 8)
-    monkeypatch.setattr(acting, "kind", "plain")
+    monkeypatch.setattr(acting, "kind", "host")
     plain = acting.acting_of()
     assert torch.equal(plain.worker.live_state, before)
     answer_all(plain)
     answer_all(plain)
-    for name in ("behavior_logits", "behavior_value", "rnn_state", "policy_version"):
-        found, expected = (getattr(a.world.trajectories, name) for a in (world, plain))
+    for name in ("recorded.logits", "recorded.value", "rnn_state", "policy_version"):
+        found, expected = (arrays_of(a.world.trajectories)[name] for a in (world, plain))
         assert np.allclose(found, expected, rtol=1e-5, atol=1e-5), name
     assert acting.close(world.worker.live_state, plain.worker.live_state)
 
@@ -71,4 +73,4 @@ def test_what_cannot_be_captured_runs_as_it_is_after_one_warning(
     assert device.strict_runs == 1
     t = world.world.trajectories
     assert (t.policy_version[np.arange(4), 3] == 1).all()
-    assert t.behavior_logits[:, 3].all()
+    assert t.recorded["logits"][:, 3].all()

@@ -1,0 +1,170 @@
+"""The policy of actor-critics: draws actions from a distribution, and records what it thought of them.
+
+`StochasticPolicy` acts with torch, for whatever asks: policy workers on the CPU, captured passes on a GPU, players.
+`NumpyActing` does it without torch for small networks: the hot path of environments that cost microseconds.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.flat_module import FlatModule
+from algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.ops.numpy_twins import ActionSampler, is_supported
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.slots import Trajectories
+from envs.spec import MASK_KEY, EnvSpec
+
+
+class ActionRandom(NamedTuple):
+    """A source of random numbers for actions.
+
+    Attributes:
+        generator: by torch.
+        sampler: of whole groups without torch, on a CPU where the actions are of the simple kind.
+    """
+
+    generator: Generator
+    sampler: ActionSampler | None = None
+
+
+class StochasticPolicy:
+    """Draws actions from the distribution that an actor-critic computes.
+
+    It records "logits" [N, L], "log_prob" [N] of the action and "value" [N], and "final_value" [N] of true final
+    observations; values are in units of return.
+
+    Args:
+        flat: the network, ready to act, with its weights in one vector.
+        spec: of the environment.
+    """
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec) -> None:
+        assert isinstance(flat.module, ActorCritic)
+        self.flat, self.model, self.spec = flat, flat.module, spec
+        self.rnn_state_size = flat.module.rnn_state_size
+
+    def random(self, seed: int, rows: int) -> ActionRandom:
+        """Make a source of random numbers for acting in groups of R rows."""
+        device, parts = self.flat.flat.device, self.spec.action.parts
+        generator = torch.Generator(device).manual_seed(seed)
+        if device.type != "cpu" or self.spec.action_mask or not is_supported(parts):
+            return ActionRandom(generator)
+        numbers = np.random.default_rng(seed % 2**64)  # torch takes negative seeds too
+        return ActionRandom(generator, ActionSampler(parts, rows, numbers))
+
+    @torch.inference_mode()
+    def act(
+        self,
+        obs: dict[str, Tensor],
+        first: Tensor,
+        state: Tensor,
+        rows: Tensor | None,
+        random: ActionRandom | None,
+        *,
+        greedy: bool | Tensor = False,
+        whole_groups: bool = False,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Act in N rows; arguments and results are those of `Policy.act`."""
+        logits, value, state = self.model.act(obs, first, state)
+        thought = {"logits": logits, "value": self.model.denormalize_value(value)}
+        if whole_groups and greedy is False and random is not None and random.sampler is not None:
+            return self._sampled_by_group(logits, random.sampler) | thought, state  # a dozen calls of torch less
+        mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
+        distribution = ActionDistribution(self.spec.action.parts, logits, mask)
+        if greedy is True:
+            action = distribution.mode()
+        else:
+            assert random is not None
+            action = distribution.sample(random.generator)
+            if isinstance(greedy, Tensor):
+                action = torch.where(greedy, distribution.mode(), action)
+        return {"action": action, "log_prob": distribution.log_prob(action), **thought}, state
+
+    def _sampled_by_group(self, logits: Tensor, sampler: ActionSampler) -> dict[str, Tensor]:
+        """Draw actions [K*R, A] for logits [K*R, L], group by group."""
+        numbers, rows = logits.numpy(), sampler.rows
+        action = np.empty((len(numbers), self.spec.action.num_values), self.spec.action.dtype)
+        log_prob = np.empty(len(numbers), np.float32)
+        for start in range(0, len(numbers), rows):
+            group = slice(start, start + rows)
+            sampler.sample(numbers[group], action[group], log_prob[group])
+        return {"action": torch.from_numpy(action), "log_prob": torch.from_numpy(log_prob)}
+
+    @torch.inference_mode()
+    def final(self, obs: dict[str, Tensor], first: Tensor, state: Tensor) -> dict[str, Tensor]:
+        """Return the values [N] of true final observations [N, *], in units of return."""
+        _, value, _ = self.model.act(obs, first, state)
+        return {"final_value": self.model.denormalize_value(value)}
+
+    def fast(self, trajectories: Trajectories, random: ActionRandom) -> "NumpyActing | None":
+        """Make the twin without torch that fills these slots; None where network or actions are not simple."""
+        if random.sampler is None:
+            return None
+        mlp = numpy_mlp(self.model, trajectories.valid.shape[2])
+        return None if mlp is None else NumpyActing(mlp, random.sampler, trajectories)
+
+
+class _Step(NamedTuple):
+    """Views of what acting reads and writes in one step of one slot, made once."""
+
+    obs: Array
+    action: Array
+    logits: Array
+    log_prob: Array
+    value: Array
+    version: Array
+
+
+class NumpyActing:
+    """Acts for whole groups of R rows, one group after the other; made by `StochasticPolicy.fast`.
+
+    Args:
+        mlp: the network.
+        sampler: of its actions.
+        trajectories: the shared arrays.
+    """
+
+    def __init__(self, mlp: NumpyMlp, sampler: ActionSampler, trajectories: Trajectories) -> None:
+        self._mlp, self._sampler, self._trajectories = mlp, sampler, trajectories
+        self._steps: dict[int, list[_Step]] = {}
+        self._scratch: list[Array] | None = None
+
+    def act(self, slot: int, step: int, version: int) -> None:
+        """Act in one step of a slot with weights of this version."""
+        obs, action, logits, log_prob, value, version_row = self._step(slot, step)
+        self._mlp.act(obs, logits, value)
+        self._sampler.sample(logits, action, log_prob)
+        version_row.fill(version)
+
+    def act_in(self, rows: Array, slot: int, step: int, version: int) -> None:
+        """Act in some of the rows, [R] bool: all others belong to other policies, and stay as they are.
+
+        All rows are computed: small networks take less time for that than for gathering those that count.
+        """
+        obs, *fields, version_row = self._step(slot, step)
+        if self._scratch is None:
+            self._scratch = [np.empty_like(field) for field in fields]
+        action, logits, log_prob, value = self._scratch
+        self._mlp.act(obs, logits, value)
+        self._sampler.sample(logits, action, log_prob)
+        for field, found in zip(fields, self._scratch, strict=True):
+            np.copyto(field, found, where=rows.reshape(-1, *[1] * (found.ndim - 1)))
+        version_row[rows] = version
+
+    def _step(self, slot: int, step: int) -> _Step:
+        steps = self._steps.get(slot)
+        if steps is None:
+            steps = self._steps[slot] = self._steps_of(slot)
+        return steps[step]
+
+    def _steps_of(self, slot: int) -> list[_Step]:
+        t = self._trajectories
+        thought = (t.recorded[name] for name in ("logits", "log_prob", "value"))
+        fields = (t.action, *thought, t.policy_version)
+        obs = t.obs[self._mlp.key][slot]
+        return [_Step(obs[step], *(field[slot, step] for field in fields)) for step in range(t.valid.shape[1])]

@@ -1,0 +1,109 @@
+"""The policy of actor-critics: which random numbers it draws, and that every way of acting records the same things."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.flat_module import FlatModule
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.ops.numpy_twins import ActionSampler
+from algorithms.parts.stochastic_policy import StochasticPolicy
+from envs.spec import ActionPart, ActionSpec
+from tests.unit.models.cases import env_spec_of, model_of
+from tests.unit.runtime.worlds import world_of
+
+ROWS, GROUPS = 3, 4
+N = ROWS * GROUPS
+MIXED = (ActionPart("categorical", 4), ActionPart("gaussian", 2))
+
+
+def policy_of(*parts: ActionPart) -> tuple[StochasticPolicy, ActorCritic]:
+    spec = env_spec_of(*parts)
+    model = model_of(spec)
+    model.set_return_statistics(3.0, 2.0)
+    return StochasticPolicy(FlatModule(model), spec), model
+
+
+def inputs_of(policy: StochasticPolicy) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    torch.manual_seed(1)
+    obs = {key: torch.randn(N, *one.shape) for key, one in policy.spec.observations.items()}
+    return obs, torch.zeros(N, dtype=torch.bool), torch.randn(N, policy.rnn_state_size)
+
+
+def test_everything_that_is_recorded_fits_the_action() -> None:
+    policy, model = policy_of(*MIXED)
+    inputs = inputs_of(policy)
+    with torch.inference_mode():
+        logits, value, state = model.act(*inputs)
+    for whole_groups in (False, True):
+        recorded, after = policy.act(*inputs, None, policy.random(5, ROWS), whole_groups=whole_groups)
+        assert sorted(recorded) == ["action", "log_prob", "logits", "value"]
+        assert torch.equal(recorded["logits"], logits)
+        assert torch.equal(recorded["value"], value * 2.0 + 3.0)
+        assert torch.equal(after, state)
+        expected = ActionDistribution(policy.spec.action.parts, logits).log_prob(recorded["action"])
+        torch.testing.assert_close(recorded["log_prob"], expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(policy.final(*inputs)["final_value"], value * 2.0 + 3.0)
+
+
+def test_whole_groups_are_drawn_one_after_the_other_and_other_rows_by_torch() -> None:
+    policy, _ = policy_of(*MIXED)
+    inputs, random = inputs_of(policy), policy.random(5, ROWS)
+    before = random.generator.get_state()
+    recorded, _ = policy.act(*inputs, None, random, whole_groups=True)
+    assert torch.equal(random.generator.get_state(), before)
+    sampler = ActionSampler(MIXED, ROWS, np.random.default_rng(5))
+    action, log_prob = np.empty((ROWS, 3), np.float32), np.empty(ROWS, np.float32)
+    for group in range(GROUPS):
+        rows = slice(group * ROWS, (group + 1) * ROWS)
+        sampler.sample(recorded["logits"][rows].numpy(), action, log_prob)
+        assert np.array_equal(recorded["action"][rows], action)
+        assert np.array_equal(recorded["log_prob"][rows], log_prob)
+    torch_drawn, _ = policy.act(*inputs, None, random)
+    generator = torch.Generator().manual_seed(5)
+    distribution = ActionDistribution(MIXED, recorded["logits"])
+    assert torch.equal(torch_drawn["action"], distribution.sample(generator))
+
+
+@pytest.mark.parametrize("whole_groups", [False, True])
+def test_the_best_action_takes_no_random_number(whole_groups: bool) -> None:
+    policy, _ = policy_of(*MIXED)
+    inputs, random = inputs_of(policy), policy.random(5, ROWS)
+    before = random.generator.get_state()
+    recorded, _ = policy.act(*inputs, None, None, greedy=True, whole_groups=whole_groups)
+    best = ActionDistribution(MIXED, recorded["logits"]).mode()
+    assert torch.equal(recorded["action"], best)
+    assert torch.equal(random.generator.get_state(), before)
+    only_means = torch.tensor([False, True, True])
+    mixed, _ = policy.act(*inputs, None, random, greedy=only_means, whole_groups=whole_groups)
+    sampled, _ = policy.act(*inputs, None, policy.random(5, ROWS))
+    assert torch.equal(mixed["action"][:, 1:], best[:, 1:])
+    assert torch.equal(mixed["action"][:, 0], sampled["action"][:, 0])
+    assert not torch.equal(mixed["action"][:, 0], best[:, 0])
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63])
+def test_every_seed_of_torch_is_one(seed: int) -> None:
+    policy, _ = policy_of(*MIXED)
+    inputs = inputs_of(policy)
+    for whole_groups in (False, True):
+        first, again = (
+            policy.act(*inputs, None, policy.random(seed, ROWS), whole_groups=whole_groups)[0] for _ in range(2)
+        )
+        assert torch.equal(first["action"], again["action"])
+
+
+def test_who_acts_without_torch() -> None:
+    spec = env_spec_of(*MIXED)
+    world = world_of(spec)
+    plain = StochasticPolicy(FlatModule(model_of(spec, use_rnn=False)), spec)
+    assert plain.fast(world.trajectories, plain.random(1, ROWS)) is not None
+    memory = StochasticPolicy(FlatModule(model_of(spec, use_rnn=True)), spec)
+    assert memory.fast(world.trajectories, memory.random(1, ROWS)) is None
+    masked = replace(spec, action=ActionSpec((ActionPart("categorical", 4),)), action_mask=4)
+    careful = StochasticPolicy(plain.flat, masked)
+    assert careful.fast(world.trajectories, careful.random(1, ROWS)) is None
