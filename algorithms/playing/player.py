@@ -17,11 +17,12 @@ from algorithms.playing.episodes import Episode, Tally
 from algorithms.playing.video import Recorder, VideoFile
 from algorithms.run.config import Config
 from algorithms.run.folder import newest_run, saved_flags
-from algorithms.runtime.algorithm import Context, Policy
+from algorithms.runtime.algorithm import Context
 from algorithms.runtime.callbacks import EpisodeWatch, Hooks, Step
 from algorithms.runtime.checkpointing import load_best
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import decode
+from algorithms.runtime.sampling.policy import Policy
 from envs.config import EnvConfig
 from envs.make import is_vector_only, make_group
 from envs.spec import EnvSpec, EpisodeStats, GroupEnv, StepRow

@@ -112,9 +112,6 @@ def self_play_of(
 # Who looks at a run while it is trained: an evaluation of its checkpoints, a tracker, TensorBoard's table of runs.
 
 
-HYPERPARAMETERS = ("seed", *FLAGS_BY_PART["env"], *FLAGS_BY_PART["learning"], *FLAGS_BY_PART["model"])
-"""Flags that TensorBoard's table of runs has."""
-
 ALWAYS_FIRST = ("env", "seed", "learning_rate")
 """Those that it shows first, with what is not as it would be by default."""
 
@@ -138,9 +135,10 @@ def check_companions(config: Config) -> None:
 def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
     """Tell TensorBoard the flags of a run, and start the tracker if one is wanted."""
     flags = config.to_flat() | {"seed": seed}
-    first = {*ALWAYS_FIRST, *unusual(flags, config.by_kind, HYPERPARAMETERS)}
+    shown = ("seed", *(name for part in ("env", "learning", "model") for name in config.table.by_part[part]))
+    first = {*ALWAYS_FIRST, *unusual(flags, config.by_kind, shown)} & set(shown)
     for writer in monitor.writers:
-        writer.describe({name: flags[name] for name in HYPERPARAMETERS}, first)
+        writer.describe({name: flags[name] for name in shown}, first)
     if config.logging.with_wandb:
         settings = wandb_settings(flags, begun_at(config.run.run_directory))
         monitor.tracker = Tracker(settings, config.run.folder.log("wandb"), janitor)

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from algorithms.run.config import FLAGS, LOCATION, Config, find_preset
+from algorithms.run.algorithms import DEFAULT, find_algorithm, flag_table
+from algorithms.run.config import LOCATION, Config, find_preset
 from algorithms.run.folder import saved_flags
 from algorithms.run.summary import RunSummary, summary
 from utils import machine
@@ -62,7 +63,7 @@ def page(directory: Path, config: Config) -> str:
         [
             f"# {found.name}",
             "",
-            f"APPO on `{shown(config.env.env)}`; {found.state}: {_escaped(found.reason)}.",
+            f"{config.run.algo} on `{shown(config.env.env)}`; {found.state}: {_escaped(found.reason)}.",
             "",
             *curve,
             "| | |",
@@ -87,7 +88,8 @@ def page(directory: Path, config: Config) -> str:
 
 def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> str:
     """The shortest command that trains with the same flags; see `words_of_flags`."""
-    names = [name for name in FLAGS if name not in ("env", *LOCATION)]
+    known = flag_table(str(flags.get("algo", DEFAULT))).flags
+    names = [name for name in known if name not in ("env", *LOCATION)]
     return shlex.join(["appo", "train", *words_of_flags(flags, by_kind, ["env", *names])])
 
 
@@ -104,8 +106,10 @@ def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], n
 
 def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
     """Which of these flags have not what the environment's preset, its kind of observation or else the default says."""
-    by_preset = find_preset(str(flags["env"]), choose_device(str(flags["device"]))) or by_kind
-    usual = {name: _plain(flag.default) for name, flag in FLAGS.items()}
+    algo = str(flags.get("algo", DEFAULT))
+    known = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo))
+    by_preset = known or by_kind
+    usual = {name: _plain(flag.default) for name, flag in flag_table(algo).flags.items()}
     usual |= {name: _plain(value) for name, value in by_preset.items()}
     return [name for name in names if flags[name] != usual[name]]
 

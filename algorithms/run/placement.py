@@ -62,8 +62,9 @@ def most_envs(config: Config, num_agents: int) -> float:
     While one macro batch is collected the weights change as often as the one before has minibatches and epochs.
     """
     s, learning = config.sampling, config.learning
-    macro_batches = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
-    return max(1.0, macro_batches) * learning.macro_batch_columns * s.num_policies / num_agents
+    macro_batches: float = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
+    columns: int = learning.macro_batch_columns
+    return max(1.0, macro_batches) * columns * s.num_policies / num_agents
 
 
 def choose_placement(config: Config, cores: int, device: str) -> Placement:

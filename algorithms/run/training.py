@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Self
 
 import threadpoolctl
 
-from algorithms.run.config import FLAGS_BY_PART, Config, resolve, typed
+from algorithms.run.algorithms import flag_table
+from algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, resolve, typed
 from algorithms.run.main import Run
 from algorithms.runtime.callbacks import Callbacks
 from algorithms.runtime.memory.arena import Array
@@ -296,7 +297,9 @@ def _given(config: Config | Mapping[str, object] | None, flags: Mapping[str, obj
     else:
         whole = flattened(config or {}, FLAGS_BY_PART, "config")
     own = {"log_format": "plain"} if not isinstance(config, Config) else {}
-    return {**own, **typed(whole, "config"), **typed(flattened(flags, FLAGS_BY_PART, "flags"), "flags")}
+    keywords = flattened(flags, FLAGS_BY_PART, "flags")
+    table = flag_table(algorithm_of({**whole, **keywords}))
+    return {**own, **typed(whole, "config", table), **typed(keywords, "flags", table)}
 
 
 def _report_of(directory: Path) -> Report:

@@ -14,9 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from algorithms.runtime.algorithm import StateLayout
 from algorithms.runtime.config import RunConfig
-from algorithms.runtime.memory.learner_state import OF_MAIN, LearnerState, StateBlock, Table, decode, encode, read_plain
+from algorithms.runtime.memory.learner_state import (
+    OF_MAIN,
+    LearnerState,
+    StateBlock,
+    StateLayout,
+    Table,
+    decode,
+    encode,
+    read_plain,
+)
 from algorithms.runtime.messages import Message, SaveState, StateSaved, Traits, WorkerRestarted
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.run.config import FLAGS
+from algorithms.run.algorithms import DEFAULT, flag_table
 from algorithms.run.folder import find_run, saved_flags
 from algorithms.run.summary import summary
 from algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
@@ -67,8 +67,10 @@ def read_run(name: str, group: Path) -> Run:
 
 def flags_of_run(directory: Path) -> dict[str, object]:
     """The flags a run was last started with; what its version did not know yet had its default."""
-    defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in FLAGS.items()}
-    return defaults | saved_flags(directory)
+    saved = saved_flags(directory)
+    table = flag_table(str(saved.get("algo", DEFAULT)))
+    defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in table.flags.items()}
+    return defaults | saved
 
 
 def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:

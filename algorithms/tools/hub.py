@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Run, find_run
-from algorithms.run.config import FLAGS, Config, find_preset
-from algorithms.run.defaults import BY_KIND
+from algorithms.run.config import Config, find_preset
+from algorithms.run.defaults import flags_by_kind
 from algorithms.run.folder import find_run_folder, saved_flags
 from algorithms.runtime.memory.learner_state import decode, read_plain
 from algorithms.runtime.monitor.wandb import PLACES
@@ -127,11 +127,11 @@ def model_card(run: Run, config: HubConfig) -> str:
     name = config.repo or run.directory.name
     code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
     own = f"\nIts own code is not part of this repository: {', '.join(f'`{text}`' for text in code)}.\n" if code else ""
-    changed = {key: value for key, value in run.config.to_flat().items() if _is_told(env, key, value)}
+    changed = {key: value for key, value in run.config.to_flat().items() if _is_told(run.config, key, value)}
     flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
     versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "gymnasium", "numpy"))
     return f"""---
-{_front_matter(env, figures)}
+{_front_matter(env, run.config.algorithm.name, figures)}
 ---
 # {env}, learned by asynchronous PPO
 {own}
@@ -154,7 +154,7 @@ Trained with `appo train {flags}`, with python {platform.python_version()} {vers
 """
 
 
-def _front_matter(env: str, figures: Figures) -> str:
+def _front_matter(env: str, algo: str, figures: Figures) -> str:
     """The metadata of a card; every text is written as JSON has it, which YAML reads as the same."""
     name = json.dumps(env)
     value = json.dumps(f"{figures.mean:.2f} +/- {figures.std:.2f}")
@@ -164,7 +164,7 @@ tags:
 - reinforcement-learning
 - {name}
 model-index:
-- name: APPO
+- name: {algo}
   results:
   - task:
       type: reinforcement-learning
@@ -179,11 +179,11 @@ model-index:
       verified: false"""
 
 
-def _is_told(env: str, name: str, value: object) -> bool:
+def _is_told(config: Config, name: str, value: object) -> bool:
     """Whether the command in the card has that flag: it has not its default, or another one for such an environment."""
-    default = FLAGS[name].default
-    known = find_preset(env, "cpu")
-    others = BY_KIND if known is None else known.keys()
+    default = config.table.flags[name].default
+    known = find_preset(config.env.env, "cpu", config.algorithm)
+    others = flags_by_kind(config.algorithm) if known is None else known.keys()
     differs = value != (list(default) if isinstance(default, tuple) else default)
     return name not in (*PLACES, "experiment") and (differs or name in others)
 

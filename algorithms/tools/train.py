@@ -20,7 +20,7 @@ def train(argv: Sequence[str]) -> int:
         from algorithms.run.tuning.measure import decided
 
         found = decided(config)
-        print_and_exit(format_flags(found.to_flat(), origins | origins_in(found, config.undecided), wanted))
+        print_and_exit(format_flags(found, origins | origins_in(found, config.undecided), wanted))
     if config.logging.log_format != "json":
         for line in describe(config.to_flat(), origins):
             say(line)

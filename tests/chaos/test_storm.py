@@ -10,7 +10,7 @@ import pytest
 from algorithms.tools.selftest.invariants import falling, lost_checkpoints, saved, tolerated, unaccounted
 from algorithms.tools.selftest.killer import Storm, StormError
 from tests.chaos.runs import START_SECONDS, TrainingRun
-from tests.chaos.witness import BONUS, EPISODE_STEPS, PROGRAM, TESTIMONY
+from tests.chaos.witness import ALGORITHM, BONUS, EPISODE_STEPS, TESTIMONY
 from utils.metrics import read_metrics
 
 GONE_SECONDS = 25.0
@@ -51,7 +51,7 @@ def test_a_run_outlives_a_storm_of_kills(
     testimony, gate = tmp_path / "testimony", tmp_path / "gate"
     monkeypatch.setenv(TESTIMONY, str(testimony))
     words = (f"--inference={placement}", *FLAGS, "--env_kwargs", f"gate={gate}")
-    with TrainingRun(tmp_path, *words, env="tests.chaos.witness:Clues", script=PROGRAM) as run:
+    with TrainingRun(tmp_path, *words, f"--algo={ALGORITHM}", env="tests.chaos.witness:Clues") as run:
         run.wait_until(lambda: saved(run.stdout), "checkpoint")
         storm = Storm(run.marker, run.process.pid, lambda: len(saved(run.stdout)), seed=1)
         try:

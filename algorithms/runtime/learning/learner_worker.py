@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from algorithms.models.flat_module import FlatModule
-from algorithms.runtime.algorithm import Feedback
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.devices import Device, Event, device_of
-from algorithms.runtime.learning.batches import Batch, BatchSource
+from algorithms.runtime.learning.batches import Batch, BatchSource, Feedback
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
 from algorithms.runtime.memory.arena import Arena, Array
 from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
@@ -64,6 +63,10 @@ class Learner(Protocol):
 
         What is yielded goes to the source of the batch.
         """
+        ...
+
+    def configure(self, config: Any) -> None:
+        """Follow other flags of the algorithm from now on, between two batches."""
         ...
 
     def metrics(self) -> dict[str, float]:

@@ -8,12 +8,11 @@ import base64
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import load, save
 
-from algorithms.runtime.algorithm import WEIGHTS, StateLayout, Vector
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from algorithms.runtime.memory.weights import barrier
 from algorithms.runtime.messages import KEY, Traits
@@ -23,6 +22,37 @@ from utils.values import is_number, is_plain, shown
 META_BYTES = 1 << 16
 
 READ_ATTEMPTS = 50
+
+
+class Vector(NamedTuple):
+    """A vector of a learner's state. A checkpoint stores one of float32 with a value for every weight by their names.
+
+    Attributes:
+        size: number of values.
+        dtype: a numpy name.
+        inherited: `--init_from` takes it over; all others begin with zeros.
+    """
+
+    size: int
+    dtype: str = "float32"
+    inherited: bool = False
+
+
+WEIGHTS = "weights"
+"""The vector that acts: every layout has it."""
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """What the state of a learner holds beside its counters; memory is reserved and checkpoints are checked by it.
+
+    Attributes:
+        vectors: by name, `WEIGHTS` first.
+        numbers: plain values with which a new learner begins.
+    """
+
+    vectors: Mapping[str, Vector]
+    numbers: Mapping[str, float]
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.runtime.algorithm import FastPolicy, Policy, Random
 from algorithms.runtime.devices import Device
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import Trajectories
+from algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
 from algorithms.runtime.sampling.policy_worker import ActingPlan, Rows
 from utils.timing import COPYING, INFERENCE, clock
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from algorithms.models.flat_module import FlatModule
-from algorithms.runtime.algorithm import FastPolicy, Policy, Random
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories
 from algorithms.runtime.memory.weights import WeightRing, checksum
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
+from algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
 from envs.spec import EnvSpec
 from utils.errors import ResourceError
 from utils.failpoints import failpoint

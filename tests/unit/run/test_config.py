@@ -460,7 +460,7 @@ def test_env_is_a_flag_and_a_section() -> None:
 def test_what_is_printed_is_a_config_file() -> None:
     words = ["--env=CartPole-v1", "--gamma=0.9", "--env_kwargs", 'text=a "b" \\ é', 'deep={"x": [1, true]}']
     config, origins = resolve(parse_train_flags(words))
-    text = format_flags(config.to_flat(), origins, "toml")
+    text = format_flags(config, origins, "toml")
     Path("f.toml").write_text(text)
     again, origins_again = resolve(parse_train_flags(["--config=f.toml"]))
     assert replace(again, run=config.run) == config
@@ -469,14 +469,14 @@ def test_what_is_printed_is_a_config_file() -> None:
     assert "adam_beta1 = 0.9  # default" in text
     assert set(origins_again.values()) == {"config file", "command line", "default"}
     assert [name for name, origin in origins_again.items() if origin == "default"] == ["experiment"]
-    values = json.loads(format_flags(config.to_flat(), origins, "json"))
+    values = json.loads(format_flags(config, origins, "json"))
     assert values["gamma"] == {"value": 0.9, "origin": "command line"}
     assert set(values) == set(FLAGS)
 
 
 def test_mappings_with_nothing_in_them_are_printed_too() -> None:
     config, origins = resolve(parse_train_flags(["--env=CartPole-v1", "--env_kwargs", "x=null", "y={}"]))
-    Path("f.toml").write_text(format_flags(config.to_flat(), origins, "toml"))
+    Path("f.toml").write_text(format_flags(config, origins, "toml"))
     assert parse_train(["--config=f.toml"]).env.env_kwargs == {"x": None, "y": {}}
 
 

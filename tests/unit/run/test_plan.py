@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.appo.learner import Learner
+from algorithms.appo.learner import layout_of
 from algorithms.models.build import new_model
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config
@@ -33,8 +33,7 @@ def blueprint_of(placement: str = "serial", *, seed: int = 5, num_policies: int 
     config = Config.from_flat({**FLAGS, **flags})
     spec = make_group(config.env, 1).spec
     flat = new_model(config.model, spec, "cpu")
-    learner = Learner(flat, spec, config.learning, 0)
-    description = ModelDescription(flat.table, flat.module.rnn_state_size, learner.layout)  # type: ignore[arg-type]
+    description = ModelDescription(flat.table, flat.module.rnn_state_size, layout_of(flat, config.learning))  # type: ignore[arg-type]
     topology = Topology(placement, 2, 2, 3, num_policies, 1, rows=2, rollout=8)  # type: ignore[arg-type]
     budget = Budget(1000, 500, 60.0, None, None)
     return Blueprint(config, spec, description, topology, budget, "cpu", seed)
