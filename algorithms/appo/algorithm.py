@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 from algorithms.appo import presets
 from algorithms.appo.config import METRICS, LearningConfig, check_learning
 from algorithms.runtime.algorithm import Context
-from algorithms.runtime.memory.slots import Recorded
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from algorithms.runtime.learning.batches import BatchSource
     from algorithms.runtime.learning.learner_worker import Learner
     from algorithms.runtime.memory.learner_state import StateLayout
-    from algorithms.runtime.memory.slots import Trajectories
+    from algorithms.runtime.memory.slots import Recorded, Trajectories
     from envs.spec import EnvSpec
 
 
@@ -55,6 +54,8 @@ class APPO:
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare what acting records beside actions; values are in units of return."""
+        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+
         return {
             "logits": Recorded(("T", "R", spec.action.num_logits)),
             "log_prob": Recorded(("T", "R")),  # of the action

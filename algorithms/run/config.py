@@ -1,5 +1,6 @@
 """All flags of a training run are composed, completed from their sources and checked here."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -147,9 +148,10 @@ def algorithm_of(given: Mapping[str, object]) -> str:
     Raises:
         UsageError: a saved run would change its algorithm, or a source is damaged.
     """
-    asked = str(given.get("algo", ""))
+    asked, contents = str(given.get("algo", "")), dict[str, object]()
     if not asked and (path := given.get("config")):
-        contents = read_mapping(Path(str(path)))
+        with contextlib.suppress(UsageError):  # said when all of it is read
+            contents = read_mapping(Path(str(path)))
         part = contents.get("run")
         asked = str(contents.get("algo") or (part.get("algo") if isinstance(part, Mapping) else None) or "")
     where = {name: str(given[name]) for name in ("experiment", "experiments_root", "train_dir") if name in given}
@@ -336,7 +338,7 @@ def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[st
 def word_of(argv: Sequence[str], name: str) -> str:
     """Return the value of a flag on a command line that need not be right otherwise."""
     flag, found = f"--{name}", ""
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
         if word == flag:
             found = following
         elif word.startswith(f"{flag}="):

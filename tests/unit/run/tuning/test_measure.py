@@ -144,7 +144,7 @@ class Timed(NetworkProbe):
 def test_continuous_actions_have_no_divergence_from_uniform_ones() -> None:
     gaussian = replace(SPEC, action=ActionSpec((ActionPart("gaussian", 2),), (-1.0, -1.0), (1.0, 1.0)))
     flags = {"num_policies": 2, "per_policy": {"exploration_loss": "entropy,symmetric_kl"}}
-    with pytest.raises(UsageError, match="--exploration_loss=symmetric_kl: toy/Zero-v0 has continuous actions"):
+    with pytest.raises(UsageError, match="--exploration_loss=symmetric_kl: the environment has continuous actions"):
         NetworkProbe(config_of("toy/Zero-v0", **flags), gaussian)
     NetworkProbe(config_of("toy/Zero-v0", **flags), SPEC)
     NetworkProbe(config_of("toy/Zero-v0", **flags, exploration_loss_coeff=0.0), gaussian)
