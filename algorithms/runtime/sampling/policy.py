@@ -62,7 +62,7 @@ class Policy(Protocol):
         greedy: bool | Tensor = False,
         whole_groups: bool = False,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Act in N rows.
+        """Act in N rows; called in inference mode of torch, as `final` is.
 
         Args:
             obs: [N, *] observations by key.

@@ -99,6 +99,7 @@ class HostEngine:
         num_rows = trajectories.valid.shape[2]
         self.live_state = torch.zeros(plan.num_groups, num_rows, policy.rnn_state_size, device=plan.device)
         self.numbers = torch.arange(plan.num_groups * num_rows, device=plan.device).view(plan.num_groups, num_rows)
+        self.numbers_of_group = self.numbers.unbind()
         self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
         self.first = torch.from_numpy(trajectories.first)
         self.fields = {"action": trajectories.action, **trajectories.recorded}
@@ -106,9 +107,10 @@ class HostEngine:
     @torch.inference_mode()
     def run(self, rows: Rows, random: Any) -> None:
         """Gather K x R rows, one forward pass, scatter what it says."""
-        last = len(rows.lead) - 1
         obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
-        state, numbers = self.live_state[rows.state].flatten(0, last), self.numbers[rows.state].flatten(0, last)
+        state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
+        one_group = isinstance(rows.state, int)
+        numbers = self.numbers_of_group[rows.state] if one_group else self.numbers[rows.state].flatten()
         clock.enter(INFERENCE)
         recorded, state = self.policy.act(
             obs, self._gather(self.first, rows), state, numbers, random, whole_groups=len(rows.at) == 2
@@ -116,7 +118,8 @@ class HostEngine:
         clock.enter(COPYING)
         self.live_state[rows.state] = state.view(*rows.lead, state.shape[-1])
         for name, value in recorded.items():
-            self.fields[name][rows.at] = value.cpu().numpy().reshape(rows.lead + value.shape[1:])
+            array = value.cpu().numpy()
+            self.fields[name][rows.at] = array if one_group else array.reshape(rows.lead + value.shape[1:])
 
     def fast(self, random: Any) -> FastPolicy | None:
         """Return the policy's own twin without torch."""
