@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.appo import presets
-from algorithms.appo.config import METRICS, LearningConfig, check_learning
+from algorithms.appo.config import METRICS, PANEL, LearningConfig, check_learning
 from algorithms.runtime.algorithm import Context
 from utils.errors import UsageError
 
@@ -33,6 +33,7 @@ class APPO:
     name: ClassVar[str] = "APPO"
     flags: ClassVar[type[LearningConfig]] = LearningConfig
     metrics: ClassVar[Mapping[str, str]] = METRICS
+    panel: ClassVar[Mapping[str, str]] = PANEL
 
     def check(self, flags: LearningConfig, spec: EnvSpec | None) -> None:
         """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""

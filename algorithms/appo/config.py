@@ -108,6 +108,16 @@ METRICS = {
 """What its learner reports, in this order."""
 
 
+PANEL = {
+    "policy_loss": "policy",
+    "value_loss": "value",
+    "entropy": "entropy",
+    "kl_divergence": "kl",
+    "grad_norm": "gradient",
+    "learning_rate": "rate",
+}
+
+
 def check_learning(learning: LearningConfig) -> None:
     """Refuse sizes that do not divide each other (UsageError)."""
     rollout = learning.rollout

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from algorithms.appo.algorithm import APPO
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.episodes import Episode, Tally
 from algorithms.playing.video import Recorder, VideoFile
@@ -161,10 +160,11 @@ def load_player(run: Run, spec: EnvSpec, config: EvaluationConfig, seed: int) ->
         UsageError: the checkpoint belongs to another model than the run's flags describe.
     """
     context = Context(spec, run.config.learning, run.config.model, "fp32", choose_device(config.device))
-    flat = APPO().make_model(context)
+    algorithm = run.config.algorithm
+    flat = algorithm.make_model(context)
     state, _ = decode(run.files, flat.table)
     flat.flat.copy_(torch.from_numpy(state.weights))
-    return Player(APPO().make_policy(context, flat), spec, config, seed), int(state.meta["env_steps"])
+    return Player(algorithm.make_policy(context, flat), spec, config, seed), int(state.meta["env_steps"])
 
 
 class Acts(Protocol):

@@ -62,7 +62,9 @@ class Watching:
         if flags.callbacks or self.callbacks:
             hooks = Hooks.make(flags.callbacks, self.config.to_flat(), None, self.callbacks)
         monitor = Monitor(directory, flags, resumed, budget, machine, self.config.frozen, hooks)
-        monitor.console = console_for(flags, Title(directory, self.config.env.env, aim_of(budget.plain())))
+        monitor.console = console_for(
+            flags, Title(directory, self.config.env.env, aim_of(budget.plain()), self.config.algorithm.panel)
+        )
         return monitor
 
     def compare(self, monitor: Monitor) -> None:

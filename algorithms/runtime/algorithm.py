@@ -73,7 +73,12 @@ class Algorithm(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, str]:
-        """What its learner reports, name -> meaning; the first few are on the panel."""
+        """What its learner reports, name -> meaning."""
+        ...
+
+    @property
+    def panel(self) -> Mapping[str, str]:
+        """What the panel shows of its metrics, name -> word."""
         ...
 
     def check(self, flags: Any, spec: EnvSpec | None) -> None:

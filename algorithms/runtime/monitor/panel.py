@@ -4,7 +4,7 @@ import io
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rich import box
@@ -29,14 +29,7 @@ LARGEST_WHOLE = 99_999_999.5  # return that is written out
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
 WARNING_LINES = 3
-LOSSES = {
-    "train/policy_loss": "policy",
-    "train/value_loss": "value",
-    "train/entropy": "entropy",
-    "train/kl_divergence": "kl",
-    "train/grad_norm": "gradient",
-    "train/learning_rate": "rate",
-}
+MOST_LOSSES = 6
 
 Record = Mapping[str, Any]
 Spans = Sequence[tuple[str, str]]
@@ -54,6 +47,7 @@ class Snapshot:
         aim: when it ends, in words.
         overview: its figures.
         trace: the mean return so far, of the policy that is best.
+        losses: what is shown of learning, metric -> word, as the algorithm says.
     """
 
     name: str
@@ -62,6 +56,7 @@ class Snapshot:
     aim: str
     overview: Overview
     trace: Trace
+    losses: Mapping[str, str] = field(default_factory=dict)
 
 
 class Section(NamedTuple):
@@ -146,7 +141,7 @@ def _of_learning(snapshot: Snapshot, width: int, chart_rows: int) -> list[Sectio
         sections += [
             Section(0, _wrapped("return", _returns(record), width)),
             Section(4, _chart(trace, width, chart_rows)),
-            Section(3, _wrapped("losses", _losses(record), width)),
+            Section(3, _wrapped("losses", _losses(record, snapshot.losses), width)),
             Section(2, _wrapped("lag", _lag(record, overview), width)),
         ]
     else:
@@ -204,8 +199,10 @@ def _returns(record: Record) -> Spans:
     return [(_figure(mean), "bold"), (spread, ""), (f"episodes of {_known(length, short_number)} steps", "")]
 
 
-def _losses(record: Record) -> Spans:
-    known = [(f"{word} {record[tag]:.3g}", "") for tag, word in LOSSES.items() if tag in record]
+def _losses(record: Record, losses: Mapping[str, str]) -> Spans:
+    names = losses or {tag.removeprefix("train/"): tag[6:] for tag in record if tag.startswith("train/")}
+    tags = {f"train/{name}": word for name, word in list(names.items())[:MOST_LOSSES]}
+    known = [(f"{word} {record[tag]:.3g}", "") for tag, word in tags.items() if tag in record]
     return known or [("nothing is trained yet", "dim")]
 
 
