@@ -5,6 +5,7 @@ How a file becomes safe on disk is the business of `utils.checkpoint_files`.
 Main writes them from the state blocks, in a thread of its own, so saving stalls neither training nor supervision.
 """
 
+import functools
 import logging
 import math
 import time
@@ -290,7 +291,7 @@ def load_best(
     Raises:
         CheckpointError: there are checkpoints and none can be read.
     """
-    return checkpoint_files.load(directory, lambda path: _worth(path, metric), check)
+    return checkpoint_files.load(directory, functools.partial(_worth, metric=metric), check)
 
 
 def _worth(path: Path, metric: str) -> float:

@@ -14,7 +14,7 @@ from utils.metrics import duration, short_number
 from utils.values import json_text, shown
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
-PLACES = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config")
+LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config")
 """Flags that differ between any two runs."""
 
 
@@ -86,7 +86,7 @@ def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
 
 def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
     """The names of the flags that not all have alike, without those that differ between any two runs."""
-    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in PLACES)
+    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION_FLAGS)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
 
