@@ -24,7 +24,7 @@ class Episode(NamedTuple):
         return {"return": self.episode_return, "length": self.length} | {name: x for name, x in more.items() if x}
 
 
-class Tally:
+class EpisodeRecorder:
     """What the agents of one environment gather in the episode that goes on.
 
     Args:

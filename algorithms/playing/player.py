@@ -9,7 +9,7 @@ import torch
 
 from algorithms.appo.algorithm import APPO
 from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.episodes import Episode, Tally
+from algorithms.playing.episodes import Episode, EpisodeRecorder
 from algorithms.playing.saved_run import SavedRun
 from algorithms.runtime.algorithm import Context, Policy
 from algorithms.runtime.memory.arena import Array
@@ -82,7 +82,7 @@ def play(
     `look` is called before every action and at the end of an episode, once each; it is told whether it is the end.
     """
     row = _first_row(envs, seed)
-    tally = Tally(envs.spec.num_agents)
+    recorder = EpisodeRecorder(envs.spec.num_agents)
     num_episodes = frames = 0
     ended = False
     clock = _Clock(config.fps if config.window else 0.0)
@@ -91,9 +91,9 @@ def play(
             look(ended)
         stats = envs.step(player.act(row.obs, row.first), row)
         valid = np.ones_like(row.first) if envs.spec.same_step else ~row.first  # the reset step belongs to no episode
-        frames += tally.add(row, valid, stats)
-        if ended := tally.over:
-            yield tally.episode()
+        frames += recorder.add(row, valid, stats)
+        if ended := recorder.over:
+            yield recorder.episode()
             num_episodes += 1
         clock.wait()
     if look is not None:

@@ -16,7 +16,7 @@ from algorithms.population.config import (
     largest_batch_size,
     values_per_policy,
 )
-from algorithms.run.folder import check_folders, check_place, find_source, new_name, saved_flags
+from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
 from envs.presets import Preset, env_preset, find_name
@@ -158,7 +158,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     config = Config.from_flat(values)
     if known is None and not saved:
         config = replace(config, undecided=frozenset(FLAGS) - frozenset(values))
-    check_place(config.run.run_directory)
+    check_writable(config.run.run_directory)
     check(config)
     if not saved:
         _check_source(config.run)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from algorithms.runtime.algorithm import StateLayout
 from algorithms.runtime.config import RunConfig
 from algorithms.runtime.memory.learner_state import OF_MAIN, LearnerState, StateBlock, Table, decode, encode, read_plain
-from algorithms.runtime.messages import Message, SaveState, StateSaved, Traits, WorkerRestarted
+from algorithms.runtime.messages import Message, PolicyTraits, SaveState, StateSaved, WorkerRestarted
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from utils import checkpoint_files
@@ -140,7 +140,9 @@ class Checkpointing:
             log.info("saved %s", path)
         if "milestone" in order.kinds:
             checkpoint_files.save(self.folder.checkpoints(policy, "milestone"), name, encode(state, self.table))
-        same_weights = (Traits.in_state(state.meta) or Traits()).adoptions == order.progress.get("adoptions", 0)
+        same_weights = (PolicyTraits.in_state(state.meta) or PolicyTraits()).adoptions == order.progress.get(
+            "adoptions", 0
+        )
         if "best" in order.kinds and order.better is not None and same_weights:
             best = self._best[policy]
             best.save(name, encode(best.mark(state, order.better), self.table), order.better)
@@ -229,7 +231,7 @@ class Best:
 
     def __init__(self, directory: Path, config: RunConfig) -> None:
         self.directory, self.config = directory, config
-        self.value = self._kept()
+        self.value = self._find_best()
 
     def better(self, progress: PolicyProgress) -> float | None:
         """The metric of a policy, over a full window of episodes, if finite and better than ever; higher is better."""
@@ -257,7 +259,7 @@ class Best:
         log.info("saved %s, the best so far: %s %.6g", path, self.config.save_best_metric, value)
         self._keep_only(path)
 
-    def _kept(self) -> float:
+    def _find_best(self) -> float:
         """Value of the best one on disk, which stays alone; -inf if there is none, or it was measured otherwise."""
         checkpoint_files.clean_temporaries(self.directory)
         found: list[tuple[float, Path]] = []

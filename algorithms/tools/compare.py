@@ -110,12 +110,12 @@ RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
 
 
 def _at_equal(runs: Sequence[Run], axis: Axis) -> list[Row]:
-    """A row for each of some places on the axis that all runs have reached."""
+    """A row for each of some positions on the axis that all runs have reached."""
     ends = [run.curve[-1].at(axis) for run in runs if run.curve]
     if len(ends) < 2:
         return []
-    places = [share * min(ends) for share in SHARES]
-    return [Row(repr(place), [value_at(run.curve, axis, place) for run in runs]) for place in places]
+    positions = [share * min(ends) for share in SHARES]
+    return [Row(repr(position), [value_at(run.curve, axis, position) for run in runs]) for position in positions]
 
 
 def _text(names: Sequence[str], sections: Mapping[str, Sequence[Row]]) -> list[str]:

@@ -4,7 +4,6 @@ import contextlib
 import secrets
 import statistics
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,9 +56,7 @@ def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> Result:
     Raises:
         UsageError, EnvironmentFailure, ResourceError: as `enjoy`.
     """
-    env, repeats = run.config.env, config.render_action_repeat
-    if repeats is not None:
-        env = replace(env, env_frameskip=repeats)
+    env = config.played_env(run.config.env)
     with contextlib.ExitStack() as stack:
         recorder = Recorder(env, Path(config.save_video), config.fps) if config.save_video else None
         if recorder is not None:

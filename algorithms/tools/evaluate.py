@@ -122,14 +122,14 @@ class Evaluator:
         self._filming = Filming(self.folder.videos, config.video_every_min)
 
     def __enter__(self) -> Self:
-        place = self.folder.evaluation
+        folder = self.folder.evaluation
         try:
-            place.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
             self._log = MetricsLog(self.folder.results)
         except OSError as error:
             if self.config.every_sec:  # nobody may be there to read what is printed
-                raise ResourceError(f"cannot write {place}: {error.strerror}") from None
-            sys.stderr.write(f"warning: results are not kept: cannot write {place}: {error.strerror}\n")
+                raise ResourceError(f"cannot write {folder}: {error.strerror}") from None
+            sys.stderr.write(f"warning: results are not kept: cannot write {folder}: {error.strerror}\n")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -222,7 +222,7 @@ class Evaluator:
         if self.config.env_kwargs != run.config.logging.eval_env_kwargs:
             say("not kept as the best: --env_kwargs are not the --eval_env_kwargs of the run")
             return
-        before = best_kept(folder)
+        before = read_best(folder)
         comparable = before is not None and before["settings"] in (None, self.settings)
         if not one.episodes or (before and comparable and one.mean <= before["value"]):
             return
@@ -259,7 +259,7 @@ def interval(returns: list[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def best_kept(folder: Path) -> dict[str, Any] | None:
+def read_best(folder: Path) -> dict[str, Any] | None:
     """What the best evaluated checkpoint says of itself: value, low, high, settings; None without one to be read."""
     for path in sorted(folder.glob("ckpt_*"), reverse=True):
         with contextlib.suppress(CheckpointError, KeyError):

@@ -53,8 +53,8 @@ def hub(config: HubConfig) -> int:
     """
     if config.download:
         return _download(config)
-    with tempfile.TemporaryDirectory(prefix="appo-hub-") as place:
-        folder = Path(config.output or Path(place, "bundle"))
+    with tempfile.TemporaryDirectory(prefix="appo-hub-") as temporary:
+        folder = Path(config.output or Path(temporary, "bundle"))
         make_bundle(config, folder)
         for name in names_in(folder):
             say(f"{(folder / name).stat().st_size:12,}  {name}")
@@ -234,11 +234,13 @@ def _download(config: HubConfig) -> int:
     if config.dry_run:
         return 0
     Path(config.train_dir).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as place:
-        folder = Path(place, name)
+    with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as temporary:
+        folder = Path(temporary, name)
         for file in wanted:
             with _reaching_the_hub():
-                fetched = Path(library.hf_hub_download(config.download, file, local_dir=str(Path(place, "fetched"))))
+                fetched = Path(
+                    library.hf_hub_download(config.download, file, local_dir=str(Path(temporary, "fetched")))
+                )
             _keep(fetched, folder / file)
         told = _examine(folder)
         replace_directory(folder, target)

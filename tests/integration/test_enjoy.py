@@ -240,7 +240,7 @@ def test_the_most_probable_action_of_every_kind() -> None:
 def test_actions_are_repeated_as_often_as_asked(runs: Path) -> None:
     config = evaluation(runs, "windowed", render_action_repeat=2, max_num_episodes=4)
     run = find_run(config)
-    envs = make_alone(run.config.env, window=config.window)
+    envs = make_alone(config.played_env(run.config.env))
     player, _ = load_player(run, envs.spec, config, seed=1)
     looks: list[bool] = []
     assert [episode.length for episode in play(envs, player, config, 1, looks.append)] == [3] * 4

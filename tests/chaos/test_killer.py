@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from algorithms.tools.selftest.invariants import falling, lost_checkpoints, saved, tolerated, unaccounted
-from algorithms.tools.selftest.killer import Storm, StormError
+from algorithms.tools.selftest.killer import Killer, KillerError
 from tests.chaos.runs import START_SECONDS, TrainingRun
 from tests.chaos.witness import BONUS, EPISODE_STEPS, PROGRAM, TESTIMONY
 from utils.metrics import read_metrics
@@ -53,10 +53,10 @@ def test_a_run_outlives_a_storm_of_kills(
     words = (f"--inference={placement}", *FLAGS, "--env_kwargs", f"gate={gate}")
     with TrainingRun(tmp_path, *words, env="tests.chaos.witness:Clues", script=PROGRAM) as run:
         run.wait_until(lambda: saved(run.stdout), "checkpoint")
-        storm = Storm(run.marker, run.process.pid, lambda: len(saved(run.stdout)), seed=1)
+        killer = Killer(run.marker, run.process.pid, lambda: len(saved(run.stdout)), seed=1)
         try:
-            storm.blow(kills)
-        except StormError as error:
+            killer.kill_burst(kills)
+        except KillerError as error:
             raise AssertionError(f"{error}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}") from None
         gate.touch()
         ended = run.wait(START_SECONDS)
@@ -71,7 +71,7 @@ def test_a_run_outlives_a_storm_of_kills(
     promised = saved(ended.stdout)
     assert lost_checkpoints(path for path, _ in promised) == []
     print(
-        f"{kills} kills {Counter(storm.kills)}: {totals['restarts']} restarts, {lives} learners, {len(promised)} saves"
-        f", recovered within {storm.longest_recovery_seconds:.1f} s, {totals['lost']} of {totals['samples']} lost, "
+        f"{kills} kills {Counter(killer.kills)}: {totals['restarts']} restarts, {lives} learners, {len(promised)} saves"
+        f", recovered within {killer.longest_recovery_seconds:.1f} s, {totals['lost']} of {totals['samples']} lost, "
         f"books: {unaccounted({}, totals) or 'exact'}"
     )
