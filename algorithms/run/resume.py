@@ -165,8 +165,8 @@ class ResumeSegments:
     """Divides a run of one policy at fixed numbers of env steps.
 
     A segment begins with the learner's state alone, as a start does that resumes: memory is empty, workers and
-    environments are new, and the seeds of all of them follow from the run's and the env steps in the state. So it makes no
-    difference whether the state came from disk or from the segment before.
+    environments are new, and the seeds of all of them follow from the run's and the env steps in the state. So it
+    makes no difference whether the state came from disk or from the segment before.
 
     Args:
         blueprint: of the run.

@@ -21,6 +21,7 @@ from algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
 from algorithms.playing.video import draw_offscreen
 from algorithms.run.config import Config
 from algorithms.run.folder import find_run_folder
+from algorithms.run.summary import LIVING_STATES
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import read_plain
 from algorithms.tools.enjoy import play_run
@@ -46,8 +47,6 @@ MOST_OF_THE_CORES = 0.015
 """What evaluations may take of all cores' time on average, so that training hardly feels them."""
 
 LONGEST_SLEEP_SECONDS = 1.0
-
-LIVING_STATES = ("starting", "training")
 
 SETTINGS = ("best_by", "env_kwargs")
 """Flags that means must have in common to be compared."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.selftest.invariants import falling, lost_checkpoints, saved, tolerated, unaccounted
+from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
 from algorithms.tools.selftest.killer import Killer, KillerError
 from tests.chaos.runs import START_SECONDS, TrainingRun
 from tests.chaos.witness import BONUS, EPISODE_STEPS, PROGRAM, TESTIMONY
@@ -52,8 +52,8 @@ def test_a_run_outlives_a_storm_of_kills(
     monkeypatch.setenv(TESTIMONY, str(testimony))
     words = (f"--inference={placement}", *FLAGS, "--env_kwargs", f"gate={gate}")
     with TrainingRun(tmp_path, *words, env="tests.chaos.witness:Clues", script=PROGRAM) as run:
-        run.wait_until(lambda: saved(run.stdout), "checkpoint")
-        killer = Killer(run.marker, run.process.pid, lambda: len(saved(run.stdout)), seed=1)
+        run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
+        killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1)
         try:
             killer.kill_burst(kills)
         except KillerError as error:
@@ -66,12 +66,12 @@ def test_a_run_outlives_a_storm_of_kills(
     records = read_metrics(run.directory / "metrics.jsonl")
     totals = json.loads((run.directory / "status.json").read_text())["totals"]
     lives = check_testimony(testimony, totals)
-    assert falling(records) == []
-    assert unaccounted({}, totals, slack=tolerated(kills)) == []
-    promised = saved(ended.stdout)
+    assert find_falling(records) == []
+    assert find_unaccounted({}, totals, slack=tolerance(kills)) == []
+    promised = read_saves(ended.stdout)
     assert lost_checkpoints(path for path, _ in promised) == []
     print(
         f"{kills} kills {Counter(killer.kills)}: {totals['restarts']} restarts, {lives} learners, {len(promised)} saves"
         f", recovered within {killer.longest_recovery_seconds:.1f} s, {totals['lost']} of {totals['samples']} lost, "
-        f"books: {unaccounted({}, totals) or 'exact'}"
+        f"books: {find_unaccounted({}, totals) or 'exact'}"
     )

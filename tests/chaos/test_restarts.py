@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.selftest.invariants import falling, lost_checkpoints, tolerated, unaccounted
+from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, tolerance
 from tests.chaos.runs import HOSTILE, RAISED, ROOT, TrainingRun, checkpoint_steps, kill, last_line
 from utils.metrics import read_metrics
 
@@ -28,9 +28,9 @@ def status(run: TrainingRun) -> dict:
 
 def check_invariants(run: TrainingRun, slack: int = 0) -> dict[str, int]:
     """What holds after every run, whoever has died in it; the last totals."""
-    assert falling(read_metrics(run.directory / "metrics.jsonl")) == []
+    assert find_falling(read_metrics(run.directory / "metrics.jsonl")) == []
     totals = status(run)["totals"]
-    assert unaccounted({}, totals, slack) == []
+    assert find_unaccounted({}, totals, slack) == []
     found = sorted((run.directory / "checkpoint_p0").glob("ckpt_*"))
     assert found
     assert lost_checkpoints(found) == []
@@ -101,7 +101,7 @@ def test_a_fork_server_that_has_stopped_is_replaced(tmp_path: Path) -> None:
         run.seconds_until_gone(GONE_SECONDS)
     assert ended.exit_code == 130
     assert "the fork server did not answer within 15 s" in ended.stderr
-    check_invariants(run, slack=tolerated(1))
+    check_invariants(run, slack=tolerance(1))
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_a_run_goes_on_when_its_temporary_files_are_removed(tmp_path: Path) -> N
         run.seconds_until_gone(GONE_SECONDS)
         assert run.left_behind() == []
     assert ended.exit_code == 130
-    check_invariants(run, slack=tolerated(1))
+    check_invariants(run, slack=tolerance(1))
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_steps_of_an_actor_that_is_lost_when_the_run_is_interrupted_are_counted(
         run.interrupt()
         ended = run.wait()
     assert ended.exit_code == 130
-    assert check_invariants(run, slack=tolerated(1))["actors_collected"] > 20_000
+    assert check_invariants(run, slack=tolerance(1))["actors_collected"] > 20_000
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_restarts_leak_nothing(tmp_path: Path) -> None:
     assert all("was killed by SIGKILL" in line or "blocked in its queue" in line for line in restarts)
     learners = sum(line.startswith("learner_0: blocked") for line in restarts)
     assert RESTARTS + 4 <= len(restarts) <= RESTARTS + 4 + learners
-    assert check_invariants(run, slack=tolerated(RESTARTS))["restarts"] == len(restarts)
+    assert check_invariants(run, slack=tolerance(RESTARTS))["restarts"] == len(restarts)
 
 
 def pids_of(run: TrainingRun, roles: Collection[str]) -> dict[str, int]:
