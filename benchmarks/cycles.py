@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from algorithms.cli import run_command
 from algorithms.tools.selftest.invariants import LASTING, find_falling, lost_checkpoints, read_saves
-from algorithms.tools.selftest.killer import StormError, kill
+from algorithms.tools.selftest.killer import KillerError, kill
 from algorithms.tools.selftest.selftest import Run, SelftestConfig
 from benchmarks import measuring, promises
 from benchmarks.promises import Figure
@@ -46,7 +46,7 @@ def cycle(folder: Path, promised: list[tuple[Path, int]], rng: random.Random) ->
             time.sleep(rng.uniform(0.0, LONGEST_WAIT_SECONDS))
             kill(run.process.pid)
             gone_seconds = run.seconds_until_gone()
-        except StormError as error:
+        except KillerError as error:
             return Cycle(time.monotonic() - begin, 0.0, [str(error)])
         wrong = list(complaints(run, promised))
         promised += read_saves(run.log)

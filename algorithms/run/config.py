@@ -17,7 +17,7 @@ from algorithms.population.config import (
     values_per_policy,
 )
 from algorithms.run.algorithms import DEFAULT, FlagTable, find_algorithm, flag_table
-from algorithms.run.folder import check_folders, check_place, find_source, new_name, saved_flags
+from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
@@ -201,7 +201,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     config = Config.from_flat(values)
     if known is None and not saved:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
-    check_place(config.run.run_directory)
+    check_writable(config.run.run_directory)
     check(config)
     if not saved:
         _check_source(config.run)

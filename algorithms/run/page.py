@@ -56,14 +56,14 @@ def page(directory: Path, config: Config) -> str:
     assert found is not None, "a run that has ended has a status"
     flags = config.to_flat() | {"seed": saved_flags(directory).get("seed")}  # which may have been drawn
     name = shlex.quote(f"--experiment={config.run.experiment}")
-    place = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
+    location = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
     curve = [f"![learning curve]({CURVE_FILE})", ""] if folder.curve.is_file() else []
     table = [f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()]
     return "\n".join(
         [
             f"# {found.name}",
             "",
-            f"{config.run.algo} on `{shown(config.env.env)}`; {found.state}: {_escaped(found.reason)}.",
+            f"{config.run.algo} on `{shown(config.env.env)}`; {found.state}: {_escape(found.reason)}.",
             "",
             *curve,
             "| | |",
@@ -76,9 +76,9 @@ def page(directory: Path, config: Config) -> str:
             "",
             "More of it:",
             "",
-            f"    appo train {name}{place} --train_for_env_steps=N   # go on, to a larger budget",
-            f"    appo enjoy {name}{place}   # watch it; --json measures it",
-            f"    appo plot {shlex.quote(config.run.experiment)}{place} -o curve.png   # its curve, or several",
+            f"    appo train {name}{location} --train_for_env_steps=N   # go on, to a larger budget",
+            f"    appo enjoy {name}{location}   # watch it; --json measures it",
+            f"    appo plot {shlex.quote(config.run.experiment)}{location} -o curve.png   # its curve, or several",
             "",
             "Written by appo whenever training ends; `metrics.jsonl` has all figures, `config.json` all flags.",
             "",
@@ -137,7 +137,7 @@ def _figures(found: RunSummary, status: Mapping[str, Any], flags: Mapping[str, o
         "machine": f"{machine.processor_name()}, {machine.available_cores()} cores",
     }
     rows["versions"] = ", ".join(f"{package} {_version(package)}" for package in ("appo", "torch", "gymnasium"))
-    return {key: _escaped(value) for key, value in rows.items() if value is not None}
+    return {key: _escape(value) for key, value in rows.items() if value is not None}
 
 
 def _version(package: str) -> str:
@@ -147,7 +147,7 @@ def _version(package: str) -> str:
         return "(not installed)"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """As one cell of a table shows it."""
     return shown(text).replace("|", "\\|") if text else "-"
 

@@ -6,7 +6,7 @@ batches come.
 
 from dataclasses import dataclass
 
-from algorithms.population.config import places_for_past
+from algorithms.population.config import past_slots
 from algorithms.run.config import Config
 from algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
 from utils.errors import UsageError
@@ -116,7 +116,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         rows=rows,
         rollout=learning.rollout,
         colocated=s.gpu_colocate,
-        num_past=places_for_past(config.population, config.env.env, num_agents),
+        num_past=past_slots(config.population, config.env.env, num_agents),
     )
 
 

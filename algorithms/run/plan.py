@@ -13,7 +13,7 @@ from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.memory.learner_state import StateBlock, StateLayout
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import Traits
+from algorithms.runtime.messages import PolicyTraits
 from algorithms.runtime.processes import crash_recorder
 from algorithms.runtime.processes.channels import Mailboxes
 from algorithms.runtime.roles import LEARNER, POLICY_WORKER, Role
@@ -71,8 +71,8 @@ class RunPlan:
         topology: how many of everything, and where.
         budget: when training ends.
         device: of the networks, "cpu" or "cuda".
-        seed: of the run; of this start, if it resumes; of this leg, see `legs.py`.
-        pause_env_steps: where this leg ends; None: with the run.
+        seed: of the run; of this start, if it resumes; of this segment, see `ResumeSegments`.
+        pause_env_steps: where this segment ends; None: with the run.
         traits: with which each policy begins or goes on; (): they do not differ.
     """
 
@@ -84,7 +84,7 @@ class RunPlan:
     device: str
     seed: int
     pause_env_steps: int | None = None
-    traits: tuple[Traits, ...] = ()
+    traits: tuple[PolicyTraits, ...] = ()
 
     @property
     def algorithm(self) -> Algorithm:
@@ -92,8 +92,8 @@ class RunPlan:
         return self.config.algorithm
 
     @property
-    def in_legs(self) -> bool:
-        """Whether the run is divided into legs, see `legs.py`."""
+    def in_segments(self) -> bool:
+        """Whether the run is divided into segments, see `ResumeSegments`."""
         return self.pause_env_steps is not None
 
     @property
@@ -105,9 +105,9 @@ class RunPlan:
         """The device of a worker's network."""
         return "cpu" if self.topology.placement in role.cpu_placements else self.device
 
-    def traits_of(self, policy: int) -> Traits:
+    def traits_of(self, policy: int) -> PolicyTraits:
         """What sets a policy apart at the start."""
-        return self.traits[policy] if self.traits else Traits()
+        return self.traits[policy] if self.traits else PolicyTraits()
 
     def learning_of(self, policy: int) -> Any:
         """The learning flags that a policy begins with."""

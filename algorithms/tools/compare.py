@@ -14,7 +14,7 @@ from utils.metrics import duration, short_number
 from utils.values import json_text, shown
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
-PLACES = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config")
+LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config")
 """Flags that differ between any two runs."""
 
 
@@ -88,7 +88,7 @@ def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
 
 def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
     """The names of the flags that not all have alike, without those that differ between any two runs."""
-    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in PLACES)
+    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION_FLAGS)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
 
@@ -112,12 +112,12 @@ RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
 
 
 def _at_equal(runs: Sequence[Run], axis: Axis) -> list[Row]:
-    """A row for each of some places on the axis that all runs have reached."""
+    """A row for each of some positions on the axis that all runs have reached."""
     ends = [run.curve[-1].at(axis) for run in runs if run.curve]
     if len(ends) < 2:
         return []
-    places = [share * min(ends) for share in SHARES]
-    return [Row(repr(place), [value_at(run.curve, axis, place) for run in runs]) for place in places]
+    positions = [share * min(ends) for share in SHARES]
+    return [Row(repr(position), [value_at(run.curve, axis, position) for run in runs]) for position in positions]
 
 
 def _text(names: Sequence[str], sections: Mapping[str, Sequence[Row]]) -> list[str]:

@@ -76,7 +76,7 @@ def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
             signals.check()
             while waiting and len(running.processes) < config.parallel:
                 running.start(waiting.pop(0), config.folder)
-            for name, code in running.take_ended(POLL_SECONDS):
+            for name, code in running.reap(POLL_SECONDS):
                 codes[name] = code
                 say(_line(config.folder, name, code))
     return codes
@@ -137,7 +137,7 @@ class _Running:
                     process.send_signal(number)
             deadline = time.monotonic() + STOP_SECONDS
             while self.processes and time.monotonic() < deadline:
-                for _ in self.take_ended(POLL_SECONDS):
+                for _ in self.reap(POLL_SECONDS):
                     pass
 
     def start(self, job: Job, folder: Path) -> None:
@@ -157,7 +157,7 @@ class _Running:
         self.processes[os.pidfd_open(process.pid)] = (job.name, process)
         say(f"started   {job.name}, see {log_path}")
 
-    def take_ended(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
+    def reap(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
         """Names and exit codes of those that have ended, after waiting for at most this long."""
         for ready in multiprocessing.connection.wait(list(self.processes), timeout_seconds):
             assert isinstance(ready, int)

@@ -39,7 +39,7 @@ def top(config: TopConfig) -> int:
         UsageError: there is no such run.
     """
     directory = _directory(config)
-    watched = Watched(directory)
+    watched = ObservedRun(directory)
     if config.once or obstacle(sys.stdout, os.environ):
         columns = max(SMALLEST.columns, shutil.get_terminal_size(PAGE).columns)
         drawn = draw(watched.look(), columns, PAGE.lines)
@@ -50,7 +50,7 @@ def top(config: TopConfig) -> int:
     return 0
 
 
-class Watched:
+class ObservedRun:
     """A run, as its files say; whatever may stand in them.
 
     Args:
@@ -117,7 +117,7 @@ def _directory(config: TopConfig) -> Path:
     return group / found[0].name
 
 
-def _follow(watched: Watched, interval_seconds: float) -> None:
+def _follow(watched: ObservedRun, interval_seconds: float) -> None:
     """Draw it again and again until it ends, the terminal goes or Ctrl-C comes."""
     screen, colour = Screen(sys.stdout.fileno()), wants_colour(os.environ)
     try:

@@ -49,10 +49,10 @@ def probe(config: Config) -> Probe:
     spec = envs.spec
     envs.close()
     config = completed(config, spec)
-    return Probe(spec, NetworkProbe(config, spec).description, config)
+    return Probe(spec, NetworkTimer(config, spec).description, config)
 
 
-class NetworkProbe:
+class NetworkTimer:
     """The model, made once, at work as a policy worker and a learner will use it.
 
     Args:
@@ -103,7 +103,7 @@ class NetworkProbe:
         def seconds(count: int) -> float:
             machine.limit_threads(count)
             share_images(self.flat.module, count)
-            return _timed(train)
+            return _time_call(train)
 
         seconds(threads)  # starts them, and makes new plans of convolutions
         together, alone = seconds(threads), seconds(1)
@@ -196,15 +196,15 @@ def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
     A first call of a network asks for memory and makes plans of its convolutions: it takes up to ten times as long. And
     what else runs on a machine makes calls longer, never shorter.
     """
-    first, seconds = _timed(function), list[float]()
+    first, seconds = _time_call(function), list[float]()
     spent = first
     while spent < (SLOWEST_SECONDS if len(seconds) < 2 else budget_seconds):
-        seconds.append(_timed(function))
+        seconds.append(_time_call(function))
         spent += seconds[-1]
     return min(seconds, default=first)
 
 
-def _timed(function: Callable[[], None]) -> float:
+def _time_call(function: Callable[[], None]) -> float:
     begin = time.perf_counter()
     function()
     return time.perf_counter() - begin

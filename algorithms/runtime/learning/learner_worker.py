@@ -23,8 +23,8 @@ from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
     Address,
-    Adopt,
     Begin,
+    CopyWeights,
     LearnerReport,
     Message,
     SaveState,
@@ -183,7 +183,7 @@ class LearnerMemory(NamedTuple):
 class Member(Protocol):
     """Makes the policy of a learner worker the member of a population."""
 
-    def obey(self, order: SetHyperparameters | Adopt, worker: LearnerWorker) -> Message:
+    def obey(self, order: SetHyperparameters | CopyWeights, worker: LearnerWorker) -> Message:
         """Carry out an order of main between two batches; the answer."""
         ...
 
@@ -256,7 +256,7 @@ class LearnerWorker:
                 yield self._report()
             case SaveState():
                 yield self.save()
-            case SetHyperparameters() | Adopt():
+            case SetHyperparameters() | CopyWeights():
                 if self.member is not None:
                     yield self.member.obey(message, self)
             case Stop():

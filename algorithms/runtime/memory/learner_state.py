@@ -15,7 +15,7 @@ from safetensors.numpy import load, save
 
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from algorithms.runtime.memory.weights import barrier
-from algorithms.runtime.messages import KEY, Traits
+from algorithms.runtime.messages import KEY, PolicyTraits
 from utils.errors import CheckpointError, UsageError
 from utils.values import is_number, is_plain, shown
 
@@ -348,7 +348,7 @@ def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
 
 def _check_traits(traits: object) -> None:
     """Names, kinds and sizes; whether the values are such that this run can learn with them is for others to say."""
-    if not isinstance(traits, dict) or not traits.keys() <= {one.name for one in fields(Traits)}:
+    if not isinstance(traits, dict) or not traits.keys() <= {one.name for one in fields(PolicyTraits)}:
         raise _wrong(KEY)
     mappings = [traits.get(name, {}) for name in ("hyperparameters", "reward_shaping")]
     counts = [traits.get(name, 0) for name in ("changes", "adoptions", "decided_env_steps")]

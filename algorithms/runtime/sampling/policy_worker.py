@@ -274,10 +274,10 @@ class PolicyWorker:
             if slot < 0:  # new episodes, which begin without a state
                 continue
             start = (step - 1) // self.plan.recurrence * self.plan.recurrence  # of the last segment that has begun
-            state = self._sent(self.trajectories.rnn_state[slot, start // self.plan.recurrence])
+            state = self._to_device(self.trajectories.rnn_state[slot, start // self.plan.recurrence])
             for t in range(start, step):
-                obs = {key: self._sent(a[slot, t]) for key, a in self.trajectories.obs.items()}
-                first = self._sent(self.trajectories.first[slot, t])
+                obs = {key: self._to_device(a[slot, t]) for key, a in self.trajectories.obs.items()}
+                first = self._to_device(self.trajectories.first[slot, t])
                 _, state = self.policy.act(obs, first, state, None, None, greedy=True)
             self.live_state[request.group] = state
 
@@ -294,7 +294,7 @@ class PolicyWorker:
         rows = self.finals.has_final[group] & (self.trajectories.policy_id[slot, step - 1] == policy)
         if not rows.any():
             return
-        obs = {key: self._sent(a[group][rows]) for key, a in self.finals.final_obs.items()}
+        obs = {key: self._to_device(a[group][rows]) for key, a in self.finals.final_obs.items()}
         state = self.live_state[group][torch.from_numpy(rows)]
         first = torch.zeros(len(state), dtype=torch.bool, device=self.plan.device)
         before = clock.enter(INFERENCE)
@@ -303,7 +303,7 @@ class PolicyWorker:
         for name, value in recorded.items():
             self.trajectories.recorded[name][slot, step - 1, rows] = value.cpu().numpy()
 
-    def _sent(self, array: Array) -> Tensor:
+    def _to_device(self, array: Array) -> Tensor:
         """The array as a tensor on the device of the policy."""
         return torch.from_numpy(array).to(self.plan.device)
 
@@ -355,7 +355,7 @@ class WeightReader:
         """Load weights, and read them back from time to time."""
         for _ in range(LOAD_ATTEMPTS):
             self.flat.load(weights)
-            if self._loads % self._proved_loads or self._loaded() == checksum(weights):
+            if self._loads % self._proved_loads or self._checksum_loaded() == checksum(weights):
                 self._loads += 1
                 self._damaged.clear()
                 self.version = version
@@ -365,7 +365,7 @@ class WeightReader:
             " attempts their checksum was another one"
         )
 
-    def _loaded(self) -> int:
+    def _checksum_loaded(self) -> int:
         read_back: np.ndarray[tuple[int], np.dtype[np.float32]] = self.flat.flat.cpu().numpy()
         return checksum(read_back)
 

@@ -21,7 +21,7 @@ from algorithms.run.defaults import (
 )
 from algorithms.run.folder import journal
 from algorithms.run.page import command_line
-from algorithms.run.training import _given
+from algorithms.run.training import _convert_flags
 from envs import presets as env_presets
 from envs.presets import MANY_NUMBERS
 from envs.spaces import Space, spec_of
@@ -255,9 +255,9 @@ def test_the_shortest_command_gives_the_same_flags_again(words: list[str], obser
 
 def test_a_program_may_hand_on_a_configuration_that_is_not_complete() -> None:
     config = resolve({"env": "my.games:Maze", "gamma": 0.5, "experiment": "a"})[0]
-    again = resolve(_given(config, {}))[0]
+    again = resolve(_convert_flags(config, {}))[0]
     assert again == config
     assert again.undecided == config.undecided
-    whole = resolve(_given(completed(config, spec()), {}))[0]
+    whole = resolve(_convert_flags(completed(config, spec()), {}))[0]
     assert whole.undecided == frozenset()
     assert replace(whole, by_kind={}) == replace(completed(config, spec()), by_kind={})

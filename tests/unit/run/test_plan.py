@@ -15,7 +15,7 @@ from algorithms.runtime.learning.learner_worker import LearnerWorker
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
 from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import ActionRequest, Begin, Traits
+from algorithms.runtime.messages import ActionRequest, Begin, PolicyTraits
 from algorithms.runtime.processes.process import Node, ProcessPlan
 from algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from algorithms.runtime.sampling.actor_worker import ActorWorker
@@ -83,7 +83,7 @@ def test_a_blueprint_travels_to_processes() -> None:
 
 def test_every_policy_has_a_context_of_its_own() -> None:
     blueprint = blueprint_of("central", num_policies=2)
-    traits = (Traits(), Traits(hyperparameters={"gamma": 0.5}))
+    traits = (PolicyTraits(), PolicyTraits(hyperparameters={"gamma": 0.5}))
     blueprint = replace(blueprint, traits=traits, topology=replace(blueprint.topology, num_past=1))
     contexts = [blueprint.context(policy, "cpu") for policy in range(3)]
     assert [c.flags.gamma for c in contexts] == [blueprint.config.learning.gamma, 0.5, blueprint.config.learning.gamma]
