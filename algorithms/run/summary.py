@@ -38,6 +38,7 @@ class RunSummary(NamedTuple):
 
     name: str
     env: str | None
+    algo: str | None
     state: str
     reason: str
     env_steps: int | None
@@ -70,6 +71,7 @@ def summary(directory: Path) -> RunSummary | None:
     return RunSummary(
         name=directory.name,
         env=_text(config.get("env")),
+        algo=_text(config.get("algo")),
         state=state,
         reason=_text(status.get("reason")) or "",
         env_steps=env_steps,
