@@ -199,7 +199,7 @@ def test_half_is_believed_of_threads_that_share_images(
         return images
 
     monkeypatch.setattr(network, "share_images", share)
-    monkeypatch.setattr(network, "_timed", lambda train: {1: 1.0, 2: measured}[counts[-1]])
+    monkeypatch.setattr(network, "_time_call", lambda train: {1: 1.0, 2: measured}[counts[-1]])
     monkeypatch.setattr(network, "TRAINING_SECONDS", 0.0)
     believed = (measured * usual_ratio(2)) ** 0.5 if images else measured
     assert Timed(1e-3).threads_ratio(2) == pytest.approx(believed)
@@ -217,7 +217,7 @@ def test_half_is_believed_of_threads_that_share_images(
 def test_the_shortest_of_repeated_calls_counts_as_long_as_there_is_time(
     monkeypatch: pytest.MonkeyPatch, calls: list[float], shortest: float, left: int
 ) -> None:
-    monkeypatch.setattr(network, "_timed", lambda function: calls.pop(0))
+    monkeypatch.setattr(network, "_time_call", lambda function: calls.pop(0))
     assert _seconds(lambda: None, 0.028) == shortest
     assert len(calls) == left
 

@@ -122,8 +122,8 @@ def test_far_from_the_host_one_load_in_many_is_read_back(monkeypatch: pytest.Mon
     delivered = Delivered()
     delivered.delivery._proved_loads = 4
     reads: list[int] = []
-    proved = delivered.delivery._loaded
-    monkeypatch.setattr(delivered.delivery, "_loaded", lambda: reads.append(delivered.flat.loads) or proved())
+    proved = delivered.delivery._checksum_loaded
+    monkeypatch.setattr(delivered.delivery, "_checksum_loaded", lambda: reads.append(delivered.flat.loads) or proved())
     for version in range(1, 10):
         delivered.publish(version)
         delivered.delivery.refresh()
