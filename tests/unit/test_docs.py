@@ -46,6 +46,20 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
 
 
+USERS_OWN = {"my_program.py", "env.py", "utils.py", "tb.py"}
+"""Files that pages name and that are the reader's, or another project's."""
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda page: page.name
+)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    words = " ".join(re.findall(r"`([^`\n]+)`", page.read_text()))
+    named = {path for path in re.findall(r"(?<![\w.{}<>*/-])[\w/]+\.py\b", words) if path not in USERS_OWN}
+    bases = [ROOT, ROOT / "algorithms", ROOT / "tests"]
+    assert {path for path in named if not any((base / path).is_file() for base in bases)} == set()
+
+
 def test_every_picture_is_there_is_small_and_is_shown() -> None:
     shown = {path: words for page in PAGES for path, words in embedded(page).items()}
     assert {path for path in shown if not path.is_file()} == set()
