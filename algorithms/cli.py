@@ -57,7 +57,7 @@ class Command:
 
 
 A_RUN = "a run: its folder, or its name in --train_dir"
-CHECK_FOLDERS = "algorithms.tools.flags:check_place"
+CHECK_FOLDERS = "algorithms.tools.flags:check_location"
 OUTPUT = {"-o": "--output"}
 
 COMMANDS: Mapping[str, Command] = {

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.cli import run_command
-from algorithms.tools.selftest.invariants import LASTING, falling, lost_checkpoints, saved
-from algorithms.tools.selftest.killer import StormError, kill
+from algorithms.tools.selftest.invariants import LASTING, find_falling, lost_checkpoints, read_saves
+from algorithms.tools.selftest.killer import KillerError, kill
 from algorithms.tools.selftest.selftest import Run, SelftestConfig
 from benchmarks import measuring, promises
 from benchmarks.promises import Figure
@@ -42,28 +42,28 @@ def cycle(folder: Path, promised: list[tuple[Path, int]], rng: random.Random) ->
     begin, before = time.monotonic(), promised[-1][1] if promised else 0
     with Run(folder, SelftestConfig(seed=rng.randrange(2**31))) as run:
         try:
-            run.wait_until(lambda: any(steps > before for _, steps in saved(run.log)), "new checkpoint")
+            run.wait_until(lambda: any(steps > before for _, steps in read_saves(run.log)), "new checkpoint")
             time.sleep(rng.uniform(0.0, LONGEST_WAIT_SECONDS))
             kill(run.process.pid)
             gone_seconds = run.seconds_until_gone()
-        except StormError as error:
+        except KillerError as error:
             return Cycle(time.monotonic() - begin, 0.0, [str(error)])
         wrong = list(complaints(run, promised))
-        promised += saved(run.log)
+        promised += read_saves(run.log)
     return Cycle(time.monotonic() - begin, gone_seconds, wrong)
 
 
 def complaints(run: Run, promised: Sequence[tuple[Path, int]]) -> Iterator[str]:
     """What is not as it must be after a start."""
-    records, new = run.records(), saved(run.log)
+    records, new = run.records(), read_saves(run.log)
     begun, before = int(records[0]["env_steps"]), promised[-1][1] if promised else 0
     if begun < before:
         yield f"it began at {begun} env steps, {before} were saved"
     if "Traceback" in run.log:
         yield "there is a traceback in its output"
     yield from lost_checkpoints(path for path, _ in [*promised[-1:], *new])
-    yield from falling(records)
-    yield from falling(without_lost(read_metrics(run.directory / "metrics.jsonl")), LASTING)
+    yield from find_falling(records)
+    yield from find_falling(without_lost(read_metrics(run.directory / "metrics.jsonl")), LASTING)
 
 
 def repeated(folder: Path, cycles: int, seed: int) -> list[Cycle]:

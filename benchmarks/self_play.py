@@ -19,10 +19,11 @@ import torch
 
 from algorithms.cli import run_command
 from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import load_player, make_envs
+from algorithms.playing.player import load_player
 from algorithms.tools.flags import MatchConfig
-from algorithms.tools.match import found
+from algorithms.tools.match import find_side
 from benchmarks import runs, seeds
+from envs.make import make_alone
 from utils.metrics import last_values, read_metrics
 
 VERSIONS, PERIOD = 20, 5_000
@@ -70,8 +71,8 @@ def strategies(directory: Path) -> list[list[float]]:
     envs = None
     rows = []
     for version in versions:
-        run = found(f"{directory.name}:{version}", 0, config)
-        envs = envs or make_envs(run.config, flags)
+        run = find_side(f"{directory.name}:{version}", 0, config)
+        envs = envs or make_alone(run.config.env)
         player, _ = load_player(run, envs.spec, flags, seed=0)
         shown, first = torch.zeros(2, 3), torch.ones(2, dtype=torch.bool)
         with torch.inference_mode():

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from algorithms.run.config import Config, parse_train
-from algorithms.run.tuning.measure import decided
+from algorithms.run.tuning.measure import resolve_defaults
 from utils.errors import UsageError
 
 # Petrenko et al. 2020 (arXiv:2006.11751): one pass over batches of 1024, trajectories of 32 steps.
@@ -47,7 +47,7 @@ class Workload(NamedTuple):
 
     def config(self, **more: object) -> Config:
         """The configuration of a run; an environment without a preset is made once for that."""
-        return decided(parse_train(self.words(**more)))
+        return resolve_defaults(parse_train(self.words(**more)))
 
 
 WORKLOADS = {

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from algorithms.runtime.monitor.panel import Snapshot, draw
-from algorithms.tools.top import Watched
+from algorithms.tools.top import ObservedRun
 from utils.command_line import own_command, say
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -127,7 +127,7 @@ def draw_frames(video: Path, path: Path) -> None:
 
 def _at_work(training: "subprocess.Popen[bytes]", run: Path) -> Snapshot | None:
     """How a run looks when it has come so far; None if it ends before."""
-    watched = Watched(run)
+    watched = ObservedRun(run)
     while training.poll() is None:
         if (run / "status.json").exists():
             shown = watched.look()

@@ -5,7 +5,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from algorithms.cli import COMMANDS
-from algorithms.run.config import FLAGS_BY_PART, PARTS
+from algorithms.run.algorithms import DEFAULT, flag_table
+from algorithms.run.config import FLAGS_BY_PART
 from algorithms.runtime.roles import ROLES
 from docs.tags import PHASES, SECTIONS
 from utils.command_line import words_of
@@ -31,7 +32,7 @@ def flags_page() -> str:
         "## appo train",
     ]
     for part, flags in FLAGS_BY_PART.items():
-        parts += [f"### {(PARTS[part].__doc__ or part).rstrip('.')}", _table(flags)]
+        parts += [f"### {(flag_table(DEFAULT).parts[part].__doc__ or part).rstrip('.')}", _table(flags)]
     for name, flags in flags_of_tools().items():
         parts += [f"## appo {name}", _table(flags)]
     return "\n\n".join(parts) + "\n"

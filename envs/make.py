@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Protocol, cast, runtime_checkable
@@ -116,6 +117,28 @@ def make_group(
         spec=spec,
         on_failure=on_failure,
     )
+
+
+def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
+    """Make one environment behind our own loop, so that a seed means the same episodes, drawn or not.
+
+    A native vector can be neither watched nor filmed; it plays what exists or can be made in no other way.
+
+    Raises:
+        UsageError, EnvironmentFailure: as `make_group`.
+    """
+    if is_vector_only(config):
+        return make_group(config, 1)
+    alone = replace(config, env_vectorization="python")
+    if window:
+        try:
+            return make_group(alone, 1, render_mode="human")
+        except CannotBeDrawn as error:
+            sys.stderr.write(f"warning: no window: {error}\n")
+    try:
+        return make_group(alone, 1)
+    except UsageError:  # an argument of --env_kwargs that only the vector knows
+        return make_group(config, 1)
 
 
 def is_vector_only(config: EnvConfig) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,9 +16,12 @@ from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
 from envs.conversion import require_info
 from envs.masks import AllowedActions
-from envs.spaces import Space
+from envs.spaces import Space, frames_per_step
 from envs.spec import MASK_KEY, FloatArray, is_channels_first
 from utils.errors import UsageError
+
+DEFAULT_FRAMES_PER_SECOND = 30.0
+ATARI_FRAMES_PER_SECOND = 60.0  # of the console; the metadata of ale-py say 30, half the speed of the game
 
 
 def make_registered(registration: Registration, **arguments: Any) -> gymnasium.Env[Any, Any]:
@@ -127,3 +132,21 @@ class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
         """The numbers in the order of the space."""
         joined: FloatArray = np.concatenate([np.ravel(observation[key]) for key in self._keys], dtype=np.float32)
         return joined
+
+
+def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:
+    """Return how many steps a game makes per second of its own time, by its metadata and its frame skip."""
+    registered = getattr(env.unwrapped, "spec", None)
+    if str(getattr(registered, "entry_point", "")).startswith("ale_py"):
+        rate = ATARI_FRAMES_PER_SECOND
+    else:
+        rate = float(env.metadata.get("render_fps") or DEFAULT_FRAMES_PER_SECOND)
+    repeats = math.prod(layer.times for layer in _layers(env) if isinstance(layer, RepeatAction))
+    return rate / (frames_per_step(env) * repeats)
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """Yield the wrappers of an environment, outermost first, and then the environment."""
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("env")

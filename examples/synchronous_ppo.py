@@ -27,12 +27,11 @@ from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae
 from algorithms.parts.optimizer import FlatAdam, adam_layout
 from algorithms.parts.stochastic_policy import StochasticPolicy
-from algorithms.runtime.algorithm import WEIGHTS, StateLayout
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.learning.batches import Batch, ColumnBatches
 from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.memory.arena import Arena, Array
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, empty_vectors
+from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateBlock, StateLayout, empty_vectors
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
@@ -143,6 +142,10 @@ class PPO:
         loss.backward()  # type: ignore[no-untyped-call]
         self.adam.step(valid.any(), torch.zeros(()))
         self.last_loss = loss.item()
+
+    def configure(self, config: LearningConfig) -> None:
+        """Follow other flags of the optimizer."""
+        self.adam.configure(config)
 
     @property
     def layout(self) -> StateLayout:

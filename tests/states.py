@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.runtime.algorithm import StateLayout, Vector
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState
+from algorithms.runtime.memory.learner_state import LearnerState, StateLayout, Vector
 
 NAMES = ("weights", "exp_avg", "exp_avg_sq")
 

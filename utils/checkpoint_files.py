@@ -137,6 +137,7 @@ def load(
     parent: Path,
     worth: Callable[[Path], float] = lambda path: 0.0,
     check: Callable[[dict[str, bytes]], object] = lambda files: None,
+    at_most: int | None = None,
 ) -> Loaded | None:
     """As `newest` (of those worth most), with its files; goes on to the next when one is pruned before it was read.
 
@@ -144,6 +145,7 @@ def load(
         parent: directory of the checkpoints.
         worth: how good one is, before its step counts.
         check: raises CheckpointError for files that verify and still cannot be used; the next older one is taken then.
+        at_most: largest step that is looked at; None: any.
 
     Raises:
         CheckpointError: there are checkpoints and none can be used.
@@ -157,7 +159,7 @@ def load(
             raise CheckpointError(f"{path}: {error}") from None
         return files
 
-    result = _examine_newest(parent, examine, worth)
+    result = _examine_newest(parent, examine, worth, at_most)
     return None if result is None else Loaded(*result)
 
 
@@ -290,12 +292,16 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 def _examine_newest(
-    parent: Path, examine: Callable[[Path], T], worth: Callable[[Path], float] = lambda path: 0.0
+    parent: Path,
+    examine: Callable[[Path], T],
+    worth: Callable[[Path], float] = lambda path: 0.0,
+    at_most: int | None = None,
 ) -> tuple[Found, T] | None:
     """Apply a function to checkpoints, best and newest first, until one does not raise CheckpointError."""
     for _ in range(_READ_ATTEMPTS):
         damaged: list[Damaged] = []
-        candidates = sorted(listed(parent), key=lambda candidate: worth(candidate[1]), reverse=True)
+        near = (one for one in listed(parent) if at_most is None or one[0] <= at_most)
+        candidates = sorted(near, key=lambda candidate: worth(candidate[1]), reverse=True)
         for step, path in candidates:
             inode = _inode(path)
             try:

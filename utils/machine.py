@@ -13,8 +13,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -161,60 +166,41 @@ class Descendants:
 
     SCAN_CALLS = 10
 
-    def __init__(self, proc: Path = _PROC, pid: int | None = None) -> None:
-        self._proc, self._pid = proc, pid or os.getpid()
-        self._known: list[int] = []
+    def __init__(self) -> None:
+        self._process = psutil().Process()
+        self._known: list[Process] = []
         self._calls = 0
         self._most = 0.0
 
     def cpu_seconds(self) -> float:
         """Of those that live and those that were waited for; never decreases."""
         if self._calls % self.SCAN_CALLS == 0:
-            self._known = descendants(self._pid, self._proc)
+            self._known = self._process.children(recursive=True)
         self._calls += 1
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        living = sum(parse_process(_read(self._proc / str(pid) / "stat") or "")[1] for pid in self._known)
+        living = 0.0
+        for process in self._known:
+            with contextlib.suppress(psutil().Error):  # it has ended
+                times = process.cpu_times()
+                living += times.user + times.system
         self._most = max(self._most, ended.ru_utime + ended.ru_stime + living)
         return self._most
 
 
-def descendants(pid: int, proc: Path = _PROC) -> list[int]:
-    """The processes that this one, or one of those, has started and that live; all of the machine are looked at."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir(proc):
-        if entry.isdigit():
-            parent, _ = parse_process(_read(proc / entry / "stat") or "")
-            children.setdefault(parent, []).append(int(entry))
-    found = list(children.get(pid, ()))
-    for child in found:  # which grows meanwhile
-        found += children.get(child, ())
-    return found
-
-
-def family_memory_bytes(proc: Path = _PROC) -> int | None:
+def family_memory_bytes() -> int | None:
     """Memory of this process and its descendants, what they share counted once; None where the kernel does not say."""
-    pids = [os.getpid(), *descendants(os.getpid(), proc)]
-    sizes = [parse_pss(_read(proc / str(pid) / "smaps_rollup") or "") for pid in pids]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if known else None
+    this = psutil().Process()
+    sizes = []
+    for process in (this, *this.children(recursive=True)):
+        with contextlib.suppress(psutil().Error, OSError, AttributeError):  # ended, not ours, another system
+            sizes.append(process.memory_full_info().pss)
+    return sum(sizes) if sizes else None
 
 
-def parse_pss(smaps_rollup: str) -> int | None:
-    """The proportional set size in bytes that the text of a `/proc/<pid>/smaps_rollup` says; None if it does not."""
-    line = next((line for line in smaps_rollup.splitlines() if line.startswith("Pss:")), "")
-    words = line.split()
-    return int(words[1]) * 1024 if len(words) > 1 and words[1].isdigit() else None
-
-
-def parse_process(stat: str) -> tuple[int, float]:
-    """Parent and CPU seconds in the text of a `/proc/<pid>/stat`, (0, 0) where there is none.
-
-    The second field is a name with anything in it, brackets and spaces included.
-    """
-    fields = stat.rpartition(")")[2].split()
-    if len(fields) < 13:
-        return 0, 0.0
-    return int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+@cache
+def psutil() -> ModuleType:
+    """Return the module of that name, imported when it is first needed: it takes 10 to 40 ms."""
+    return importlib.import_module("psutil")
 
 
 def multiplies_bf16() -> bool:

@@ -6,12 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from algorithms.appo.config import LearningConfig
-from algorithms.runtime.algorithm import Context, Recorded
+from algorithms.appo import presets
+from algorithms.appo.config import METRICS, PANEL, LearningConfig, check_learning
+from algorithms.runtime.algorithm import Context
+from utils.errors import UsageError
 
 if TYPE_CHECKING:
+    from algorithms.appo.learner import Learner as APPOLearner
+    from algorithms.appo.numpy_learner import NumpyUpdate
     from algorithms.models.flat_module import FlatModule
+    from algorithms.parts.optimizer import CapturedUpdate
     from algorithms.parts.stochastic_policy import StochasticPolicy
+    from algorithms.runtime.config import SamplingConfig
+    from algorithms.runtime.devices import Device
+    from algorithms.runtime.learning.batches import BatchSource
+    from algorithms.runtime.learning.learner_worker import Learner
+    from algorithms.runtime.memory.learner_state import StateLayout
+    from algorithms.runtime.memory.slots import Recorded, Trajectories
     from envs.spec import EnvSpec
 
 
@@ -21,9 +32,31 @@ class APPO:
 
     name: ClassVar[str] = "APPO"
     flags: ClassVar[type[LearningConfig]] = LearningConfig
+    metrics: ClassVar[Mapping[str, str]] = METRICS
+    panel: ClassVar[Mapping[str, str]] = PANEL
+
+    def check(self, flags: LearningConfig, spec: EnvSpec | None) -> None:
+        """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""
+        check_learning(flags)
+        continuous = spec is not None and any(part.kind == "gaussian" for part in spec.action.parts)
+        if continuous and flags.exploration_loss == "symmetric_kl" and flags.exploration_loss_coeff:
+            raise UsageError(
+                "--exploration_loss=symmetric_kl: the environment has continuous actions, of which none are uniform;"
+                " take entropy"
+            )
+
+    def preset(self, name: str, device: str) -> Mapping[str, object]:
+        """Return flag -> value of learning for a family of known environments."""
+        return presets.learning_preset(name, device)
+
+    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
+        """Return flag -> value of learning for an unknown environment, by what it shows and takes."""
+        return presets.learning_by_kind(images=images, continuous=continuous, rollout=rollout)
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare what acting records beside actions; values are in units of return."""
+        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+
         return {
             "logits": Recorded(("T", "R", spec.action.num_logits)),
             "log_prob": Recorded(("T", "R")),  # of the action
@@ -44,3 +77,43 @@ class APPO:
 
         let_act(flat, context.model, context.precision, context.device)
         return StochasticPolicy(flat, context.spec)
+
+    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
+        """Return what the state of a learner holds: weights, moments of Adam and running statistics."""
+        from algorithms.appo.learner import layout_of
+
+        return layout_of(flat, context.flags)
+
+    def make_source(
+        self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
+    ) -> BatchSource:
+        """Make the source of batches of columns, in the order in which they come."""
+        from algorithms.parts.columns import make_column_batches
+
+        return make_column_batches(context, trajectories, sampling, device)
+
+    def learner_class(self) -> type[APPOLearner]:
+        """Return the class of the learner; a variant of the algorithm has its own."""
+        from algorithms.appo.learner import Learner
+
+        return Learner
+
+    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Make the learner, with the fastest update that computes its loss."""
+        from algorithms.appo.learner import Learner as Usual
+        from algorithms.appo.numpy_learner import numpy_update
+        from algorithms.appo.verify import VerifyingLearner
+        from algorithms.models.build import let_learn
+        from algorithms.parts.optimizer import CapturedUpdate
+
+        let_learn(flat, context.model, context.precision, context.device)
+        kind = self.learner_class()
+
+        def make_quick(learner: Usual) -> CapturedUpdate | NumpyUpdate | None:
+            if context.buffered:
+                return CapturedUpdate(learner.update, device)
+            # Another class may compute something else than the twin does.
+            return numpy_update(learner) if kind is Usual and not context.verify else None
+
+        learner = kind(flat, context.spec, context.flags, context.torch_seed(), make_quick)
+        return VerifyingLearner(learner) if context.verify else learner

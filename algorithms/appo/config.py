@@ -1,6 +1,6 @@
 """Everything the command line of APPO can say: the learner's flags, the composition of all parts, and its checks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from algorithms.parts.config import OptimizerConfig
 from utils.errors import UsageError
@@ -79,13 +79,47 @@ class LearningConfig(OptimizerConfig):
         """Steps of one segment of backpropagation through time."""
         return self.recurrence or self.rollout
 
+    def one_update(self, size: int) -> "LearningConfig":
+        """Return flags with which an iteration is one update on a batch of this size, for measuring its time."""
+        microbatch = self.microbatch_size if self.microbatch_size < size else 0
+        return replace(self, batch_size=size, microbatch_size=microbatch, num_batches_per_iteration=1, ppo_epochs=1)
+
     @property
     def macro_batch_columns(self) -> int:
         """Trajectories collected before training on them."""
         return self.num_batches_per_iteration * self.batch_size // self.rollout
 
 
-def _check_learning(learning: LearningConfig) -> None:
+METRICS = {
+    "loss": "weighted sum of the losses below",
+    "policy_loss": "PPO's clipped surrogate, negated",
+    "value_loss": "squared error of the critic, in the critic's units",
+    "entropy": "mean entropy of the policy",
+    "kl_divergence": "mean KL divergence from the policy that acted to the one that is trained",
+    "ratio_mean": "mean probability ratio of the actions, trained policy to acting policy",
+    "ratio_max": "largest such ratio",
+    "fraction_clipped": "share of steps whose ratio is outside the clip",
+    "advantage_std": "standard deviation of the advantages before they are normalized",
+    "value_mean": "mean value of the critic, in units of return",
+    "grad_norm": "L2 norm of the gradient before it is clipped",
+    "learning_rate": "step size of Adam",
+    "skipped": "share of updates that were skipped because something was not finite",
+}
+"""What its learner reports, in this order."""
+
+
+PANEL = {
+    "policy_loss": "policy",
+    "value_loss": "value",
+    "entropy": "entropy",
+    "kl_divergence": "kl",
+    "grad_norm": "gradient",
+    "learning_rate": "rate",
+}
+
+
+def check_learning(learning: LearningConfig) -> None:
+    """Refuse sizes that do not divide each other (UsageError)."""
     rollout = learning.rollout
     if learning.batch_size % rollout:
         raise UsageError(f"--batch_size={learning.batch_size} is not a multiple of --rollout={rollout}")

@@ -4,15 +4,15 @@
 """
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.appo.config import LearningConfig
+from algorithms.appo.config import METRICS, LearningConfig
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.flat_module import FlatModule, split
 from algorithms.ops import losses
@@ -20,29 +20,16 @@ from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae, vtrace
 from algorithms.parts.optimizer import FlatAdam, adam_layout
 from algorithms.parts.statistics import STATISTICS, RunningStatistics
-from algorithms.runtime.algorithm import WEIGHTS, StateLayout
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState, empty_vectors
+from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, empty_vectors
 from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import CheckpointError
 
-METRICS = (
-    "loss",
-    "policy_loss",
-    "value_loss",
-    "entropy",
-    "kl_divergence",
-    "ratio_mean",
-    "ratio_max",
-    "fraction_clipped",
-    "advantage_std",
-    "value_mean",
-    "grad_norm",
-    "learning_rate",
-    "skipped",
-)
+NAMES = tuple(METRICS)
+
+QuickUpdate = Callable[[Batch], Tensor]
 
 
 class Whole(NamedTuple):
@@ -61,19 +48,25 @@ class Learner:
         spec: of the environment.
         config: the learning flags.
         seed: of the order of minibatches.
+        make_quick: makes the quick update of a learner that is ready, anew whenever its flags change.
 
     Attributes:
         version, updates: published weight sets, counted from 1, and optimizer steps so far.
-        quick_update: does what `update` does, in less time; None: there is no such thing. Like everything else it
-            follows `config`, until that is replaced, see `Tune`.
+        quick_update: does what `update` does, in less time; None: there is no such thing.
     """
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, config: LearningConfig, seed: int) -> None:
+    def __init__(
+        self,
+        flat: FlatModule,
+        spec: EnvSpec,
+        config: LearningConfig,
+        seed: int,
+        make_quick: "Callable[[Learner], QuickUpdate | None]" = lambda learner: None,
+    ) -> None:
         assert isinstance(flat.module, ActorCritic)
         self.flat, self.model, self.config, self.parts = flat, flat.module, config, spec.action.parts
         self.masked = bool(spec.action_mask)
         self.version, self.updates = 1, 0
-        self.quick_update: Callable[[Batch], Tensor] | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self.statistics = RunningStatistics(self.model, config.normalize_returns)
         # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.
@@ -81,7 +74,19 @@ class Learner:
         views = split(self.optimizer.gradient, flat.parameter_table)
         for parameter, view in zip(self.model.parameters(), views, strict=True):
             parameter.grad = view
-        self._metric_sum, self._metric_count = torch.zeros(len(METRICS), device=flat.flat.device), 0
+        self._metric_sum, self._metric_count = torch.zeros(len(NAMES), device=flat.flat.device), 0
+        self._make_quick = make_quick
+        self.quick_update = make_quick(self)
+
+    def configure(self, config: LearningConfig) -> None:
+        """Follow other flags from now on, between two batches.
+
+        Numbers are frozen in the quick update: in captured steps, and in the choice whether there is a twin in numpy.
+        """
+        float(self.optimizer.learning_rate)  # waits for steps under way, which still read what they captured
+        self.config = config
+        self.optimizer.configure(config)
+        self.quick_update = self._make_quick(self)
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Pass over a macro batch `ppo_epochs` times; yields after each optimizer step, when weights can be published.
@@ -131,8 +136,8 @@ class Learner:
 
     def step(self, batch: Batch, metrics: Tensor) -> None:
         """Apply the gradient of a minibatch; the last three of the metrics are for this to fill in."""
-        learnable = batch.valid.any() & metrics[METRICS.index("loss")].isfinite()
-        norm, skipped = self.optimizer.step(learnable, metrics[METRICS.index("kl_divergence")])
+        learnable = batch.valid.any() & metrics[NAMES.index("loss")].isfinite()
+        norm, skipped = self.optimizer.step(learnable, metrics[NAMES.index("kl_divergence")])
         metrics[-3:] = torch.stack((norm, self.optimizer.learning_rate, skipped))
         self._metric_sum += metrics
 
@@ -140,7 +145,7 @@ class Learner:
         """The APPO objective of a minibatch, or the share that a microbatch has in that of the whole.
 
         Returns:
-            Scalar loss, value targets [T, B] in units of return, and the values of the first `METRICS`.
+            Scalar loss, value targets [T, B] in units of return, and the values of the first of `NAMES`.
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; targets Espeholt et al. 2018, arXiv:1802.01561.
         """
@@ -172,7 +177,7 @@ class Learner:
         loss = policy_loss + c.value_loss_coeff * value_loss + exploration_loss + c.kl_loss_coeff * kl
         ratio_max = whole.ratio_max if whole else losses.zero_invalid(ratio, valid).max()
         others = torch.stack((ratio_max, clipped, mean_and_std[1], value_mean))
-        metrics = torch.cat((loss.view(1), means[:5], others)).detach()  # in the order of METRICS
+        metrics = torch.cat((loss.view(1), means[:5], others)).detach()  # in the order of NAMES
         share = valid.sum() / whole.num_valid if whole else torch.ones((), device=loss.device)
         return loss * share, target.target, metrics * share
 
@@ -194,11 +199,6 @@ class Learner:
             **signals,
         )
 
-    @property
-    def layout(self) -> StateLayout:
-        """What `state` holds."""
-        return adam_layout(len(self.flat.flat), self.config, {STATISTICS: self.statistics.vector})
-
     def metrics(self) -> dict[str, float]:
         """Means since the last call, and updates skipped since the last good one; waits for the device."""
         if not self._metric_count:
@@ -206,11 +206,11 @@ class Learner:
         means = (self._metric_sum / self._metric_count).tolist()
         self._metric_sum.zero_()
         self._metric_count = 0
-        return {**dict(zip(METRICS, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
+        return {**dict(zip(NAMES, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
 
     def state(self, into: dict[str, Array] | None = None) -> LearnerState:
         """Everything that training continues from, its vectors in memory that is given, or in new one."""
-        vectors = empty_vectors(self.layout.vectors) if into is None else into
+        vectors = empty_vectors(layout_of(self.flat, self.config).vectors) if into is None else into
         vectors[WEIGHTS][:] = self.flat.flat.cpu().numpy()
         self.optimizer.save(vectors)
         vectors[STATISTICS][:] = self.statistics.to_array()
@@ -256,6 +256,13 @@ class Learner:
         valid = torch.cat([part.valid for part in parts], dim=1)
         advantage = losses.masked_mean_and_std(torch.cat(advantages, dim=1), valid)
         return Whole(valid.sum().clamp(min=1), advantage, torch.stack(ratios).max())
+
+
+def layout_of(flat: FlatModule, config: LearningConfig) -> StateLayout:
+    """Return what the state of a learner of this network holds."""
+    assert isinstance(flat.module, ActorCritic)
+    statistics = RunningStatistics(flat.module, config.normalize_returns)
+    return adam_layout(len(flat.flat), config, {STATISTICS: statistics.vector})
 
 
 def _restore_generator(generator: torch.Generator, text: str) -> None:
@@ -306,29 +313,3 @@ def _microbatches(batch: Batch, size: int) -> list[Batch]:
     if not size or size >= columns:
         return [batch]
     return [batch.columns(slice(i, i + size)) for i in range(0, columns, size)]
-
-
-# Other hyperparameters for a learner while it trains.
-
-
-class Tune:
-    """Changes the flags that a learner follows, between two batches.
-
-    Args:
-        learner: that changes.
-        quick_update: makes what takes the place of its `update`. Numbers are frozen in that: in captured steps, and in
-            the choice whether there is a twin in numpy. So it is made anew.
-    """
-
-    def __init__(self, learner: Learner, quick_update: Callable[[], Callable[[Batch], Tensor] | None]) -> None:
-        self.learner, self._quick_update = learner, quick_update
-        learner.quick_update = quick_update()
-
-    def __call__(self, values: Mapping[str, Any]) -> int:
-        """Follow these flags and the others as before; the columns of a macro batch then."""
-        config = replace(self.learner.config, **values)
-        float(self.learner.optimizer.learning_rate)  # waits for steps under way, which still read what they captured
-        self.learner.config = config
-        self.learner.optimizer.configure(config)
-        self.learner.quick_update = self._quick_update()
-        return config.macro_batch_columns

@@ -9,40 +9,59 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from algorithms.appo.config import LearningConfig
 from algorithms.appo.learner import Learner
-from algorithms.models.flat_module import FlatModule
 from algorithms.runtime.learning.batches import Batch
-from envs.spec import EnvSpec
 
 LARGEST = torch.finfo(torch.float32).max
 
 
-class VerifyingLearner(Learner):
-    """Compares, before it trains on a batch, behaviour logits and values with its own.
+class VerifyingLearner:
+    """A learner that compares, before it trains on a batch, behaviour logits and values with its own.
 
     Running statistics are part of what is published with a version. The weights do not change, the statistics do; so
     each step is recomputed with those of the version that acted.
+
+    Args:
+        learner: that trains.
     """
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, config: LearningConfig, seed: int) -> None:
-        super().__init__(flat, spec, config, seed)
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.flat, self.model = learner, learner.flat, learner.model
+        self.configure, self.state, self.restore = learner.configure, learner.state, learner.restore
         self.published: dict[int, Tensor] = {}
         self.largest = 0.0
         self.compared = 0
 
+    @property
+    def version(self) -> int:
+        """Version of the weights."""
+        return self.learner.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self.learner.version = version
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far."""
+        return self.learner.updates
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        self.learner.updates = updates
+
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """As `Learner.learn`, after the comparison."""
+        """Compare, then train as the learner does."""
         self._remember()
         self.compare(batch)
-        for _ in super().learn(batch, progress):
+        for _ in self.learner.learn(batch, progress):
             self._remember()
             yield
 
     def metrics(self) -> dict[str, float]:
-        """As `Learner.metrics`, with the largest |difference| / (1 + |value|) so far and the steps compared."""
+        """Return the learner's, the largest |difference| / (1 + |value|) so far and the number of steps compared."""
         checked = {"reproduction_error": self.largest, "reproduction_steps": float(self.compared)}
-        return super().metrics() | checked
+        return self.learner.metrics() | checked
 
     @torch.no_grad()
     def compare(self, batch: Batch) -> None:

@@ -14,7 +14,7 @@ from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, Tower
 from algorithms.models.config import ENCODERS, ModelConfig, encoder_names
 from algorithms.models.cores import Core, IdentityCore, RecurrentCore
 from algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
-from algorithms.models.encoders import DictEncoder, Encoder
+from algorithms.models.encoders import DictEncoder, Encoder, share_images
 from algorithms.models.flat_module import FlatModule
 from envs.spec import EnvSpec, ObservationSpec
 from utils import machine
@@ -139,6 +139,14 @@ def let_act(flat: FlatModule, config: ModelConfig, precision: str, device: str) 
     if computes_in_bf16(config, precision, flat.module, device):
         assert isinstance(flat.module, TowerActorCritic)
         flat.compute_with_copies(flat.module.compute_in_bf16(), torch.bfloat16)
+
+
+def let_learn(flat: FlatModule, config: ModelConfig, precision: str, device: str) -> None:
+    """Prepare a model that is trained: where it computes in bf16, weights stay float32; threads share its images."""
+    if computes_in_bf16(config, precision, flat.module, device):
+        assert isinstance(flat.module, TowerActorCritic)
+        flat.module.compute_in_bf16()
+    share_images(flat.module, machine.threads())
 
 
 def computes_in_bf16(config: ModelConfig, precision: str, model: nn.Module, device: str) -> bool:

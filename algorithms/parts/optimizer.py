@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from algorithms.parts.config import OptimizerConfig
-from algorithms.runtime.algorithm import WEIGHTS, StateLayout, Vector
 from algorithms.runtime.devices import Device
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -52,6 +52,7 @@ class StochasticPolicy:
         assert isinstance(flat.module, ActorCritic)
         self.flat, self.model, self.spec, self.records = flat, flat.module, spec, frozenset(records)
         self.rnn_state_size = flat.module.rnn_state_size
+        self._num_values, self._dtype = spec.action.num_values, spec.action.dtype  # properties that count every time
 
     def random(self, seed: int, rows: int) -> ActionRandom:
         """Make a source of random numbers for acting in groups of R rows."""
@@ -62,7 +63,6 @@ class StochasticPolicy:
         numbers = np.random.default_rng(seed % 2**64)  # torch takes negative seeds too
         return ActionRandom(generator, ActionSampler(parts, rows, numbers))
 
-    @torch.inference_mode()
     def act(
         self,
         obs: dict[str, Tensor],
@@ -97,14 +97,13 @@ class StochasticPolicy:
     def _sampled_by_group(self, logits: Tensor, sampler: ActionSampler) -> dict[str, Tensor]:
         """Draw actions [K*R, A] for logits [K*R, L], group by group."""
         numbers, rows = logits.numpy(), sampler.rows
-        action = np.empty((len(numbers), self.spec.action.num_values), self.spec.action.dtype)
+        action = np.empty((len(numbers), self._num_values), self._dtype)
         log_prob = np.empty(len(numbers), np.float32)
         for start in range(0, len(numbers), rows):
             group = slice(start, start + rows)
             sampler.sample(numbers[group], action[group], log_prob[group])
         return {"action": torch.from_numpy(action), "log_prob": torch.from_numpy(log_prob)}
 
-    @torch.inference_mode()
     def final(self, obs: dict[str, Tensor], first: Tensor, state: Tensor) -> dict[str, Tensor]:
         """Return the values [N] of true final observations [N, *], in units of return."""
         _, value, _ = self.model.act(obs, first, state)

@@ -1,10 +1,11 @@
 """Flags of playing a trained policy, and their checks; torch-free, so that help is quick."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from algorithms.run.folder import check_folders
+from envs.config import EnvConfig
 from utils.errors import UsageError
 from utils.flags import flag
 from utils.run_folder import CHECKPOINT_FOLDERS
@@ -82,6 +83,11 @@ class EvaluationConfig:
     def window(self) -> bool:
         """Whether someone wants to watch now."""
         return not (self.no_render or self.json or self.save_video)
+
+    def played_env(self, env: EnvConfig) -> EnvConfig:
+        """Return the environment of training with what these flags change."""
+        repeats = self.render_action_repeat
+        return env if repeats is None else replace(env, env_frameskip=repeats)
 
     @property
     def episode_limit(self) -> int:

@@ -18,8 +18,13 @@ class Episode(NamedTuple):
     stats: dict[str, float]  # what the environment reported of it; the mean of its agents
     agent_returns: tuple[float | None, ...] = ()  # of each of several agents; None for one that never took part
 
+    def as_plain(self) -> dict[str, object]:
+        """Return it as JSON takes it, without what is empty."""
+        more: dict[str, object] = {"stats": self.stats, "agent_returns": list(self.agent_returns)}
+        return {"return": self.episode_return, "length": self.length} | {name: x for name, x in more.items() if x}
 
-class Tally:
+
+class EpisodeRecorder:
     """What the agents of one environment gather in the episode that goes on.
 
     Args:

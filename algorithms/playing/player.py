@@ -1,173 +1,41 @@
 """Playing a trained policy: the environment, the model and the order of things are those of training."""
 
-import bisect
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from algorithms.appo.algorithm import APPO
 from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.episodes import Episode, Tally
-from algorithms.playing.video import Recorder, VideoFile
-from algorithms.run.config import Config
-from algorithms.run.folder import newest_run, saved_flags
-from algorithms.runtime.algorithm import Context, Policy
-from algorithms.runtime.callbacks import EpisodeWatch, Hooks, Step
-from algorithms.runtime.checkpointing import load_best
+from algorithms.playing.episodes import Episode, EpisodeRecorder
+from algorithms.playing.saved_run import SavedRun
+from algorithms.runtime.algorithm import Context
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import decode
-from envs.config import EnvConfig
-from envs.make import is_vector_only, make_group
-from envs.spec import EnvSpec, EpisodeStats, GroupEnv, StepRow
-from utils import checkpoint_files
-from utils.errors import CannotBeDrawn, CheckpointError, UsageError
+from algorithms.runtime.sampling.policy import Policy
+from envs.spec import EnvSpec, GroupEnv, StepRow
 from utils.machine import choose_device
-from utils.run_folder import RunFolder
-from utils.values import shown
 
 Look = Callable[[bool], None]
 
 
-class Run(NamedTuple):
-    """What is played."""
-
-    directory: Path
-    config: Config
-    checkpoint: Path
-    files: dict[str, bytes]  # of the checkpoint, verified
-
-
-EVALUATED_METRIC = "eval/mean"
-"""What the best by evaluation has most of."""
-
-MISSING = {
-    "latest": "checkpoint of policy {} yet",
-    "best": "best checkpoint of policy {} yet: one is kept after --save_best_after env steps of training",
-    "best_evaluated": "evaluated checkpoint of policy {} yet: --eval_every_sec or appo evaluate keeps one",
-    "past": "past version of policy {} yet: --self_play keeps some",
-    "milestone": "milestone of policy {} yet: one is kept every --save_milestones_sec seconds of training",
-}
-
-
-def find_run(config: EvaluationConfig) -> Run:
-    """The run that the flags name, with its flags and the checkpoint they name.
-
-    Raises:
-        UsageError: there is no such run, policy or milestone.
-        CheckpointError: there is no such checkpoint, or none of them verifies.
-    """
-    group = Path(config.train_dir, config.experiments_root)
-    directory = group / config.experiment if config.experiment else newest_run(group, config.env)
-    flags = saved_flags(directory)
-    if not flags:
-        raise UsageError(f"there is no run {shown(str(directory))}")
-    saved = Config.from_flat(flags)
-    if config.env and config.env != saved.env.env:
-        raise UsageError(f"run {directory.name} is of {shown(saved.env.env)}, not of --env={shown(config.env)}")
-    if config.policy_index >= saved.sampling.num_policies:
-        raise UsageError(
-            f"--policy_index={config.policy_index}: run {directory.name} has {saved.sampling.num_policies} policies, "
-            "counted from 0"
-        )
-    loaded = _load_checkpoint(directory, config, saved.run.save_best_metric)
-    for _, reason in loaded.found.damaged:
-        sys.stderr.write(f"warning: damaged checkpoint skipped: {reason}\n")
-    return Run(directory, saved, loaded.found.path, loaded.files)
-
-
-def _load_checkpoint(directory: Path, config: EvaluationConfig, best_metric: str) -> checkpoint_files.Loaded:
-    """The newest checkpoint of the kind that the flags name, the best, or the milestone that they name."""
-    kind = config.load_checkpoint_kind
-    parent = RunFolder(directory).checkpoints(config.policy_index, kind)
-    if kind == "best":
-        loaded = load_best(parent, best_metric, decode)
-    elif kind == "best_evaluated":
-        loaded = load_best(parent, EVALUATED_METRIC, decode)
-    elif config.milestone is not None:
-        loaded = _load_milestone(parent, config.milestone)
-    else:
-        loaded = checkpoint_files.load(parent, check=decode)
-    if loaded is None:
-        raise CheckpointError(f"run {directory.name} has no {MISSING[kind].format(config.policy_index)}")
-    return loaded
-
-
-def _load_milestone(parent: Path, at_most: int) -> checkpoint_files.Loaded | None:
-    """The newest milestone of at most so many env steps that verifies; None where there are none at all."""
-    steps = sorted(step for step, _ in checkpoint_files.listed(parent))
-    if steps and steps[0] > at_most:
-        raise UsageError(f"--milestone={at_most}: the first milestone is at {steps[0]} env steps")
-    damaged: list[checkpoint_files.Damaged] = []
-    for step in reversed(steps[: bisect.bisect_right(steps, at_most)]):
-        path = parent / checkpoint_files.checkpoint_name(step)
-        try:
-            files = checkpoint_files.contents(path)
-            decode(files)
-        except CheckpointError as error:
-            damaged.append(checkpoint_files.Damaged(path, str(error)))
-            continue
-        return checkpoint_files.Loaded(checkpoint_files.Found(path, step, tuple(damaged)), files)
-    if damaged:
-        reasons = "; ".join(reason for _, reason in damaged)
-        raise CheckpointError(f"none of {len(damaged)} checkpoints can be used: {reasons}")
-    return None
-
-
-def make_envs(saved: Config, config: EvaluationConfig) -> GroupEnv:
-    """One environment behind our own loop, so that a seed means the same episodes with a window, a video or neither.
-
-    A native vector can be neither watched nor filmed; it plays what exists or can be made in no other way.
-    """
-    env = _played(saved, config)
-    if is_vector_only(env):
-        return make_group(env, 1)
-    alone = replace(env, env_vectorization="python")
-    if config.window:
-        try:
-            return make_group(alone, 1, render_mode="human")
-        except CannotBeDrawn as error:
-            sys.stderr.write(f"warning: no window: {error}\n")
-    try:
-        return make_group(alone, 1)
-    except UsageError:  # an argument of --env_kwargs that only the vector knows
-        return make_group(env, 1)
-
-
-def _stage(saved: Config, config: EvaluationConfig) -> tuple[GroupEnv, VideoFile | None, Look | None]:
-    """The environment, and for a video the file and what films it."""
-    if not config.save_video:
-        return make_envs(saved, config), None, None
-    recorder = Recorder(_played(saved, config), Path(config.save_video), config.fps)
-    return recorder.group, recorder.video, recorder.look
-
-
-def _played(saved: Config, config: EvaluationConfig) -> EnvConfig:
-    """The environment of training, but for what the flags change."""
-    repeat = config.render_action_repeat
-    return saved.env if repeat is None else replace(saved.env, env_frameskip=repeat)
-
-
-def load_player(run: Run, spec: EnvSpec, config: EvaluationConfig, seed: int) -> tuple["Player", int]:
-    """The policy of a checkpoint, and the env steps it has learned from.
+def load_player(run: SavedRun, spec: EnvSpec, config: EvaluationConfig, seed: int) -> tuple["Player", int]:
+    """Make the player of a run's checkpoint; return it with the env steps that its policy has learned from.
 
     Raises:
         UsageError: the checkpoint belongs to another model than the run's flags describe.
     """
     context = Context(spec, run.config.learning, run.config.model, "fp32", choose_device(config.device))
-    flat = APPO().make_model(context)
+    algorithm = run.config.algorithm
+    flat = algorithm.make_model(context)
     state, _ = decode(run.files, flat.table)
     flat.flat.copy_(torch.from_numpy(state.weights))
-    return Player(APPO().make_policy(context, flat), spec, config, seed), int(state.meta["env_steps"])
+    return Player(algorithm.make_policy(context, flat), spec, config, seed), int(state.meta["env_steps"])
 
 
 class Acts(Protocol):
-    """Whoever plays."""
+    """A player, two that share the agents of an environment, or one without torch."""
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
         """Actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so."""
@@ -215,7 +83,7 @@ def play(
     `look` is called before every action and at the end of an episode, once each; it is told whether it is the end.
     """
     row = _first_row(envs, seed)
-    tally = Tally(envs.spec.num_agents)
+    recorder = EpisodeRecorder(envs.spec.num_agents)
     num_episodes = frames = 0
     ended = False
     clock = _Clock(config.fps if config.window else 0.0)
@@ -224,9 +92,9 @@ def play(
             look(ended)
         stats = envs.step(player.act(row.obs, row.first), row)
         valid = np.ones_like(row.first) if envs.spec.same_step else ~row.first  # the reset step belongs to no episode
-        frames += tally.add(row, valid, stats)
-        if ended := tally.over:
-            yield tally.episode()
+        frames += recorder.add(row, valid, stats)
+        if ended := recorder.over:
+            yield recorder.episode()
             num_episodes += 1
         clock.wait()
     if look is not None:
@@ -264,50 +132,3 @@ class _Clock:
         self.due = max(self.due + self.interval, now)
         if self.interval:
             time.sleep(self.due - now)
-
-
-class ToldEnvs:
-    """Environments that are played outside of a run.
-
-    Args:
-        envs: those.
-        policy: that plays them.
-        hooks: are told.
-    """
-
-    def __init__(self, envs: GroupEnv, policy: int, hooks: Hooks) -> None:
-        self.spec, self.num_rows = envs.spec, envs.num_rows
-        self._envs, self._hooks, self._watch = envs, hooks, EpisodeWatch(hooks, envs.num_rows)
-        self._policies = np.full(envs.num_rows, policy, np.int32)
-
-    @property
-    def rebuilds(self) -> int:
-        """Environments made again so far."""
-        return self._envs.rebuilds
-
-    def reset(self, seeds: Sequence[int], obs: dict[str, Any]) -> None:
-        """Write the first observations."""
-        self._envs.reset(seeds, obs)
-
-    def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
-        """Take a step, and tell of it."""
-        before = {key: array.copy() for key, array in row.obs.items()}
-        stats = self._envs.step(action, row)
-        seen = Step(
-            first_env=0,
-            num_agents=self.spec.num_agents,
-            observations=before,
-            actions=action,
-            rewards=row.reward,
-            num_frames=row.num_frames,
-            terminated=row.terminated,
-            truncated=row.truncated,
-            valid=np.ones_like(row.first) if self.spec.same_step else ~row.first,
-            policies=self._policies,
-        )
-        return [*stats, *self._watch.see(seen, stats)]
-
-    def close(self) -> None:
-        """Close the environments; nothing more happens."""
-        self._envs.close()
-        self._hooks.tell("on_end")

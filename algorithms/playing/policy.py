@@ -13,7 +13,8 @@ from gymnasium import spaces
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.flat_module import FlatModule, split
 from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import Player, Run, find_run, load_player
+from algorithms.playing.player import Player, load_player
+from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.run.folder import find_run_folder
 from algorithms.runtime.memory.arena import Array
 from envs.config import EnvConfig
@@ -26,6 +27,7 @@ from envs.spec import MASK_KEY, BoolArray, EnvSpec
 from envs.vector import GymVector
 from utils.errors import UsageError
 from utils.flags import flags_of
+from utils.run_folder import RunFolder
 from utils.values import from_plain, nearest, shown
 
 Which = Literal["latest", "best", "best_evaluated", "milestone", "past"]
@@ -62,16 +64,16 @@ def load_policy(
         UsageError: there is no such run or policy, kind of checkpoint or device, or the environment cannot be made.
         CheckpointError: the policy has no checkpoint that can be used.
     """
-    directory = find_run_folder(str(run), Path(train_dir))
+    folder = RunFolder(find_run_folder(str(run), Path(train_dir)))
     flags = flags_of(EvaluationConfig)
     asked = {"policy_index": policy, "load_checkpoint_kind": which, "device": device}
     checked: dict[str, Any] = {name: from_plain(flags[name], value) for name, value in asked.items()}
-    config = EvaluationConfig(train_dir=str(directory.parent), experiment=directory.name, **checked)
-    found = find_run(config)
-    seen, spec = look_at(found.config.env, spaces)
+    config = EvaluationConfig(**checked)
+    saved = load_run(folder, config)
+    seen, spec = look_at(saved.config.env, spaces)
     with torch.random.fork_rng(devices=[]):  # a new model draws weights
-        player, env_steps = load_player(found, spec, config, secrets.randbits(32) if seed is None else seed)
-    return Policy(found, player, seen, env_steps)
+        player, env_steps = load_player(saved, spec, config, secrets.randbits(32) if seed is None else seed)
+    return Policy(saved, player, seen, env_steps)
 
 
 class Policy:
@@ -86,7 +88,7 @@ class Policy:
         spec: the same as arrays: names, shapes, types.
     """
 
-    def __init__(self, run: Run, player: Player, seen: Spaces, env_steps: int) -> None:
+    def __init__(self, run: SavedRun, player: Player, seen: Spaces, env_steps: int) -> None:
         self.run, self.env_steps, self.spec = run, env_steps, player.spec
         self.observation_space, self.action_space = seen
         self._player = player

@@ -4,15 +4,13 @@ import contextlib
 import ctypes.util
 import importlib
 import importlib.util
-import math
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
 import numpy as np
 
@@ -22,14 +20,11 @@ from envs.config import EnvConfig
 from envs.conversion import reraise
 from envs.env_set import SingleEnv
 from envs.make import is_vector_only, make_single
-from envs.spaces import frames_per_step
 from envs.spec import Array
-from envs.wrappers import RepeatAction
+from envs.wrappers import DEFAULT_FRAMES_PER_SECOND, natural_steps_per_second
 from utils.errors import EnvironmentFailure, ResourceError, UsageError
 from utils.values import shown
 
-DEFAULT_FRAMES_PER_SECOND = 30.0
-ATARI_FRAMES_PER_SECOND = 60.0  # of the console; the metadata of ale-py say 30, half the speed of the game
 END_SECONDS = 5.0
 FASTEST_GIF = 50.0  # pictures per second; those shown for less than 0.02 s are slowed down by whoever plays them
 
@@ -226,24 +221,6 @@ def draw_offscreen() -> None:
     for name, driver in OFFSCREEN.items() if headless() else ():
         if name != "MUJOCO_GL" or ctypes.util.find_library("EGL"):
             os.environ.setdefault(name, driver)
-
-
-def natural_steps_per_second(env: SingleEnv) -> float:
-    """How many steps the game makes per second of its own time, by its metadata and its frame skip."""
-    registered = getattr(env.unwrapped, "spec", None)
-    if str(getattr(registered, "entry_point", "")).startswith("ale_py"):
-        rate = ATARI_FRAMES_PER_SECOND
-    else:
-        rate = float(env.metadata.get("render_fps") or DEFAULT_FRAMES_PER_SECOND)
-    repeats = math.prod(layer.times for layer in _layers(env) if isinstance(layer, RepeatAction))
-    return rate / (frames_per_step(env) * repeats)
-
-
-def _layers(env: Any) -> Iterator[Any]:
-    """The environment's wrappers, outermost first, and itself."""
-    while env is not None:
-        yield env
-        env = getattr(env, "__dict__", {}).get("env")
 
 
 def _ffmpeg() -> str:

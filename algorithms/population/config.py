@@ -139,7 +139,7 @@ def check_population(config: PopulationConfig, num_policies: int) -> None:
         raise UsageError(f"--self_play trains one policy, got --num_policies={num_policies}")
 
 
-def places_for_past(config: PopulationConfig, env: str, num_agents: int) -> int:
+def past_slots(config: PopulationConfig, env: str, num_agents: int) -> int:
     """Policies beside the one that learns: those of the pool, and one for what leaves it.
 
     Raises:

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from algorithms.population.config import PopulationConfig
-from algorithms.population.exploit_explore import Breeding, Decision, ranked
+from algorithms.population.exploit_explore import ExploitExplore, PolicyDecision, rank_policies
 from algorithms.population.lineage import Event, Lineage, numbers_of, plain_values
 from algorithms.runtime.messages import (
     Address,
-    Adopt,
+    CopyWeights,
     Message,
+    PolicyTraits,
     SetHyperparameters,
     ShapeRewards,
-    Traits,
     TraitsSet,
     WorkerRestarted,
 )
@@ -37,24 +37,24 @@ class _Order:
     """
 
     policy: int
-    decision: Decision
+    decision: PolicyDecision
     sent: bool = False
 
     @property
     def message(self) -> Message:
         """For the learner of the policy."""
         kind, source, traits = self.decision
-        return Adopt(self.policy, traits, source) if kind == "copy" else SetHyperparameters(self.policy, traits)
+        return CopyWeights(self.policy, traits, source) if kind == "copy" else SetHyperparameters(self.policy, traits)
 
 
 class Controller:
     """Population-based training in main. It waits for nothing: it hears reports and says what is to be sent.
 
     One order is under way at a time, so that nobody copies one that is being replaced. The clock of a policy counts
-    its own env steps; with everything else that must survive a crash it lies in the policy's traits, see `Traits`.
+    its own env steps; with everything else that must survive a crash it lies in the policy's `PolicyTraits`.
 
     Args:
-        breeding: the rules.
+        exploit_explore: rules of decisions.
         monitor: knows how the policies play; told what they learn with.
         lineage: of the run.
         traits: of every policy at this start.
@@ -64,14 +64,14 @@ class Controller:
 
     def __init__(
         self,
-        breeding: Breeding,
+        exploit_explore: ExploitExplore,
         monitor: Monitor,
         lineage: Lineage,
-        traits: Sequence[Traits],
+        traits: Sequence[PolicyTraits],
         learning: Sequence[int],
         actors: int,
     ) -> None:
-        self.breeding, self.monitor, self.lineage = breeding, monitor, lineage
+        self.exploit_explore, self.monitor, self.lineage = exploit_explore, monitor, lineage
         self.traits, self.learning, self.actors = list(traits), list(learning), range(actors)
         self._order: _Order | None = None
         self._outbox: list[Message] = []
@@ -85,7 +85,7 @@ class Controller:
     @property
     def config(self) -> PopulationConfig:
         """The flags of populations."""
-        return self.breeding.config
+        return self.exploit_explore.config
 
     def handle(self, message: Message) -> None:
         """Take in a report."""
@@ -138,10 +138,10 @@ class Controller:
         if objectives is None or not all(self._env_steps(policy) for policy in self.learning):
             return None
         _, policy = max(due)
-        decision = self.breeding.decide(policy, self._env_steps(policy), objectives, self.traits)
+        decision = self.exploit_explore.decide(policy, self._env_steps(policy), objectives, self.traits)
         failpoint("pbt.decided")
         self._record(decision.kind, policy, decision.source, self.traits[policy], decision.traits, objectives)
-        self._show_places(objectives)
+        self._show_ranks(objectives)
         return _Order(policy, decision)
 
     def _overdue(self, policy: int) -> int:
@@ -172,7 +172,7 @@ class Controller:
             self._order = None
 
     def _again(self, process: str) -> None:
-        """What a process that has died may have heard or not: say it to the one that takes its place."""
+        """Say again to a process that replaces a dead one what that may not have heard."""
         for policy, traits in enumerate(self.traits):
             if process == str(Address(LEARNER.name, policy)):
                 order = self._order if self._order is not None and self._order.policy == policy else None
@@ -189,7 +189,13 @@ class Controller:
             self._outbox += [ShapeRewards(actor, policy, shaping) for actor in actors]
 
     def _record(
-        self, kind: str, policy: int, source: int, before: Traits, after: Traits, objectives: Mapping[int, float]
+        self,
+        kind: str,
+        policy: int,
+        source: int,
+        before: PolicyTraits,
+        after: PolicyTraits,
+        objectives: Mapping[int, float],
     ) -> None:
         scores = {str(p): one if math.isfinite(one) else None for p, one in objectives.items()}
         event = Event(
@@ -209,9 +215,9 @@ class Controller:
         if kind in ("copy", "mutation"):
             log.info("policy %d at %d env steps: %s", policy, event.env_steps, _words(event))
 
-    def _default(self) -> Traits:
-        tuned = {name: one.default for name, one in self.breeding.tuned.items()}
-        return Traits(tuned, self.breeding.shaping)
+    def _default(self) -> PolicyTraits:
+        tuned = {name: one.default for name, one in self.exploit_explore.tuned.items()}
+        return PolicyTraits(tuned, self.exploit_explore.shaping)
 
     def _show(self, policy: int) -> None:
         """Let the reports say what a policy learns with, and how it came to that."""
@@ -224,9 +230,9 @@ class Controller:
             shown |= {"pbt/copied_from": copies[-1]} if copies else {}
         self.monitor.policies[policy].metrics |= shown
 
-    def _show_places(self, objectives: Mapping[int, float]) -> None:
-        for place, policy in enumerate(ranked(objectives), start=1):
-            shown = {"pbt/rank": place, "pbt/objective": objectives[policy]}
+    def _show_ranks(self, objectives: Mapping[int, float]) -> None:
+        for rank, policy in enumerate(rank_policies(objectives), start=1):
+            shown = {"pbt/rank": rank, "pbt/objective": objectives[policy]}
             self.monitor.policies[policy].metrics |= shown
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from algorithms.runtime.messages import Traits
+from algorithms.runtime.messages import PolicyTraits
 from utils.errors import UsageError
 from utils.files import read_mapping, write_json_atomic
 from utils.run_folder import LINEAGE_FILE, RunFolder
@@ -61,10 +61,10 @@ class Lineage:
         events: in their order.
     """
 
-    def __init__(self, directory: Path, traits: Sequence[Traits]) -> None:
+    def __init__(self, directory: Path, traits: Sequence[PolicyTraits]) -> None:
         self._path = RunFolder(directory).lineage
         self._num_policies = len(traits)
-        self.events = [_settled(event, traits) for event in _earlier_events(directory)]
+        self.events = [_settle(event, traits) for event in _earlier_events(directory)]
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="lineage")
         self._pending: Future[None] | None = None
 
@@ -106,7 +106,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         log.warning("cannot write %s: %s", path, error.strerror)
 
 
-def _settled(event: Event, traits: Sequence[Traits]) -> Event:
+def _settle(event: Event, traits: Sequence[PolicyTraits]) -> Event:
     """The event with what has become of it, as the checkpoints say."""
     if event.state == "taken back" or event.policy >= len(traits):
         return event
@@ -155,7 +155,7 @@ def _check(event: Event) -> None:
         raise TypeError("an event is not what it must be")
 
 
-def plain_values(traits: Traits) -> dict[str, Any]:
+def plain_values(traits: PolicyTraits) -> dict[str, Any]:
     """Hyperparameters and coefficients of rewards, as events hold them."""
     shaping = {"reward_shaping": dict(traits.reward_shaping)} if traits.reward_shaping else {}
     return json.loads(json.dumps({**traits.hyperparameters, **shaping}))  # type: ignore[no-any-return]

@@ -74,7 +74,7 @@ class PolicyMatchmaker:
             return
         if self._mapping is not None:
             for row in np.flatnonzero(first):
-                policy[row] = self._mapped(self._mapping, int(row), first_env)
+                policy[row] = self._map_policy(self._mapping, int(row), first_env)
         else:
             behind = np.flatnonzero(self._steps <= self._steps.mean()).astype(np.int32)
             drawn = self.random.choice(behind, size=first.shape)
@@ -97,17 +97,17 @@ class PolicyMatchmaker:
             self._steps += np.bincount(policy[valid], minlength=self.num_policies)
 
     def take_table(self, table: OpponentTable) -> None:
-        """Draw past versions from these places from now on, where there are any; games that have begun go on."""
+        """Draw past versions from these slots from now on, where there are any; games that have begun go on."""
 
     def answer(self, group: int) -> Iterator[OpponentsReleased]:
-        """Say once when nobody plays any more in places that the last `OpponentTable` have left out."""
+        """Say once when nobody plays any more in slots that the last `OpponentTable` have left out."""
         yield from ()
 
     def report(self, now: bool = False) -> Iterator[MatchResults]:
         """How games against past versions have ended since the last report, if that is old enough or `now`."""
         yield from ()
 
-    def _mapped(self, function: Callable[..., Any], row: int, first_env: int) -> int:
+    def _map_policy(self, function: Callable[..., Any], row: int, first_env: int) -> int:
         env, agent = divmod(row, self.num_agents)
         chosen: object = function(agent, first_env + env, self.random)
         if not isinstance(chosen, (int, np.integer)) or not 0 <= chosen < self.num_policies:
@@ -152,7 +152,7 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
     every policy that acts in a step costs a forward pass.
 
     Args:
-        num_policies: the learner and all places.
+        num_policies: the learner and all slots.
         num_agents: rows of one environment, at least 2.
         num_envs: of the group.
         past_share: probability that a game is one against the past.
@@ -169,13 +169,13 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
         self.past_share = past_share
         self.table: OpponentTable | None = None
         self._versions: dict[int, int] = {}
-        self._answered, self._place, self._games_left = 0, LEARNER, 0
+        self._answered, self._slot, self._games_left = 0, LEARNER, 0
         self._results = GameResults(num_envs, num_agents)
 
     def take_table(self, table: OpponentTable) -> None:
         """As `PolicyMatchmaker.take_table`."""
-        self.table, self._versions = table, dict(zip(table.places, table.versions, strict=True))
-        if self._place not in table.places:
+        self.table, self._versions = table, dict(zip(table.slots, table.versions, strict=True))
+        if self._slot not in table.slots:
             self._games_left = 0
 
     def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
@@ -185,7 +185,7 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
         opponent = np.array([self._opponent() for _ in begins], np.int32)
         is_past = (sides_of(self.num_agents) != side) & (opponent != LEARNER)[:, None]
         policy.reshape(-1, self.num_agents)[begins] = np.where(is_past, opponent[:, None], LEARNER)
-        self._results.begin(begins, is_past, [self._versions.get(int(place), NOBODY) for place in opponent])
+        self._results.begin(begins, is_past, [self._versions.get(int(slot), NOBODY) for slot in opponent])
         self.present = tuple(int(p) for p in np.unique(policy))
         self._playing = policy.copy()
 
@@ -201,19 +201,19 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
         """As `PolicyMatchmaker.answer`."""
         if self.table is None or self._answered == self.table.number:
             return
-        if set(self.present) <= {LEARNER, *self.table.places}:
+        if set(self.present) <= {LEARNER, *self.table.slots}:
             self._answered = self.table.number
             yield OpponentsReleased(group, self.table.number)
 
     def _opponent(self) -> int:
-        """The place that plays the next game against the learner; that of the learner itself if it plays alone."""
-        if self.table is None or not self.table.places or self.random.random() >= self.past_share:
+        """The slot that plays the next game against the learner; that of the learner itself if it plays alone."""
+        if self.table is None or not self.table.slots or self.random.random() >= self.past_share:
             return LEARNER
         if not self._games_left:
-            self._place = int(self.random.choice(self.table.places, p=self.table.probabilities))
+            self._slot = int(self.random.choice(self.table.slots, p=self.table.probabilities))
             self._games_left = self._results.num_envs
         self._games_left -= 1
-        return self._place
+        return self._slot
 
 
 class GameResults:

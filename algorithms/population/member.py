@@ -8,7 +8,7 @@ from typing import Any
 from algorithms.runtime.learning.batches import BatchSource
 from algorithms.runtime.learning.learner_worker import LearnerWorker
 from algorithms.runtime.memory.learner_state import StateBlock
-from algorithms.runtime.messages import KEY, Adopt, SetHyperparameters, Traits, TraitsSet
+from algorithms.runtime.messages import KEY, CopyWeights, PolicyTraits, SetHyperparameters, TraitsSet
 from utils.failpoints import failpoint
 
 log = logging.getLogger(__name__)
@@ -31,16 +31,16 @@ class PopulationMember:
     """
 
     def __init__(
-        self, traits: Traits, tune: Callable[[Mapping[str, Any]], int], batches: BatchSource, block: StateBlock
+        self, traits: PolicyTraits, tune: Callable[[Mapping[str, Any]], int], batches: BatchSource, block: StateBlock
     ) -> None:
         self.traits, self._tune, self._batches, self._block = traits, tune, batches, block
         state = block.read()
-        kept = Traits.in_state(state.meta) if state is not None else None
+        kept = PolicyTraits.in_state(state.meta) if state is not None else None
         if kept is not None and kept.changes > traits.changes:
             self.traits = kept
             batches.resize(tune(kept.hyperparameters))
 
-    def obey(self, order: SetHyperparameters | Adopt, worker: LearnerWorker) -> TraitsSet:
+    def obey(self, order: SetHyperparameters | CopyWeights, worker: LearnerWorker) -> TraitsSet:
         """Carry out an order, unless it has been carried out: it comes again when main cannot know."""
         taken = None
         if order.traits.changes > self.traits.changes:
@@ -48,8 +48,8 @@ class PopulationMember:
             if order.traits.hyperparameters != self.traits.hyperparameters:
                 self._batches.resize(self._tune(order.traits.hyperparameters))
             self.traits = order.traits
-            if isinstance(order, Adopt):
-                taken = self._adopt(order.source, worker)
+            if isinstance(order, CopyWeights):
+                taken = self._copy_weights(order.source, worker)
             else:
                 worker.save()
             failpoint("pbt.done")
@@ -59,7 +59,7 @@ class PopulationMember:
         """Return the traits as a state holds them."""
         return {KEY: self.traits.plain()}
 
-    def _adopt(self, source: int, worker: LearnerWorker) -> int:
+    def _copy_weights(self, source: int, worker: LearnerWorker) -> int:
         """Go on from the latest state of another policy; its env steps.
 
         Counters and random state stay, and the version rises: neither what is on its way nor what is in the batch that

@@ -102,13 +102,13 @@ class Opponent:
     """A version in the pool.
 
     Attributes:
-        place: policy number under which it plays.
+        slot: policy number under which it plays.
         env_steps: that it had learned from.
         rating: of the learner then.
         scores: of the learner in the last games against it: 1, 0.5 or 0.
     """
 
-    place: int
+    slot: int
     env_steps: int
     rating: float
     scores: deque[float] = field(default_factory=deque)
@@ -124,7 +124,7 @@ class Pool(NamedTuple):
 
     Attributes:
         block: state of the learner, from which versions are taken.
-        rings: weights that play in each place.
+        rings: weights that play in each slot.
         past: on disk.
     """
 
@@ -136,7 +136,7 @@ class Pool(NamedTuple):
 class SelfPlay:
     """The pool of past versions. It waits for nothing: it hears reports and says what is to be sent.
 
-    There is one place more than versions in the pool. A version that leaves the pool is drawn no more, and its place is
+    There is one slot more than versions in the pool. A version that leaves the pool is drawn no more, and its slot is
     free when no group plays there any more; until then nothing joins. So every game is played to its end by who began
     it.
 
@@ -159,7 +159,7 @@ class SelfPlay:
         self.config, self.topology, self.pool, self.monitor = config, topology, pool, monitor
         self.window = monitor.config.stats_avg
         self.opponents: list[Opponent] = []
-        self._leaving: dict[int, int] = {}  # place -> number of the table that has left it out
+        self._leaving: dict[int, int] = {}  # slot -> number of the table that has left it out
         self._answers = dict.fromkeys(range(topology.num_groups), 0)
         self._number = self._games = self._past_steps = 0
         self._outbox: list[Message] = []
@@ -180,13 +180,13 @@ class SelfPlay:
             case OpponentsReleased(group, number):
                 self._answers[group] = max(number, self._answers[group])
                 heard = min(self._answers.values())
-                self._leaving = {place: since for place, since in self._leaving.items() if since > heard}
+                self._leaving = {slot: since for slot, since in self._leaving.items() if since > heard}
             case WorkerRestarted(process):
                 self._again(process)
 
     def tick(self) -> Iterator[Message]:
         """What is to be sent now."""
-        if self._due and self.pool.block.writes and self._free_places():
+        if self._due and self.pool.block.writes and self._free_slots():
             self._take()
         if self._changed and time.monotonic() - self._told_at >= TABLE_SECONDS:
             self._tell(range(self.topology.num_actors))
@@ -202,9 +202,9 @@ class SelfPlay:
         """Of the learner."""
         return rating_of([one.record for one in self.opponents])
 
-    def _free_places(self) -> list[int]:
-        taken = {one.place for one in self.opponents} | self._leaving.keys()
-        return [place for place in self.pool.rings if place not in taken]
+    def _free_slots(self) -> list[int]:
+        taken = {one.slot for one in self.opponents} | self._leaving.keys()
+        return [slot for slot in self.pool.rings if slot not in taken]
 
     def _take(self) -> None:
         """Let the learner's latest state join the pool, and the oldest version leave it."""
@@ -217,17 +217,17 @@ class SelfPlay:
         self._join(env_steps, rating, state.weights)
         if len(self.opponents) > self.config.self_play_pool_size:
             oldest = self.opponents.pop(0)
-            self._leaving[oldest.place] = self._number + 1
+            self._leaving[oldest.slot] = self._number + 1
             self.pool.past.remove(oldest.env_steps)
         self._tell(range(self.topology.num_actors))
         self._show()
         log.info("policy at %d env steps joins the %d past versions", env_steps, len(self.opponents) - 1)
 
     def _join(self, env_steps: int, rating: float, weights: Any) -> None:
-        place = self._free_places()[0]
-        ring = self.pool.rings[place]
+        slot = self._free_slots()[0]
+        ring = self.pool.rings[slot]
         ring.publish(weights, ring.published + 1)
-        self.opponents.append(Opponent(place, env_steps, rating, deque(maxlen=self.window)))
+        self.opponents.append(Opponent(slot, env_steps, rating, deque(maxlen=self.window)))
 
     def _tell(self, actors: Sequence[int]) -> None:
         """Tell actors who is in the pool, and how often to draw each."""
@@ -236,10 +236,10 @@ class SelfPlay:
         self._say(actors)
 
     def _say(self, actors: Sequence[int]) -> None:
-        places, versions = ([getattr(one, name) for one in self.opponents] for name in ("place", "env_steps"))
+        slots, versions = ([getattr(one, name) for one in self.opponents] for name in ("slot", "env_steps"))
         chances = probabilities([one.record for one in self.opponents], self.config.self_play_opponents)
         self._outbox += [
-            OpponentTable(actor, self._number, tuple(places), tuple(versions), tuple(chances)) for actor in actors
+            OpponentTable(actor, self._number, tuple(slots), tuple(versions), tuple(chances)) for actor in actors
         ]
 
     def _again(self, process: str) -> None:

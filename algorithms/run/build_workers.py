@@ -66,7 +66,7 @@ def _hooks(config: Config, actor: int) -> Hooks | None:
 def _leak_watch(blueprint: RunPlan, generation: int) -> LeakWatch | None:
     """Where an actor can be replaced: it may grow by as much as the flag says, or as there is for each of them."""
     sampling, topology = blueprint.config.sampling, blueprint.topology
-    if topology.placement == "serial" or blueprint.in_legs or not sampling.restart_workers:
+    if topology.placement == "serial" or blueprint.in_segments or not sampling.restart_workers:
         return None
     if sampling.actor_max_growth_mb:
         flag = f"--actor_max_growth_mb={sampling.actor_max_growth_mb}"

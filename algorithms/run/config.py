@@ -1,13 +1,13 @@
 """All flags of a training run are composed, completed from their sources and checked here."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Any, Self
 
-from algorithms.appo.config import LearningConfig, _check_learning
-from algorithms.appo.presets import learning_preset
+from algorithms.appo.config import LearningConfig
 from algorithms.models.config import ModelConfig
 from algorithms.population.config import (
     PopulationConfig,
@@ -16,14 +16,16 @@ from algorithms.population.config import (
     largest_batch_size,
     values_per_policy,
 )
-from algorithms.run.folder import check_folders, check_place, find_source, new_name, saved_flags
+from algorithms.run.algorithms import DEFAULT, FlagTable, find_algorithm, flag_table
+from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
+from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
 from envs.presets import Preset, env_preset, find_name
 from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help, words_of
 from utils.errors import UsageError
 from utils.files import read_mapping
-from utils.flags import Flag, flags_of, flattened
+from utils.flags import flattened
 from utils.machine import choose_device
 from utils.values import from_plain, nearest, shown
 
@@ -33,6 +35,7 @@ class Config:
     """All flags of a training run; every component receives its part, never the whole.
 
     Attributes:
+        learning: flags of the algorithm, of the class that it declares.
         undecided: flags that nobody has given, of an environment without a preset: `run/defaults.py` decides them.
         by_kind: flag -> value that it decides for such an environment where nothing is given; {} before that and for
             all others.
@@ -41,7 +44,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    learning: LearningConfig = field(default_factory=LearningConfig)
+    learning: Any = field(default_factory=LearningConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -55,17 +58,28 @@ class Config:
         Raises:
             UsageError: an unknown flag, or a value that is not the flag's. Flags are not checked against each other.
         """
-        found = typed(values, "configuration")
-        parts = {
-            part: PARTS[part](**{name: found[name] for name in flags if name in found})
-            for part, flags in FLAGS_BY_PART.items()
+        table = flag_table(str(values.get("algo", DEFAULT)))
+        found = typed(values, "configuration", table)
+        parts: dict[str, Any] = {
+            part: table.parts[part](**{name: found[name] for name in flags if name in found})
+            for part, flags in table.by_part.items()
         }
         return cls(**parts)
 
     @property
+    def algorithm(self) -> Algorithm:
+        """Makes all that the run learns with."""
+        return find_algorithm(self.run.algo)
+
+    @property
+    def table(self) -> FlagTable:
+        """All flags of the run."""
+        return flag_table(self.run.algo)
+
+    @property
     def per_policy(self) -> list[dict[str, Any]]:
         """The learning flags that `--per_policy` gives each policy, checked, as its keyword arguments."""
-        return values_per_policy(self.population, FLAGS_BY_PART["learning"], self.sampling.num_policies)
+        return values_per_policy(self.population, self.table.by_part["learning"], self.sampling.num_policies)
 
     @property
     def frozen(self) -> frozenset[int]:
@@ -91,19 +105,14 @@ class Config:
 
     def to_flat(self) -> dict[str, object]:
         """Return every flag and its value in one flat mapping that JSON can hold."""
-        flat = {name: getattr(getattr(self, part), name) for part, flags in FLAGS_BY_PART.items() for name in flags}
+        flat = {
+            name: getattr(getattr(self, part), name) for part, flags in self.table.by_part.items() for name in flags
+        }
         return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
 
-PARTS: dict[str, type] = {
-    part: cls for part, cls in get_type_hints(Config).items() if part not in ("undecided", "by_kind")
-}
-
-FLAGS_BY_PART: dict[str, dict[str, Flag]] = {part: flags_of(cls) for part, cls in PARTS.items()}
-
-FLAGS: dict[str, Flag] = {name: flag for flags in FLAGS_BY_PART.values() for name, flag in flags.items()}
-
-ALIASES: dict[str, str] = {alias: flag.name for flag in FLAGS.values() for alias in flag.aliases}
+FLAGS_BY_PART, FLAGS = flag_table(DEFAULT).by_part, flag_table(DEFAULT).flags
+"""The flags of a run that trains with the default algorithm; what differs from one to another is `learning`."""
 
 LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior")
 """Flags that a saved run does not decide: they say where it is, as its folder may have been moved, and what of it."""
@@ -118,10 +127,43 @@ def parse_train(argv: Sequence[str]) -> Config:
 
 def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
+    words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
+    given = {name: word for name, word in words.items() if word}
     if wants_help(argv):
-        groups = {part.capitalize(): flags for part, flags in FLAGS_BY_PART.items()}
-        print_and_exit(format_help(TRAIN_USAGE, groups, find_preset(_env_in(argv), choose_device("auto")) or {}))
-    return parse_command_line(argv, FLAGS)
+        algo = given.get("algo", DEFAULT)
+        groups = {part.capitalize(): flags for part, flags in flag_table(algo).by_part.items()}
+        known = find_preset(given.get("env", ""), choose_device("auto"), find_algorithm(algo))
+        print_and_exit(format_help(TRAIN_USAGE, groups, known or {}))
+    return parse_command_line(argv, flag_table(algorithm_of(given)).flags)
+
+
+def algorithm_of(given: Mapping[str, object]) -> str:
+    """Return the name of the algorithm: a saved run's wins, then the one that is given, then the config file's.
+
+    The other flags can be read only when it is known, so this looks at as few as can be.
+
+    Args:
+        given: flag -> value, converted or as words, of the flags that say what is trained and where.
+
+    Raises:
+        UsageError: a saved run would change its algorithm, or a source is damaged.
+    """
+    asked, contents = str(given.get("algo", "")), dict[str, object]()
+    if not asked and (path := given.get("config")):
+        with contextlib.suppress(UsageError):  # said when all of it is read
+            contents = read_mapping(Path(str(path)))
+        part = contents.get("run")
+        asked = str(contents.get("algo") or (part.get("algo") if isinstance(part, Mapping) else None) or "")
+    where = {name: str(given[name]) for name in ("experiment", "experiments_root", "train_dir") if name in given}
+    run = RunConfig(**where)  # type: ignore[arg-type]
+    if not run.experiment or given.get("restart_behavior", "resume") != "resume":
+        return asked or DEFAULT
+    check_folders(run.train_dir, run.experiments_root, run.experiment)
+    saved = saved_flags(run.run_directory)
+    before = str(saved.get("algo", DEFAULT)) if saved else asked or DEFAULT
+    if asked and asked != before:
+        raise UsageError(f"run {run.experiment} cannot change algo {before} -> {asked}; give another --experiment")
+    return before
 
 
 def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
@@ -137,43 +179,45 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     Raises:
         UsageError: a source is damaged, a saved run would change what it cannot, or flags contradict each other.
     """
+    table = flag_table(algo := algorithm_of(given))
     layers: list[tuple[str, Mapping[str, object]]] = [("command line", given)]
     if path := given.get("config"):
-        layers.append(("config file", _config_file(str(path))))
+        layers.append(("config file", _config_file(str(path), table)))
     asked, _ = _merged(layers)
     run = RunConfig(**{name: asked[name] for name in LOCATION if name in asked})  # type: ignore[arg-type]
     check_folders(run.train_dir, run.experiments_root, run.experiment)
     resumes = run.restart_behavior == "resume"
-    saved = _saved_run(run, asked) if resumes else {}
+    saved = _saved_run(run, asked, table) if resumes else {}
     env = str(asked.get("env") or saved.get("env", ""))
     if not env:
         missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
     device = choose_device(str(asked.get("device") or saved.get("device", "auto")))
-    known = find_preset(env, device)
+    known = find_preset(env, device, find_algorithm(algo))
     layers += [("saved run", saved), ("env preset", known or {})]
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env)
     config = Config.from_flat(values)
     if known is None and not saved:
-        config = replace(config, undecided=frozenset(FLAGS) - frozenset(values))
-    check_place(config.run.run_directory)
+        config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
+    check_writable(config.run.run_directory)
     check(config)
     if not saved:
         _check_source(config.run)
-    return config, {name: origins.get(name, "default") for name in FLAGS}
+    return config, {name: origins.get(name, "default") for name in table.flags}
 
 
-def find_preset(env_id: str, device: str) -> Preset | None:
+def find_preset(env_id: str, device: str, algorithm: Algorithm) -> Preset | None:
     """Return flag -> value of environment, network and learning for a known environment, None for an unknown one.
 
     Args:
         env_id: as the flag has it.
         device: `cpu` or `cuda`, where the network is trained.
+        algorithm: whose learning flags they are.
     """
     name = find_name(env_id)
-    return None if name is None else env_preset(name, device) | learning_preset(name, device)
+    return None if name is None else {**env_preset(name, device), **algorithm.preset(name, device)}
 
 
 def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
@@ -184,7 +228,7 @@ def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> 
 
 def check(config: Config) -> None:
     """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
-    _check_learning(config.learning)
+    config.algorithm.check(config.learning, None)
     _check_sampling(config.sampling)
     _check_repeatable(config)
     name, _, kind = config.run.save_best_metric.rpartition("/")
@@ -197,7 +241,7 @@ def check(config: Config) -> None:
         raise UsageError("--precision=bf16 is for built-in networks; with --encoder_custom all is computed in float32")
     check_population(config.population, config.sampling.num_policies)
     for values in config.per_policy:
-        _check_learning(replace(config.learning, **values))
+        config.algorithm.check(replace(config.learning, **values), None)
     rates = [values.get("learning_rate", config.learning.learning_rate) for values in config.per_policy]
     if config.logging.verify_reproduction and any(rates):
         rate = words_of(max(rates))
@@ -246,36 +290,36 @@ def _check_source(run: RunConfig) -> None:
         )
 
 
-def _config_file(path: str) -> dict[str, object]:
+def _config_file(path: str, table: FlagTable) -> dict[str, object]:
     source = f"--config={shown(path)}"
-    values = typed(flattened(read_mapping(Path(path)), FLAGS_BY_PART, source), source)
+    values = typed(flattened(read_mapping(Path(path)), table.by_part, source), source, table)
     if "config" in values:
         raise UsageError(f"--config={shown(path)}: a config file cannot name another one")
     return values
 
 
-def _saved_run(run: RunConfig, asked: Mapping[str, object]) -> dict[str, object]:
+def _saved_run(run: RunConfig, asked: Mapping[str, object], table: FlagTable) -> dict[str, object]:
     """Return the flags of the run that is to be resumed, nothing for a new one; refuse changes it cannot take."""
     if not run.experiment:
         return {}
-    stored = typed(saved_flags(run.run_directory), f"saved configuration of run {run.experiment}")
+    stored = typed(saved_flags(run.run_directory), f"saved configuration of run {run.experiment}", table)
     saved = {name: value for name, value in stored.items() if name not in LOCATION}
-    fixed = {name: value for name, value in asked.items() if FLAGS[name].fixed_on_resume}
-    before = {name: FLAGS[name].default for name in fixed} | saved  # an older version may not have had the flag
+    fixed = {name: value for name, value in asked.items() if table.flags[name].fixed_on_resume}
+    before = {name: table.flags[name].default for name in fixed} | saved  # an older version may not have had the flag
     if saved and (changes := changed_flags(before, fixed)):
         raise UsageError(f"run {run.experiment} cannot change {', '.join(changes)}; give another --experiment")
     return saved
 
 
-def typed(values: Mapping[str, object], source: str) -> dict[str, object]:
+def typed(values: Mapping[str, object], source: str, table: FlagTable) -> dict[str, object]:
     """Convert plain values by their flags; errors name the source (UsageError)."""
     found: dict[str, object] = {}
     for word, value in values.items():
-        name = ALIASES.get(word, word)
-        if name not in FLAGS:
-            raise UsageError(f"{source}: unknown flag {shown(word)}{nearest(word, FLAGS)}")
+        name = table.aliases.get(word, word)
+        if name not in table.flags:
+            raise UsageError(f"{source}: unknown flag {shown(word)}{nearest(word, table.flags)}")
         try:
-            found[name] = from_plain(FLAGS[name], value)
+            found[name] = from_plain(table.flags[name], value)
         except UsageError as error:
             raise UsageError(f"{source}: {error}") from None
     return found
@@ -291,14 +335,15 @@ def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[st
     return values, origins
 
 
-def _env_in(argv: Sequence[str]) -> str:
-    """Return the env named on a command line that need not be right otherwise."""
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        if word == "--env":
-            return following
-        if word.startswith("--env="):
-            return word.removeprefix("--env=")
-    return ""
+def word_of(argv: Sequence[str], name: str) -> str:
+    """Return the value of a flag on a command line that need not be right otherwise."""
+    flag, found = f"--{name}", ""
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
+        if word == flag:
+            found = following
+        elif word.startswith(f"{flag}="):
+            found = word.removeprefix(f"{flag}=")
+    return found
 
 
 # `--print_config`: every flag with its value and where that comes from, in a form that --config reads.
@@ -324,13 +369,14 @@ def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
     return wanted, [word for word in argv if word not in asked]
 
 
-def format_flags(flat: Mapping[str, object], origins: Mapping[str, str], wanted: str) -> str:
-    """Return the text of all flags, as `Config.to_flat` gives them, in one of `FORMATS`."""
+def format_flags(config: Config, origins: Mapping[str, str], wanted: str) -> str:
+    """Return the text of all flags in one of `FORMATS`."""
+    flat = config.to_flat()
     if wanted == "json":
         return json.dumps({name: {"value": value, "origin": origins[name]} for name, value in flat.items()}, indent=1)
     return "\n".join(
         line
-        for part, flags in FLAGS_BY_PART.items()
+        for part, flags in config.table.by_part.items()
         for line in (f"[{part}]", *(_line(name, flat[name], origins[name]) for name in flags), "")
     )
 

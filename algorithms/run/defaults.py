@@ -4,11 +4,11 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from math import prod
 
-from algorithms.appo import presets as learning_presets
 from algorithms.models.config import MLP, ModelConfig, encoder_names
-from algorithms.run.config import FLAGS_BY_PART, Config, check
+from algorithms.run.config import Config, check
+from algorithms.runtime.algorithm import Algorithm
 from envs import presets as env_presets
-from envs.presets import Preset, find_name
+from envs.presets import find_name
 from envs.spec import MASK_KEY, EnvSpec
 from utils.command_line import words_of
 from utils.values import shown
@@ -16,8 +16,15 @@ from utils.values import shown
 ORIGIN = "kind of observation"
 """The name of this source of flags."""
 
-BY_KIND = env_presets.BY_KIND | learning_presets.BY_KIND
-"""Flags that the kind of observation may decide."""
+
+def flags_by_kind(algorithm: Algorithm) -> frozenset[str]:
+    """Return the names of the flags that the kind of observation may decide."""
+    kinds = [
+        algorithm.preset_by_kind(images=images, continuous=continuous, rollout=1)
+        for images in (False, True)
+        for continuous in (False, True)
+    ]
+    return env_presets.BY_KIND.union(*kinds)
 
 
 def completed(config: Config, spec: EnvSpec) -> Config:
@@ -35,7 +42,7 @@ def completed(config: Config, spec: EnvSpec) -> Config:
     by_kind = _by_kind(config, spec)
     parts = {
         part: replace(getattr(config, part), **chosen)
-        for part, flags in FLAGS_BY_PART.items()
+        for part, flags in config.table.by_part.items()
         if (chosen := {name: by_kind[name] for name in by_kind.keys() & config.undecided & flags.keys()})
     }
     config = replace(config, **parts, undecided=frozenset(), by_kind=by_kind)
@@ -70,30 +77,13 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoder = ModelConfig() if config.model.encoder_custom else config.model
     continuous, rollout = any(part.kind == "gaussian" for part in spec.action.parts), config.learning.rollout
-    if any(name != MLP for name in encoder_names(encoder, inputs).values()):
-        return preset_of_images(continuous=continuous, rollout=rollout)
-    return preset_of_numbers(
-        sum(prod(observation.shape) for observation in inputs.values()),
-        continuous=continuous,
-        remembers=config.model.use_rnn and "use_rnn" not in config.undecided,
-        rollout=rollout,
-    )
-
-
-def preset_of_numbers(count: int, *, continuous: bool, remembers: bool, rollout: int) -> Preset:
-    """Return flag -> value of network and learning for an unknown environment that shows numbers and choices only.
-
-    Args:
-        count: of the numbers in an observation; a choice counts as often as it has values.
-        continuous: whether actions, or parts of them, are numbers.
-        remembers: whether a memory is asked for.
-        rollout: steps of a trajectory, of which a batch holds one at least.
-    """
-    network = env_presets.network_for_numbers(count, continuous=continuous, remembers=remembers)
-    return network | learning_presets.learning_by_kind(images=False, continuous=continuous, rollout=rollout)
-
-
-def preset_of_images(*, continuous: bool, rollout: int) -> Preset:
-    """Return flag -> value of network and learning for an unknown environment that shows images (see above)."""
-    network = env_presets.network_for_images(continuous=continuous)
-    return network | learning_presets.learning_by_kind(images=True, continuous=continuous, rollout=rollout)
+    images = any(name != MLP for name in encoder_names(encoder, inputs).values())
+    if images:
+        network = env_presets.network_for_images(continuous=continuous)
+    else:
+        network = env_presets.network_for_numbers(
+            sum(prod(observation.shape) for observation in inputs.values()),
+            continuous=continuous,
+            remembers=config.model.use_rnn and "use_rnn" not in config.undecided,
+        )
+    return {**network, **config.algorithm.preset_by_kind(images=images, continuous=continuous, rollout=rollout)}

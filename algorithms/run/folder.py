@@ -45,7 +45,7 @@ def check_folders(train_dir: str, experiments_root: str, experiment: str) -> Non
         check_name("experiment", experiment)
 
 
-def check_place(directory: Path) -> None:
+def check_writable(directory: Path) -> None:
     """Refuse a run directory that cannot be created or written (UsageError), without creating anything."""
     try:
         existing = directory.absolute()

@@ -10,27 +10,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from algorithms.population.exploit_explore import Breeding, traits_of_start
+from algorithms.population.exploit_explore import ExploitExplore, initial_traits
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config
 from algorithms.run.defaults import told
 from algorithms.run.folder import lock_run_folder, remove_old
 from algorithms.run.observers import (
-    Watching,
-    check_companions,
-    controller_of,
-    evaluation_of,
-    let_others_know,
-    saved_in_time,
-    self_play_of,
+    Observers,
+    check_observers,
+    evaluate_beside,
+    make_controller,
+    make_self_play,
+    start_tracking,
+    with_saves_to_evaluate,
 )
 from algorithms.run.page import leave_page
 from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
 from algorithms.run.preload import preloaded
 from algorithms.run.resources import check_descriptors, free_bytes, memory_plan, reserve
-from algorithms.run.resume import Legs, fill, finished_before, measured_before, seed_of_resumed
+from algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
 from algorithms.run.tuning.choice import choose, is_open, report
-from algorithms.run.tuning.measure import Found, find_out
+from algorithms.run.tuning.measure import Measurement, measure_run
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callbacks
 from algorithms.runtime.checkpointing import Checkpointing
@@ -43,7 +43,7 @@ from algorithms.runtime.monitor.overview import Status
 from algorithms.runtime.monitor.performance import Machine
 from algorithms.runtime.processes import fork_server, inquiry
 from algorithms.runtime.processes.channels import Links
-from algorithms.runtime.processes.crash_recorder import FlightRecorder
+from algorithms.runtime.processes.crash_recorder import CrashRecorder
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.processes.pool import InProcess, Processes, Workers
 from algorithms.runtime.processes.process import Node, ProcessPlan
@@ -177,7 +177,7 @@ class Run:
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
-        found = self._find_out()
+        found = self._measure()
         self.signals.check()
         spec, model, undecided = found.probe.spec, found.probe.model, self.config.undecided
         self.config = config = found.probe.config
@@ -199,31 +199,31 @@ class Run:
         measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
         resumed = fill(blocks, config, model, seed, measured)
         remove_old(self.directory)
-        breeding = Breeding.of(config, spec.reward_shaping, seed)
-        traits = traits_of_start(config, breeding, resumed)
+        exploit_explore = ExploitExplore.of(config, spec.reward_shaping, seed)
+        traits = initial_traits(config, exploit_explore, resumed)
         blueprint = replace(blueprint, traits=tuple(traits))
-        legs = Legs.of(blueprint, arena, blocks[0], lambda of_leg: self._workers(of_leg, arena))
-        if any(resumed) and not legs:
+        segments = ResumeSegments.of(blueprint, arena, blocks[0], lambda of_segment: self._workers(of_segment, arena))
+        if any(resumed) and not segments:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
 
         # What listens to the workers, and the workers.
-        watching = Watching(config, self.callbacks)
+        observers = Observers(config, self.callbacks)
         machine = Machine(core_time(), self.device == "cuda", config.takes_turns)
-        monitor = watching.monitor(resumed, budget, machine)
-        let_others_know(monitor, config, seed, self.janitor)
+        monitor = observers.monitor(resumed, budget, machine)
+        start_tracking(monitor, config, seed, self.janitor)
         self.status.counters, self.status.budget = monitor.status, budget.plain()
-        checkpointing = Checkpointing(self.directory, saved_in_time(config), blocks, model.table, monitor)
-        workers = legs.begin() if legs else self._workers(blueprint, arena)
+        checkpointing = Checkpointing(self.directory, with_saves_to_evaluate(config), blocks, model.table, monitor)
+        workers = segments.begin() if segments else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
-        self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, legs)
-        self.runner.population = self_play_of(
+        self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
+        self.runner.population = make_self_play(
             config, topology, arena, model.table, monitor, resumed[0]
-        ) or controller_of(config, breeding, monitor, traits, topology.num_actors)
+        ) or make_controller(config, exploit_explore, monitor, traits, topology.num_actors)
         try:
-            with evaluation_of(config, self.janitor):
+            with evaluate_beside(config, self.janitor):
                 return (yield from self.runner.turns())
         finally:
-            watching.compare(monitor)
+            observers.compare(monitor)
 
     def _check_names(self) -> None:
         """Find what the flags name, before anything is opened (UsageError)."""
@@ -234,7 +234,7 @@ class Run:
             find_callbacks(name)
         if config.population.policy_mapping:
             find_function("policy_mapping", config.population.policy_mapping)
-        check_companions(config)
+        check_observers(config)
 
     def _start_fork_server(self) -> bool:
         """Start it unless it runs; whether it is still loading."""
@@ -242,18 +242,18 @@ class Run:
         with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
         return fork_server.start_fork_server(self.janitor, preloaded(with_torch=with_torch), with_torch=with_torch)
 
-    def _find_out(self) -> Found:
+    def _measure(self) -> Measurement:
         """What environment and model are like; and what they cost, unless an earlier start has measured that."""
         costs = measured_before(self.config, self.machine)  # kept for later starts, if this one does not need it
         if self.placement == "serial":
             from algorithms.run.tuning.network import probe
 
             _prepare_serial(self.config.sampling.learner_main_loop_num_cores or 1)
-            return Found(probe(self.config), costs, 0.0)
+            return Measurement(probe(self.config), costs, 0.0)
         # What is spawned need not wait for a server that is still loading torch.
         first: fork_server.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
         cores = self.cores if self.tunes and costs is None else 0
-        found = find_out(self.config, partial(self._inquiry, first), partial(self._inquiry, "forkserver"), cores)
+        found = measure_run(self.config, partial(self._inquiry, first), partial(self._inquiry, "forkserver"), cores)
         return found._replace(costs=costs or found.costs)
 
     def _inquiry(
@@ -268,7 +268,7 @@ class Run:
             janitor=self.janitor,
         )
 
-    def _sampling(self, found: Found, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
+    def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
         """The sampling flags: the best by what was measured, by rules where nothing was."""
         num_agents = found.probe.spec.num_agents
         if not self.tunes or found.costs is None:
@@ -315,8 +315,8 @@ class Run:
             with fork_server.signals_blocked(), fork_server.server_must_answer():
                 supervisor.start(fork_server.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
 
-        limits = Limits.of_flags(sampling, in_legs=blueprint.in_legs)
-        recorder = FlightRecorder(topology, arena, self.config.run.incidents, asdict(self.config.env))
+        limits = Limits.of_flags(sampling, in_segments=blueprint.in_segments)
+        recorder = CrashRecorder(topology, arena, self.config.run.incidents, asdict(self.config.env))
         supervisor = Supervisor(links, self.janitor, limits, start, progress.of, recorder)
         patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
         stalls = StallWatch(progress, progress.collected if sampling.sampler_only else progress.trained, patience)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from algorithms.population.controller import Controller
-from algorithms.population.exploit_explore import Breeding
+from algorithms.population.exploit_explore import ExploitExplore
 from algorithms.population.lineage import Lineage
 from algorithms.population.matchmaking import LEARNER
 from algorithms.population.past_versions import PastVersions
@@ -29,7 +29,7 @@ from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.learner_state import StateBlock, Table
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
-    Traits,
+    PolicyTraits,
 )
 from algorithms.runtime.monitor.console import Title, aim_of, console_for
 from algorithms.runtime.monitor.monitor import Monitor
@@ -44,7 +44,7 @@ from utils.errors import UsageError
 log = logging.getLogger(__name__)
 
 
-class Watching:
+class Observers:
     """Makes them as the flags ask.
 
     Args:
@@ -62,7 +62,9 @@ class Watching:
         if flags.callbacks or self.callbacks:
             hooks = Hooks.make(flags.callbacks, self.config.to_flat(), None, self.callbacks)
         monitor = Monitor(directory, flags, resumed, budget, machine, self.config.frozen, hooks)
-        monitor.console = console_for(flags, Title(directory, self.config.env.env, aim_of(budget.plain())))
+        monitor.console = console_for(
+            flags, Title(directory, self.config.env.env, aim_of(budget.plain()), self.config.algorithm.panel)
+        )
         return monitor
 
     def compare(self, monitor: Monitor) -> None:
@@ -72,18 +74,18 @@ class Watching:
                 log.info("%s", line)
 
 
-def controller_of(
-    config: Config, breeding: Breeding, monitor: Monitor, traits: Sequence[Traits], actors: int
+def make_controller(
+    config: Config, exploit_explore: ExploitExplore, monitor: Monitor, traits: Sequence[PolicyTraits], actors: int
 ) -> Controller | None:
     """The controller of a run whose policies differ, or may come to; None for others."""
     if not (config.population.with_pbt or config.population.per_policy):
         return None
     learning = [policy for policy in range(len(traits)) if policy not in config.frozen]
     lineage = Lineage(config.run.run_directory, traits)
-    return Controller(breeding, monitor, lineage, traits, learning, actors)
+    return Controller(exploit_explore, monitor, lineage, traits, learning, actors)
 
 
-def self_play_of(
+def make_self_play(
     config: Config,
     topology: Topology,
     arena: Arena,
@@ -112,9 +114,6 @@ def self_play_of(
 # Who looks at a run while it is trained: an evaluation of its checkpoints, a tracker, TensorBoard's table of runs.
 
 
-HYPERPARAMETERS = ("seed", *FLAGS_BY_PART["env"], *FLAGS_BY_PART["learning"], *FLAGS_BY_PART["model"])
-"""Flags that TensorBoard's table of runs has."""
-
 ALWAYS_FIRST = ("env", "seed", "learning_rate")
 """Those that it shows first, with what is not as it would be by default."""
 
@@ -124,7 +123,7 @@ EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.start
 """Those of `appo evaluate`, which knows them without what they begin with."""
 
 
-def check_companions(config: Config) -> None:
+def check_observers(config: Config) -> None:
     """Refuse a tracker that is not installed, and videos that nobody could make (UsageError)."""
     if config.logging.with_wandb and not is_installed():
         raise UsageError('--with_wandb needs the package wandb: pip install "appo[wandb]"')
@@ -135,22 +134,23 @@ def check_companions(config: Config) -> None:
             raise UsageError('--eval_video_every_min needs the package imageio-ffmpeg: pip install "appo[video]"')
 
 
-def let_others_know(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
+def start_tracking(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
     """Tell TensorBoard the flags of a run, and start the tracker if one is wanted."""
     flags = config.to_flat() | {"seed": seed}
-    first = {*ALWAYS_FIRST, *unusual(flags, config.by_kind, HYPERPARAMETERS)}
+    shown = ("seed", *(name for part in ("env", "learning", "model") for name in config.table.by_part[part]))
+    first = {*ALWAYS_FIRST, *unusual(flags, config.by_kind, shown)} & set(shown)
     for writer in monitor.writers:
-        writer.describe({name: flags[name] for name in HYPERPARAMETERS}, first)
+        writer.describe({name: flags[name] for name in shown}, first)
     if config.logging.with_wandb:
         settings = wandb_settings(flags, begun_at(config.run.run_directory))
         monitor.tracker = Tracker(settings, config.run.folder.log("wandb"), janitor)
 
 
-def evaluation_of(config: Config, janitor: Janitor) -> AbstractContextManager[object]:
+def evaluate_beside(config: Config, janitor: Janitor) -> AbstractContextManager[object]:
     """Who plays the newest checkpoints while this is entered."""
     if not config.logging.eval_every_sec:
         return nullcontext()
-    return Companion(evaluation_words(config), config.run.folder.log("evaluator"), janitor)
+    return ObserverProcess(evaluation_words(config), config.run.folder.log("evaluator"), janitor)
 
 
 def evaluation_words(config: Config) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def evaluation_words(config: Config) -> tuple[str, ...]:
     return ("evaluate", str(config.run.run_directory.absolute()), *given)
 
 
-def saved_in_time(config: Config) -> RunConfig:
+def with_saves_to_evaluate(config: Config) -> RunConfig:
     """The flags of saving; whoever evaluates needs a checkpoint each time."""
     run, seconds = config.run, config.logging.eval_every_sec
     return replace(run, save_every_sec=min(run.save_every_sec, math.ceil(seconds))) if seconds else run
@@ -239,7 +239,7 @@ def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, 
 JOIN_SECONDS = 1.0
 
 
-class Companion:
+class ObserverProcess:
     """A process that lives while this is entered.
 
     Args:

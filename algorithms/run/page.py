@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from algorithms.run.config import FLAGS, LOCATION, Config, find_preset
+from algorithms.run.algorithms import DEFAULT, find_algorithm, flag_table
+from algorithms.run.config import LOCATION, Config, find_preset
 from algorithms.run.folder import saved_flags
 from algorithms.run.summary import RunSummary, summary
 from utils import machine
@@ -55,14 +56,14 @@ def page(directory: Path, config: Config) -> str:
     assert found is not None, "a run that has ended has a status"
     flags = config.to_flat() | {"seed": saved_flags(directory).get("seed")}  # which may have been drawn
     name = shlex.quote(f"--experiment={config.run.experiment}")
-    place = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
+    location = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
     curve = [f"![learning curve]({CURVE_FILE})", ""] if folder.curve.is_file() else []
     table = [f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()]
     return "\n".join(
         [
             f"# {found.name}",
             "",
-            f"APPO on `{shown(config.env.env)}`; {found.state}: {_escaped(found.reason)}.",
+            f"{config.run.algo} on `{shown(config.env.env)}`; {found.state}: {_escape(found.reason)}.",
             "",
             *curve,
             "| | |",
@@ -75,9 +76,9 @@ def page(directory: Path, config: Config) -> str:
             "",
             "More of it:",
             "",
-            f"    appo train {name}{place} --train_for_env_steps=N   # go on, to a larger budget",
-            f"    appo enjoy {name}{place}   # watch it; --json measures it",
-            f"    appo plot {shlex.quote(config.run.experiment)}{place} -o curve.png   # its curve, or several",
+            f"    appo train {name}{location} --train_for_env_steps=N   # go on, to a larger budget",
+            f"    appo enjoy {name}{location}   # watch it; --json measures it",
+            f"    appo plot {shlex.quote(config.run.experiment)}{location} -o curve.png   # its curve, or several",
             "",
             "Written by appo whenever training ends; `metrics.jsonl` has all figures, `config.json` all flags.",
             "",
@@ -87,7 +88,8 @@ def page(directory: Path, config: Config) -> str:
 
 def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> str:
     """The shortest command that trains with the same flags; see `words_of_flags`."""
-    names = [name for name in FLAGS if name not in ("env", *LOCATION)]
+    known = flag_table(str(flags.get("algo", DEFAULT))).flags
+    names = [name for name in known if name not in ("env", *LOCATION)]
     return shlex.join(["appo", "train", *words_of_flags(flags, by_kind, ["env", *names])])
 
 
@@ -104,8 +106,10 @@ def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], n
 
 def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
     """Which of these flags have not what the environment's preset, its kind of observation or else the default says."""
-    by_preset = find_preset(str(flags["env"]), choose_device(str(flags["device"]))) or by_kind
-    usual = {name: _plain(flag.default) for name, flag in FLAGS.items()}
+    algo = str(flags.get("algo", DEFAULT))
+    known = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo))
+    by_preset = known or by_kind
+    usual = {name: _plain(flag.default) for name, flag in flag_table(algo).flags.items()}
     usual |= {name: _plain(value) for name, value in by_preset.items()}
     return [name for name in names if flags[name] != usual[name]]
 
@@ -133,7 +137,7 @@ def _figures(found: RunSummary, status: Mapping[str, Any], flags: Mapping[str, o
         "machine": f"{machine.processor_name()}, {machine.available_cores()} cores",
     }
     rows["versions"] = ", ".join(f"{package} {_version(package)}" for package in ("appo", "torch", "gymnasium"))
-    return {key: _escaped(value) for key, value in rows.items() if value is not None}
+    return {key: _escape(value) for key, value in rows.items() if value is not None}
 
 
 def _version(package: str) -> str:
@@ -143,7 +147,7 @@ def _version(package: str) -> str:
         return "(not installed)"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """As one cell of a table shows it."""
     return shown(text).replace("|", "\\|") if text else "-"
 

@@ -6,7 +6,7 @@ batches come.
 
 from dataclasses import dataclass
 
-from algorithms.population.config import places_for_past
+from algorithms.population.config import past_slots
 from algorithms.run.config import Config
 from algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
 from utils.errors import UsageError
@@ -62,8 +62,9 @@ def most_envs(config: Config, num_agents: int) -> float:
     While one macro batch is collected the weights change as often as the one before has minibatches and epochs.
     """
     s, learning = config.sampling, config.learning
-    macro_batches = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
-    return max(1.0, macro_batches) * learning.macro_batch_columns * s.num_policies / num_agents
+    macro_batches: float = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
+    columns: int = learning.macro_batch_columns
+    return max(1.0, macro_batches) * columns * s.num_policies / num_agents
 
 
 def choose_placement(config: Config, cores: int, device: str) -> Placement:
@@ -115,7 +116,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         rows=rows,
         rollout=learning.rollout,
         colocated=s.gpu_colocate,
-        num_past=places_for_past(config.population, config.env.env, num_agents),
+        num_past=past_slots(config.population, config.env.env, num_agents),
     )
 
 

@@ -1,20 +1,19 @@
 """What a run is made of, known before any worker exists; torch-free, so that actors and main can read it."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from algorithms.appo.algorithm import APPO
-from algorithms.appo.config import LearningConfig
 from algorithms.run.config import Config
-from algorithms.runtime.algorithm import Algorithm, Context, StateLayout
+from algorithms.runtime.algorithm import Algorithm, Context
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.memory.heartbeat import Heartbeat
-from algorithms.runtime.memory.learner_state import StateBlock
+from algorithms.runtime.memory.learner_state import StateBlock, StateLayout
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import Traits
+from algorithms.runtime.messages import PolicyTraits
 from algorithms.runtime.processes import crash_recorder
 from algorithms.runtime.processes.channels import Mailboxes
 from algorithms.runtime.roles import LEARNER, POLICY_WORKER, Role
@@ -72,10 +71,9 @@ class RunPlan:
         topology: how many of everything, and where.
         budget: when training ends.
         device: of the networks, "cpu" or "cuda".
-        seed: of the run; of this start, if it resumes; of this leg, see `legs.py`.
-        pause_env_steps: where this leg ends; None: with the run.
+        seed: of the run; of this start, if it resumes; of this segment, see `ResumeSegments`.
+        pause_env_steps: where this segment ends; None: with the run.
         traits: with which each policy begins or goes on; (): they do not differ.
-        algorithm: makes all that learns.
     """
 
     config: Config
@@ -86,12 +84,16 @@ class RunPlan:
     device: str
     seed: int
     pause_env_steps: int | None = None
-    traits: tuple[Traits, ...] = ()
-    algorithm: Algorithm = APPO()
+    traits: tuple[PolicyTraits, ...] = ()
 
     @property
-    def in_legs(self) -> bool:
-        """Whether the run is divided into legs, see `legs.py`."""
+    def algorithm(self) -> Algorithm:
+        """Makes all that learns."""
+        return self.config.algorithm
+
+    @property
+    def in_segments(self) -> bool:
+        """Whether the run is divided into segments, see `ResumeSegments`."""
         return self.pause_env_steps is not None
 
     @property
@@ -103,11 +105,11 @@ class RunPlan:
         """The device of a worker's network."""
         return "cpu" if self.topology.placement in role.cpu_placements else self.device
 
-    def traits_of(self, policy: int) -> Traits:
+    def traits_of(self, policy: int) -> PolicyTraits:
         """What sets a policy apart at the start."""
-        return self.traits[policy] if self.traits else Traits()
+        return self.traits[policy] if self.traits else PolicyTraits()
 
-    def learning_of(self, policy: int) -> LearningConfig:
+    def learning_of(self, policy: int) -> Any:
         """The learning flags that a policy begins with."""
         return replace(self.config.learning, **self.traits_of(policy).hyperparameters)
 
@@ -119,7 +121,18 @@ class RunPlan:
         """Return what the algorithm is told of a policy; one that plays for a past version has no flags of its own."""
         c, t = self.config, self.topology
         flags = self.learning_of(policy) if policy < t.num_policies else c.learning
-        return Context(self.spec, flags, c.model, c.run.precision, device, policy, t.num_acting, seeds)
+        return Context(
+            self.spec,
+            flags,
+            c.model,
+            c.run.precision,
+            device,
+            policy,
+            t.num_acting,
+            seeds,
+            self.buffered,
+            c.logging.verify_reproduction,
+        )
 
     def trajectories(self, arena: Arena) -> Trajectories:
         """Return the slots in the shared memory of the run."""

@@ -89,8 +89,8 @@ def seed_of_resumed(directory: Path, seed: int) -> int:
     return int(seeds.generate_state(1, np.uint64)[0] >> 1)
 
 
-def seed_of_leg(seed: int, env_steps: int) -> int:
-    """The seed of a leg that goes on from a checkpoint at so many env steps: however many starts there were."""
+def seed_of_segment(seed: int, env_steps: int) -> int:
+    """The seed of a segment that goes on from a checkpoint at so many env steps: however many starts there were."""
     if not env_steps:
         return seed
     seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["leg"], env_steps))
@@ -158,15 +158,15 @@ def _load_source(source: Source) -> checkpoint_files.Loaded:
     return loaded
 
 
-# The legs of a run with --deterministic_resume: every checkpoint ends one, and the next begins like a later start.
+# The segments of a run with --deterministic_resume: every checkpoint ends one, and the next begins like a later start.
 
 
-class Legs:
+class ResumeSegments:
     """Divides a run of one policy at fixed numbers of env steps.
 
-    A leg begins with the learner's state alone, as a start does that resumes: memory is empty, workers and environments
-    are new, and the seeds of all of them follow from the run's and the env steps in the state. So it makes no
-    difference whether the state came from disk or from the leg before.
+    A segment begins with the learner's state alone, as a start does that resumes: memory is empty, workers and
+    environments are new, and the seeds of all of them follow from the run's and the env steps in the state. So it
+    makes no difference whether the state came from disk or from the segment before.
 
     Args:
         blueprint: of the run.
@@ -175,7 +175,7 @@ class Legs:
         make_workers: those of a blueprint.
 
     Attributes:
-        end: env steps after which the present leg is over.
+        end: env steps after which the present segment is over.
     """
 
     def __init__(
@@ -191,14 +191,14 @@ class Legs:
         return cls(blueprint, *parts) if blueprint.config.run.deterministic_resume else None
 
     def begin(self) -> Workers:
-        """The workers of the leg that goes on from the state in the block, not started yet."""
+        """The workers of the segment that goes on from the state in the block, not started yet."""
         env_steps = env_steps_of(self._block.read())
         self.end = (env_steps // self._every + 1) * self._every
-        seed = seed_of_leg(self._blueprint.seed, env_steps)
+        seed = seed_of_segment(self._blueprint.seed, env_steps)
         return self._make_workers(replace(self._blueprint, seed=seed, pause_env_steps=self.end))
 
     def next(self) -> Workers:
-        """The workers of the next leg, when those of the last one have ended.
+        """The workers of the next segment, when those of the last one have ended.
 
         Raises:
             NumericsError: the last one has no state to go on from.
@@ -207,7 +207,7 @@ class Legs:
         if state is None or env_steps_of(state) < self.end:
             raise NumericsError(f"the learner's state at {self.end} env steps is not finite, or was not saved")
         self._arena.clear()
-        gc.collect()  # networks of the last leg, if they lived in this process
+        gc.collect()  # networks of the last segment, if they lived in this process
         self._block.write(state)
         return self.begin()
 

@@ -38,6 +38,7 @@ class RunSummary(NamedTuple):
 
     name: str
     env: str | None
+    algo: str | None
     state: str
     reason: str
     env_steps: int | None
@@ -57,7 +58,7 @@ def summaries(group: Path) -> list[RunSummary]:
 def summary(directory: Path) -> RunSummary | None:
     """What a run directory says; None if it is none."""
     folder = RunFolder(directory)
-    times = [_changed(path) for path in (folder.config, folder.status, folder.metrics)]
+    times = [_modified(path) for path in (folder.config, folder.status, folder.metrics)]
     if times[0] is None and times[1] is None:
         return None
     config, status = _mapping(folder.config), _mapping(folder.status)
@@ -70,6 +71,7 @@ def summary(directory: Path) -> RunSummary | None:
     return RunSummary(
         name=directory.name,
         env=_text(config.get("env")),
+        algo=_text(config.get("algo")),
         state=state,
         reason=_text(status.get("reason")) or "",
         env_steps=env_steps,
@@ -83,12 +85,12 @@ def summary(directory: Path) -> RunSummary | None:
 
 def _state(stored: str | None, folder: RunFolder) -> str:
     """What the run last said of itself, unless it is not alive to say that it has ended."""
-    if stored in LIVING_STATES and not _is_held(folder.lock):
+    if stored in LIVING_STATES and not _is_locked(folder.lock):
         return "crashed"
     return stored or "unknown"
 
 
-def _is_held(lock: Path) -> bool:
+def _is_locked(lock: Path) -> bool:
     """Whether a process trains there. Asking takes a shared lock for an instant, of a run that seems to be alive."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -196,7 +198,7 @@ def _mapping(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _changed(path: Path) -> float | None:
+def _modified(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
     except OSError:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Self
 
 import threadpoolctl
 
-from algorithms.run.config import FLAGS_BY_PART, Config, resolve, typed
+from algorithms.run.algorithms import flag_table
+from algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, resolve, typed
 from algorithms.run.main import Run
 from algorithms.runtime.callbacks import Callbacks
 from algorithms.runtime.memory.arena import Array
@@ -119,10 +120,10 @@ class Training:
         callbacks: str | Callbacks | Sequence[str | Callbacks] = (),
         **flags: object,
     ) -> None:
-        names, objects = _told(callbacks)
+        names, objects = _split_callbacks(callbacks)
         if names:
             flags["callbacks"] = names
-        self._run = kind(resolve(_given(config, flags))[0], objects)
+        self._run = kind(resolve(_convert_flags(config, flags))[0], objects)
         self.directory = self._run.directory
         self.report_seconds = report_seconds
         self._open = contextlib.ExitStack()
@@ -133,7 +134,7 @@ class Training:
     def __enter__(self) -> Self:
         _refuse_imported_script()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_caller_undisturbed())
+            stack.enter_context(_restore_caller())
             stack.enter_context(self._run)
             if reason := self._run.finished_before():
                 self._end(f"finished before: {reason}", 0)
@@ -278,7 +279,7 @@ class Training:
         self._result = Result(reason, exit_code, self.directory, report)
 
 
-def _told(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, list[Callbacks]]:
+def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, list[Callbacks]]:
     """The names among them, as the flag has them, and the objects."""
     given: Any = callbacks
     told: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
@@ -289,14 +290,16 @@ def _told(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, 
     return ",".join(names), [one for one in told if isinstance(one, Callbacks)]
 
 
-def _given(config: Config | Mapping[str, object] | None, flags: Mapping[str, object]) -> dict[str, object]:
+def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[str, object]) -> dict[str, object]:
     """The flags that the caller gives, converted; the terminal is the caller's, so no panel is drawn unasked."""
     if isinstance(config, Config):
         whole = {name: value for name, value in config.to_flat().items() if name not in config.undecided}
     else:
         whole = flattened(config or {}, FLAGS_BY_PART, "config")
     own = {"log_format": "plain"} if not isinstance(config, Config) else {}
-    return {**own, **typed(whole, "config"), **typed(flattened(flags, FLAGS_BY_PART, "flags"), "flags")}
+    keywords = flattened(flags, FLAGS_BY_PART, "flags")
+    table = flag_table(algorithm_of({**whole, **keywords}))
+    return {**own, **typed(whole, "config", table), **typed(keywords, "flags", table)}
 
 
 def _report_of(directory: Path) -> Report:
@@ -317,7 +320,7 @@ def _refuse_imported_script() -> None:
 
 
 @contextlib.contextmanager
-def _caller_undisturbed() -> Iterator[None]:
+def _restore_caller() -> Iterator[None]:
     """Give threads, environment variables, limits and torch's random numbers back as they were."""
     environ = {name: os.environ.get(name) for name in OURS}
     files = resource.getrlimit(resource.RLIMIT_NOFILE)

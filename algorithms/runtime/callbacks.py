@@ -11,7 +11,7 @@ import numpy as np
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.messages import LearnerReport
-from envs.spec import EpisodeStats, StepRow
+from envs.spec import EpisodeStats, GroupEnv, StepRow
 from utils.errors import UsageError, text_of
 from utils.user_modules import find_function
 from utils.values import nearest
@@ -316,6 +316,53 @@ class GroupHooks:
             recorded=read_only({name: array[slot] for name, array in t.recorded.items()}),
         )
         self._hooks.tell("on_trajectory_end", full)
+
+
+class HookedEnvs:
+    """Environments that are played outside of a run, whose steps and episodes the user's callbacks are told of.
+
+    Args:
+        envs: environments that are stepped.
+        policy: number of the policy that plays them.
+        hooks: callbacks.
+    """
+
+    def __init__(self, envs: GroupEnv, policy: int, hooks: Hooks) -> None:
+        self.spec, self.num_rows = envs.spec, envs.num_rows
+        self._envs, self._hooks, self._watch = envs, hooks, EpisodeWatch(hooks, envs.num_rows)
+        self._policies = np.full(envs.num_rows, policy, np.int32)
+
+    @property
+    def rebuilds(self) -> int:
+        """Environments made again so far."""
+        return self._envs.rebuilds
+
+    def reset(self, seeds: Sequence[int], obs: dict[str, Any]) -> None:
+        """Write the first observations."""
+        self._envs.reset(seeds, obs)
+
+    def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
+        """Take a step, and tell of it."""
+        before = {key: array.copy() for key, array in row.obs.items()}
+        stats = self._envs.step(action, row)
+        seen = Step(
+            first_env=0,
+            num_agents=self.spec.num_agents,
+            observations=before,
+            actions=action,
+            rewards=row.reward,
+            num_frames=row.num_frames,
+            terminated=row.terminated,
+            truncated=row.truncated,
+            valid=np.ones_like(row.first) if self.spec.same_step else ~row.first,
+            policies=self._policies,
+        )
+        return [*stats, *self._watch.see(seen, stats)]
+
+    def close(self) -> None:
+        """Close the environments; nothing more happens."""
+        self._envs.close()
+        self._hooks.tell("on_end")
 
 
 def finite(answer: object) -> dict[str, float]:

@@ -5,6 +5,7 @@ How a file becomes safe on disk is the business of `utils.checkpoint_files`.
 Main writes them from the state blocks, in a thread of its own, so saving stalls neither training nor supervision.
 """
 
+import functools
 import logging
 import math
 import time
@@ -14,10 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from algorithms.runtime.algorithm import StateLayout
 from algorithms.runtime.config import RunConfig
-from algorithms.runtime.memory.learner_state import OF_MAIN, LearnerState, StateBlock, Table, decode, encode, read_plain
-from algorithms.runtime.messages import Message, SaveState, StateSaved, Traits, WorkerRestarted
+from algorithms.runtime.memory.learner_state import (
+    OF_MAIN,
+    LearnerState,
+    StateBlock,
+    StateLayout,
+    Table,
+    decode,
+    encode,
+    read_plain,
+)
+from algorithms.runtime.messages import Message, PolicyTraits, SaveState, StateSaved, WorkerRestarted
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from utils import checkpoint_files
@@ -139,7 +148,9 @@ class Checkpointing:
             log.info("saved %s", path)
         if "milestone" in order.kinds:
             checkpoint_files.save(self.folder.checkpoints(policy, "milestone"), name, encode(state, self.table))
-        same_weights = (Traits.in_state(state.meta) or Traits()).adoptions == order.progress.get("adoptions", 0)
+        same_weights = (PolicyTraits.in_state(state.meta) or PolicyTraits()).adoptions == order.progress.get(
+            "adoptions", 0
+        )
         if "best" in order.kinds and order.better is not None and same_weights:
             best = self._best[policy]
             best.save(name, encode(best.mark(state, order.better), self.table), order.better)
@@ -228,7 +239,7 @@ class Best:
 
     def __init__(self, directory: Path, config: RunConfig) -> None:
         self.directory, self.config = directory, config
-        self.value = self._kept()
+        self.value = self._find_best()
 
     def better(self, progress: PolicyProgress) -> float | None:
         """The metric of a policy, over a full window of episodes, if finite and better than ever; higher is better."""
@@ -256,7 +267,7 @@ class Best:
         log.info("saved %s, the best so far: %s %.6g", path, self.config.save_best_metric, value)
         self._keep_only(path)
 
-    def _kept(self) -> float:
+    def _find_best(self) -> float:
         """Value of the best one on disk, which stays alone; -inf if there is none, or it was measured otherwise."""
         checkpoint_files.clean_temporaries(self.directory)
         found: list[tuple[float, Path]] = []
@@ -290,7 +301,7 @@ def load_best(
     Raises:
         CheckpointError: there are checkpoints and none can be read.
     """
-    return checkpoint_files.load(directory, lambda path: _worth(path, metric), check)
+    return checkpoint_files.load(directory, functools.partial(_worth, metric=metric), check)
 
 
 def _worth(path: Path, metric: str) -> float:

@@ -13,7 +13,11 @@ ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # limits fro
 class RunConfig:
     """Run."""
 
-    algo: str = flag("APPO", "algorithm", choices=("APPO",), fixed_on_resume=True)
+    algo: str = flag(
+        "APPO",
+        "algorithm: APPO, or package.module:Class for one of your own; its flags are those of --help with this --algo",
+        fixed_on_resume=True,
+    )
     experiment: str = flag(
         "",
         "name of the run's folder, an existing one is resumed; empty = a new numbered folder such as CartPole-v1_1",

@@ -25,7 +25,7 @@ KEY = "traits"
 
 
 @dataclass(frozen=True)
-class Traits:
+class PolicyTraits:
     """What a policy learns with. Saved with its weights, in one piece, so that it never has those of another policy.
 
     Attributes:
@@ -210,15 +210,15 @@ class ShapeRewards(NamedTuple):
 
 @to(AddressBook.actor)
 class OpponentTable(NamedTuple):
-    """From now on past versions are drawn from these places (policy numbers), with these probabilities.
+    """From now on past versions are drawn from these slots (policy numbers), with these probabilities.
 
-    Every group answers with `OpponentsReleased` when nobody plays in another place any more. Numbers rise.
+    Every group answers with `OpponentsReleased` when nobody plays in another slot any more. Numbers rise.
     """
 
     actor: int
     number: int
-    places: tuple[int, ...]
-    versions: tuple[int, ...]  # which version plays in each place, by the env steps it had learned from
+    slots: tuple[int, ...]
+    versions: tuple[int, ...]  # which version plays in each slot, by the env steps it had learned from
     probabilities: tuple[float, ...]
 
 
@@ -250,15 +250,15 @@ class SetHyperparameters(NamedTuple):
     """
 
     policy: int
-    traits: Traits
+    traits: PolicyTraits
 
 
 @to(AddressBook.learner)
-class Adopt(NamedTuple):
+class CopyWeights(NamedTuple):
     """Go on from the latest state of the policy `source`, with these traits, and say so with `TraitsSet`."""
 
     policy: int
-    traits: Traits
+    traits: PolicyTraits
     source: int
 
 
@@ -347,11 +347,11 @@ class WorkerRetires(NamedTuple):
 class TraitsSet(NamedTuple):
     """The learner of `policy` has these traits, and its state block holds them with its weights.
 
-    `taken_env_steps` are those behind the state that it took over with an `Adopt`.
+    `taken_env_steps` are those behind the state that it took over with an `CopyWeights`.
     """
 
     policy: int
-    traits: Traits
+    traits: PolicyTraits
     version: int
     taken_env_steps: int | None = None
 
@@ -410,7 +410,7 @@ Message = (
     | TrajectoryReady
     | SaveState
     | SetHyperparameters
-    | Adopt
+    | CopyWeights
     | WorkerReady
     | WorkerFailed
     | EpisodesDone

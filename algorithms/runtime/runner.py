@@ -47,7 +47,7 @@ class Population(Protocol):
         ...
 
 
-class Legs(Protocol):
+class Segments(Protocol):
     """Parts of a run, each of which begins as a start does that resumes from the checkpoint between them.
 
     Attributes:
@@ -71,7 +71,7 @@ class Runner:
         budget: when to stop.
         signals: entered by the caller.
         status: written meanwhile.
-        legs: of the run, if it is divided into some.
+        segments: of the run, if it is divided into some.
 
     Attributes:
         population: of the policies, if they are several.
@@ -87,10 +87,10 @@ class Runner:
         budget: Budget,
         signals: SignalWatch,
         status: Status,
-        legs: Legs | None = None,
+        segments: Segments | None = None,
     ) -> None:
         self.workers, self.monitor, self.checkpointing = workers, monitor, checkpointing
-        self.budget, self.signals, self.status, self.legs = budget, signals, status, legs
+        self.budget, self.signals, self.status, self.segments = budget, signals, status, segments
 
     def turns(self) -> Turns:
         """Why the run ended. Whatever happens, no process is left, and what was learned is saved.
@@ -144,19 +144,21 @@ class Runner:
                 self.workers.send(order)
             if reason := self.budget.spent(monitor.policies, monitor.collected, now - monitor.started):
                 return reason
-            if self.legs and all(policy.totals["env_steps"] >= self.legs.end for policy in self.monitor.policies):
-                self._begin_next_leg(self.legs)
+            if self.segments and all(
+                policy.totals["env_steps"] >= self.segments.end for policy in self.monitor.policies
+            ):
+                self._begin_next_segment(self.segments)
             yield
 
-    def _begin_next_leg(self, legs: Legs) -> None:
+    def _begin_next_segment(self, segments: Segments) -> None:
         """Save, and go on from there as a later start would."""
         self._stop()
         self.monitor.write_summaries(time.monotonic())
         try:
             self.checkpointing.finish()
-        except ResourceError as error:  # what is in memory is the same; a later start would repeat this leg
+        except ResourceError as error:  # what is in memory is the same; a later start would repeat this segment
             log.warning("checkpoint not saved: %s", error)
-        self.workers = legs.next()
+        self.workers = segments.next()
         self.workers.start()
 
     def _hear(self, message: Message) -> None:
@@ -172,9 +174,9 @@ class Runner:
     def _finish(self) -> None:
         """Stop the workers, take their last reports and save.
 
-        Of a run in legs only a state at the end of one is to be gone on from, and that at the end of the budget.
+        Of a run in segments only a state at the end of one is to be gone on from, and that at the end of the budget.
         """
-        whole = self.legs is None or self.budget.reached(self.monitor.policies) is not None
+        whole = self.segments is None or self.budget.reached(self.monitor.policies) is not None
         self._stop()
         self.monitor.write_last()
         self.checkpointing.finish(regular=whole)

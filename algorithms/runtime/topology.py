@@ -24,7 +24,7 @@ class Topology:
         rows: agents of one group.
         rollout: steps of a trajectory.
         colocated: whether policy workers live with their policy's learner (`central` only).
-        num_past: places for past versions, which act and have no learner.
+        num_past: policies for past versions, which act and have no learner.
     """
 
     placement: Placement
@@ -40,7 +40,7 @@ class Topology:
 
     @property
     def num_acting(self) -> int:
-        """Policies that act: those that learn, then the places of past versions."""
+        """Policies that act: those that learn, then those of past versions."""
         return self.num_policies + self.num_past
 
     @property
@@ -80,20 +80,20 @@ class Topology:
         local = {a: [Address(POLICY_WORKER.name, p, a.index) for p in acting] for a in actors}
         if self.placement == "serial":
             return {str(MAIN_ADDRESS): tuple(actors + [w for a in actors for w in local[a]] + learners)}
-        places: dict[str, tuple[Address, ...]] = {str(learner): (learner,) for learner in learners}
+        workers_of: dict[str, tuple[Address, ...]] = {str(learner): (learner,) for learner in learners}
         if self.placement == "central":
             members = {
                 p: [Address(POLICY_WORKER.name, p, m) for m in range(self.policy_workers_per_policy)] for p in policies
             }
             past = tuple(Address(POLICY_WORKER.name, p) for p in acting[self.num_policies :])
             if self.colocated:
-                places = {str(learner): (learner, *members[learner.index]) for learner in learners}
-                places[str(learners[0])] += past
+                workers_of = {str(learner): (learner, *members[learner.index]) for learner in learners}
+                workers_of[str(learners[0])] += past
             else:
-                places |= {str(member): (member,) for p in policies for member in members[p]}
-                places |= {str(past[0]): past} if past else {}  # one process for all of them
-            return places | {str(actor): (actor,) for actor in actors}
-        return places | {str(actor): (actor, *local[actor]) for actor in actors}
+                workers_of |= {str(member): (member,) for p in policies for member in members[p]}
+                workers_of |= {str(past[0]): past} if past else {}  # one process for all of them
+            return workers_of | {str(actor): (actor,) for actor in actors}
+        return workers_of | {str(actor): (actor, *local[actor]) for actor in actors}
 
     def address_book(self) -> AddressBook:
         """The receivers of messages; a table, as they are asked for with every message."""

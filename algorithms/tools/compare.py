@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.run.config import FLAGS
+from algorithms.run.algorithms import DEFAULT, flag_table
 from algorithms.run.folder import find_run, saved_flags
 from algorithms.run.summary import summary
 from algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
@@ -14,7 +14,7 @@ from utils.metrics import duration, short_number
 from utils.values import json_text, shown
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
-PLACES = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config")
+LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config")
 """Flags that differ between any two runs."""
 
 
@@ -67,8 +67,10 @@ def read_run(name: str, group: Path) -> Run:
 
 def flags_of_run(directory: Path) -> dict[str, object]:
     """The flags a run was last started with; what its version did not know yet had its default."""
-    defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in FLAGS.items()}
-    return defaults | saved_flags(directory)
+    saved = saved_flags(directory)
+    table = flag_table(str(saved.get("algo", DEFAULT)))
+    defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in table.flags.items()}
+    return defaults | saved
 
 
 def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
@@ -86,7 +88,7 @@ def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
 
 def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
     """The names of the flags that not all have alike, without those that differ between any two runs."""
-    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in PLACES)
+    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION_FLAGS)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
 
@@ -110,12 +112,12 @@ RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
 
 
 def _at_equal(runs: Sequence[Run], axis: Axis) -> list[Row]:
-    """A row for each of some places on the axis that all runs have reached."""
+    """A row for each of some positions on the axis that all runs have reached."""
     ends = [run.curve[-1].at(axis) for run in runs if run.curve]
     if len(ends) < 2:
         return []
-    places = [share * min(ends) for share in SHARES]
-    return [Row(repr(place), [value_at(run.curve, axis, place) for run in runs]) for place in places]
+    positions = [share * min(ends) for share in SHARES]
+    return [Row(repr(position), [value_at(run.curve, axis, position) for run in runs]) for position in positions]
 
 
 def _text(names: Sequence[str], sections: Mapping[str, Sequence[Row]]) -> list[str]:

@@ -21,11 +21,11 @@ from algorithms.run.plan import RunPlan
 from algorithms.run.preload import preloaded
 from algorithms.run.resources import free_bytes
 from algorithms.run.tuning.choice import choose, is_open, report
-from algorithms.run.tuning.measure import Found, _enter, checked, find_out
+from algorithms.run.tuning.measure import Measurement, _enter, measure_run, require_answer
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.processes import fork_server, inquiry
 from algorithms.runtime.processes.janitor import Janitor
-from algorithms.tools.examine_env import Exam, try_examining
+from algorithms.tools.examine_env import Examination, send_examination
 from algorithms.tools.flags import DoctorConfig
 from envs.make import FAMILIES, check_name
 from envs.spec import EnvSpec
@@ -181,11 +181,11 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         cores = machine.available_cores()
         tunes = is_open(config, choose_device(config.run.device), cores)
         ask = partial(inquire, method="spawn")
-        found = find_out(config, ask, partial(inquire, method="forkserver"), cores if tunes else 0)
+        found = measure_run(config, ask, partial(inquire, method="forkserver"), cores if tunes else 0)
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
-        with ask(try_examining, (config,)) as examination:
-            exam = checked(examination.answer(config.sampling.reset_timeout_seconds + EXAM_SECONDS))
-        yield from of_exam(cast(Exam, exam), found.probe.spec)
+        with ask(send_examination, (config,)) as examination:
+            exam = require_answer(examination.answer(config.sampling.reset_timeout_seconds + EXAM_SECONDS))
+        yield from report_examination(cast(Examination, exam), found.probe.spec)
         if chosen := chosen_in(found.probe.config, config.undecided):
             flags = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
             yield Finding("settings", "ok", told(found.probe.config, config.undecided), flags)
@@ -197,7 +197,7 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         yield Finding("env", "bad", f"{_one_line(error)}{last}")
 
 
-def of_exam(exam: Exam, spec: EnvSpec) -> Iterator[Finding]:
+def report_examination(exam: Examination, spec: EnvSpec) -> Iterator[Finding]:
     """Findings from the figures of an examination."""
     if exam.differs_at is None:
         yield Finding("seeding", "ok", f"the same seed and actions gave the same {exam.repeated} steps again")
@@ -224,7 +224,7 @@ def of_exam(exam: Exam, spec: EnvSpec) -> Iterator[Finding]:
     yield Finding("leaks", "note" if leaks else "ok", f"{grown}{': it leaks, watch the memory of actors' * leaks}")
 
 
-def recommendation(found: Found, cores: int) -> Finding:
+def recommendation(found: Measurement, cores: int) -> Finding:
     """The sampling flags that a start would choose now."""
     spec, model, config = found.probe.spec, found.probe.model, found.probe.config
 

@@ -16,23 +16,17 @@ from algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
 from algorithms.ops.numpy_twins import ActionSampler, most_probable
 from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import (
-    EVALUATED_METRIC,
-    Acts,
-    Player,
-    Run,
-    find_run,
-    load_player,
-    make_envs,
-    play,
-)
+from algorithms.playing.player import Acts, Player, load_player, play
+from algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
 from algorithms.playing.video import draw_offscreen
 from algorithms.run.config import Config
 from algorithms.run.folder import find_run_folder
+from algorithms.run.summary import LIVING_STATES
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import read_plain
 from algorithms.tools.enjoy import play_run
 from algorithms.tools.flags import EvaluateConfig
+from envs.make import make_alone
 from envs.spec import EnvSpec, GroupEnv
 from utils import checkpoint_files, machine
 from utils.command_line import say
@@ -53,8 +47,6 @@ MOST_OF_THE_CORES = 0.015
 """What evaluations may take of all cores' time on average, so that training hardly feels them."""
 
 LONGEST_SLEEP_SECONDS = 1.0
-
-LIVING_STATES = ("starting", "training")
 
 SETTINGS = ("best_by", "env_kwargs")
 """Flags that means must have in common to be compared."""
@@ -129,14 +121,14 @@ class Evaluator:
         self._filming = Filming(self.folder.videos, config.video_every_min)
 
     def __enter__(self) -> Self:
-        place = self.folder.evaluation
+        folder = self.folder.evaluation
         try:
-            place.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
             self._log = MetricsLog(self.folder.results)
         except OSError as error:
             if self.config.every_sec:  # nobody may be there to read what is printed
-                raise ResourceError(f"cannot write {place}: {error.strerror}") from None
-            sys.stderr.write(f"warning: results are not kept: cannot write {place}: {error.strerror}\n")
+                raise ResourceError(f"cannot write {folder}: {error.strerror}") from None
+            sys.stderr.write(f"warning: results are not kept: cannot write {folder}: {error.strerror}\n")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -178,7 +170,7 @@ class Evaluator:
         if newest is None or newest == self._seen.get(policy):
             return []
         self._seen[policy] = newest
-        run = find_run(self._flags(policy, deterministic=False))
+        run = load_run(self.folder, self._flags(policy, deterministic=False))
         found = [self._evaluate(run, policy, mode) for mode in MODES]
         for one in found:
             say(one.line())
@@ -196,8 +188,6 @@ class Evaluator:
 
     def _flags(self, policy: int, *, deterministic: bool) -> EvaluationConfig:
         return EvaluationConfig(
-            train_dir=str(self.directory.parent),
-            experiment=self.directory.name,
             policy_index=policy,
             max_num_episodes=self.config.episodes,
             max_num_frames=self.config.max_num_frames,
@@ -205,9 +195,9 @@ class Evaluator:
             no_render=True,
         )
 
-    def _evaluate(self, run: Run, policy: int, mode: str) -> Evaluation:
+    def _evaluate(self, run: SavedRun, policy: int, mode: str) -> Evaluation:
         flags, begin = self._flags(policy, deterministic=MODES[mode]), time.monotonic()
-        envs = self._envs = self._envs or make_envs(_overrule(run.config, self.config), flags)
+        envs = self._envs = self._envs or make_alone(_overrule(run.config, self.config).env)
         player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
         acts = cheapest(player, self.config.seed, deterministic=flags.deterministic)
         returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
@@ -222,7 +212,7 @@ class Evaluator:
         tags = {f"eval/{one.mode}_{name}": getattr(one, name) for one in found for name in ("mean", "low", "high")}
         self._writers[policy].add(found[0].env_steps, tags)
 
-    def _keep_if_best(self, folder: Path, run: Run, one: Evaluation) -> None:
+    def _keep_if_best(self, folder: Path, run: SavedRun, one: Evaluation) -> None:
         """Keep a checkpoint instead of the best before, if its mean is higher; says whether the intervals are apart.
 
         One that was measured with other flags cannot be compared, and gives way; what plays in another environment
@@ -231,7 +221,7 @@ class Evaluator:
         if self.config.env_kwargs != run.config.logging.eval_env_kwargs:
             say("not kept as the best: --env_kwargs are not the --eval_env_kwargs of the run")
             return
-        before = best_kept(folder)
+        before = read_best(folder)
         comparable = before is not None and before["settings"] in (None, self.settings)
         if not one.episodes or (before and comparable and one.mean <= before["value"]):
             return
@@ -268,7 +258,7 @@ def interval(returns: list[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def best_kept(folder: Path) -> dict[str, Any] | None:
+def read_best(folder: Path) -> dict[str, Any] | None:
     """What the best evaluated checkpoint says of itself: value, low, high, settings; None without one to be read."""
     for path in sorted(folder.glob("ckpt_*"), reverse=True):
         with contextlib.suppress(CheckpointError, KeyError):
@@ -317,7 +307,7 @@ class Filming:
                 newest = max(newest, path.stat().st_mtime)
         return not 0 <= time.time() - newest < self.every_seconds  # one of the future tells of a clock put back
 
-    def film(self, run: Run, flags: EvaluationConfig, seed: int) -> None:
+    def film(self, run: SavedRun, flags: EvaluationConfig, seed: int) -> None:
         """Play the first episode once more, drawn; the first of several failures in a row is said.
 
         It is the same episode where the environment draws its random numbers from the seed.

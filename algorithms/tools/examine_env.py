@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from algorithms.run.config import Config
-from algorithms.run.tuning.measure import _enter, _telling_failures
+from algorithms.run.tuning.measure import _enter, _send_failures
 from envs.config import EnvConfig
 from envs.make import make_group
 from envs.masks import random_action
@@ -29,7 +29,7 @@ WARM_UP_SHARE = 0.3  # of the time, after which memory and files should not grow
 SEED = 7
 
 
-class Exam(NamedTuple):
+class Examination(NamedTuple):
     """What was found out.
 
     Attributes:
@@ -109,7 +109,7 @@ def _digest(obs: Mapping[str, Array], *others: Array) -> str:
     return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 
-def examine(config: EnvConfig) -> Exam:
+def examine(config: EnvConfig) -> Examination:
     """Step an environment for a few seconds; it is made here.
 
     Raises:
@@ -133,7 +133,7 @@ def _repeat(walk: Walk) -> tuple[int, int | None]:
     return len(actions), next(differing, None)
 
 
-def _time(walk: Walk, repeated: int, differs_at: int | None) -> Exam:
+def _time(walk: Walk, repeated: int, differs_at: int | None) -> Examination:
     steps: list[float] = []
     resets: list[float] = []
     episodes, ended_steps, warm = 0, 0, (0, 0, 0)
@@ -153,7 +153,7 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Exam:
     end = _holds(len(steps) + len(resets))
     median, slow = _quantiles(steps or resets)
     grown = [after - before for before, after in zip(warm, end, strict=True)] if warm[0] else [0, 0, 0]
-    return Exam(
+    return Examination(
         repeated=repeated,
         differs_at=differs_at,
         num_steps=end[0],
@@ -180,8 +180,8 @@ def _quantiles(seconds: Sequence[float]) -> tuple[float, float]:
     return float(median), float(slow)
 
 
-def try_examining(pipe: Connection, log_path: Path, config: Config) -> None:
-    """Send an `Exam` of the environment, or a `WorkerFailed`."""
+def send_examination(pipe: Connection, log_path: Path, config: Config) -> None:
+    """Send an `Examination` of the environment, or a `WorkerFailed`."""
     _enter("probe", log_path)
-    with _telling_failures(pipe):
+    with _send_failures(pipe):
         pipe.send(examine(config.env))

@@ -197,14 +197,14 @@ class SelftestConfig:
     seed: int = flag(1, "decides which processes are killed after which pauses", minimum=0, maximum=2**63 - 1)
 
 
-def check_place(config: Any) -> None:
+def check_location(config: Any) -> None:
     """Refuse names of folders that do not say where runs are (UsageError)."""
     check_folders(config.train_dir, getattr(config, "experiments_root", ""), "")
 
 
 def check_compare(config: CompareConfig) -> None:
     """Refuse to compare fewer than two runs (UsageError)."""
-    check_place(config)
+    check_location(config)
     if len(config.runs) < 2:
         raise UsageError(f"appo compare needs two runs or more, got {len(config.runs)}")
 
@@ -227,7 +227,7 @@ def check_launch(config: LaunchConfig, words: Sequence[str]) -> None:
     """Refuse a launch without a name or seeds, and flags of training that it decides itself (UsageError)."""
     if not config.name:
         raise UsageError("appo launch needs a --name for its folder")
-    check_place(config)
+    check_location(config)
     check_name("name", config.name)
     if not config.seeds:
         raise UsageError("--seeds needs at least one seed")

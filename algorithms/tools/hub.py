@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import Run, find_run
-from algorithms.run.config import FLAGS, Config, find_preset
-from algorithms.run.defaults import BY_KIND
+from algorithms.playing.saved_run import SavedRun, load_run
+from algorithms.run.config import Config, find_preset
+from algorithms.run.defaults import flags_by_kind
 from algorithms.run.folder import find_run_folder, saved_flags
 from algorithms.runtime.memory.learner_state import decode, read_plain
-from algorithms.runtime.monitor.wandb import PLACES
+from algorithms.runtime.monitor.wandb import LOCATION_FLAGS
 from algorithms.tools.flags import HubConfig
 from utils import checkpoint_files
 from utils.command_line import say, words_of_flag
@@ -53,8 +53,8 @@ def hub(config: HubConfig) -> int:
     """
     if config.download:
         return _download(config)
-    with tempfile.TemporaryDirectory(prefix="appo-hub-") as place:
-        folder = Path(config.output or Path(place, "bundle"))
+    with tempfile.TemporaryDirectory(prefix="appo-hub-") as temporary:
+        folder = Path(config.output or Path(temporary, "bundle"))
         make_bundle(config, folder)
         for name in names_in(folder):
             say(f"{(folder / name).stat().st_size:12,}  {name}")
@@ -72,23 +72,17 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
         UsageError: the folder exists, there is no such video, or a text in it names a folder or the machine.
         ResourceError: the checkpoint cannot be written. Whatever is raised, no new folder is left.
     """
-    source, bundle = find_run_folder(config.run, Path(config.train_dir)), RunFolder(folder)
-    run = find_run(
-        EvaluationConfig(
-            train_dir=str(source.parent),
-            experiment=source.name,
-            policy_index=config.policy_index,
-            load_checkpoint_kind=config.load_checkpoint_kind,
-        )
-    )
+    source, bundle = RunFolder(find_run_folder(config.run, Path(config.train_dir))), RunFolder(folder)
+    flags = EvaluationConfig(policy_index=config.policy_index, load_checkpoint_kind=config.load_checkpoint_kind)
+    run = load_run(source, flags)
     if config.video and not os.path.isfile(config.video):
         raise UsageError(f"--video={shown(config.video)}: there is no such file")
     try:
         with contextlib.ExitStack() as undo:
             folder.mkdir(parents=True)
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            flags = {name: value for name, value in run.config.to_flat().items() if name not in PLACES}
-            bundle.config.write_text(json.dumps(flags, indent=2) + "\n", encoding="utf-8")
+            kept = {name: value for name, value in run.config.to_flat().items() if name not in LOCATION_FLAGS}
+            bundle.config.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
             checkpoint_files.save(bundle.checkpoints(config.policy_index), run.checkpoint.name, dict(run.files))
             if config.video:
                 shutil.copyfile(config.video, folder / f"replay{Path(config.video).suffix.lower()}")
@@ -113,7 +107,7 @@ class Figures(NamedTuple):
     std: float
 
     @classmethod
-    def of(cls, run: Run) -> "Figures":
+    def of(cls, run: SavedRun) -> "Figures":
         """What its checkpoint says."""
         state = read_plain(run.files["state.json"])
         returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]
@@ -121,17 +115,17 @@ class Figures(NamedTuple):
         return cls(int(state["env_steps"]), len(returns), mean, std)
 
 
-def model_card(run: Run, config: HubConfig) -> str:
+def model_card(run: SavedRun, config: HubConfig) -> str:
     """The README of a repository: metadata as the Hub reads it, what the policy reached, how to use it."""
     env, figures = run.config.env.env, Figures.of(run)
     name = config.repo or run.directory.name
     code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
     own = f"\nIts own code is not part of this repository: {', '.join(f'`{text}`' for text in code)}.\n" if code else ""
-    changed = {key: value for key, value in run.config.to_flat().items() if _is_told(env, key, value)}
+    changed = {key: value for key, value in run.config.to_flat().items() if _is_told(run.config, key, value)}
     flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
     versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "gymnasium", "numpy"))
     return f"""---
-{_front_matter(env, figures)}
+{_front_matter(env, run.config.algorithm.name, figures)}
 ---
 # {env}, learned by asynchronous PPO
 {own}
@@ -154,7 +148,7 @@ Trained with `appo train {flags}`, with python {platform.python_version()} {vers
 """
 
 
-def _front_matter(env: str, figures: Figures) -> str:
+def _front_matter(env: str, algo: str, figures: Figures) -> str:
     """The metadata of a card; every text is written as JSON has it, which YAML reads as the same."""
     name = json.dumps(env)
     value = json.dumps(f"{figures.mean:.2f} +/- {figures.std:.2f}")
@@ -164,7 +158,7 @@ tags:
 - reinforcement-learning
 - {name}
 model-index:
-- name: APPO
+- name: {algo}
   results:
   - task:
       type: reinforcement-learning
@@ -179,13 +173,13 @@ model-index:
       verified: false"""
 
 
-def _is_told(env: str, name: str, value: object) -> bool:
+def _is_told(config: Config, name: str, value: object) -> bool:
     """Whether the command in the card has that flag: it has not its default, or another one for such an environment."""
-    default = FLAGS[name].default
-    known = find_preset(env, "cpu")
-    others = BY_KIND if known is None else known.keys()
+    default = config.table.flags[name].default
+    known = find_preset(config.env.env, "cpu", config.algorithm)
+    others = flags_by_kind(config.algorithm) if known is None else known.keys()
     differs = value != (list(default) if isinstance(default, tuple) else default)
-    return name not in (*PLACES, "experiment") and (differs or name in others)
+    return name not in (*LOCATION_FLAGS, "experiment") and (differs or name in others)
 
 
 def _version(package: str) -> str:
@@ -240,11 +234,13 @@ def _download(config: HubConfig) -> int:
     if config.dry_run:
         return 0
     Path(config.train_dir).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as place:
-        folder = Path(place, name)
+    with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as temporary:
+        folder = Path(temporary, name)
         for file in wanted:
             with _reaching_the_hub():
-                fetched = Path(library.hf_hub_download(config.download, file, local_dir=str(Path(place, "fetched"))))
+                fetched = Path(
+                    library.hf_hub_download(config.download, file, local_dir=str(Path(temporary, "fetched")))
+                )
             _keep(fetched, folder / file)
         told = _examine(folder)
         replace_directory(folder, target)

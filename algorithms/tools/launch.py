@@ -10,16 +10,18 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.run.config import FLAGS, parse_train_flags, resolve
+from algorithms.run.algorithms import flag_table
+from algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
 from algorithms.run.folder import check_name
 from algorithms.run.summary import RunSummary, summary
 from algorithms.tools.flags import LaunchConfig
 from utils.command_line import flag_text, own_command, say
 from utils.errors import Interrupted, ResourceError, StopNow, UsageError
+from utils.flags import Flag
 from utils.interrupts import SignalWatch
 from utils.values import nearest, shown
 
@@ -74,7 +76,7 @@ def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
             signals.check()
             while waiting and len(running.processes) < config.parallel:
                 running.start(waiting.pop(0), config.folder)
-            for name, code in running.take_ended(POLL_SECONDS):
+            for name, code in running.reap(POLL_SECONDS):
                 codes[name] = code
                 say(_line(config.folder, name, code))
     return codes
@@ -87,7 +89,8 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
         UsageError: a flag or a value of the grid is wrong, or flags contradict each other.
     """
     jobs = []
-    values = {name: _values(name, given) for name, given in config.grid.items()}
+    flags = flag_table(algorithm_of({"algo": word_of(words, "algo")})).flags
+    values = {name: _values(name, given, flags) for name, given in config.grid.items()}
     for seed, chosen in itertools.product(config.seeds, itertools.product(*values.values())):
         setting = dict(zip(values, chosen, strict=True))
         text = "_".join(f"{name}-{value}" for name, value in setting.items())
@@ -134,7 +137,7 @@ class _Running:
                     process.send_signal(number)
             deadline = time.monotonic() + STOP_SECONDS
             while self.processes and time.monotonic() < deadline:
-                for _ in self.take_ended(POLL_SECONDS):
+                for _ in self.reap(POLL_SECONDS):
                     pass
 
     def start(self, job: Job, folder: Path) -> None:
@@ -154,7 +157,7 @@ class _Running:
         self.processes[os.pidfd_open(process.pid)] = (job.name, process)
         say(f"started   {job.name}, see {log_path}")
 
-    def take_ended(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
+    def reap(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
         """Names and exit codes of those that have ended, after waiting for at most this long."""
         for ready in multiprocessing.connection.wait(list(self.processes), timeout_seconds):
             assert isinstance(ready, int)
@@ -163,10 +166,10 @@ class _Running:
             yield name, process.wait(STOP_SECONDS)
 
 
-def _values(name: str, given: object) -> list[str]:
+def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
     """The values to try of a flag, as one types them."""
-    if name not in FLAGS:
-        raise UsageError(f"--grid: unknown flag {shown(name)}{nearest(name, FLAGS)}")
+    if name not in flags:
+        raise UsageError(f"--grid: unknown flag {shown(name)}{nearest(name, flags)}")
     if isinstance(given, list):
         return [flag_text(value) for value in given]
     return [word.strip() for word in given.split(",")] if isinstance(given, str) else [flag_text(given)]

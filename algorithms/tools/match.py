@@ -16,12 +16,14 @@ import numpy as np
 
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.episodes import Episode
-from algorithms.playing.player import Player, Run, find_run, load_player, make_envs, play
+from algorithms.playing.player import Player, load_player, play
+from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.population.matchmaking import sides_of
 from algorithms.run.folder import find_run_folder
 from algorithms.runtime.memory.arena import Array
 from algorithms.tools.evaluate import CONFIDENCE_PERCENT, interval
 from algorithms.tools.flags import MatchConfig
+from envs.make import make_alone
 from envs.spec import EnvSpec
 from utils import checkpoint_files, machine
 from utils.command_line import say
@@ -99,7 +101,7 @@ def match(config: MatchConfig) -> int:
     return 0
 
 
-def find_side(text: str, policy: int, config: MatchConfig) -> Run:
+def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
     """The run and the checkpoint that a word of the command line names.
 
     Raises:
@@ -108,16 +110,10 @@ def find_side(text: str, policy: int, config: MatchConfig) -> Run:
     name, colon, which = text.rpartition(":")
     if not colon or not (which in KINDS or which.isdecimal()):
         name, which = text, "latest"
-    directory = find_run_folder(name, Path(config.train_dir))
+    folder = RunFolder(find_run_folder(name, Path(config.train_dir)))
     kept = which in KINDS
-    flags = replace(
-        _flags(config),
-        train_dir=str(directory.parent),
-        experiment=directory.name,
-        policy_index=policy,
-        load_checkpoint_kind=which if kept else "latest",
-    )
-    run = find_run(flags)
+    flags = replace(_flags(config), policy_index=policy, load_checkpoint_kind=which if kept else "latest")
+    run = load_run(folder, flags)
     return run if kept else _near(run, policy, int(which))
 
 
@@ -126,27 +122,27 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
     return EvaluationConfig(max_num_episodes=config.episodes, deterministic=config.deterministic, no_render=True)
 
 
-def _near(run: Run, policy: int, env_steps: int) -> Run:
+def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
     """The run with another checkpoint: the one nearest to so many env steps, of whatever kind.
 
     Raises:
         CheckpointError: it cannot be used.
     """
-    places = (RunFolder(run.directory).checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
-    kept = [found for place in places for found in checkpoint_files.listed(place)]
+    folders = (run.folder.checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
+    kept = [found for folder in folders for found in checkpoint_files.listed(folder)]
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
     return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest))
 
 
-def _play(runs: tuple[Run, Run], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
+def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
     """Env steps that both have learned from, and the difference of each episode."""
     flags = _flags(config)
-    envs = make_envs(runs[0].config, flags)
+    envs = make_alone(runs[0].config.env)
     try:
         spec = envs.spec
         if spec.num_agents < 2:
             raise UsageError(f"a match needs an environment of several agents; {runs[0].config.env.env} has one")
-        _check_alike(runs, spec, flags)
+        _check_alike(runs, spec)
         # With the same seed, a checkpoint that plays itself would play mirrored games.
         seeds = np.random.SeedSequence(seed).generate_state(2)
         players = [load_player(run, spec, flags, int(own)) for run, own in zip(runs, seeds, strict=True)]
@@ -167,12 +163,12 @@ def _differences(pair: Pair, episodes: Iterator[Episode]) -> Iterator[float]:
             yield statistics.fmean(own) - statistics.fmean(other)
 
 
-def _check_alike(runs: tuple[Run, Run], spec: EnvSpec, flags: EvaluationConfig) -> None:
+def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
     """Refuse policies that see or do something else (UsageError)."""
     a, b = (run.config.env for run in runs)
     if a == b:
         return
-    other = make_envs(runs[1].config, flags)
+    other = make_alone(runs[1].config.env)
     other.close()
     for what in ("observations", "action"):
         if getattr(spec, what) != getattr(other.spec, what):
@@ -208,11 +204,11 @@ def wilson(successes: float, trials: int) -> Mean:
     return Mean(share, max(0.0, center - half), min(1.0, center + half))
 
 
-def _names(runs: Sequence[Run], env_steps: Sequence[int]) -> list[str]:
+def _names(runs: Sequence[SavedRun], env_steps: Sequence[int]) -> list[str]:
     return [f"{run.directory.name} at {steps} env steps" for run, steps in zip(runs, env_steps, strict=True)]
 
 
-def _summary(runs: Sequence[Run], env_steps: Sequence[int], seed: int, score: Score) -> str:
+def _summary(runs: Sequence[SavedRun], env_steps: Sequence[int], seed: int, score: Score) -> str:
     a, b = _names(runs, env_steps)
     return (
         f"A: {a}\nB: {b}\n"
@@ -223,7 +219,7 @@ def _summary(runs: Sequence[Run], env_steps: Sequence[int], seed: int, score: Sc
     )
 
 
-def _as_json(runs: Sequence[Run], env_steps: Sequence[int], seed: int, score: Score) -> str:
+def _as_json(runs: Sequence[SavedRun], env_steps: Sequence[int], seed: int, score: Score) -> str:
     sides = {
         name: {"run": str(run.directory), "checkpoint": str(run.checkpoint), "env_steps": steps}
         for name, run, steps in zip("ab", runs, env_steps, strict=True)

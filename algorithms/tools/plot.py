@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from algorithms.run.config import FLAGS_BY_PART
 from algorithms.run.folder import find_run
 from algorithms.runtime.monitor.curves import Axis, Point, read_curve
-from algorithms.tools.compare import PLACES, differing_flags, flags_of_run
+from algorithms.tools.compare import LOCATION_FLAGS, differing_flags, flags_of_run
 from algorithms.tools.flags import PlotConfig
 from utils.command_line import say, words_of
 from utils.errors import UsageError
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ENDS = ("train_for_seconds", "train_until_return", "keep_checkpoints")
-ASIDE = {*PLACES, *ENDS, "seed", *FLAGS_BY_PART["logging"], *(n for n in FLAGS_BY_PART["run"] if n.startswith("save_"))}
+ASIDE = {
+    *LOCATION_FLAGS,
+    *ENDS,
+    "seed",
+    *FLAGS_BY_PART["logging"],
+    *(n for n in FLAGS_BY_PART["run"] if n.startswith("save_")),
+}
 """Flags in which runs of one group may differ."""
 GRID = 200  # places on the axis at which a group is drawn
 IQM_RUNS = 4

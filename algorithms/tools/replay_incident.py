@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.playing.episodes import Tally
+from algorithms.playing.episodes import EpisodeRecorder
 from algorithms.run.config import Config
 from algorithms.runtime.processes.process import ending_of
 from algorithms.tools.flags import ReplayConfig
@@ -151,7 +151,7 @@ def _repeat_there(pipe: Connection, incident: Incident, config: EnvConfig, rende
 def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Generator[int, None, None]:
     """Do again what one environment was asked to; the number of each step before it is taken, and of the last after."""
     spec, number = _spec(config), 0
-    actions, tally = _actions(incident, spec, spec.num_agents), Tally(spec.num_agents)
+    actions, recorder = _actions(incident, spec, spec.num_agents), EpisodeRecorder(spec.num_agents)
     env, row = make_single(config, render_mode), _row(spec, spec.num_agents)
     with contextlib.closing(loop_over([lambda: env], name=config.env, spec=spec)) as loop:
         loop.reset([incident.seed], row.obs)
@@ -161,8 +161,8 @@ def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Ge
         yield 0
         for number, action in enumerate(actions, start=1):
             yield number
-            tally.add(row, ~row.first, loop.step(action, row))
-            if tally.over:
+            recorder.add(row, ~row.first, loop.step(action, row))
+            if recorder.over:
                 break
         if incident.place == "reset" and number == len(actions):
             loop.reset([None], row.obs)

@@ -36,7 +36,7 @@ def list_runs(config: RunsConfig) -> int:
 def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
     """A header and a line per run, in columns."""
     rows: list[tuple[str, ...]] = [
-        ("run", "env", "state", "env steps", "budget", "left", "best return", "last return", "active")
+        ("run", "env", "algo", "state", "env steps", "budget", "left", "best return", "last return", "active")
     ]
     for run in runs:
         share = "-" if run.share is None else f"{run.share:.0%}"
@@ -45,9 +45,10 @@ def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
         env = shown(run.env) if run.env else "-"
         left = "-" if run.seconds_left is None else age(run.seconds_left)
         ago = f"{age(now - run.active)} ago"
-        rows.append((shown(run.name), env, shown(run.state), steps, share, left, *returns, ago))
+        algo = shown(run.algo) if run.algo else "-"
+        rows.append((shown(run.name), env, algo, shown(run.state), steps, share, left, *returns, ago))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    words, numbers = range(3), range(3, len(widths))
+    words, numbers = range(4), range(4, len(widths))
     return [
         "  ".join([*(row[i].ljust(widths[i]) for i in words), *(row[i].rjust(widths[i]) for i in numbers)])
         for row in rows

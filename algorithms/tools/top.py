@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from algorithms.run.algorithms import ALGORITHMS, DEFAULT, find_algorithm
 from algorithms.run.folder import find_run
 from algorithms.run.summary import LIVING_STATES, RunSummary, last_records, summaries, summary
 from algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants_colour
@@ -38,7 +39,7 @@ def top(config: TopConfig) -> int:
         UsageError: there is no such run.
     """
     directory = _directory(config)
-    watched = Watched(directory)
+    watched = ObservedRun(directory)
     if config.once or obstacle(sys.stdout, os.environ):
         columns = max(SMALLEST.columns, shutil.get_terminal_size(PAGE).columns)
         drawn = draw(watched.look(), columns, PAGE.lines)
@@ -49,7 +50,7 @@ def top(config: TopConfig) -> int:
     return 0
 
 
-class Watched:
+class ObservedRun:
     """A run, as its files say; whatever may stand in them.
 
     Args:
@@ -71,7 +72,9 @@ class Watched:
         numbers = {name: value for name, value in budget.items() if is_number(value)} if _is_mapping(budget) else {}
         overview = _overview(status, last_records(self.folder.metrics), found)
         env, state = (found.env or "?", found.state) if found else ("?", "gone")
-        return Snapshot(self.directory.name, env, state, aim_of(numbers), overview, self._traces.best())
+        algo = self.folder.read_config().get("algo", DEFAULT)
+        losses = find_algorithm(algo).panel if algo in ALGORITHMS else {}  # a stranger's module is not imported
+        return Snapshot(self.directory.name, env, state, aim_of(numbers), overview, self._traces.best(), losses)
 
     @property
     def is_alive(self) -> bool:
@@ -114,7 +117,7 @@ def _directory(config: TopConfig) -> Path:
     return group / found[0].name
 
 
-def _follow(watched: Watched, interval_seconds: float) -> None:
+def _follow(watched: ObservedRun, interval_seconds: float) -> None:
     """Draw it again and again until it ends, the terminal goes or Ctrl-C comes."""
     screen, colour = Screen(sys.stdout.fileno()), wants_colour(os.environ)
     try:

@@ -17,10 +17,10 @@ def train(argv: Sequence[str]) -> int:
     config, origins = resolve(parse_train_flags(argv))
     if wanted:
         from algorithms.run.defaults import origins_in
-        from algorithms.run.tuning.measure import decided
+        from algorithms.run.tuning.measure import resolve_defaults
 
-        found = decided(config)
-        print_and_exit(format_flags(found.to_flat(), origins | origins_in(found, config.undecided), wanted))
+        found = resolve_defaults(config)
+        print_and_exit(format_flags(found, origins | origins_in(found, config.undecided), wanted))
     if config.logging.log_format != "json":
         for line in describe(config.to_flat(), origins):
             say(line)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from algorithms.tools.replay_incident import ReplayConfig, replay
-from algorithms.tools.selftest.invariants import unaccounted
+from algorithms.tools.selftest.invariants import find_unaccounted
 from envs.incidents import Incident
 from tests.chaos.runs import HOSTILE, RAISED, Ended, TrainingRun, last_line
 from utils.metrics import read_metrics
@@ -140,7 +140,7 @@ def test_its_actor_is_replaced_in_good_order_before_it_takes_too_much(
     assert len(said) == totals["actors_replaced"] >= 2
     assert all(re.fullmatch(rf"actor_1: {line}; starting it again \(restart \d\)", text) for text in said), said
     assert (totals["restarts"], totals["actors_rebuilds"]) == (0, 0)
-    assert unaccounted({}, totals) == []
+    assert find_unaccounted({}, totals) == []
     assert read_metrics(run.directory / "metrics.jsonl")[-1]["perf/actors_replaced"] == len(said)
 
 

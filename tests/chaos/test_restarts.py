@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.selftest.invariants import falling, lost_checkpoints, tolerated, unaccounted
+from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, tolerance
 from tests.chaos.runs import HOSTILE, RAISED, ROOT, TrainingRun, checkpoint_steps, kill, last_line
 from utils.metrics import read_metrics
 
@@ -26,11 +26,11 @@ def status(run: TrainingRun) -> dict:
     return json.loads((run.directory / "status.json").read_text())
 
 
-def check_history(run: TrainingRun, slack: int = 0) -> dict[str, int]:
+def check_invariants(run: TrainingRun, slack: int = 0) -> dict[str, int]:
     """What holds after every run, whoever has died in it; the last totals."""
-    assert falling(read_metrics(run.directory / "metrics.jsonl")) == []
+    assert find_falling(read_metrics(run.directory / "metrics.jsonl")) == []
     totals = status(run)["totals"]
-    assert unaccounted({}, totals, slack) == []
+    assert find_unaccounted({}, totals, slack) == []
     found = sorted((run.directory / "checkpoint_p0").glob("ckpt_*"))
     assert found
     assert lost_checkpoints(found) == []
@@ -68,7 +68,7 @@ def test_a_run_goes_on_without_a_process_that_is_killed(tmp_path: Path, placemen
         run.seconds_until_gone(GONE_SECONDS)
         assert run.left_behind() == []
     assert ended.exit_code == 130
-    totals = check_history(run)
+    totals = check_invariants(run)
     assert totals["restarts"] >= len(roles) - ("janitor" in roles)
     for role in set(roles) - {"fork_server", "janitor"}:
         assert f"{role} was killed by SIGKILL (out of memory?); starting it again (restart 1)" in ended.stderr
@@ -101,7 +101,7 @@ def test_a_fork_server_that_has_stopped_is_replaced(tmp_path: Path) -> None:
         run.seconds_until_gone(GONE_SECONDS)
     assert ended.exit_code == 130
     assert "the fork server did not answer within 15 s" in ended.stderr
-    check_history(run, slack=tolerated(1))
+    check_invariants(run, slack=tolerance(1))
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_a_run_goes_on_when_its_temporary_files_are_removed(tmp_path: Path) -> N
         run.seconds_until_gone(GONE_SECONDS)
         assert run.left_behind() == []
     assert ended.exit_code == 130
-    check_history(run, slack=tolerated(1))
+    check_invariants(run, slack=tolerance(1))
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_steps_of_an_actor_that_is_lost_when_the_run_is_interrupted_are_counted(
         run.interrupt()
         ended = run.wait()
     assert ended.exit_code == 130
-    assert check_history(run, slack=tolerated(1))["actors_collected"] > 20_000
+    assert check_invariants(run, slack=tolerance(1))["actors_collected"] > 20_000
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_a_run_that_is_stopped_for_a_while_goes_on_as_if_nothing_had_been(tmp_pa
         run.seconds_until_gone(GONE_SECONDS)
     assert ended.exit_code == 130
     assert "starting it again" not in ended.stderr
-    assert check_history(run)["restarts"] == 0
+    assert check_invariants(run)["restarts"] == 0
 
 
 RESTARTS = 200
@@ -186,7 +186,7 @@ def test_restarts_leak_nothing(tmp_path: Path) -> None:
     assert all("was killed by SIGKILL" in line or "blocked in its queue" in line for line in restarts)
     learners = sum(line.startswith("learner_0: blocked") for line in restarts)
     assert RESTARTS + 4 <= len(restarts) <= RESTARTS + 4 + learners
-    assert check_history(run, slack=tolerated(RESTARTS))["restarts"] == len(restarts)
+    assert check_invariants(run, slack=tolerance(RESTARTS))["restarts"] == len(restarts)
 
 
 def pids_of(run: TrainingRun, roles: Collection[str]) -> dict[str, int]:
@@ -260,7 +260,7 @@ def test_a_run_goes_on_after_a_fault(tmp_path: Path, fault: str, line: str) -> N
     run, stderr, exit_code = hostile(tmp_path, f"fault={fault}", "at=20", "pause=0.004")
     assert exit_code == 0, stderr
     assert line in stderr
-    check_history(run)
+    check_invariants(run)
     if fault == "hang":
         assert "in _hang" in (run.directory / "logs" / "actor_1.log").read_text()
 
@@ -279,7 +279,7 @@ def test_an_environment_that_breaks_its_own_spaces_is_not_started_again(tmp_path
 def test_an_environment_that_fails_is_made_again_while_its_actor_goes_on(tmp_path: Path, fault: str) -> None:
     run, stderr, exit_code = hostile(tmp_path, f"fault={fault}", "at=100", "pause=0.002")
     assert (exit_code, stderr) == (0, "")
-    totals = check_history(run)
+    totals = check_invariants(run)
     assert (totals["actors_rebuilds"], totals["restarts"]) == (1, 0)
     assert read_metrics(run.directory / "metrics.jsonl")[-1]["perf/env_rebuilds"] == 1
     assert "is made again: tests.chaos.hostile_env:Hostile raised" in (run.directory / "logs/actor_1.log").read_text()

@@ -1,4 +1,4 @@
-"""A learner that writes down what it trains on, and checks that it is whole; `witness_training.py` trains with it.
+"""A learner that writes down what it trains on, and checks that it is whole.
 
 `Clues` is the environment for it. Its observations say, too small for a network to see and exact in float32, whose they
 are: which environment (by its seed), which episode and which step.
@@ -15,13 +15,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from algorithms.run.build_workers import Blueprint
-from algorithms.run.main import Run
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.messages import Address, Worker
+from algorithms.appo.algorithm import APPO
+from algorithms.appo.learner import Learner
+from algorithms.runtime.learning.batches import Batch
 
 TESTIMONY = "APPO_TEST_TESTIMONY"  # names the file
-PROGRAM = Path(__file__).with_name("witness_training.py")
 SCALE = 2.0**-44
 SEEDS = 2**24  # integers below are exact in float32
 EPISODE_STEPS = 8
@@ -93,12 +91,10 @@ def columns(trace: NDArray[np.int64], valid: NDArray[np.bool_]) -> list[tuple[in
     return [tuple(trace[row, column].tolist()) for column, row in enumerate(rows)]
 
 
-class WitnessBlueprint(Blueprint):
-    def make_learner(self, arena: Arena, address: Address) -> Worker:
-        from algorithms.appo.learner import Learner
-        from algorithms.run.build_learner import make_learner
-        from algorithms.runtime.learning.batches import Batch
+class Witnessed(APPO):
+    """APPO in every other respect."""
 
+    def learner_class(self) -> type[Learner]:
         file = os.open(os.environ[TESTIMONY], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
         class Witness(Learner):
@@ -115,8 +111,7 @@ class WitnessBlueprint(Blueprint):
                 os.write(file, json.dumps(line).encode() + b"\n")
                 yield from super().learn(batch, progress)
 
-        return make_learner(self, arena, address, Witness)
+        return Witness
 
 
-class WitnessRun(Run):
-    blueprint = WitnessBlueprint
+ALGORITHM = f"{__name__}:{Witnessed.__name__}"

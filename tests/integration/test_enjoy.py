@@ -13,9 +13,10 @@ from algorithms.models.build import new_model
 from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.episodes import Episode
-from algorithms.playing.player import Player, find_run, load_player, make_envs, play
+from algorithms.playing.player import Player, load_player, play
+from algorithms.playing.saved_run import find_run
 from algorithms.run.config import Config
-from envs.make import make_group
+from envs.make import make_alone, make_group
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from envs.toys.agents import shift_of
 from tests.integration import enjoying
@@ -97,7 +98,7 @@ def test_continuous_actions_are_their_means_when_asked(runs: Path) -> None:
     def actions(**flags: Any) -> list[float]:
         config = evaluation(runs, "windowed", **flags)
         run = find_run(config)
-        envs = make_envs(run.config, config)
+        envs = make_alone(run.config.env, window=config.window)
         player, _ = load_player(run, envs.spec, config, seed=1)
         obs, first = {"obs": np.ones((1, 2), np.float32)}, np.ones(1, np.bool_)
         envs.close()
@@ -112,7 +113,7 @@ def test_the_recurrent_state_starts_afresh_with_every_episode(runs: Path) -> Non
     """Memory asks for a cue shown `delay` steps before: the state must be carried, and zeroed between episodes."""
     config = evaluation(runs, "memory", max_num_episodes=3)
     run = find_run(config)
-    envs = make_envs(run.config, config)
+    envs = make_alone(run.config.env, window=config.window)
     player, _ = load_player(run, envs.spec, config, seed=1)
     before: list[tuple[bool, float]] = []
     act = player.act
@@ -137,7 +138,7 @@ def test_the_recurrent_state_starts_afresh_with_every_episode(runs: Path) -> Non
 def test_a_window_shows_every_step(runs: Path) -> None:
     config = evaluation(runs, "windowed", no_render=False, json=False, max_num_episodes=4, fps=1000)
     run = find_run(config)
-    envs = make_envs(run.config, config)
+    envs = make_alone(run.config.env, window=config.window)
     player, _ = load_player(run, envs.spec, config, seed=1)
     before = enjoying.Windowed.frames_shown
     assert [episode.length for episode in play(envs, player, config, seed=1)] == [3] * 4
@@ -162,7 +163,7 @@ def test_what_cannot_be_drawn_is_played_without_a_window(
 
 def test_measuring_opens_no_window(runs: Path) -> None:
     config = evaluation(runs, "windowed", no_render=False, json=True)
-    envs = make_envs(find_run(config).config, config)
+    envs = make_alone(find_run(config).config.env, window=config.window)
     assert envs._envs[0].render_mode is None  # type: ignore[attr-defined]
     envs.close()
 
@@ -239,7 +240,7 @@ def test_the_most_probable_action_of_every_kind() -> None:
 def test_actions_are_repeated_as_often_as_asked(runs: Path) -> None:
     config = evaluation(runs, "windowed", render_action_repeat=2, max_num_episodes=4)
     run = find_run(config)
-    envs = make_envs(run.config, config)
+    envs = make_alone(config.played_env(run.config.env))
     player, _ = load_player(run, envs.spec, config, seed=1)
     looks: list[bool] = []
     assert [episode.length for episode in play(envs, player, config, 1, looks.append)] == [3] * 4

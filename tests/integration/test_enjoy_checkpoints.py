@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from algorithms import cli
-from algorithms.playing.player import find_run, load_player, make_envs
+from algorithms.playing.player import load_player
+from algorithms.playing.saved_run import find_run
+from envs.make import make_alone
 from tests.integration.enjoying import copied, enjoyed, evaluation, spoil
 from utils.errors import CheckpointError, UsageError
 from utils.lock import RunLock
@@ -41,7 +43,7 @@ def test_a_checkpoint_of_another_model_is_refused(runs: Path) -> None:
     config = evaluation(runs, "memory")
     run = find_run(config)
     other = run._replace(config=replace(run.config, model=replace(run.config.model, hidden_size=8)))
-    envs = make_envs(other.config, config)
+    envs = make_alone(other.config.env, window=config.window)
     with pytest.raises(UsageError, match="the checkpoint belongs to another model"):
         load_player(other, envs.spec, config, seed=1)
     envs.close()

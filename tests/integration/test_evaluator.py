@@ -14,9 +14,9 @@ import pytest
 from algorithms import cli
 from algorithms.playing.config import EvaluationConfig
 from algorithms.run.config import Config
-from algorithms.run.observers import check_companions, evaluation_words
+from algorithms.run.observers import check_observers, evaluation_words
 from algorithms.tools import evaluate
-from algorithms.tools.evaluate import Evaluation, Evaluator, Filming, best_kept, interval
+from algorithms.tools.evaluate import Evaluation, Evaluator, Filming, interval, read_best
 from algorithms.tools.flags import EvaluateConfig
 from tests.integration.enjoying import copied, enjoyed
 from tests.integration.runs import train
@@ -74,7 +74,7 @@ def test_only_a_better_one_takes_the_place_of_the_best(
             (name,) = (path.name for path in (parent / "best_evaluated").iterdir())
             kept.append((int(name[5:]), "may be chance" in capsys.readouterr().out))
     assert kept == [(100, False), (100, False), (300, True), (400, False)]
-    kept_now = best_kept(parent / "best_evaluated")
+    kept_now = read_best(parent / "best_evaluated")
     assert kept_now is not None
     assert kept_now.pop("settings") == one.settings
     assert kept_now == {"value": 2.0, "low": 1.5, "high": 2.5}
@@ -102,7 +102,7 @@ def test_only_what_was_measured_alike_is_compared(
     ):
         with Evaluator(run, EvaluateConfig(**flags)) as one:  # type: ignore[arg-type]
             one.look()
-        kept = best_kept(run / "checkpoint_p0" / "best_evaluated")
+        kept = read_best(run / "checkpoint_p0" / "best_evaluated")
         values.append(kept and kept["value"])
         (*_, last) = capsys.readouterr().out.splitlines()
         said.append(last.partition("; ")[2] if "the best so far" in last else last[:20])
@@ -260,10 +260,10 @@ def test_a_film_that_fails_costs_no_other(
 def test_videos_that_nobody_could_make_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = {"env": "CartPole-v1", "eval_video_every_min": 5}
     with pytest.raises(UsageError, match="--eval_video_every_min films evaluations: it needs --eval_every_sec"):
-        check_companions(Config.from_flat(flags))
+        check_observers(Config.from_flat(flags))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r'needs the package imageio-ffmpeg: pip install "appo\[video\]"'):
-        check_companions(Config.from_flat(flags | {"eval_every_sec": 1}))
+        check_observers(Config.from_flat(flags | {"eval_every_sec": 1}))
 
 
 @pytest.mark.slow

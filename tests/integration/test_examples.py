@@ -197,7 +197,7 @@ def test_custom_networks_learn_cart_pole(tmp_path: Path, part: type) -> None:
 def test_replay_trains_twice_on_every_batch_but_the_youngest(tmp_path: Path) -> None:
     flags = SMALL | {"env": GRID, "train_for_env_steps": 20_000, "num_batches_per_iteration": 2}
     done = subprocess.run(
-        [sys.executable, "-m", "examples.replay", *command_line(tmp_path / "run", **flags)],
+        [sys.executable, "train_appo.py", "--algo=examples.replay:Replay", *command_line(tmp_path / "run", **flags)],
         cwd=ROOT,
         capture_output=True,
         text=True,

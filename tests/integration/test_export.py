@@ -14,11 +14,13 @@ from algorithms import cli, load_policy
 from algorithms.models.build import new_model
 from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import Player, Run
+from algorithms.playing.player import Player
 from algorithms.playing.policy import Policy
+from algorithms.playing.saved_run import SavedRun
 from algorithms.run.config import Config
 from envs.spaces import spec_of
 from utils.errors import UsageError
+from utils.run_folder import RunFolder
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -90,7 +92,7 @@ def untrained(seen: tuple[spaces.Space[Any], spaces.Space[Any]], flags: dict[str
         flat.flat.add_(torch.rand(flat.flat.shape) * 0.2)
     flat.module.eval()
     player = Player(StochasticPolicy(flat, spec), spec, EvaluationConfig(), 0)
-    return Policy(Run(Path("none"), config, Path("none"), {}), player, seen, 7)
+    return Policy(SavedRun(RunFolder(Path("none")), config, Path("none"), {}), player, seen, 7)
 
 
 @pytest.mark.slow

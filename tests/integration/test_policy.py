@@ -11,8 +11,9 @@ from gymnasium import spaces
 
 import algorithms
 from algorithms import Policy, load_policy
-from algorithms.playing.player import Player, find_run, load_player
+from algorithms.playing.player import Player, load_player
 from algorithms.playing.policy import look_at
+from algorithms.playing.saved_run import find_run
 from envs import make
 from tests.integration.enjoying import evaluation
 from utils.errors import CheckpointError, SpaceMismatch, UsageError

@@ -39,7 +39,7 @@ MIXED: dict[str, Any] = {
 }
 
 
-class Watching:
+class Observers:
     """A learner of one of several policies: what its minibatches hold, recomputed by every policy of the run."""
 
     def __init__(self, run: SerialRun, policy: int) -> None:
@@ -70,18 +70,18 @@ class Watching:
 
 def test_every_step_is_learned_from_by_the_policy_that_took_it(tmp_path: Path) -> None:
     run = SerialRun(tmp_path / "run", num_groups=2, rows=6, slots=8, **MIXED)
-    watching = [Watching(run, policy) for policy in range(POLICIES)]
+    observers = [Observers(run, policy) for policy in range(POLICIES)]
     learners = [run.worker("learner", policy) for policy in range(POLICIES)]
     for _ in run.turns():  # which do not end by themselves: whoever is done still plays with the others
         if all(learner.totals["samples"] >= 600 for learner in learners):
             break
     run.node.deliver(Stop())
-    for policy, one in enumerate(watching):
+    for policy, one in enumerate(observers):
         assert one.gaps[policy] < 1e-5
         assert np.delete(one.gaps, policy).min() > 1e-3  # no two policies say the same
         assert set(one.trained.values()) == {EPOCHS}
         assert len(one.trained) == learners[policy].totals["samples"] >= 600
-    steps = [step for one in watching for step in one.trained]
+    steps = [step for one in observers for step in one.trained]
     assert len(steps) == len(set(steps))  # none was learned from by two
     collected = sum(report.totals["collected"] for report in last_of_actors(run))
     assert sum(sum(one.totals[n] for n in ("samples", "discarded", "in_flight")) for one in learners) == collected

@@ -42,7 +42,7 @@ def check_same(run: Run, other: Run, *, in_order: bool = True) -> None:
 
 
 def saved(directory: Path) -> list[int]:
-    """Env steps of the checkpoints, to the end of the leg that each of them ended."""
+    """Env steps of the checkpoints, to the end of the segment that each of them ended."""
     return [int(path.name[5:]) // 300 * 300 for path in sorted(directory.glob("checkpoint_p0/ckpt_*"))]
 
 
@@ -53,15 +53,15 @@ def disarm() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("flags", "update", "legs"),
+    ("flags", "update", "segments"),
     [
         pytest.param(MLP, 30, [300, 600], id="mlp"),
         pytest.param(GRU, 15, [300, 600], id="gru"),
-        pytest.param(MLP, 3, [], id="mlp-in-the-first-leg", marks=pytest.mark.slow),
+        pytest.param(MLP, 3, [], id="mlp-in-the-first-segment", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_failed_and_goes_on_is_the_one_that_did_not(
-    tmp_path: Path, disarm: None, flags: dict[str, object], update: int, legs: list[int]
+    tmp_path: Path, disarm: None, flags: dict[str, object], update: int, segments: list[int]
 ) -> None:
     flags = {"inference": "serial", **LEGS, **flags}
     straight = record(tmp_path / "straight", **flags)
@@ -70,7 +70,7 @@ def test_a_run_that_failed_and_goes_on_is_the_one_that_did_not(
     with pytest.raises(failpoints.FailpointError):
         record(tmp_path / "resumed", **flags)
     failpoints.arm("")
-    assert saved(tmp_path / "resumed") == legs
+    assert saved(tmp_path / "resumed") == segments
     check_same(straight, record(tmp_path / "resumed", **flags))
 
 

@@ -175,7 +175,7 @@ def test_in_bf16_acting_and_learning_hardly_differ(tmp_path: Path, model: str) -
     encoders = {p.dtype for name, p in acting.policy.flat.module.named_parameters() if "encoder" in name}
     heads = {p.dtype for name, p in acting.policy.flat.module.named_parameters() if "head" in name}
     assert (encoders, heads) == ({torch.bfloat16}, {torch.float32})
-    assert learner.optimizer.gradient.abs().max() > 0
+    assert learner.learner.optimizer.gradient.abs().max() > 0
     state = learner.state().weights
     assert np.abs(state - torch.from_numpy(state).bfloat16().float().numpy()).max() > 0  # not rounded anywhere
 
@@ -189,7 +189,7 @@ def mean_log_prob_gap(run: SerialRun) -> float:
         compare(batch)
         last = batch.policy_version == learner.version  # the statistics are those of the acting version
         with torch.no_grad():
-            policy, _ = learner._unroll(batch)
+            policy, _ = learner.learner._unroll(batch)
         gap = (policy.log_prob(batch.action) - batch.recorded["log_prob"]).abs()
         gaps.append(gap[batch.valid & last])
 

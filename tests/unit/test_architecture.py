@@ -23,6 +23,7 @@ TORCH = (
     "algorithms.runtime.algorithm",  # in annotations
     "algorithms.runtime.devices",
     "algorithms.runtime.algorithm",  # for type checkers only
+    "algorithms.runtime.sampling.policy",  # for type checkers only
     "algorithms.runtime.sampling.policy_worker",
     "algorithms.runtime.sampling.gpu_policy_worker",
     "algorithms.appo.learner",

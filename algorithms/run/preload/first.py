@@ -12,6 +12,7 @@ prctl.die_with_parent(int(os.environ["APPO_MAIN_PID"]))  # before the imports th
 prctl.server_pid = os.getpid()
 
 import gymnasium  # noqa: E402, F401 - imported for the children
+import psutil  # noqa: E402, F401 - imported for the children
 
 from algorithms.run import plan  # noqa: E402, F401 - imported for the children
 from algorithms.runtime.processes import fork_server  # noqa: E402

@@ -135,7 +135,7 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     The slowest part decides: the actors, the policy workers, the learners, the time from an observation to its action,
     or all of them together on the cores there are.
     """
-    policies, rollout = config.sampling.num_policies, config.learning.rollout
+    policies, rollout = config.sampling.num_policies, int(config.learning.rollout)
     envs, rows = plan.num_envs_per_worker // plan.num_splits, plan.num_envs_per_worker // plan.num_splits * num_agents
     learn = 0.0 if config.sampling.sampler_only else with_threads(costs.learn, plan.learner_threads)
     step, act = at(costs.env, envs), at(costs.act, rows) / rows

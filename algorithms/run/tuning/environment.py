@@ -40,7 +40,7 @@ class Making(NamedTuple):
     bytes_before: int
 
 
-class Rehearsal:
+class GroupTimer:
     """An actor with one group, told random actions.
 
     Args:
@@ -119,7 +119,7 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitSta
         made: takes what is to be closed.
     """
     begin = time.perf_counter()
-    one = Rehearsal(config, envs)
+    one = GroupTimer(config, envs)
     points = [(1, one.mean_seconds(STEPPING_SECONDS))]
     # The first environment brought its packages with it, which take long to load and are no part of the second one.
     once = min(making.seconds, time.perf_counter() - begin) + WARM_UP_STEPS * points[0][1]
@@ -133,7 +133,7 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitSta
         before = held_bytes()
         group = make_group(config.env, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds))
         made.callback(group.close)
-        points.append((num_envs, Rehearsal(config, group).mean_seconds(STEPPING_SECONDS)))
+        points.append((num_envs, GroupTimer(config, group).mean_seconds(STEPPING_SECONDS)))
         yield rising(points), max(0, held_bytes() - before) // num_envs
 
 

@@ -39,7 +39,7 @@ Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
 """Makes an inquiry of a target and its arguments."""
 
 
-class Found(NamedTuple):
+class Measurement(NamedTuple):
     """What was found out, what was measured, and how long main waited for that.
 
     Attributes:
@@ -68,7 +68,7 @@ class Found(NamedTuple):
         return None if self.guessed or self.alone else self.costs
 
 
-def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Found:
+def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Measurement:
     """Try the environment and the model in processes of their own; measure what they cost on cores, if there are any.
 
     An environment that is not measured in time counts as being as slow as the time it had; there are no costs if the
@@ -79,26 +79,26 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
         Interrupted: a signal came meanwhile.
     """
     timeout_seconds = config.sampling.reset_timeout_seconds
-    with ask_environment(try_environment, (config, cores > 0)) as environment:
-        spec = checked(environment.answer(timeout_seconds))
+    with ask_environment(measure_environment, (config, cores > 0)) as environment:
+        spec = require_answer(environment.answer(timeout_seconds))
         assert isinstance(spec, EnvSpec)
         config = completed(config, spec)
-        with ask_network(try_model, (config, spec, cores > 0)) as network:
-            model = checked(network.answer(timeout_seconds, "network"))
+        with ask_network(measure_network, (config, spec, cores > 0)) as network:
+            model = require_answer(network.answer(timeout_seconds, "network"))
             assert isinstance(model, ModelDescription)
-            found, begin = Found(Probe(spec, model, config), None, 0.0), time.monotonic()
+            found, begin = Measurement(Probe(spec, model, config), None, 0.0), time.monotonic()
             if not cores:
                 return found
             deadline = begin + BUDGET_SECONDS
-            training = _of_network(network.answer_by(deadline))
+            training = _network_costs(network.answer_by(deadline))
             if training is None:
                 return found._replace(seconds=time.monotonic() - begin)
-            stepping = _of_environment(environment, deadline)
+            stepping = _stepping_costs(environment, deadline)
             is_open = not (config.sampling.num_envs_per_worker or config.sampling.worker_num_splits)
             found = found._replace(
                 guessed=not stepping.is_measured, alone=bool(stepping.failure and stepping.is_measured and is_open)
             )
-            _in_words(stepping, found.alone, environment.log_path)
+            _log_unmeasured(stepping, found.alone, environment.log_path)
             config, costs = found.planned, Costs(stepping.curve, *training, stepping.env_bytes)
             if threads := threads_to_time(costs, config, spec.num_agents, cores):
                 # Now that the environment is still: threads beside it would not be side by side.
@@ -108,7 +108,7 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
     return found._replace(costs=costs, seconds=time.monotonic() - begin)
 
 
-def _of_network(answer: object) -> tuple[Curve, Curve] | None:
+def _network_costs(answer: object) -> tuple[Curve, Curve] | None:
     """What acting and training cost, if that was measured."""
     if isinstance(answer, tuple) and not isinstance(answer, WorkerFailed):
         return answer
@@ -117,7 +117,7 @@ def _of_network(answer: object) -> tuple[Curve, Curve] | None:
     return None
 
 
-class Stepping(NamedTuple):
+class SteppingCosts(NamedTuple):
     """What stepping costs, the bytes of an environment, and why no more than that is known."""
 
     curve: Curve = SLOW
@@ -130,18 +130,18 @@ class Stepping(NamedTuple):
         return self.curve is not SLOW
 
 
-def _of_environment(environment: Inquiry, deadline: float) -> Stepping:
+def _stepping_costs(environment: Inquiry, deadline: float) -> SteppingCosts:
     """As far as it was measured in time."""
-    stepping = Stepping()
+    stepping = SteppingCosts()
     while (answer := environment.answer_by(deadline)) is not None:
         if isinstance(answer, WorkerFailed):
             return stepping._replace(failure=answer)
         assert isinstance(answer, tuple)
-        stepping = Stepping(*answer)
+        stepping = SteppingCosts(*answer)
     return stepping
 
 
-def _in_words(stepping: Stepping, alone: bool, log_path: Path) -> None:
+def _log_unmeasured(stepping: SteppingCosts, alone: bool, log_path: Path) -> None:
     """Say what was not measured, and what becomes of that."""
     slow = f"counted as taking {BUDGET_SECONDS:g} s a step"
     if stepping.failure is None:
@@ -163,7 +163,7 @@ def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
     return replace(costs, learn=(*costs.learn, (threads, seconds * share)))
 
 
-def decided(config: Config) -> Config:
+def resolve_defaults(config: Config) -> Config:
     """The configuration with what the kind of observation decides; the environment is made for that if need be.
 
     Raises:
@@ -175,7 +175,7 @@ def decided(config: Config) -> Config:
     check_name(config.env)
     with tempfile.TemporaryDirectory(prefix="appo-probe-") as folder, SignalWatch() as signals, Janitor() as janitor:
         inquiry = Inquiry(
-            try_environment,
+            measure_environment,
             (config, False),
             log_path=Path(folder, "probe.log"),
             method="spawn",
@@ -183,28 +183,28 @@ def decided(config: Config) -> Config:
             janitor=janitor,
         )
         with inquiry:
-            spec = checked(inquiry.answer(config.sampling.reset_timeout_seconds))
+            spec = require_answer(inquiry.answer(config.sampling.reset_timeout_seconds))
     assert isinstance(spec, EnvSpec)
     return completed(config, spec)
 
 
-def checked(answer: object) -> object:
+def require_answer(answer: object) -> object:
     """What an inquiry has told, if it is no failure; `WorkerError` if it is."""
     if isinstance(answer, WorkerFailed):
         raise WorkerError(answer.summary, answer.exit_code, answer.traceback)
     return answer
 
 
-def try_environment(pipe: Connection, log_path: Path, config: Config, measure: bool) -> None:
+def measure_environment(pipe: Connection, log_path: Path, config: Config, measure: bool) -> None:
     """Send its `EnvSpec`, and then what `stepping_costs` finds; a `WorkerFailed` in place of any of them."""
     _enter("probe", log_path)
-    with _telling_failures(pipe):
+    with _send_failures(pipe):
         from algorithms.run.tuning.environment import Making, stepping_costs
         from envs.env_set import OnFailure
         from envs.make import make_group
 
         begin, bytes_before = time.perf_counter(), held_bytes()
-        with contextlib.ExitStack() as made, _telling_failures(pipe):  # first, as what is broken may take long to close
+        with contextlib.ExitStack() as made, _send_failures(pipe):  # first, as what is broken may take long to close
             envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
             made.callback(envs.close)
             making = Making(time.perf_counter() - begin, bytes_before)
@@ -215,16 +215,16 @@ def try_environment(pipe: Connection, log_path: Path, config: Config, measure: b
                 pipe.send(None)
 
 
-def try_model(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, measure: bool) -> None:
-    """Send its `ModelDescription`, what `NetworkProbe.costs` finds, and what threads are worth if it is asked for that.
+def measure_network(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, measure: bool) -> None:
+    """Send its `ModelDescription`, what `NetworkTimer.costs` finds, and what threads are worth if it is asked for that.
 
     A `WorkerFailed` comes in place of any of them.
     """
     _enter("model_probe", log_path)
-    with _telling_failures(pipe):
-        from algorithms.run.tuning.network import NetworkProbe
+    with _send_failures(pipe):
+        from algorithms.run.tuning.network import NetworkTimer
 
-        network = NetworkProbe(config, spec)
+        network = NetworkTimer(config, spec)
         pipe.send(network.description)
         if measure:
             pipe.send(network.costs())
@@ -239,7 +239,7 @@ def _enter(name: str, log_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _telling_failures(pipe: Connection) -> Iterator[None]:
+def _send_failures(pipe: Connection) -> Iterator[None]:
     """Send what is raised while entered: whatever an environment raises, SystemExit included."""
     try:
         yield

@@ -4,12 +4,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.build import computes_in_bf16, new_model
+from algorithms.models.build import computes_in_bf16
 from algorithms.models.encoders import share_images
-from algorithms.parts.optimizer import adam_layout
-from algorithms.parts.statistics import STATISTICS, RunningStatistics
 from algorithms.population.config import PopulationConfig
 from algorithms.run.build_learner import make_learner, make_policy_worker
 from algorithms.run.config import Config
@@ -17,6 +15,7 @@ from algorithms.run.defaults import completed
 from algorithms.run.plan import ModelDescription, Probe, RunPlan
 from algorithms.run.tuning.choice import Curve, rising, usual_ratio
 from algorithms.run.tuning.environment import LARGEST_BYTES, observation_bytes
+from algorithms.runtime.algorithm import Context
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.memory.arena import Arena
@@ -27,7 +26,6 @@ from algorithms.runtime.topology import Topology
 from envs.make import make_group
 from envs.spec import MASK_KEY, EnvSpec
 from utils import machine
-from utils.errors import UsageError
 
 ACTING_ROWS = (1, 4, 16, 64, 256)
 ACTING_STEPS = 3  # observations in a slot of a rollout of 2
@@ -51,10 +49,10 @@ def probe(config: Config) -> Probe:
     spec = envs.spec
     envs.close()
     config = completed(config, spec)
-    return Probe(spec, NetworkProbe(config, spec).description, config)
+    return Probe(spec, NetworkTimer(config, spec).description, config)
 
 
-class NetworkProbe:
+class NetworkTimer:
     """The model, made once, at work as a policy worker and a learner will use it.
 
     Args:
@@ -70,13 +68,13 @@ class NetworkProbe:
     """
 
     def __init__(self, config: Config, spec: EnvSpec) -> None:
-        _check_exploration(config, spec)
+        for values in config.per_policy:
+            config.algorithm.check(replace(config.learning, **values), spec)
         self.config, self.spec = config, spec
-        self.flat = new_model(config.model, spec, "cpu")
-        assert isinstance(self.flat.module, ActorCritic)
-        statistics = RunningStatistics(self.flat.module, config.learning.normalize_returns)
-        layout = adam_layout(len(self.flat.flat), config.learning, {STATISTICS: statistics.vector})
-        self.description = ModelDescription(self.flat.table, self.flat.module.rnn_state_size, layout)
+        context = Context(spec, config.learning, config.model, config.run.precision, "cpu")
+        self.flat = config.algorithm.make_model(context)
+        layout = config.algorithm.layout(context, self.flat)
+        self.description = ModelDescription(self.flat.table, cast(int, self.flat.module.rnn_state_size), layout)
         self.columns = 1
 
     def costs(self) -> tuple[Curve, Curve]:
@@ -105,7 +103,7 @@ class NetworkProbe:
         def seconds(count: int) -> float:
             machine.limit_threads(count)
             share_images(self.flat.module, count)
-            return _timed(train)
+            return _time_call(train)
 
         seconds(threads)  # starts them, and makes new plans of convolutions
         together, alone = seconds(threads), seconds(1)
@@ -150,7 +148,8 @@ class NetworkProbe:
             many = self.update_seconds(self.columns, TRAINING_SECONDS)
             each = max((many - one) / (self.columns - 1), many / self.columns / 4)  # `one` may have been disturbed
         seconds = many + each * (size - self.columns)
-        return seconds / size / learning.rollout * learning.ppo_epochs
+        per_step: float = seconds / size / learning.rollout * learning.ppo_epochs
+        return per_step
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
         """Seconds from a slot of that many trajectories to the weights that it trained."""
@@ -160,10 +159,7 @@ class NetworkProbe:
         """What a learner does from a slot of that many trajectories to the weights that it trained."""
         learning = self.config.learning
         size = columns * learning.rollout
-        microbatch = learning.microbatch_size if learning.microbatch_size < size else 0
-        one_step = replace(
-            learning, batch_size=size, microbatch_size=microbatch, num_batches_per_iteration=1, ppo_epochs=1
-        )
+        one_step = learning.one_update(size)
         sampling = replace(self.config.sampling, max_policy_lag=NEVER)
         alone, quiet = PopulationConfig(), LoggingConfig()
         config = replace(self.config, learning=one_step, sampling=sampling, population=alone, logging=quiet)
@@ -194,33 +190,21 @@ class NetworkProbe:
         return blueprint, arena, trajectories
 
 
-def _check_exploration(config: Config, spec: EnvSpec) -> None:
-    """Refuse an exploration loss that these actions have not (UsageError)."""
-    if all(part.kind != "gaussian" for part in spec.action.parts):
-        return
-    for learning in (replace(config.learning, **values) for values in config.per_policy):
-        if learning.exploration_loss == "symmetric_kl" and learning.exploration_loss_coeff:
-            raise UsageError(
-                f"--exploration_loss=symmetric_kl: {config.env.env} has continuous actions, of which none are uniform;"
-                " take entropy"
-            )
-
-
 def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
     """The shortest of some calls, after a first one that warms up; the first one's own where it took very long.
 
     A first call of a network asks for memory and makes plans of its convolutions: it takes up to ten times as long. And
     what else runs on a machine makes calls longer, never shorter.
     """
-    first, seconds = _timed(function), list[float]()
+    first, seconds = _time_call(function), list[float]()
     spent = first
     while spent < (SLOWEST_SECONDS if len(seconds) < 2 else budget_seconds):
-        seconds.append(_timed(function))
+        seconds.append(_time_call(function))
         spent += seconds[-1]
     return min(seconds, default=first)
 
 
-def _timed(function: Callable[[], None]) -> float:
+def _time_call(function: Callable[[], None]) -> float:
     begin = time.perf_counter()
     function()
     return time.perf_counter() - begin

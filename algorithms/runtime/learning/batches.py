@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.runtime.algorithm import Feedback
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import Trajectories, columns_used, note_columns_used
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady
@@ -79,6 +78,10 @@ def _named(source: Batch | Trajectories) -> dict[str, Any]:
         else:
             named[field.name] = value
     return named
+
+
+Feedback = Mapping[str, Any]
+"""What a learner tells the source of a batch after a step, such as priorities."""
 
 
 class BatchCounts(NamedTuple):

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.runtime.algorithm import Feedback
 from algorithms.runtime.devices import REACHED, Device, Event
-from algorithms.runtime.learning.batches import Batch, BatchCounts, ColumnBatches
+from algorithms.runtime.learning.batches import Batch, BatchCounts, ColumnBatches, Feedback
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from algorithms.models.flat_module import FlatModule
-from algorithms.runtime.algorithm import Feedback
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.devices import Device, Event, device_of
-from algorithms.runtime.learning.batches import Batch, BatchSource
+from algorithms.runtime.learning.batches import Batch, BatchSource, Feedback
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
 from algorithms.runtime.memory.arena import Arena, Array
 from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
@@ -24,8 +23,8 @@ from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import (
     Address,
-    Adopt,
     Begin,
+    CopyWeights,
     LearnerReport,
     Message,
     SaveState,
@@ -64,6 +63,10 @@ class Learner(Protocol):
 
         What is yielded goes to the source of the batch.
         """
+        ...
+
+    def configure(self, config: Any) -> None:
+        """Follow other flags of the algorithm from now on, between two batches."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -180,7 +183,7 @@ class LearnerMemory(NamedTuple):
 class Member(Protocol):
     """Makes the policy of a learner worker the member of a population."""
 
-    def obey(self, order: SetHyperparameters | Adopt, worker: LearnerWorker) -> Message:
+    def obey(self, order: SetHyperparameters | CopyWeights, worker: LearnerWorker) -> Message:
         """Carry out an order of main between two batches; the answer."""
         ...
 
@@ -253,7 +256,7 @@ class LearnerWorker:
                 yield self._report()
             case SaveState():
                 yield self.save()
-            case SetHyperparameters() | Adopt():
+            case SetHyperparameters() | CopyWeights():
                 if self.member is not None:
                     yield self.member.obey(message, self)
             case Stop():

@@ -8,21 +8,51 @@ import base64
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import load, save
 
-from algorithms.runtime.algorithm import WEIGHTS, StateLayout, Vector
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from algorithms.runtime.memory.weights import barrier
-from algorithms.runtime.messages import KEY, Traits
+from algorithms.runtime.messages import KEY, PolicyTraits
 from utils.errors import CheckpointError, UsageError
 from utils.values import is_number, is_plain, shown
 
 META_BYTES = 1 << 16
 
 READ_ATTEMPTS = 50
+
+
+class Vector(NamedTuple):
+    """A vector of a learner's state. A checkpoint stores one of float32 with a value for every weight by their names.
+
+    Attributes:
+        size: number of values.
+        dtype: a numpy name.
+        inherited: `--init_from` takes it over; all others begin with zeros.
+    """
+
+    size: int
+    dtype: str = "float32"
+    inherited: bool = False
+
+
+WEIGHTS = "weights"
+"""The vector that acts: every layout has it."""
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """What the state of a learner holds beside its counters; memory is reserved and checkpoints are checked by it.
+
+    Attributes:
+        vectors: by name, `WEIGHTS` first.
+        numbers: plain values with which a new learner begins.
+    """
+
+    vectors: Mapping[str, Vector]
+    numbers: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -318,7 +348,7 @@ def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
 
 def _check_traits(traits: object) -> None:
     """Names, kinds and sizes; whether the values are such that this run can learn with them is for others to say."""
-    if not isinstance(traits, dict) or not traits.keys() <= {one.name for one in fields(Traits)}:
+    if not isinstance(traits, dict) or not traits.keys() <= {one.name for one in fields(PolicyTraits)}:
         raise _wrong(KEY)
     mappings = [traits.get(name, {}) for name in ("hyperparameters", "reward_shaping")]
     counts = [traits.get(name, 0) for name in ("changes", "adoptions", "decided_env_steps")]

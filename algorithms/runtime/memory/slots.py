@@ -3,19 +3,31 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from algorithms.runtime.algorithm import Recorded
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from algorithms.runtime.topology import Topology
 from envs.spec import EnvSpec
 
-NOTHING_RECORDED: Mapping[str, Recorded] = {}
-
 NUM_COUNTS = 16  # room for the counts of one group or one learner; they share no cache line with the next one's
+
+
+class Recorded(NamedTuple):
+    """A field of every slot that acting fills beside observations, actions, rewards and flags.
+
+    Attributes:
+        dims: after the slots: T steps, R rows, F steps that can need a final value (0 unless SAME_STEP), or numbers.
+        dtype: a numpy name.
+    """
+
+    dims: tuple[str | int, ...]
+    dtype: str = "float32"
+
+
+NOTHING_RECORDED: Mapping[str, Recorded] = {}
 
 
 def dims(shape: str, dtype: type[Any] | str) -> Any:

@@ -63,19 +63,19 @@ class WeightRing:
 
     def begin(self, version: int) -> Array:
         """The buffer [P] that the weights of `version` must be written into before they are committed."""
-        place = 1 - (self._place_of(self.published) or 0)
-        self._sequence[place] = 2 * version - 1
+        index = 1 - (self._buffer_of(self.published) or 0)
+        self._sequence[index] = 2 * version - 1
         barrier()
-        buffer: Array = self._buffer[place]
+        buffer: Array = self._buffer[index]
         return buffer
 
     def commit(self, version: int) -> None:
         """Make what was written since `begin` the newest."""
-        place = int((self._sequence == 2 * version - 1).argmax())
-        self._checksum[place] = checksum(self._buffer[place])
+        index = int((self._sequence == 2 * version - 1).argmax())
+        self._checksum[index] = checksum(self._buffer[index])
         failpoint("learner.publish")
         barrier()
-        self._sequence[place] = 2 * version
+        self._sequence[index] = 2 * version
         barrier()
         self._published[0] = version
 
@@ -89,28 +89,28 @@ class WeightRing:
             newest = self.published
             if newest == version:
                 break
-            place = self._place_of(newest)
-            if place is None:
+            index = self._buffer_of(newest)
+            if index is None:
                 continue
             barrier()
-            copy, expected = self._buffer[place].copy(), self._checksum[place]
+            copy, expected = self._buffer[index].copy(), self._checksum[index]
             barrier()
-            if int(self._sequence[place]) == 2 * newest and checksum(copy) == expected:
+            if int(self._sequence[index]) == 2 * newest and checksum(copy) == expected:
                 return newest, copy
         return version, None
 
     def damaged(self) -> int | None:
         """The newest version if what lies in its buffer is not what was published; None if it is, or is overwritten."""
         newest = self.published
-        place = self._place_of(newest)
-        if place is None:
+        index = self._buffer_of(newest)
+        if index is None:
             return None
         barrier()
-        differs = checksum(self._buffer[place]) != self._checksum[place]
+        differs = checksum(self._buffer[index]) != self._checksum[index]
         barrier()
-        return newest if differs and int(self._sequence[place]) == 2 * newest else None
+        return newest if differs and int(self._sequence[index]) == 2 * newest else None
 
-    def _place_of(self, version: int) -> int | None:
+    def _buffer_of(self, version: int) -> int | None:
         """The buffer that has a version whole; None if none has."""
         first, second = self._sequence.tolist()
         return 0 if first == 2 * version else 1 if second == 2 * version else None

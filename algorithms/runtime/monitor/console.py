@@ -47,11 +47,13 @@ class Title(NamedTuple):
         run: directory of it.
         env: its environment.
         aim: when it ends, in words.
+        losses: what the panel shows of learning, metric -> word.
     """
 
     run: Path
     env: str
     aim: str
+    losses: Mapping[str, str]
 
 
 class PlainLines:
@@ -144,7 +146,9 @@ class LivePanel:
             self._screen.show([])
             self._otherwise.tick(now, look)
             return
-        snapshot = Snapshot(title.run.name, title.env, "training", title.aim, overview, self._traces.best())
+        snapshot = Snapshot(
+            title.run.name, title.env, "training", title.aim, overview, self._traces.best(), title.losses
+        )
         columns = size.columns - 1  # terminals disagree on where the cursor is after the last column
         self._screen.show(render(draw(snapshot, columns, size.lines - 2), columns, colour=self._colour))
 

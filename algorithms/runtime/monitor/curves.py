@@ -79,7 +79,7 @@ class Trace:
         """The newest value; -inf if there is none."""
         return self._values[-1] if self._values else -math.inf
 
-    def resampled(self, count: int) -> list[float]:
+    def resample(self, count: int) -> list[float]:
         """So many means over equal parts of the time; a part without a value repeats the one before it."""
         if not self._values or count < 1:
             return []

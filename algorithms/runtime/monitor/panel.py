@@ -4,7 +4,7 @@ import io
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rich import box
@@ -29,14 +29,7 @@ LARGEST_WHOLE = 99_999_999.5  # return that is written out
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
 WARNING_LINES = 3
-LOSSES = {
-    "train/policy_loss": "policy",
-    "train/value_loss": "value",
-    "train/entropy": "entropy",
-    "train/kl_divergence": "kl",
-    "train/grad_norm": "gradient",
-    "train/learning_rate": "rate",
-}
+MOST_LOSSES = 6
 
 Record = Mapping[str, Any]
 Spans = Sequence[tuple[str, str]]
@@ -54,6 +47,7 @@ class Snapshot:
         aim: when it ends, in words.
         overview: its figures.
         trace: the mean return so far, of the policy that is best.
+        losses: what is shown of learning, metric -> word, as the algorithm says.
     """
 
     name: str
@@ -62,6 +56,7 @@ class Snapshot:
     aim: str
     overview: Overview
     trace: Trace
+    losses: Mapping[str, str] = field(default_factory=dict)
 
 
 class Section(NamedTuple):
@@ -78,12 +73,12 @@ def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
     if columns >= TWO_COLUMNS:
         left_width = (inner - GAP) // 2
         right_width = inner - GAP - left_width
-        left = _fitted(_of_learning(snapshot, left_width, chart_rows=6), rows - 2)
-        right = _fitted(_of_machine(snapshot.overview, right_width), rows - 2)
+        left = _fit(_of_learning(snapshot, left_width, chart_rows=6), rows - 2)
+        right = _fit(_of_machine(snapshot.overview, right_width), rows - 2)
         body: RenderableType = _side_by_side((left, left_width), (right, right_width))
     else:
         sections = [*_of_learning(snapshot, inner, chart_rows=3), *_of_machine(snapshot.overview, inner)]
-        body = Group(*_fitted(sections, rows - 2))
+        body = Group(*_fit(sections, rows - 2))
     return Panel(
         body,
         box=box.ROUNDED,
@@ -130,7 +125,7 @@ def _side_by_side(*columns: tuple[Sequence[Text], int]) -> Table:
     return table
 
 
-def _fitted(sections: Iterable[Section], rows: int) -> list[Text]:
+def _fit(sections: Iterable[Section], rows: int) -> list[Text]:
     """As many lines as fit: the least important sections are left out, and then what is below."""
     kept = list(sections)
     while len(kept) > 1 and sum(len(section.lines) for section in kept) > rows:
@@ -144,10 +139,10 @@ def _of_learning(snapshot: Snapshot, width: int, chart_rows: int) -> list[Sectio
     if len(overview.policies) == 1:
         (record,) = overview.policies
         sections += [
-            Section(0, _wrapped("return", _returns(record), width)),
+            Section(0, _wrap("return", _returns(record), width)),
             Section(4, _chart(trace, width, chart_rows)),
-            Section(3, _wrapped("losses", _losses(record), width)),
-            Section(2, _wrapped("lag", _lag(record, overview), width)),
+            Section(3, _wrap("losses", _losses(record, snapshot.losses), width)),
+            Section(2, _wrap("lag", _lag(record, overview), width)),
         ]
     else:
         sections += [Section(0, _policies(overview.policies, width)), Section(4, _chart(trace, width, chart_rows))]
@@ -161,10 +156,10 @@ def _of_machine(overview: Overview, width: int) -> list[Section]:
         reached = f"{short_number(limit)} samples/s, at {found.limit_ratio:.0%}" if limit else "not known yet"
         sections += [
             Section(1, [_role(role, times, width) for role, times in found.shown_roles().items()]),
-            Section(2, _wrapped("limit", [(reached, "")], width)),
-            Section(0, _wrapped("bottleneck", [(found.bottleneck, "bold")], width)),
+            Section(2, _wrap("limit", [(reached, "")], width)),
+            Section(0, _wrap("bottleneck", [(found.bottleneck, "bold")], width)),
         ]
-    sections.append(Section(2, _wrapped("machine", _machine(overview), width)))
+    sections.append(Section(2, _wrap("machine", _machine(overview), width)))
     if overview.warnings:
         lines = [_line("", [(_cut(f"! {text}", width), "yellow")], 0) for text in overview.warnings[-WARNING_LINES:]]
         sections.append(Section(3, lines))
@@ -193,7 +188,7 @@ def _speed(overview: Overview, width: int) -> list[Text]:
         words.append((f"{short_number(samples)} samples/s", ""))
     elif overview.performance:
         words.append((f"{short_number(overview.performance.samples_per_second)} samples/s", ""))
-    return _wrapped("speed", words, width)
+    return _wrap("speed", words, width)
 
 
 def _returns(record: Record) -> Spans:
@@ -204,8 +199,10 @@ def _returns(record: Record) -> Spans:
     return [(_figure(mean), "bold"), (spread, ""), (f"episodes of {_known(length, short_number)} steps", "")]
 
 
-def _losses(record: Record) -> Spans:
-    known = [(f"{word} {record[tag]:.3g}", "") for tag, word in LOSSES.items() if tag in record]
+def _losses(record: Record, losses: Mapping[str, str]) -> Spans:
+    names = losses or {tag.removeprefix("train/"): tag[6:] for tag in record if tag.startswith("train/")}
+    tags = {f"train/{name}": word for name, word in list(names.items())[:MOST_LOSSES]}
+    known = [(f"{word} {record[tag]:.3g}", "") for tag, word in tags.items() if tag in record]
     return known or [("nothing is trained yet", "dim")]
 
 
@@ -273,7 +270,7 @@ def _policies(records: Sequence[Record], width: int) -> list[Text]:
 
 def _chart(trace: Trace, width: int, rows: int) -> list[Text]:
     """The mean return over time, scaled to its own range."""
-    values = trace.resampled(width - LABEL)
+    values = trace.resample(width - LABEL)
     if len(trace) < 2:
         return []
     low, high = min(values), max(values)
@@ -296,7 +293,7 @@ def chart(values: Sequence[float], rows: int) -> list[str]:
     ]
 
 
-def _wrapped(label: str, spans: Spans, width: int) -> list[Text]:
+def _wrap(label: str, spans: Spans, width: int) -> list[Text]:
     """The spans after a label, separated, in as many lines as they need; words of a long one are wrapped."""
     lines: list[list[tuple[str, str]]] = [[]]
     room = width - LABEL

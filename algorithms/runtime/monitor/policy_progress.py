@@ -8,7 +8,7 @@ import numpy as np
 
 from algorithms.runtime.messages import (
     EpisodesDone,
-    Traits,
+    PolicyTraits,
 )
 from utils.metrics import short_number
 from utils.windows import RateMeter, RunningStatistic
@@ -80,7 +80,7 @@ class PolicyProgress:
         self.version = int(state.get("version", 0))
         kept = state.get("progress", {})
         self.episodes = int(kept.get("episodes", 0))
-        traits = Traits.in_state(state) or Traits()
+        traits = PolicyTraits.in_state(state) or PolicyTraits()
         self.adoptions = traits.adoptions
         played_with_these = kept.get("adoptions", 0) == traits.adoptions
         windows = dict(kept.get("windows", {})) if played_with_these else {"reward": (), "len": ()}

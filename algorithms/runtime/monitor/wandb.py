@@ -32,7 +32,7 @@ PIPE_BYTES = 1 << 20
 CLOSE_SECONDS = 10.0
 WAITING_RECORDS = 1000
 LONGEST_NAME = 100  # of a run in its id, which has 128 characters at most
-PLACES = ("train_dir", "experiments_root", "config", "init_from")
+LOCATION_FLAGS = ("train_dir", "experiments_root", "config", "init_from")
 HEAD = ("elapsed_seconds", "env_steps", "samples", "discarded", "policy")
 
 
@@ -128,7 +128,7 @@ def wandb_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
         begun: when (seconds since 1970): names and seeds come again in other groups of runs, and after
             --restart_behavior.
     """
-    shared = {name: value for name, value in flags.items() if name not in PLACES}
+    shared = {name: value for name, value in flags.items() if name not in LOCATION_FLAGS}
     origin = hashlib.sha256(repr((flags["experiments_root"], flags["seed"], begun)).encode()).hexdigest()
     return {
         "project": flags["wandb_project"],

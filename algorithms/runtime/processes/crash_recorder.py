@@ -31,7 +31,7 @@ def memory_of(arena: Arena, group: int) -> JournalMemory:
     return JournalMemory(*(arena[f"journal.{name}"][group] for name in JournalMemory._fields))
 
 
-class FlightRecorder:
+class CrashRecorder:
     """Main's end of it.
 
     Args:

@@ -151,7 +151,7 @@ class Processes:
         yield self._timekeeper.report()  # of a run that took less than a second it is the only one
         now = time.monotonic()
         for role in ROLES.values():
-            names = [name for name, place in self.supervisor.places.items() if place.plan.role is role]
+            names = [name for name, seat in self.supervisor.seats.items() if seat.plan.role is role]
             for _, message in self.supervisor.stop(names, now + role.stop_share * (deadline - now)):
                 yield message
         yield from self.stalls.progress.actor_reports()  # of those too that were killed, or are to be started again

@@ -43,8 +43,8 @@ class Death:
 
 
 @dataclass
-class PlaceHistory:
-    """The deaths in one place.
+class SeatHistory:
+    """The deaths in one seat.
 
     Attributes:
         idle_deaths: in a row, without a unit of work in between.
@@ -55,7 +55,7 @@ class PlaceHistory:
     faults: int = 0
 
     def delay(self, death: Death, *, worked: bool, lived_seconds: float) -> float | None:
-        """After how many seconds the place may be taken again; None: it is given up.
+        """Return after how many seconds a process may take the seat; None: it is given up.
 
         What fails by itself soon after every start is a bug that the user must see, however much is done in between;
         what is killed, by the kernel for example when memory is short, may go on as long as it gets something done.
@@ -95,10 +95,10 @@ class Limits:
     work_seconds: float
 
     @classmethod
-    def of_flags(cls, flags: SamplingConfig, *, in_legs: bool = False) -> "Limits":
-        """The limits that the flags describe; in a leg nobody can repeat what a dead process did, but a start can."""
+    def of_flags(cls, flags: SamplingConfig, *, in_segments: bool = False) -> "Limits":
+        """The limits of the flags; within a segment no other process can repeat what a dead one did, a start can."""
         reset, step, work = flags.reset_timeout_seconds, flags.step_timeout_seconds, flags.work_timeout_seconds
-        return cls(flags.restart_workers and not in_legs, reset, step, work)
+        return cls(flags.restart_workers and not in_segments, reset, step, work)
 
     def of(self, activity: Activity, *, is_actor: bool) -> float:
         """How long a process may do one thing."""

@@ -23,7 +23,7 @@ from algorithms.runtime.messages import (
     WorkerRetires,
 )
 from algorithms.runtime.processes.channels import Links, Postbox
-from algorithms.runtime.processes.crash_recorder import FlightRecorder
+from algorithms.runtime.processes.crash_recorder import CrashRecorder
 from algorithms.runtime.processes.janitor import Janitor, kill_group
 from algorithms.runtime.processes.prctl import sleeps
 from algorithms.runtime.processes.process import (
@@ -36,7 +36,7 @@ from algorithms.runtime.processes.process import (
     run_process,
     stack_of,
 )
-from algorithms.runtime.processes.restarts import QUEUE_PATIENCE_SECONDS, QUEUE_SECONDS, Death, Limits, PlaceHistory
+from algorithms.runtime.processes.restarts import QUEUE_PATIENCE_SECONDS, QUEUE_SECONDS, Death, Limits, SeatHistory
 from algorithms.runtime.roles import ACTOR, LEARNER
 from utils.errors import AppoError
 
@@ -56,13 +56,13 @@ class WorkerError(AppoError):
 
 
 @dataclass
-class Place:
+class Seat:
     """Where one process of the run lives; a process that is started again in it gets the next generation.
 
     Attributes:
         postbox: for messages to it and from it.
         started: monotonic seconds.
-        work_before: what had been done in this place when the process was ready; None until then.
+        work_before: what had been done in this seat when the process was ready; None until then.
     """
 
     plan: ProcessPlan
@@ -113,12 +113,12 @@ class Supervisor:
         janitor: told which process groups there are.
         limits: when a process counts as hanging, and what follows.
         launch: starts the process of that name and generation through `start`.
-        work_of: units of work done so far in the place of that name.
-        recorder: told of the end of every process, before anybody takes its place.
+        work_of: units of work done so far in the seat of that name.
+        recorder: told of the end of every process, before anybody takes its seat.
 
     Attributes:
         begun: whether all processes have been ready; what fails before ends the run.
-        due: when places are taken again that are empty now, monotonic seconds.
+        due: when seats are taken again that are empty now, monotonic seconds.
         deaths: so far, of those who have not retired; the latest one is `last_death`.
     """
 
@@ -129,17 +129,17 @@ class Supervisor:
         limits: Limits,
         launch: Callable[[str, int], None],
         work_of: Callable[[str], int],
-        recorder: FlightRecorder,
+        recorder: CrashRecorder,
     ) -> None:
         self.links, self.janitor, self.limits = links, janitor, limits
         self._launch, self._work_of, self._recorder = launch, work_of, recorder
-        self.places: dict[str, Place] = {}
+        self.seats: dict[str, Seat] = {}
         self.begun, self.deaths = False, 0
         self.due: dict[str, float] = {}
         self.last_death: Death | None = None
         self._generations: dict[str, int] = {}
-        self._gone: dict[str, Death] = {}  # how the last one in each place ended
-        self._histories: dict[str, PlaceHistory] = {}
+        self._gone: dict[str, Death] = {}  # how the last one in each seat ended
+        self._histories: dict[str, SeatHistory] = {}
         self._resumed = self._polled = time.monotonic()
 
     def start(self, context: ForkServerContext | SpawnContext, plan: ProcessPlan, build: Build) -> None:
@@ -154,11 +154,11 @@ class Supervisor:
             self.janitor.watch(process.pid or 0)
         self._generations[plan.name] = plan.generation
         postbox = Postbox(ours, self.links.bells[plan.name])
-        self.places[plan.name] = Place(plan, process, postbox, heartbeat, time.monotonic())
+        self.seats[plan.name] = Seat(plan, process, postbox, heartbeat, time.monotonic())
 
     def begin(self) -> None:
         """All processes are ready: let them work. Whoever ends from now on is replaced."""
-        for name in self.places:
+        for name in self.seats:
             self.send(name, Begin())
         self.begun = True
 
@@ -169,30 +169,30 @@ class Supervisor:
             WorkerError: a worker failed, died or hangs, and is not replaced.
         """
         messages: list[tuple[str, Message]] = list(self._replace_dead())
-        places = list(self.places.values())
-        waiting = [w for p in places for w in (p.postbox.pipe, p.process.sentinel)]
+        seats = list(self.seats.values())
+        waiting = [w for p in seats for w in (p.postbox.pipe, p.process.sentinel)]
         ready = set(multiprocessing.connection.wait(waiting, self._patience(timeout_seconds)))
         self._note_pause(timeout_seconds)
         self.janitor.revive()
-        for place in places:
-            place.postbox.flush()
-            heard = place.postbox.take() if {place.postbox.pipe, place.process.sentinel} & ready else []
-            messages += [(place.plan.name, message) for message in heard]
+        for seat in seats:
+            seat.postbox.flush()
+            heard = seat.postbox.take() if {seat.postbox.pipe, seat.process.sentinel} & ready else []
+            messages += [(seat.plan.name, message) for message in heard]
             if any(isinstance(message, WorkerReady) for message in heard):
-                self._welcome(place)
-            gone = self.places.get(place.plan.name) is not place  # with the other end of a queue
-            if not gone and (death := self._death(place, heard, ended=place.process.sentinel in ready)):
-                self._lose(place, death)
+                self._welcome(seat)
+            gone = self.seats.get(seat.plan.name) is not seat  # with the other end of a queue
+            if not gone and (death := self._death(seat, heard, ended=seat.process.sentinel in ready)):
+                self._lose(seat, death)
         return messages
 
     def send(self, name: str, message: Message) -> None:
         """Leave a message for a process and wake it; one that is gone is noticed by `poll`."""
-        if name in self.places:
-            self.places[name].postbox.post(message)
+        if name in self.seats:
+            self.seats[name].postbox.post(message)
 
     def pulses(self) -> dict[str, Pulse]:
         """The heartbeats of all living processes; nobody did anything while the machine or the run was paused."""
-        return {name: place.heartbeat.read().not_before(self._resumed) for name, place in self.places.items()}
+        return {name: seat.heartbeat.read().not_before(self._resumed) for name, seat in self.seats.items()}
 
     def stop(self, names: list[str], deadline: float) -> Iterator[tuple[str, Message]]:
         """Ask processes to stop; yields their last messages until all have ended or monotonic `deadline` has passed."""
@@ -200,73 +200,73 @@ class Supervisor:
             self.send(name, Stop())
         running = dict.fromkeys(names)
         while running and (left := deadline - time.monotonic()) > 0:
-            places = {name: self.places[name] for name in running}
-            waiting = [w for p in places.values() for w in (p.postbox.pipe, p.process.sentinel) if not _closed(w)]
+            seats = {name: self.seats[name] for name in running}
+            waiting = [w for p in seats.values() for w in (p.postbox.pipe, p.process.sentinel) if not _closed(w)]
             ready = set(multiprocessing.connection.wait(waiting, min(left, 0.1)))
-            for name, place in places.items():
-                place.postbox.flush()
-                for message in place.postbox.take():
+            for name, seat in seats.items():
+                seat.postbox.flush()
+                for message in seat.postbox.take():
                     yield name, message
-                if place.process.sentinel in ready:  # since before that was read
+                if seat.process.sentinel in ready:  # since before that was read
                     del running[name]
 
     def kill_all(self) -> None:
         """End whatever still runs, what environments have started included, and forget all processes."""
         self.due.clear()
-        for place in self.places.values():
-            if place.process.is_alive():
-                place.process.kill()
+        for seat in self.seats.values():
+            if seat.process.is_alive():
+                seat.process.kill()
         deadline = time.monotonic() + JOIN_SECONDS
-        for place in self.places.values():
-            place.bury(self.janitor, deadline)
-        self.places.clear()
+        for seat in self.seats.values():
+            seat.bury(self.janitor, deadline)
+        self.seats.clear()
 
-    def _welcome(self, place: Place) -> None:
-        place.work_before = self._work_of(place.plan.name)
+    def _welcome(self, seat: Seat) -> None:
+        seat.work_before = self._work_of(seat.plan.name)
         if self.begun:
-            self.send(place.plan.name, Begin())
+            self.send(seat.plan.name, Begin())
 
-    def _death(self, place: Place, heard: list[Message], *, ended: bool) -> Death | None:
+    def _death(self, seat: Seat, heard: list[Message], *, ended: bool) -> Death | None:
         """How a process has ended or will have to; None while all is well."""
-        if death := place.failure(heard, ended=ended):
+        if death := seat.failure(heard, ended=ended):
             return death
-        pulse, now = place.heartbeat.read().not_before(self._resumed), time.monotonic()
-        other = None if pulse.peer is None else self.places.get(_other_end(place, pulse.peer))
-        if pulse.peer is not None and _are_stuck((place, other), now - pulse.entered):
-            return self._renew_queue(place, pulse.peer)
-        hang = self.limits.hang(place.plan.name, pulse, now, is_actor=place.plan.runs_environments)
-        return replace(hang, traceback=_stacks(place, self._recorder)) if hang else None
+        pulse, now = seat.heartbeat.read().not_before(self._resumed), time.monotonic()
+        other = None if pulse.peer is None else self.seats.get(_other_end(seat, pulse.peer))
+        if pulse.peer is not None and _are_stuck((seat, other), now - pulse.entered):
+            return self._renew_queue(seat, pulse.peer)
+        hang = self.limits.hang(seat.plan.name, pulse, now, is_actor=seat.plan.runs_environments)
+        return replace(hang, traceback=_stacks(seat, self._recorder)) if hang else None
 
-    def _renew_queue(self, place: Place, peer: int) -> Death:
+    def _renew_queue(self, seat: Seat, peer: int) -> Death:
         """Give both ends of a queue a new one, as somebody has died in the old one and holds its mutex for ever."""
-        worker = place.plan.workers[0]
+        worker = seat.plan.workers[0]
         actor, policy = (worker.index, peer) if worker.role == ACTOR.name else (peer, worker.index)
-        other = _other_end(place, peer)
-        place.end(self.janitor)
+        other = _other_end(seat, peer)
+        seat.end(self.janitor)
         blocked = "blocked in its queue to {} by a process that died in it"
-        if other in self.places:
-            self._lose(self.places[other], Death(f"{other}: {blocked.format(place.plan.name)}", own_fault=False))
+        if other in self.seats:
+            self._lose(self.seats[other], Death(f"{other}: {blocked.format(seat.plan.name)}", own_fault=False))
         self.links.renew(actor, policy)
-        return Death(f"{place.plan.name}: {blocked.format(other)}", own_fault=False)
+        return Death(f"{seat.plan.name}: {blocked.format(other)}", own_fault=False)
 
-    def _lose(self, place: Place, death: Death) -> None:
-        """End what is left of a process, and have its place taken again after a while.
+    def _lose(self, seat: Seat, death: Death) -> None:
+        """End what is left of a process, and have its seat taken again after a while.
 
         Raises:
             WorkerError: it is given up.
         """
-        name, now = place.plan.name, time.monotonic()
-        place.end(self.janitor)
-        del self.places[name]
+        name, now = seat.plan.name, time.monotonic()
+        seat.end(self.janitor)
+        del self.seats[name]
         self._recorder.tell(name, death)
         self._gone[name] = death
         self.deaths += not death.retired
         self.last_death = self.last_death if death.retired else death
-        worked = place.work_before is not None and self._work_of(name) > place.work_before
-        self._plan_restart(name, death, worked=worked, lived_seconds=now - place.started)
+        worked = seat.work_before is not None and self._work_of(name) > seat.work_before
+        self._plan_restart(name, death, worked=worked, lived_seconds=now - seat.started)
 
     def _plan_restart(self, name: str, death: Death, *, worked: bool, lived_seconds: float) -> None:
-        history = self._histories.setdefault(name, PlaceHistory())
+        history = self._histories.setdefault(name, SeatHistory())
         delay = history.delay(death, worked=worked, lived_seconds=lived_seconds)
         if delay is None or not (self.begun and self.limits.restart):
             raise WorkerError(death.cause, death.exit_code, death.traceback)
@@ -295,7 +295,7 @@ class Supervisor:
                 bell.ring()
 
     def _patience(self, timeout_seconds: float) -> float:
-        """How long to wait for messages: no longer than until the next place is taken again."""
+        """How long to wait for messages: no longer than until the next seat is taken again."""
         return max(0.0, min([timeout_seconds, *(due - time.monotonic() for due in self.due.values())]))
 
     def _note_pause(self, timeout_seconds: float) -> None:
@@ -306,13 +306,13 @@ class Supervisor:
         self._polled = now
 
 
-def _stacks(place: Place, recorder: FlightRecorder) -> str:
+def _stacks(seat: Seat, recorder: CrashRecorder) -> str:
     """The stacks of a process that hangs; what it was doing is noted before."""
-    recorder.look(place.plan.name)
-    return stack_of(place.process, place.plan.log_path)
+    recorder.look(seat.plan.name)
+    return stack_of(seat.process, seat.plan.log_path)
 
 
-def _are_stuck(ends: Sequence[Place | None], seconds: float) -> bool:
+def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
     """Whether a process has been in its queue to a peer for that long because somebody has died in there.
 
     On a machine with too few cores whoever holds the mutex may be alive and kept from running, for a while.
@@ -326,9 +326,9 @@ def _are_stuck(ends: Sequence[Place | None], seconds: float) -> bool:
     return all(sleeps(end.process.pid or 0) for end in ends if end)
 
 
-def _other_end(place: Place, peer: int) -> str:
+def _other_end(seat: Seat, peer: int) -> str:
     """The process at the other end of the queue to that peer: queues join actors and learners."""
-    return str(Address((LEARNER if place.plan.workers[0].role == ACTOR.name else ACTOR).name, peer))
+    return str(Address((LEARNER if seat.plan.workers[0].role == ACTOR.name else ACTOR).name, peer))
 
 
 def _closed(waitable: object) -> bool:

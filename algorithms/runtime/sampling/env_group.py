@@ -195,7 +195,7 @@ class EnvGroup:
         *counts, self.episodes.count = self._counts[: len(NOTED)].tolist()
         self.totals = dict(zip(COUNTS, counts, strict=True))
         self._rebuilds_before = self.totals["rebuilds"]
-        self.totals["released"] = self.totals["sent"] - sum(1 for _ in self._handed_over())
+        self.totals["released"] = self.totals["sent"] - sum(1 for _ in self._repeat_hand_overs())
         carried = trajectories.first[plan.slots[0], 0]
         self._carry_obs = {key: np.empty_like(a[plan.slots[0], 0]) for key, a in trajectories.obs.items()}
         self._carry_first = np.ones_like(carried)
@@ -206,7 +206,7 @@ class EnvGroup:
 
         What an actor that died in this place has handed over is handed over once more: nobody may have heard of it.
         """
-        yield from self._handed_over()
+        yield from self._repeat_hand_overs()
         yield from self._begin_trajectory()
 
     def reset(self) -> None:
@@ -344,7 +344,7 @@ class EnvGroup:
         self.totals["rebuilds"] = self._rebuilds_before + self.envs.rebuilds
         self._counts[: len(NOTED)] = [*self.totals.values(), self.episodes.count]
 
-    def _handed_over(self) -> Iterator[TrajectoryReady]:
+    def _repeat_hand_overs(self) -> Iterator[TrajectoryReady]:
         return handed_over(self.trajectories, self.plan.slots, self.plan.generation)
 
     def _policies_of(self, slot: int) -> list[int]:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.runtime.algorithm import FastPolicy, Policy, Random
 from algorithms.runtime.devices import Device
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import Trajectories
+from algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
 from algorithms.runtime.sampling.policy_worker import ActingPlan, Rows
 from utils.timing import COPYING, INFERENCE, clock
 
@@ -36,19 +36,19 @@ class _Bucket:
 
     Attributes:
         obs, first: inputs on the device.
-        place: [N] where the recurrent state of each row is kept.
+        state_index: [N] where the recurrent state of each row is kept.
         said: [N, W] on the device: all that is recorded of a row, as float32.
         said_shapes: of one row, of each recorded field, in the order of `said`.
-        host_place, host_said: the host's ends of `place` and `said`.
+        host_state_index, host_said: the host's ends of `state_index` and `said`.
         run: the pass.
     """
 
     obs: dict[str, Tensor]
     first: Tensor
-    place: Tensor
+    state_index: Tensor
     said: Tensor
     said_shapes: dict[str, tuple[int, ...]]
-    host_place: Tensor
+    host_state_index: Tensor
     host_said: Tensor
     run: Callable[[], None]
 
@@ -72,7 +72,7 @@ class GpuEngine:
         groups, rows = plan.num_groups, trajectories.valid.shape[2]
         self.states = torch.zeros(groups * rows + 1, policy.rnn_state_size, device=plan.device)
         self.live_state = self.states[:-1].view(groups, rows, policy.rnn_state_size)
-        self.places = np.arange(groups * rows).reshape(groups, rows)
+        self.state_indices = np.arange(groups * rows).reshape(groups, rows)
         self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
         self.first = torch.from_numpy(trajectories.first)
         self.fields = {"action": trajectories.action, **trajectories.recorded}
@@ -111,9 +111,9 @@ class GpuEngine:
         if not groups:
             for target, source in fields:
                 target[:count].copy_(source[rows.at])
-        bucket.host_place[:count] = torch.from_numpy(self.places[rows.state].reshape(-1))
-        bucket.host_place[count:] = len(self.states) - 1
-        bucket.place.copy_(bucket.host_place, non_blocking=True)
+        bucket.host_state_index[:count] = torch.from_numpy(self.state_indices[rows.state].reshape(-1))
+        bucket.host_state_index[count:] = len(self.states) - 1
+        bucket.state_index.copy_(bucket.host_state_index, non_blocking=True)
 
     def _store(self, bucket: _Bucket, rows: Rows, said: Array) -> None:
         """Write [N, W] where the rows lie."""
@@ -128,33 +128,33 @@ class GpuEngine:
         device = self.device.name
         obs = {key: torch.zeros(size, *x.shape[3:], dtype=x.dtype, device=device) for key, x in self.obs.items()}
         first = torch.zeros(size, dtype=torch.bool, device=device)
-        place = torch.full((size,), len(self.states) - 1, device=device)
-        recorded = self._forward(obs, first, place, random)  # the first of the warm-ups says what is recorded
+        state_index = torch.full((size,), len(self.states) - 1, device=device)
+        recorded = self._forward(obs, first, state_index, random)  # the first of the warm-ups says what is recorded
         said = _side_by_side(recorded)
 
         @torch.inference_mode()  # which captures leave
         def run() -> None:
-            said.copy_(_side_by_side(self._forward(obs, first, place, random)))
+            said.copy_(_side_by_side(self._forward(obs, first, state_index, random)))
 
         return _Bucket(
             obs=obs,
             first=first,
-            place=place,
+            state_index=state_index,
             said=said,
             said_shapes={name: tuple(value.shape[1:]) for name, value in recorded.items()},
-            host_place=self.device.host_buffer((size,), torch.int64),
+            host_state_index=self.device.host_buffer((size,), torch.int64),
             host_said=self.device.host_buffer(tuple(said.shape), torch.float32),
-            run=self._captured(run, random),
+            run=self._capture(run, random),
         )
 
-    def _forward(self, obs: dict[str, Tensor], first: Tensor, place: Tensor, random: Random) -> dict[str, Tensor]:
-        """Act in rows whose states are in these places [N]; what is recorded of them."""
-        rows = place.clamp(max=len(self.states) - 2)  # nobody's row has no number of its own
-        recorded, after = self.policy.act(obs, first, self.states.index_select(0, place), rows, random)
-        self.states.index_copy_(0, place, after)
+    def _forward(self, obs: dict[str, Tensor], first: Tensor, state_index: Tensor, random: Random) -> dict[str, Tensor]:
+        """Act in rows whose recurrent states have these indices [N]; what is recorded of them."""
+        rows = state_index.clamp(max=len(self.states) - 2)  # nobody's row has no number of its own
+        recorded, after = self.policy.act(obs, first, self.states.index_select(0, state_index), rows, random)
+        self.states.index_copy_(0, state_index, after)
         return recorded
 
-    def _captured(self, run: Callable[[], None], random: Random) -> Callable[[], None]:
+    def _capture(self, run: Callable[[], None], random: Random) -> Callable[[], None]:
         """The pass, captured where that is possible; else one warning, and the pass itself."""
         for _ in range(WARM_UPS - 1):
             run()

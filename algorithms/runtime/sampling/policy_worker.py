@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from algorithms.models.flat_module import FlatModule
-from algorithms.runtime.algorithm import FastPolicy, Policy, Random
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories
 from algorithms.runtime.memory.weights import WeightRing, checksum
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
+from algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
 from envs.spec import EnvSpec
 from utils.errors import ResourceError
 from utils.failpoints import failpoint
@@ -99,6 +99,7 @@ class HostEngine:
         num_rows = trajectories.valid.shape[2]
         self.live_state = torch.zeros(plan.num_groups, num_rows, policy.rnn_state_size, device=plan.device)
         self.numbers = torch.arange(plan.num_groups * num_rows, device=plan.device).view(plan.num_groups, num_rows)
+        self.numbers_of_group = self.numbers.unbind()
         self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
         self.first = torch.from_numpy(trajectories.first)
         self.fields = {"action": trajectories.action, **trajectories.recorded}
@@ -106,9 +107,10 @@ class HostEngine:
     @torch.inference_mode()
     def run(self, rows: Rows, random: Any) -> None:
         """Gather K x R rows, one forward pass, scatter what it says."""
-        last = len(rows.lead) - 1
         obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
-        state, numbers = self.live_state[rows.state].flatten(0, last), self.numbers[rows.state].flatten(0, last)
+        state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
+        one_group = isinstance(rows.state, int)
+        numbers = self.numbers_of_group[rows.state] if one_group else self.numbers[rows.state].flatten()
         clock.enter(INFERENCE)
         recorded, state = self.policy.act(
             obs, self._gather(self.first, rows), state, numbers, random, whole_groups=len(rows.at) == 2
@@ -116,7 +118,8 @@ class HostEngine:
         clock.enter(COPYING)
         self.live_state[rows.state] = state.view(*rows.lead, state.shape[-1])
         for name, value in recorded.items():
-            self.fields[name][rows.at] = value.cpu().numpy().reshape(rows.lead + value.shape[1:])
+            array = value.cpu().numpy()
+            self.fields[name][rows.at] = array if one_group else array.reshape(rows.lead + value.shape[1:])
 
     def fast(self, random: Any) -> FastPolicy | None:
         """Return the policy's own twin without torch."""
@@ -271,10 +274,10 @@ class PolicyWorker:
             if slot < 0:  # new episodes, which begin without a state
                 continue
             start = (step - 1) // self.plan.recurrence * self.plan.recurrence  # of the last segment that has begun
-            state = self._sent(self.trajectories.rnn_state[slot, start // self.plan.recurrence])
+            state = self._to_device(self.trajectories.rnn_state[slot, start // self.plan.recurrence])
             for t in range(start, step):
-                obs = {key: self._sent(a[slot, t]) for key, a in self.trajectories.obs.items()}
-                first = self._sent(self.trajectories.first[slot, t])
+                obs = {key: self._to_device(a[slot, t]) for key, a in self.trajectories.obs.items()}
+                first = self._to_device(self.trajectories.first[slot, t])
                 _, state = self.policy.act(obs, first, state, None, None, greedy=True)
             self.live_state[request.group] = state
 
@@ -291,7 +294,7 @@ class PolicyWorker:
         rows = self.finals.has_final[group] & (self.trajectories.policy_id[slot, step - 1] == policy)
         if not rows.any():
             return
-        obs = {key: self._sent(a[group][rows]) for key, a in self.finals.final_obs.items()}
+        obs = {key: self._to_device(a[group][rows]) for key, a in self.finals.final_obs.items()}
         state = self.live_state[group][torch.from_numpy(rows)]
         first = torch.zeros(len(state), dtype=torch.bool, device=self.plan.device)
         before = clock.enter(INFERENCE)
@@ -300,7 +303,7 @@ class PolicyWorker:
         for name, value in recorded.items():
             self.trajectories.recorded[name][slot, step - 1, rows] = value.cpu().numpy()
 
-    def _sent(self, array: Array) -> Tensor:
+    def _to_device(self, array: Array) -> Tensor:
         """The array as a tensor on the device of the policy."""
         return torch.from_numpy(array).to(self.plan.device)
 
@@ -352,7 +355,7 @@ class WeightReader:
         """Load weights, and read them back from time to time."""
         for _ in range(LOAD_ATTEMPTS):
             self.flat.load(weights)
-            if self._loads % self._proved_loads or self._loaded() == checksum(weights):
+            if self._loads % self._proved_loads or self._checksum_loaded() == checksum(weights):
                 self._loads += 1
                 self._damaged.clear()
                 self.version = version
@@ -362,7 +365,7 @@ class WeightReader:
             " attempts their checksum was another one"
         )
 
-    def _loaded(self) -> int:
+    def _checksum_loaded(self) -> int:
         read_back: np.ndarray[tuple[int], np.dtype[np.float32]] = self.flat.flat.cpu().numpy()
         return checksum(read_back)
 

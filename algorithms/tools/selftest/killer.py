@@ -1,7 +1,7 @@
-"""The processes of a run as they are seen from outside, and a storm that kills them.
+"""The processes of a run as they are seen from outside, and what kills them at random.
 
 All of them inherit an environment variable with a value that only this run has: so those are found too whose parents
-have died. What killing costs the run is no business of this module, see `history`.
+have died. What killing costs the run is no business of this module, see `invariants`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ UNMISSED = ("tracker", "starting", "ended")  # come back when the next process i
 WORDS = {"resource_tracker": "tracker", "janitor": "janitor", "forkserver": "fork_server"}
 
 
-class StormError(Exception):
+class KillerError(Exception):
     """The run has ended, or has not recovered."""
 
 
@@ -76,11 +76,11 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
-class Storm:
+class Killer:
     """Kills processes of a run at random, some at once or while others are being started again, and lets it recover.
 
-    A process may be killed for ever as long as it gets something done, and a run ends that gets nothing done: so a gust
-    ends before any process has died too often in a row.
+    A process may be killed for ever as long as it gets something done, and a run ends that gets nothing done: so a
+    burst ends before any process has died too often in a row.
 
     Args:
         marker: by which the processes of the run are known.
@@ -90,7 +90,7 @@ class Storm:
 
     Attributes:
         kills: roles, in order.
-        longest_recovery_seconds: from the end of a gust until all are back and what was learned since is saved.
+        longest_recovery_seconds: from the end of a burst until all are back and what was learned since is saved.
     """
 
     def __init__(self, marker: str, main: int, saves: Callable[[], int], seed: int) -> None:
@@ -100,11 +100,11 @@ class Storm:
         self._rng = random.Random(seed)  # noqa: S311 (no secret)
         self._unasked: set[int] = set()  # main asks for their exit codes when it starts the next process
 
-    def blow(self, kills: int) -> None:
+    def kill_burst(self, kills: int) -> None:
         """Kill that many processes.
 
         Raises:
-            StormError: the run ended, or did not recover.
+            KillerError: the run ended, or did not recover.
         """
         missed = set(self._roles().values()).difference(UNMISSED)
         while len(self.kills) < kills:
@@ -116,14 +116,14 @@ class Storm:
     def _roles(self) -> dict[int, str]:
         roles = roles_of(self.marker, self.main)
         if self.main not in roles:
-            raise StormError(f"the run ended after {len(self.kills)} kills: {' '.join(self.kills[-8:])}")
+            raise KillerError(f"the run ended after {len(self.kills)} kills: {' '.join(self.kills[-8:])}")
         return roles
 
     def _kill_one(self) -> None:
         deadline = time.monotonic() + RECOVERY_SECONDS
         while not (victims := self._victims()):
             if time.monotonic() > deadline:
-                raise StormError(f"nobody was started again within {RECOVERY_SECONDS:g} s")
+                raise KillerError(f"nobody was started again within {RECOVERY_SECONDS:g} s")
             time.sleep(POLL_SECONDS)
         role, pid = self._rng.choice(victims)
         if role in UNMISSED:
@@ -145,6 +145,6 @@ class Storm:
             if time.monotonic() - began > RECOVERY_SECONDS:
                 state = f"{self.saves() - saves} saves, lacking {sorted(lacking)}, zombies {sorted(zombies)}"
                 last = " ".join(self.kills[-8:])
-                raise StormError(f"not recovered {RECOVERY_SECONDS:g} s after killing {last}: {state}")
+                raise KillerError(f"not recovered {RECOVERY_SECONDS:g} s after killing {last}: {state}")
             time.sleep(POLL_SECONDS)
         self.longest_recovery_seconds = max(self.longest_recovery_seconds, time.monotonic() - began)

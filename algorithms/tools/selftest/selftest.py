@@ -22,7 +22,7 @@ from algorithms.tools.selftest.invariants import (
     read_saves,
     tolerance,
 )
-from algorithms.tools.selftest.killer import MARKER, POLL_SECONDS, Storm, StormError, kill, processes_of
+from algorithms.tools.selftest.killer import MARKER, POLL_SECONDS, Killer, KillerError, kill, processes_of
 from utils.command_line import own_command, say
 from utils.metrics import read_metrics, without_lost
 from utils.run_folder import RunFolder
@@ -120,25 +120,25 @@ class Run:
         """Poll a condition while the run lives.
 
         Raises:
-            StormError: it ended, or the condition did not come true.
+            KillerError: it ended, or the condition did not come true.
         """
         deadline = time.monotonic() + LIMIT_SECONDS
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 last = " | ".join(self.log.splitlines()[-2:])
-                raise StormError(f"no {what}; exit code {self.process.returncode}: {last}")
+                raise KillerError(f"no {what}; exit code {self.process.returncode}: {last}")
             time.sleep(POLL_SECONDS)
 
     def seconds_until_gone(self) -> float:
         """How long it takes until none of its processes is left.
 
         Raises:
-            StormError: some stay.
+            KillerError: some stay.
         """
         began = time.monotonic()
         while pids := processes_of(self.marker):
             if time.monotonic() - began > GONE_SECONDS:
-                raise StormError(f"{len(pids)} processes are left after {GONE_SECONDS:g} s")
+                raise KillerError(f"{len(pids)} processes are left after {GONE_SECONDS:g} s")
             self.process.poll()
             time.sleep(0.001)
         return time.monotonic() - began
@@ -155,7 +155,7 @@ def selftest(config: SelftestConfig) -> int:
         for outcome in check_promises(folder, config):
             say(outcome.line())
             failed = failed or bool(outcome.wrong)
-    except StormError as error:
+    except KillerError as error:
         failed = True
         say(Outcome("the run goes on", [str(error)], "").line())
     except KeyboardInterrupt:
@@ -171,7 +171,7 @@ def check_promises(folder: Path, config: SelftestConfig) -> Iterator[Outcome]:
     """Kill main; resume; kill everybody else, again and again; end with Ctrl-C; look what is left.
 
     Raises:
-        StormError: there is nothing more to look at.
+        KillerError: there is nothing more to look at.
     """
     with Run(folder, config) as first:
         names = set(os.listdir(SHARED_MEMORY))
@@ -186,21 +186,21 @@ def check_promises(folder: Path, config: SelftestConfig) -> Iterator[Outcome]:
         begun = int(second.records()[0]["env_steps"])
         wrong = [f"from {begun} env steps, {promised[-1][1]} were saved"] if begun < promised[-1][1] else []
         yield Outcome("started again: it goes on where it was saved", wrong, f"at env step {begun}")
-        yield from kill_in_gusts(second, config)
+        yield from kill_in_bursts(second, config)
         second.wait_until(lambda: second.best_return() >= GOAL, f"mean return of {GOAL}")
         yield Outcome("it learns all the same", [], f"mean return {second.best_return():.2f} of at most 1")
         kill(second.process.pid, signal.SIGINT)
         yield check_ctrl_c(second)
-    yield from check_history(folder / "run", second, [*promised, *read_saves(second.log)], config.kills)
+    yield from check_invariants(folder / "run", second, [*promised, *read_saves(second.log)], config.kills)
 
 
-def kill_in_gusts(run: Run, config: SelftestConfig) -> Iterator[Outcome]:
-    """The storm."""
-    storm = Storm(run.marker, run.process.pid, run.saves, config.seed)
-    storm.blow(config.kills)
-    counts = ", ".join(f"{role} {storm.kills.count(role)}" for role in sorted(set(storm.kills)))
+def kill_in_bursts(run: Run, config: SelftestConfig) -> Iterator[Outcome]:
+    """Kill processes of the run at random; the run goes on and saves."""
+    killer = Killer(run.marker, run.process.pid, run.saves, config.seed)
+    killer.kill_burst(config.kills)
+    counts = ", ".join(f"{role} {killer.kills.count(role)}" for role in sorted(set(killer.kills)))
     yield Outcome(f"{config.kills} kills: who dies is replaced", [], counts)
-    seconds = storm.longest_recovery_seconds
+    seconds = killer.longest_recovery_seconds
     yield Outcome("training goes on and is saved", [], f"within {seconds:.1f} s after every gust of kills")
 
 
@@ -214,7 +214,7 @@ def check_ctrl_c(run: Run) -> Outcome:
     return Outcome("Ctrl-C: it saves and ends with exit code 130", wrong, seen)
 
 
-def check_history(directory: Path, last: Run, promised: Sequence[tuple[Path, int]], kills: int) -> Iterator[Outcome]:
+def check_invariants(directory: Path, last: Run, promised: Sequence[tuple[Path, int]], kills: int) -> Iterator[Outcome]:
     """What all of it has left behind."""
     folder, wrong = RunFolder(directory), lost_checkpoints(path for path, _ in promised)
     yield Outcome("every checkpoint said to be saved is good", wrong, f"{len(promised)} of {len(promised)}")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.appo.learner import METRICS, Learner
+from algorithms.appo.learner import NAMES, Learner
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import gae, vtrace
 from algorithms.runtime.learning.batches import Batch
@@ -585,7 +585,7 @@ def test_metrics_are_means_since_the_last_call() -> None:
     for batch in batches:
         learn(learner, batch)
         singles.append(learner.metrics())
-    assert tuple(singles[0]) == (*METRICS, "skipped_in_a_row")
+    assert tuple(singles[0]) == (*NAMES, "skipped_in_a_row")
     for batch in batches:
         learn(learner, batch)
     both = learner.metrics()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.appo.learner import METRICS, Learner, Whole
+from algorithms.appo.learner import NAMES, Learner, Whole
 from algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
 from algorithms.runtime.learning.batches import Batch
 from envs.spec import ActionPart, EnvSpec
@@ -116,7 +116,7 @@ def test_harmful_steps_are_skipped(emptied: str) -> None:
     for _ in range(2):  # the first is compared
         found.quick_update(batch)
     assert torch.equal(parameters(found), before)
-    assert found._metric_sum[METRICS.index("skipped")] == 2
+    assert found._metric_sum[NAMES.index("skipped")] == 2
     assert found.quick_update is not None
 
 

@@ -1,12 +1,12 @@
 """Other hyperparameters in a running learner: whoever makes the steps, they are those of a learner made with them."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
 
-from algorithms.appo.learner import Learner, Tune
+from algorithms.appo.learner import Learner
 from algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
 from algorithms.parts.optimizer import WARM_UPS, CapturedUpdate
 from tests.unit.appo.batches import ROLLOUT, batch_of, learn, learner_of
@@ -30,6 +30,17 @@ WAYS: dict[str, Quick] = {
 }
 
 
+def tune(learner: Learner, values: dict[str, object]) -> int:
+    learner.configure(replace(learner.config, **values))  # type: ignore[arg-type]
+    return learner.config.macro_batch_columns
+
+
+def with_quick(learner: Learner, make: Quick) -> Learner:
+    learner._make_quick = make  # type: ignore[assignment]
+    learner.quick_update = make(learner)  # type: ignore[assignment]
+    return learner
+
+
 def trained(learner: Learner, seeds: range) -> Learner:
     for seed in seeds:
         assert learn(learner, batch_of(learner_of(model={"use_rnn": False}).model, seed=seed)) == 1
@@ -41,14 +52,14 @@ def trained(learner: Learner, seeds: range) -> Learner:
 def test_they_take_effect_however_steps_are_made(way: str, name: str) -> None:
     values = OTHERS if name == "all" else {name: OTHERS[name]}
     tuned, made_with = learner_of(model={"use_rnn": False}), learner_of(model={"use_rnn": False}, **values)
-    tune = Tune(tuned, partial(WAYS[way], tuned))  # type: ignore[arg-type]
+    with_quick(tuned, WAYS[way])
     assert (tuned.quick_update is None) == (way == "torch")
     trained(tuned, range(STEPS_BEFORE))
     left_alone = learner_of(model={"use_rnn": False})
     for other in (made_with, left_alone):
         other.quick_update = WAYS[way](other)  # type: ignore[assignment]
         other.restore(tuned.state())
-    assert tune(values) == 6
+    assert tune(tuned, values) == 6
     for learner in (tuned, made_with, left_alone):
         trained(learner, range(STEPS_BEFORE, STEPS_BEFORE + WARM_UPS + 2))
     assert torch.equal(tuned.flat.flat, made_with.flat.flat)
@@ -58,14 +69,14 @@ def test_they_take_effect_however_steps_are_made(way: str, name: str) -> None:
 def test_steps_are_captured_anew() -> None:
     learner, devices = learner_of(), []
 
-    def quick_update() -> CapturedUpdate:
+    def quick_update(learner: Learner) -> CapturedUpdate:
         devices.append(RecordingDevice())
         return CapturedUpdate(learner.update, devices[-1])
 
-    tune = Tune(learner, quick_update)
+    with_quick(learner, quick_update)
     for seed in range(WARM_UPS + 2):
         learn(learner, batch_of(learner.model, seed=seed))
-    tune({"value_loss_coeff": 5.0})
+    tune(learner, {"value_loss_coeff": 5.0})
     for seed in range(WARM_UPS + 2):
         learn(learner, batch_of(learner.model, seed=seed))
     assert [(len(device.captured), device.replays) for device in devices] == [(1, 2), (1, 2)]
@@ -73,27 +84,26 @@ def test_steps_are_captured_anew() -> None:
 
 def test_a_twin_in_numpy_comes_and_goes_with_the_options_it_knows() -> None:
     learner = learner_of(model={"use_rnn": False})
-    tune = Tune(learner, partial(numpy_update, learner))
+    with_quick(learner, numpy_update)
     assert isinstance(learner.quick_update, NumpyUpdate)
-    tune({"kl_loss_coeff": 0.1})
+    tune(learner, {"kl_loss_coeff": 0.1})
     assert learner.quick_update is None
-    tune({"kl_loss_coeff": 0.0})
+    tune(learner, {"kl_loss_coeff": 0.0})
     assert isinstance(learner.quick_update, NumpyUpdate)
 
 
 def test_an_adapted_rate_stays_unless_another_one_is_set() -> None:
     learner = learner_of(lr_schedule="kl_adaptive_minibatch", lr_schedule_kl_threshold=1e-9)
-    tune = Tune(learner, lambda: None)
     learn(learner, batch_of(learner.model))
     adapted = float(learner.optimizer.learning_rate)
     assert adapted < 1e-2
-    tune({"gamma": 0.9})
+    tune(learner, {"gamma": 0.9})
     assert float(learner.optimizer.learning_rate) == adapted
-    tune({"learning_rate": 0.25})
+    tune(learner, {"learning_rate": 0.25})
     assert float(learner.optimizer.learning_rate) == 0.25
 
 
 def test_the_size_of_batches_and_minibatches() -> None:
     learner = learner_of(num_batches_per_iteration=2)
-    assert Tune(learner, lambda: None)({"batch_size": 2 * ROLLOUT}) == 4
+    assert tune(learner, {"batch_size": 2 * ROLLOUT}) == 4
     assert learn(learner, batch_of(learner.model)) == 3  # six columns by two

@@ -1,5 +1,6 @@
 """The policy of actor-critics: which random numbers it draws, and that every way of acting records the same things."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,12 @@ N = ROWS * GROUPS
 MIXED = (ActionPart("categorical", 4), ActionPart("gaussian", 2))
 
 
+@pytest.fixture(autouse=True)
+def as_it_is_called() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
 def policy_of(*parts: ActionPart) -> tuple[StochasticPolicy, ActorCritic]:
     spec = env_spec_of(*parts)
     model = model_of(spec)
@@ -37,8 +44,7 @@ def inputs_of(policy: StochasticPolicy) -> tuple[dict[str, Tensor], Tensor, Tens
 def test_everything_that_is_recorded_fits_the_action() -> None:
     policy, model = policy_of(*MIXED)
     inputs = inputs_of(policy)
-    with torch.inference_mode():
-        logits, value, state = model.act(*inputs)
+    logits, value, state = model.act(*inputs)
     for whole_groups in (False, True):
         recorded, after = policy.act(*inputs, None, policy.random(5, ROWS), whole_groups=whole_groups)
         assert sorted(recorded) == ["action", "log_prob", "logits", "value"]

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from algorithms.population.controller import Controller, objective_of
-from algorithms.population.exploit_explore import Breeding
+from algorithms.population.exploit_explore import ExploitExplore
 from algorithms.population.lineage import Lineage, read_events
 from algorithms.run.config import parse_train
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.messages import (
-    Adopt,
+    CopyWeights,
     EpisodesDone,
     LearnerReport,
     Message,
+    PolicyTraits,
     SetHyperparameters,
     ShapeRewards,
-    Traits,
     TraitsSet,
     WorkerRestarted,
 )
@@ -50,18 +50,18 @@ class Population:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *words: str, policies: int = 3) -> None:
         monkeypatch.setattr("algorithms.population.lineage.ThreadPoolExecutor", AtOnce)
         config = parse_train([*FLAGS, f"--num_policies={policies}", *words])
-        self.directory, self.breeding = directory, Breeding.of(config, SHAPING, seed=1)
+        self.directory, self.exploit_explore = directory, ExploitExplore.of(config, SHAPING, seed=1)
         logging_config = LoggingConfig(tensorboard=False, stats_avg=4)
         self.monitor = Monitor(directory, logging_config, [{}] * policies, Budget(10**9))
-        self.traits = [self.breeding.first(policy, {}) for policy in range(policies)]
+        self.traits = [self.exploit_explore.first(policy, {}) for policy in range(policies)]
         self.learning = [p for p in range(policies) if p not in config.frozen]
         self.controller = self.begin(self.traits)
 
-    def begin(self, traits: Iterable[Traits]) -> Controller:
+    def begin(self, traits: Iterable[PolicyTraits]) -> Controller:
         """A start that goes on with these traits."""
         traits = list(traits)
         lineage = Lineage(self.directory, traits)
-        self.controller = Controller(self.breeding, self.monitor, lineage, traits, self.learning, actors=2)
+        self.controller = Controller(self.exploit_explore, self.monitor, lineage, traits, self.learning, actors=2)
         return self.controller
 
     def learned(self, *env_steps: int) -> None:
@@ -83,7 +83,7 @@ class Population:
 
     def obey(self, order: Message, taken_env_steps: int | None = None) -> list[Message]:
         """The learner does it; what is said then."""
-        assert isinstance(order, Adopt | SetHyperparameters)
+        assert isinstance(order, CopyWeights | SetHyperparameters)
         self.hear(TraitsSet(order.policy, order.traits, 7, taken_env_steps))
         return self.said()
 
@@ -96,8 +96,8 @@ def population(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Population:
     return Population(tmp_path, monkeypatch)
 
 
-def order_in(messages: list[Message]) -> Adopt | SetHyperparameters:
-    (order,) = (m for m in messages if isinstance(m, Adopt | SetHyperparameters))
+def order_in(messages: list[Message]) -> CopyWeights | SetHyperparameters:
+    (order,) = (m for m in messages if isinstance(m, CopyWeights | SetHyperparameters))
     return order
 
 
@@ -131,7 +131,7 @@ def test_the_worst_copies_the_best_and_its_statistics_start_afresh(population: P
     population.played(1.0, 2.0, 30.0)
     population.learned(1600, 1000, 1000)
     order = population.said()
-    assert order == [Adopt(0, order_in(order).traits, 2)]
+    assert order == [CopyWeights(0, order_in(order).traits, 2)]
     assert order_in(order).traits.adoptions == 1
     assert order_in(order).traits.hyperparameters == population.traits[2].hyperparameters  # the reference: unmutated
     assert population.monitor.policies[0].episode_return.count == 2

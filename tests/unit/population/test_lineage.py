@@ -9,7 +9,7 @@ import pytest
 from algorithms import cli
 from algorithms.population import lineage as module
 from algorithms.population.lineage import Event, Lineage, numbers_of, read_events
-from algorithms.runtime.messages import Traits
+from algorithms.runtime.messages import PolicyTraits
 from algorithms.tools.flags import LineageConfig
 from algorithms.tools.lineage import describe, lineage
 from utils.errors import UsageError
@@ -26,7 +26,7 @@ EVENTS = [
 
 
 def saved(directory: Path, *events: Event) -> Path:
-    written = Lineage(directory, [Traits(changes=9)] * 2)
+    written = Lineage(directory, [PolicyTraits(changes=9)] * 2)
     for event in events:
         written.add(event)
     written.close()

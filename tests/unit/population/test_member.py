@@ -12,13 +12,21 @@ from algorithms.runtime.learning.batches import ColumnBatches
 from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import Address, Adopt, Message, SaveState, SetHyperparameters, Traits, TraitsSet
+from algorithms.runtime.messages import (
+    Address,
+    CopyWeights,
+    Message,
+    PolicyTraits,
+    SaveState,
+    SetHyperparameters,
+    TraitsSet,
+)
 from tests.states import stacked
 from tests.unit.runtime.learning.test_learner_worker import LAYOUT, ROLLOUT, ROWS, WEIGHTS, CountingLearner
 from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
 
 LAG = 20
-FIRST = Traits({"rate": 0.1})
+FIRST = PolicyTraits({"rate": 0.1})
 
 
 def world_of_two() -> World:
@@ -31,7 +39,7 @@ def world_of_two() -> World:
 class TrainedMember:
     """A member of a population of two, in a world."""
 
-    def __init__(self, world: World, policy: int = 0, columns: int = ROWS, traits: Traits = FIRST) -> None:
+    def __init__(self, world: World, policy: int = 0, columns: int = ROWS, traits: PolicyTraits = FIRST) -> None:
         self.world, self.policy = world, policy
         world.trajectories.policy_id[:] = policy
         memory = LearnerMemory.attach(world.arena, world.trajectories, policy)
@@ -78,7 +86,7 @@ def test_traits_are_saved_with_the_weights() -> None:
 def test_hyperparameters_are_set_between_batches_and_saved_at_once() -> None:
     member = TrainedMember(world_of_two())
     member.train()
-    traits = Traits({"rate": 0.2}, {"health": 1.0}, changes=1, decided_env_steps=48)
+    traits = PolicyTraits({"rate": 0.2}, {"health": 1.0}, changes=1, decided_env_steps=48)
     assert member.told(SetHyperparameters(0, traits)) == [TraitsSet(0, traits, 3)]
     assert member.tuned == [{"rate": 0.2}]
     saved = member.saved()
@@ -87,12 +95,14 @@ def test_hyperparameters_are_set_between_batches_and_saved_at_once() -> None:
 
 def test_an_order_that_is_known_changes_nothing() -> None:
     member = TrainedMember(world_of_two())
-    traits = Traits({"rate": 0.2}, changes=2)
+    traits = PolicyTraits({"rate": 0.2}, changes=2)
     member.told(SetHyperparameters(0, traits))
     assert member.told(SetHyperparameters(0, traits)) == [TraitsSet(0, traits, 1)]
-    assert member.told(Adopt(0, Traits({"rate": 0.3}, changes=1, adoptions=1), 1)) == [TraitsSet(0, traits, 1)]
+    assert member.told(CopyWeights(0, PolicyTraits({"rate": 0.3}, changes=1, adoptions=1), 1)) == [
+        TraitsSet(0, traits, 1)
+    ]
     assert member.tuned == [{"rate": 0.2}]
-    kept = Traits({"rate": 0.2}, changes=3, decided_env_steps=9)
+    kept = PolicyTraits({"rate": 0.2}, changes=3, decided_env_steps=9)
     assert member.told(SetHyperparameters(0, kept)) == [TraitsSet(0, kept, 1)]
     assert member.tuned == [{"rate": 0.2}]  # the same values: only the clock has moved
     assert member.saved()["traits"]["decided_env_steps"] == 9
@@ -106,8 +116,8 @@ def test_weights_of_another_are_adopted_with_its_moments_and_statistics() -> Non
     source.told(SaveState(1))
     member = TrainedMember(world, 0)
     member.train()
-    traits = Traits({"rate": 0.7}, changes=1, adoptions=1)
-    assert member.told(Adopt(0, traits, 1)) == [TraitsSet(0, traits, 3 + LAG + 1, taken_env_steps=3 * 48)]
+    traits = PolicyTraits({"rate": 0.7}, changes=1, adoptions=1)
+    assert member.told(CopyWeights(0, traits, 1)) == [TraitsSet(0, traits, 3 + LAG + 1, taken_env_steps=3 * 48)]
     state, other = member.block.read(), source.block.read()
     assert state is not None
     assert other is not None
@@ -130,7 +140,7 @@ def test_nothing_that_other_weights_have_acted_is_trained_on() -> None:
     member.train(0)  # half of a batch
     assert member.batches.staged_samples == ROWS * ROLLOUT
     member.told(hand_over(world, 1))
-    member.told(Adopt(0, Traits(changes=1, adoptions=1), 1))
+    member.told(CopyWeights(0, PolicyTraits(changes=1, adoptions=1), 1))
     assert member.batches.staged_samples == 0
     list(member.worker.work())  # the slot that was waiting
     assert member.batches.filled == 0
@@ -144,7 +154,7 @@ def test_nothing_that_other_weights_have_acted_is_trained_on() -> None:
 def test_batches_change_their_size_with_the_next_one() -> None:
     member = TrainedMember(world_of_two(), columns=2 * ROWS)
     member.train(0)
-    member.told(SetHyperparameters(0, Traits({"columns": ROWS}, changes=1)))
+    member.told(SetHyperparameters(0, PolicyTraits({"columns": ROWS}, changes=1)))
     member.train(1)
     member.train(2)
     assert member.learner.samples == [2 * ROWS * ROLLOUT, ROWS * ROLLOUT]
@@ -153,11 +163,11 @@ def test_batches_change_their_size_with_the_next_one() -> None:
 
 def test_the_next_learner_in_the_place_goes_on_with_the_traits_of_the_block() -> None:
     world = world_of_two()
-    traits = Traits({"rate": 0.2, "columns": 1}, changes=1)
+    traits = PolicyTraits({"rate": 0.2, "columns": 1}, changes=1)
     TrainedMember(world).told(SetHyperparameters(0, traits))
     successor = TrainedMember(world)
     assert (successor.member.traits, successor.tuned) == (traits, [{"rate": 0.2, "columns": 1}])
     list(successor.batches.fill(1))
     assert successor.batches.num_columns == 1
-    later = Traits({"rate": 0.9}, changes=1)  # of a start that knows better, as its flags have changed
+    later = PolicyTraits({"rate": 0.9}, changes=1)  # of a start that knows better, as its flags have changed
     assert TrainedMember(world, traits=later).member.traits == later

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.population.exploit_explore import RESET_PROBABILITY, Selection, Tuned, mutated, mutated_shaping, ranked
+from algorithms.population.exploit_explore import (
+    RESET_PROBABILITY,
+    Selection,
+    Tuned,
+    mutate,
+    mutate_shaping,
+    rank_policies,
+)
 
 RULE = Selection(replace_fraction=0.3, relative_gap=0.1, absolute_gap=1e-6)
 SCORE = st.floats(allow_nan=True, allow_infinity=True)
@@ -37,7 +44,7 @@ def test_best_and_worst_never_overlap(fraction: float, policies: int) -> None:
 
 @given(st.lists(SCORE, min_size=1, max_size=12))
 def test_what_is_not_finite_ranks_worst(scores: list[float]) -> None:
-    order = ranked(dict(enumerate(scores)))
+    order = rank_policies(dict(enumerate(scores)))
     assert sorted(order) == list(range(len(scores)))
     finite = [scores[p] for p in order if math.isfinite(scores[p])]
     assert finite == sorted(finite, reverse=True)
@@ -45,7 +52,7 @@ def test_what_is_not_finite_ranks_worst(scores: list[float]) -> None:
 
 
 def test_equals_keep_their_order() -> None:
-    assert ranked({0: 1.0, 1: 2.0, 2: 1.0, 3: math.nan, 4: -math.inf}) == [1, 0, 2, 3, 4]
+    assert rank_policies({0: 1.0, 1: 2.0, 2: 1.0, 3: math.nan, 4: -math.inf}) == [1, 0, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +101,7 @@ TUNED = {"rate": Tuned(1e-3, 1e-8, 1.0), "clip": Tuned(0.1, 0.05, 0.12), "off": 
 def test_mutations_stay_within_their_limits(seed: int, rate: float) -> None:
     values, random = dict(VALUES), random_of(seed)
     for _ in range(20):
-        values = mutated(values, TUNED, rate, random)
+        values = mutate(values, TUNED, rate, random)
         assert 1e-8 <= values["rate"] <= 1.0
         assert 0.05 <= values["clip"] <= 0.12
         assert values["off"] == 0.0
@@ -105,21 +112,21 @@ def test_mutations_change_what_they_say_as_often_as_they_say() -> None:
     random, one = random_of(1), Tuned(1.0, 0.0, 100.0)
     changed = Counter()
     for _ in range(10_000):
-        value = one.mutated(2.0, 0.15, random)
+        value = one.mutate(2.0, 0.15, random)
         kind = "same" if value == 2.0 else "reset" if value == 1.0 else "up" if value > 2.0 else "down"
         assert kind in ("same", "reset") or 1.01 <= max(value / 2.0, 2.0 / value) <= 1.5
         changed[kind] += 1
     assert changed["same"] == pytest.approx(8500, abs=150)
     assert changed["reset"] == pytest.approx(1500 * RESET_PROBABILITY, abs=35)
     assert changed["up"] == pytest.approx(changed["down"], abs=120)
-    assert mutated(VALUES, TUNED, 0.0, random) == VALUES
+    assert mutate(VALUES, TUNED, 0.0, random) == VALUES
 
 
 @given(st.integers(0, 2**32))
 def test_batches_are_whole_rollouts(seed: int) -> None:
     one, random, size = Tuned(256, 32, 384, unit=32), random_of(seed), 256
     for _ in range(30):
-        size = one.mutated(size, 1.0, random)
+        size = one.mutate(size, 1.0, random)
         assert isinstance(size, int)
         assert size % 32 == 0
         assert 32 <= size <= 384
@@ -132,11 +139,11 @@ SHAPING = {"delta": {"health": [1.0, -2.0], "ammo": 0}, "dies": True, "name": "x
 def test_coefficients_of_rewards_keep_their_signs_and_their_form(seed: int) -> None:
     random, shaping = random_of(seed), SHAPING
     for _ in range(20):
-        shaping = mutated_shaping(shaping, SHAPING, 0.5, random)
+        shaping = mutate_shaping(shaping, SHAPING, 0.5, random)
         (up, down), zero = shaping["delta"]["health"], shaping["delta"]["ammo"]
         assert 0.01 <= up <= 100
         assert -200 <= down <= -0.02
         assert zero == 0
         assert isinstance(shaping["dies"], bool)
         assert shaping["name"] == "x"
-    assert mutated_shaping(SHAPING, SHAPING, 0.0, random) == SHAPING
+    assert mutate_shaping(SHAPING, SHAPING, 0.0, random) == SHAPING

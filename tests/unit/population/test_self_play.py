@@ -9,7 +9,7 @@ import pytest
 from algorithms.population.past_versions import PastVersions
 from algorithms.population.self_play import SelfPlay
 from algorithms.run.config import parse_train
-from algorithms.run.observers import self_play_of
+from algorithms.run.observers import make_self_play
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.learner_state import StateBlock
@@ -46,7 +46,7 @@ class Pool:
         directory.joinpath("run").mkdir(exist_ok=True)
         self.monitor = Monitor(directory / "run", replace(config.logging, tensorboard=False), [{}], Budget(10**9))
         state = {} if resumed is None else {"env_steps": resumed}
-        found = self_play_of(config, self.topology, self.arena, TABLE, self.monitor, state)
+        found = make_self_play(config, self.topology, self.arena, TABLE, self.monitor, state)
         assert found is not None
         self.play: SelfPlay = found
 
@@ -91,7 +91,7 @@ class Pool:
 def versions(messages: Iterable[Message], actor: int = 0) -> list[dict[int, int]]:
     """place -> version, as an actor was told."""
     told = [m for m in messages if isinstance(m, OpponentTable) and m.actor == actor]
-    return [dict(zip(m.places, m.versions, strict=True)) for m in told]
+    return [dict(zip(m.slots, m.versions, strict=True)) for m in told]
 
 
 def test_the_first_version_is_the_policy_as_it_begins(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from algorithms.appo import presets as learning_presets
+from algorithms.appo.algorithm import APPO
 from algorithms.cli import parse
 from algorithms.models.config import ModelConfig
 from algorithms.playing.config import EvaluationConfig
@@ -460,7 +461,7 @@ def test_env_is_a_flag_and_a_section() -> None:
 def test_what_is_printed_is_a_config_file() -> None:
     words = ["--env=CartPole-v1", "--gamma=0.9", "--env_kwargs", 'text=a "b" \\ é', 'deep={"x": [1, true]}']
     config, origins = resolve(parse_train_flags(words))
-    text = format_flags(config.to_flat(), origins, "toml")
+    text = format_flags(config, origins, "toml")
     Path("f.toml").write_text(text)
     again, origins_again = resolve(parse_train_flags(["--config=f.toml"]))
     assert replace(again, run=config.run) == config
@@ -469,14 +470,14 @@ def test_what_is_printed_is_a_config_file() -> None:
     assert "adam_beta1 = 0.9  # default" in text
     assert set(origins_again.values()) == {"config file", "command line", "default"}
     assert [name for name, origin in origins_again.items() if origin == "default"] == ["experiment"]
-    values = json.loads(format_flags(config.to_flat(), origins, "json"))
+    values = json.loads(format_flags(config, origins, "json"))
     assert values["gamma"] == {"value": 0.9, "origin": "command line"}
     assert set(values) == set(FLAGS)
 
 
 def test_mappings_with_nothing_in_them_are_printed_too() -> None:
     config, origins = resolve(parse_train_flags(["--env=CartPole-v1", "--env_kwargs", "x=null", "y={}"]))
-    Path("f.toml").write_text(format_flags(config.to_flat(), origins, "toml"))
+    Path("f.toml").write_text(format_flags(config, origins, "toml"))
     assert parse_train(["--config=f.toml"]).env.env_kwargs == {"x": None, "y": {}}
 
 
@@ -543,7 +544,7 @@ def test_presets_name_existing_flags_with_valid_values() -> None:
     names = [name for name in env_presets.PRESETS if name not in env_presets.PATTERNS]
     for env in [*names, "ALE/Pong", "VizdoomBasic", "MiniGrid-Empty-8x8", "dm_control/dog-run", "highway-fast"]:
         config = parse_train([f"--env={env}-v1"])
-        for name, value in find_preset(f"{env}-v1", "cpu").items():
+        for name, value in find_preset(f"{env}-v1", "cpu", APPO()).items():
             assert getattr(getattr(config, next(p for p, fs in FLAGS_BY_PART.items() if name in fs)), name) == value
 
 
@@ -566,23 +567,30 @@ def test_the_name_of_a_pattern_is_no_environment() -> None:
 
 
 def test_presets_match_whole_names() -> None:
-    known = find_preset("CartPole-v1", "cpu")
-    assert known == find_preset("gymnasium.envs:CartPole-v0", "cpu") == find_preset("CartPole", "cuda") != {}
-    for unknown in ("CartPoleSwing-v1", "mine:Pong-v5", "parking-v0"):
-        assert find_preset(unknown, "cpu") is None
-    assert find_preset("toy/Memory-v0", "cpu") == {}
-    assert find_preset("ALE/Pong-v5", "cuda")["encoder_subtype"] == "convnet_atari"
-    assert find_preset("PongNoFrameskip-v4", "cpu")["encoder_subtype"] == "convnet_dqn"
-    for device in ("cpu", "cuda"):
-        assert find_preset("envpool:Pong-v5", device) == find_preset("ALE/Pong-v5", device)
-    assert find_preset("envpool:Ant-v5", "cpu") == find_preset("Ant-v5", "cpu")
-    assert find_preset("envpool:CartPole-v1", "cpu") == find_preset("CartPole-v1", "cpu")
+    known = find_preset("CartPole-v1", "cpu", APPO())
     assert (
-        find_preset("envpool:CartpoleSwingup-v1", "cpu") == find_preset("dm_control/cartpole-swingup-v0", "cpu") != {}
+        known
+        == find_preset("gymnasium.envs:CartPole-v0", "cpu", APPO())
+        == find_preset("CartPole", "cuda", APPO())
+        != {}
     )
-    changed = find_preset("Ant-v5", "cpu")
+    for unknown in ("CartPoleSwing-v1", "mine:Pong-v5", "parking-v0"):
+        assert find_preset(unknown, "cpu", APPO()) is None
+    assert find_preset("toy/Memory-v0", "cpu", APPO()) == {}
+    assert find_preset("ALE/Pong-v5", "cuda", APPO())["encoder_subtype"] == "convnet_atari"
+    assert find_preset("PongNoFrameskip-v4", "cpu", APPO())["encoder_subtype"] == "convnet_dqn"
+    for device in ("cpu", "cuda"):
+        assert find_preset("envpool:Pong-v5", device, APPO()) == find_preset("ALE/Pong-v5", device, APPO())
+    assert find_preset("envpool:Ant-v5", "cpu", APPO()) == find_preset("Ant-v5", "cpu", APPO())
+    assert find_preset("envpool:CartPole-v1", "cpu", APPO()) == find_preset("CartPole-v1", "cpu", APPO())
+    assert (
+        find_preset("envpool:CartpoleSwingup-v1", "cpu", APPO())
+        == find_preset("dm_control/cartpole-swingup-v0", "cpu", APPO())
+        != {}
+    )
+    changed = find_preset("Ant-v5", "cpu", APPO())
     changed["rollout"] = 1
-    assert find_preset("Ant-v5", "cpu")["rollout"] == 64
+    assert find_preset("Ant-v5", "cpu", APPO())["rollout"] == 64
 
 
 # ---- evaluation

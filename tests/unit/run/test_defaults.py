@@ -9,20 +9,19 @@ import pytest
 from gymnasium import spaces
 
 from algorithms.appo import presets as learning_presets
+from algorithms.appo.algorithm import APPO
 from algorithms.run.config import FLAGS_BY_PART, Config, changed_flags, parse_train_flags, resolve
 from algorithms.run.defaults import (
-    BY_KIND,
     ORIGIN,
     chosen_in,
     completed,
+    flags_by_kind,
     origins_in,
-    preset_of_images,
-    preset_of_numbers,
     told,
 )
 from algorithms.run.folder import journal
 from algorithms.run.page import command_line
-from algorithms.run.training import _given
+from algorithms.run.training import _convert_flags
 from envs import presets as env_presets
 from envs.presets import MANY_NUMBERS
 from envs.spaces import Space, spec_of
@@ -36,6 +35,16 @@ FEW, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
 PICTURE = spaces.Box(0, 255, (40, 36, 3), "uint8")
 NUMBER = spaces.Box(-1.0, 1.0, (1,))
 SMALL, LARGE = (64, 64), (128, 128)
+
+
+def preset_of_numbers(count: int, *, continuous: bool, remembers: bool, rollout: int) -> dict[str, object]:
+    network = env_presets.network_for_numbers(count, continuous=continuous, remembers=remembers)
+    return {**network, **APPO().preset_by_kind(images=False, continuous=continuous, rollout=rollout)}
+
+
+def preset_of_images(*, continuous: bool, rollout: int) -> dict[str, object]:
+    network = env_presets.network_for_images(continuous=continuous)
+    return {**network, **APPO().preset_by_kind(images=True, continuous=continuous, rollout=rollout)}
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +139,7 @@ def test_every_value_is_one_that_its_flag_takes() -> None:
         for values in (*kinds, preset_of_images(continuous=continuous, rollout=512)):
             flat = json.loads(json.dumps(values))
             assert {name: Config.from_flat(flat).to_flat()[name] for name in flat} == flat
-            assert values.keys() <= BY_KIND
+            assert values.keys() <= flags_by_kind(APPO())
 
 
 # ---- who wins
@@ -246,9 +255,9 @@ def test_the_shortest_command_gives_the_same_flags_again(words: list[str], obser
 
 def test_a_program_may_hand_on_a_configuration_that_is_not_complete() -> None:
     config = resolve({"env": "my.games:Maze", "gamma": 0.5, "experiment": "a"})[0]
-    again = resolve(_given(config, {}))[0]
+    again = resolve(_convert_flags(config, {}))[0]
     assert again == config
     assert again.undecided == config.undecided
-    whole = resolve(_given(completed(config, spec()), {}))[0]
+    whole = resolve(_convert_flags(completed(config, spec()), {}))[0]
     assert whole.undecided == frozenset()
     assert replace(whole, by_kind={}) == replace(completed(config, spec()), by_kind={})

@@ -28,7 +28,7 @@ from safetensors.numpy import save
 
 from algorithms.playing import video
 from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import find_run
+from algorithms.playing.saved_run import find_run
 from algorithms.run.config import Config, parse_train, resolve
 from algorithms.run.folder import refuse_links
 from algorithms.run.plan import ModelDescription

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.appo.learner import Learner
+from algorithms.appo.learner import layout_of
 from algorithms.models.build import new_model
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config
@@ -15,7 +15,7 @@ from algorithms.runtime.learning.learner_worker import LearnerWorker
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
 from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import ActionRequest, Begin, Traits
+from algorithms.runtime.messages import ActionRequest, Begin, PolicyTraits
 from algorithms.runtime.processes.process import Node, ProcessPlan
 from algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from algorithms.runtime.sampling.actor_worker import ActorWorker
@@ -33,8 +33,7 @@ def blueprint_of(placement: str = "serial", *, seed: int = 5, num_policies: int 
     config = Config.from_flat({**FLAGS, **flags})
     spec = make_group(config.env, 1).spec
     flat = new_model(config.model, spec, "cpu")
-    learner = Learner(flat, spec, config.learning, 0)
-    description = ModelDescription(flat.table, flat.module.rnn_state_size, learner.layout)  # type: ignore[arg-type]
+    description = ModelDescription(flat.table, flat.module.rnn_state_size, layout_of(flat, config.learning))  # type: ignore[arg-type]
     topology = Topology(placement, 2, 2, 3, num_policies, 1, rows=2, rollout=8)  # type: ignore[arg-type]
     budget = Budget(1000, 500, 60.0, None, None)
     return Blueprint(config, spec, description, topology, budget, "cpu", seed)
@@ -84,7 +83,7 @@ def test_a_blueprint_travels_to_processes() -> None:
 
 def test_every_policy_has_a_context_of_its_own() -> None:
     blueprint = blueprint_of("central", num_policies=2)
-    traits = (Traits(), Traits(hyperparameters={"gamma": 0.5}))
+    traits = (PolicyTraits(), PolicyTraits(hyperparameters={"gamma": 0.5}))
     blueprint = replace(blueprint, traits=traits, topology=replace(blueprint.topology, num_past=1))
     contexts = [blueprint.context(policy, "cpu") for policy in range(3)]
     assert [c.flags.gamma for c in contexts] == [blueprint.config.learning.gamma, 0.5, blueprint.config.learning.gamma]

@@ -25,8 +25,8 @@ from algorithms.run.resume import (
     changes,
     finished_before,
     measured_before,
-    seed_of_leg,
     seed_of_resumed,
+    seed_of_segment,
 )
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
@@ -259,12 +259,12 @@ def test_each_resuming_start_has_a_seed_of_its_own_that_follows_from_the_first()
 
 
 def test_the_seed_of_a_leg_follows_from_what_was_learned_and_not_from_the_starts() -> None:
-    seeds = [seed_of_leg(seed, env_steps) for seed in (5, 6) for env_steps in (0, 100, 101)]
+    seeds = [seed_of_segment(seed, env_steps) for seed in (5, 6) for env_steps in (0, 100, 101)]
     assert seeds[0] == 5
     assert seeds[3] == 6
     assert len(set(seeds)) == 6
     started()
-    assert [seed_of_leg(seed, env_steps) for seed in (5, 6) for env_steps in (0, 100, 101)] == seeds
+    assert [seed_of_segment(seed, env_steps) for seed in (5, 6) for env_steps in (0, 100, 101)] == seeds
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 

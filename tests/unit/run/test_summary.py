@@ -38,7 +38,7 @@ def write_run(
 
 
 def flags(**changed: Any) -> dict[str, Any]:
-    return {"env": "CartPole-v1", "num_policies": 1, "train_for_env_steps": 1000, **changed}
+    return {"env": "CartPole-v1", "algo": "APPO", "num_policies": 1, "train_for_env_steps": 1000, **changed}
 
 
 def reports(*returns: float | None, policy: int = 0) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def test_everything_that_is_said_of_a_run(tmp_path: Path) -> None:
     directory = write_run(
         tmp_path / "a", config=flags(), status=status, metrics=reports(None, 20.0, 31.5, -4.0), active=NOW
     )
-    assert found(directory) == RunSummary("a", "CartPole-v1", "finished", "enough", 750, 0.75, None, 31.5, 15.0, NOW)
+    assert found(directory) == RunSummary("a", "CartPole-v1", "APPO", "finished", "enough", 750, 0.75, None, 31.5, 15.0, NOW)
     status["return_mean"] = []  # no episode has ended since it was started again
     (directory / "status.json").write_text(json.dumps(status))
     assert found(directory).last_return == -4.0
@@ -105,7 +105,7 @@ def test_a_run_that_has_ended(tmp_path: Path, state: str) -> None:
 def test_a_run_that_failed_before_its_flags_were_saved(tmp_path: Path) -> None:
     status = {"state": "failed", "reason": "there is no environment X", "totals": {}, "return_mean": []}
     run = found(write_run(tmp_path / "a", status=status))
-    assert run == RunSummary("a", None, "failed", "there is no environment X", None, None, None, None, None, NOW)
+    assert run == RunSummary("a", None, None, "failed", "there is no environment X", None, None, None, None, None, NOW)
 
 
 def test_progress_of_a_run_whose_status_is_old(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_broken_runs_hide_no_good_one(tmp_path: Path, capsys: pytest.CaptureFixt
     os.symlink(tmp_path / "nowhere", tmp_path / "dangling")
     runs = {run.name: run for run in summaries(tmp_path)}
     assert set(runs) == {"good", "noise", "config_is_a_folder", *DAMAGED, *STRANGE}
-    assert runs["good"] == RunSummary("good", "CartPole-v1", "finished", "", 1000, 1.0, None, None, None, NOW)
+    assert runs["good"] == RunSummary("good", "CartPole-v1", "APPO", "finished", "", 1000, 1.0, None, None, None, NOW)
     assert {runs[name].state for name in (*DAMAGED, "config_is_a_folder")} == {"damaged"}
     assert [runs[name].state for name in STRANGE] == ["unknown", "unknown", "unknown", "finished"]
     assert (runs["noise"].best_return, runs["noise"].last_return) == (None, None)
@@ -241,9 +241,9 @@ def test_a_line_per_run_in_columns(
     write_run(group / "other", config=flags(env="Acrobot-v1"), active=NOW - 7200)
     monkeypatch.setattr(time, "time", lambda: NOW + 150)
     assert listed(capsys, f"--train_dir={tmp_path}", "--experiments_root=group") == (
-        "run    env          state     env steps  budget  left  best return  last return     active\n"
-        "first  CartPole-v1  finished     12,345     25%     -       475.25       475.25  2 min ago\n"
-        "other  Acrobot-v1   unknown           -       -     -            -            -    2 h ago\n"
+        "run    env          algo  state     env steps  budget  left  best return  last return     active\n"
+        "first  CartPole-v1  APPO  finished     12,345     25%     -       475.25       475.25  2 min ago\n"
+        "other  Acrobot-v1   APPO  unknown           -       -     -            -            -    2 h ago\n"
     )
 
 

@@ -15,7 +15,7 @@ from algorithms.runtime.checkpointing import Checkpointing, resume
 from algorithms.runtime.config import LoggingConfig, RunConfig
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, Table, decode, encode
-from algorithms.runtime.messages import SaveState, StateSaved, Traits
+from algorithms.runtime.messages import PolicyTraits, SaveState, StateSaved
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from tests.states import NAMES, adam_layout, adam_state, stacked
@@ -239,7 +239,7 @@ def test_between_barriers_only_the_best_and_milestones_are_saved(
     assert names(parent / "milestones") == ["ckpt_000000000020"]
     saving.checkpointing.finish()  # a barrier
     assert names(parent) == ["best", "ckpt_000000000030", "milestones"]
-    saving.learned(40)  # of the next leg
+    saving.learned(40)  # of the next segment
     saving.checkpointing.finish()
     assert names(parent) == ["best", "ckpt_000000000030", "ckpt_000000000040", "milestones"]
 
@@ -326,7 +326,7 @@ def test_what_other_weights_have_played_is_no_merit_of_those_that_were_adopted(
     saving = Saving(tmp_path, monkeypatch, save_best_after=0)
     saving.played(1.0, 3.0, env_steps=100)
     state = state_of(100)
-    saving.blocks[0].write(replace(state, meta={**state.meta, "traits": Traits(changes=1, adoptions=1).plain()}))
+    saving.blocks[0].write(replace(state, meta={**state.meta, "traits": PolicyTraits(changes=1, adoptions=1).plain()}))
     saving.checkpointing.finish()
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]  # and no best one
     (resumed,) = resume(tmp_path, blocks_of(), TABLE, LAYOUT)

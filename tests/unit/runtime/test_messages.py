@@ -42,7 +42,7 @@ def test_a_message_without_a_receiver_is_refused() -> None:
         del RECEIVERS[Addressed]
 
 
-@pytest.mark.parametrize("kind", ["ActionRequest", "Adopt", "TimeReport", "Stop"])
+@pytest.mark.parametrize("kind", ["ActionRequest", "CopyWeights", "TimeReport", "Stop"])
 def test_the_module_cannot_be_imported_when_one_is_forgotten(kind: str) -> None:
     source = Path(messages.__file__).read_text()
     forgetful, count = re.subn(rf"@to\(.*\)\n(class {kind}\()", r"\1", source)

@@ -6,10 +6,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from algorithms.appo.algorithm import APPO
-from algorithms.runtime.algorithm import Recorded
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.memory.arena import Arena, Field
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
+from algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, sizes_of
 from algorithms.runtime.messages import TrajectoryReady
 from algorithms.runtime.topology import Topology
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec

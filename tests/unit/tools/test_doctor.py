@@ -7,14 +7,14 @@ import pytest
 
 from algorithms import cli
 from algorithms.run.tuning.choice import Costs
-from algorithms.run.tuning.measure import Found
+from algorithms.run.tuning.measure import Measurement
 from algorithms.tools import doctor, examine_env
-from algorithms.tools.doctor import Finding, of_exam, of_installation, of_machine, recommendation
-from algorithms.tools.examine_env import REPEATED_STEPS, Exam, examine
+from algorithms.tools.doctor import Finding, of_installation, of_machine, recommendation, report_examination
+from algorithms.tools.examine_env import REPEATED_STEPS, Examination, examine
 from tests.unit.run.tuning.test_measure import config_of
 from utils.errors import UsageError
 
-EXAM = Exam(200, None, 1000, 20, 50.0, 1.2e-5, 3e-5, 2e-4, 9e-5, 700, 512 << 10, 0)
+EXAM = Examination(200, None, 1000, 20, 50.0, 1.2e-5, 3e-5, 2e-4, 9e-5, 700, 512 << 10, 0)
 
 
 class Odd(gymnasium.Env[np.ndarray, int]):
@@ -90,10 +90,13 @@ def test_episodes_are_measured_in_the_steps_of_their_agent() -> None:
     assert exam.episode_steps == 11 * (5 + 9 + 9) / 33
 
 
-def said(exam: Exam) -> dict[str, Finding]:
+def said(exam: Examination) -> dict[str, Finding]:
     from envs.make import make_group
 
-    return {finding.name: finding for finding in of_exam(exam, make_group(config_of("toy/Counter-v0").env, 1).spec)}
+    return {
+        finding.name: finding
+        for finding in report_examination(exam, make_group(config_of("toy/Counter-v0").env, 1).spec)
+    }
 
 
 def test_what_an_examination_says() -> None:
@@ -143,12 +146,12 @@ def test_the_recommendation_is_what_a_start_would_choose() -> None:
 
     config = config_of("toy/Zero-v0")
     costs = Costs(env=((1, 1e-3),), act=((1, 1e-5), (64, 1e-4)), learn=((1, 1e-6),), env_bytes=1 << 20)
-    finding = recommendation(Found(probe(config), costs, 1.0), 2)
+    finding = recommendation(Measurement(probe(config), costs, 1.0), 2)
     assert finding.flags["inference"] == "local"
     assert finding.flags["num_workers"] == 2
     assert finding.text.startswith("--inference=local --num_workers=2 ")
     assert "env 1 ms" in finding.text
-    by_rules = recommendation(Found(probe(config), None, 0.0), 2)
+    by_rules = recommendation(Measurement(probe(config), None, 0.0), 2)
     assert by_rules.text.endswith("(by fixed rules)")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from algorithms import cli
-from algorithms.tools.top import Watched
+from algorithms.tools.top import ObservedRun
 from tests.unit.run.test_summary import flags, reports, write_run
 from tests.unit.runtime.monitor.test_panel import OVERVIEW
 from tests.unit.runtime.terminals import Terminal
@@ -90,7 +90,7 @@ def test_whatever_stands_in_a_status_it_is_shown(tmp_path: Path, capsys, junk: A
 
 def test_what_is_added_to_the_metrics_is_read_once(tmp_path: Path) -> None:
     directory = living(tmp_path)
-    watched = Watched(directory)
+    watched = ObservedRun(directory)
     assert len(watched.look().trace) == 3
     more = [{"elapsed_seconds": 5 + i, "policy": 0, "env_steps": 900 + i, "reward/mean": 7.0 + i} for i in range(2)]
     with open(directory / "metrics.jsonl", "a") as file:

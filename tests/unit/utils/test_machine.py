@@ -1,8 +1,11 @@
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+import psutil
 import pytest
 
 from utils import machine
@@ -130,27 +133,52 @@ def test_page_cache_counts_as_free_memory(tmp_path):
     assert machine.cgroup_free_bytes(groups, proc) == 0
 
 
-def test_cpu_time_of_what_a_process_has_started(tmp_path):
-    def process(pid: int, parent: int, user: int, system: int, name: str = "game") -> None:
-        text = f"{pid} ({name}) S {parent} " + "0 " * 9 + f"{user} {system} 7 7\n"
-        write(tmp_path, {f"{pid}/stat": text})
+GAME = """
+import sys, time
+def work(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+PARENT = f"""{GAME}
+import subprocess
+game = subprocess.Popen([sys.executable, "-c", {GAME!r} + "work(0.5)"], stdin=subprocess.PIPE)
+sys.stdin.readline()
+game.communicate()
+print("gone", flush=True)
+work(0.1)
+"""
 
-    ticks = os.sysconf("SC_CLK_TCK")
-    process(5, 1, 1000, 1000)  # itself
-    process(6, 5, 2 * ticks, ticks)
-    process(7, 6, ticks, 0, "a (b) S 5")
-    process(8, 1, 1000, 1000)
-    write(tmp_path, {"version": "", "9/other": ""})
-    found = machine.Descendants(tmp_path, 5)
-    before = found.cpu_seconds()  # with that of children which this test process has waited for
-    process(7, 6, 3 * ticks, 0)
-    assert found.cpu_seconds() - before == pytest.approx(2)
-    (tmp_path / "6/stat").unlink()
-    assert found.cpu_seconds() - before == pytest.approx(2)  # never less
-    process(10, 5, 100 * ticks, 0)
-    for _ in range(machine.Descendants.SCAN_CALLS):
-        after = found.cpu_seconds() - before
-    assert after == pytest.approx(100 - 4)
+
+@contextlib.contextmanager
+def family() -> Iterator[subprocess.Popen[str]]:
+    """A process whose child has used 0.5 s of CPU time and waits; a line ends the child, then it works itself."""
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "done\n"
+        try:
+            yield parent
+        finally:
+            parent.communicate("\n\n", timeout=60)
+
+
+def test_cpu_time_of_what_a_process_has_started() -> None:
+    found = machine.Descendants()
+    before = found.cpu_seconds()
+    with family() as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        for _ in range(machine.Descendants.SCAN_CALLS):
+            seen = found.cpu_seconds() - before
+        assert seen > 0.45  # but for what clocks of the kernel round
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert [parent.stdout.readline() for _ in range(2)] == ["gone\n", "done\n"]
+        assert found.cpu_seconds() - before >= seen  # never less, though the child of the child has ended
+    assert found.cpu_seconds() - before > 0.55  # both have ended, and were waited for
 
 
 def test_this_machine():
@@ -260,13 +288,19 @@ print(applied, returned, faults(), os.environ["THP_MEM_ALLOC_ENABLE"])
         assert int(kept) * 10 < int(returned)
 
 
-def test_memory_that_processes_share_is_counted_once(tmp_path: Path) -> None:
-    for pid, parent, pss in ((os.getpid(), 1, 100), (7, os.getpid(), 20), (8, 7, 3), (9, 1, 5000)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a b) S {parent} " + "0 " * 20)
-        (tmp_path / str(pid) / "smaps_rollup").write_text(f"7f-7f ---p 0 00:00 0 [rollup]\nRss: 9 kB\nPss: {pss} kB\n")
-    assert machine.family_memory_bytes(tmp_path) == 123 << 10
-    (tmp_path / "8" / "smaps_rollup").unlink()  # it has ended meanwhile
-    assert machine.family_memory_bytes(tmp_path) == 120 << 10
-    assert machine.parse_pss("Pss:") is None
-    assert machine.family_memory_bytes(tmp_path / "7") is None
+def test_memory_of_a_family_is_that_of_all_in_it() -> None:
+    alone = machine.family_memory_bytes()
+    with family() as parent:
+        together = machine.family_memory_bytes()
+        size = psutil.Process(parent.pid).memory_full_info().pss
+    assert alone is not None
+    assert together is not None
+    assert together - alone > size  # that of its child counts too
+
+
+def test_memory_that_the_kernel_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "memory_full_info", refused)
+    assert machine.family_memory_bytes() is None

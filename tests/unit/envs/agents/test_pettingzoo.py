@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from algorithms.appo.algorithm import APPO
 from algorithms.run.config import find_preset
 from envs.agents.common_spaces import CommonSpaces
 from envs.agents.multi_agent import MultiAgentLoop
@@ -30,7 +31,7 @@ SIZES = "envs.toys.zoo:Sizes"
 )
 def test_pettingzoos_own_names(name: str) -> None:
     check_name(EnvConfig(name))
-    assert find_preset(name, "cpu")
+    assert find_preset(name, "cpu", APPO())
     assert find(name, registered=False) is not None
 
 

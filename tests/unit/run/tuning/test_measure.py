@@ -16,9 +16,9 @@ from algorithms.run.defaults import completed
 from algorithms.run.plan import ModelDescription, Probe
 from algorithms.run.tuning import measure, network
 from algorithms.run.tuning.choice import Costs, usual_ratio
-from algorithms.run.tuning.environment import ROLLOUT, Making, Rehearsal, observation_bytes, stepping_costs
-from algorithms.run.tuning.measure import BUDGET_SECONDS, find_out
-from algorithms.run.tuning.network import NetworkProbe, _seconds, probe
+from algorithms.run.tuning.environment import ROLLOUT, GroupTimer, Making, observation_bytes, stepping_costs
+from algorithms.run.tuning.measure import BUDGET_SECONDS, measure_run
+from algorithms.run.tuning.network import NetworkTimer, _seconds, probe
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.processes.supervisor import WorkerError
 from envs.make import make_group
@@ -54,7 +54,7 @@ def test_a_rehearsal_steps_real_groups_through_slots_and_episodes() -> None:
     for vectorization, rows in (("python", 2), ("native", 3)):
         config = config_of("toy/Counter-v0", env_vectorization=vectorization)
         group = make_group(config.env, rows)
-        actor = Rehearsal(config, group)
+        actor = GroupTimer(config, group)
         for _ in range(3 * ROLLOUT):
             assert actor.step() > 0
         totals = actor.actor.report().totals
@@ -67,7 +67,7 @@ def test_a_rehearsal_steps_real_groups_through_slots_and_episodes() -> None:
 def test_only_allowed_actions_are_taken(mask: str, vectorization: str) -> None:
     """The environment raises at any other."""
     config = config_of("toy/Spaces-v0", env_vectorization=vectorization, env_kwargs={"mask": mask, "action": "tuple"})
-    group = Rehearsal(config, make_group(config.env, 2))
+    group = GroupTimer(config, make_group(config.env, 2))
     for _ in range(4 * ROLLOUT):
         group.step()
 
@@ -114,7 +114,7 @@ def test_the_memory_of_this_process_is_counted() -> None:
 )
 def test_acting_and_training_are_timed(flags: dict[str, object], threads: int) -> None:
     config = config_of("toy/Spaces-v0", **flags)
-    network = NetworkProbe(config, probe(config).spec)
+    network = NetworkTimer(config, probe(config).spec)
     acting, training = network.costs()
     assert [rows for rows, _ in acting] == [1, 4, 16, 64, 256]
     assert [count for count, _ in training] == [threads]
@@ -122,7 +122,7 @@ def test_acting_and_training_are_timed(flags: dict[str, object], threads: int) -
     assert network.threads_ratio(2) > 0
 
 
-class Timed(NetworkProbe):
+class Timed(NetworkTimer):
     """A network whose forward passes take 1 ms per row, and whose training takes `sample` seconds per sample.
 
     A minibatch takes `step` seconds more, however large it is.
@@ -144,14 +144,14 @@ class Timed(NetworkProbe):
 def test_continuous_actions_have_no_divergence_from_uniform_ones() -> None:
     gaussian = replace(SPEC, action=ActionSpec((ActionPart("gaussian", 2),), (-1.0, -1.0), (1.0, 1.0)))
     flags = {"num_policies": 2, "per_policy": {"exploration_loss": "entropy,symmetric_kl"}}
-    with pytest.raises(UsageError, match="--exploration_loss=symmetric_kl: toy/Zero-v0 has continuous actions"):
-        NetworkProbe(config_of("toy/Zero-v0", **flags), gaussian)
-    NetworkProbe(config_of("toy/Zero-v0", **flags), SPEC)
-    NetworkProbe(config_of("toy/Zero-v0", **flags, exploration_loss_coeff=0.0), gaussian)
+    with pytest.raises(UsageError, match="--exploration_loss=symmetric_kl: the environment has continuous actions"):
+        NetworkTimer(config_of("toy/Zero-v0", **flags), gaussian)
+    NetworkTimer(config_of("toy/Zero-v0", **flags), SPEC)
+    NetworkTimer(config_of("toy/Zero-v0", **flags, exploration_loss_coeff=0.0), gaussian)
 
 
 def test_rows_need_not_be_whole_environments() -> None:
-    network = NetworkProbe(config_of("toy/Zero-v0"), replace(SPEC, num_agents=8))
+    network = NetworkTimer(config_of("toy/Zero-v0"), replace(SPEC, num_agents=8))
     assert network.acting_seconds(1) > 0
     assert network.update_seconds(1, 0.0) > 0
 
@@ -224,7 +224,7 @@ def test_the_shortest_of_repeated_calls_counts_as_long_as_there_is_time(
 
 def test_threads_of_an_encoder_of_images_are_timed() -> None:
     config = config_of("toy/Spaces-v0", env_kwargs={"observation": "image_hwc"})
-    network = NetworkProbe(config, probe(config).spec)
+    network = NetworkTimer(config, probe(config).spec)
     network.costs()
     try:
         assert network.threads_ratio(2) > 0
@@ -262,8 +262,8 @@ class Answers:
         return self.answers.pop(0) if self.answers else None
 
 
-def asked(environment: Answers, network: Answers, cores: int = 2) -> measure.Found:
-    return find_out(Config(), lambda *_: environment, lambda *_: network, cores)  # type: ignore[arg-type, return-value]
+def asked(environment: Answers, network: Answers, cores: int = 2) -> measure.Measurement:
+    return measure_run(Config(), lambda *_: environment, lambda *_: network, cores)  # type: ignore[arg-type, return-value]
 
 
 def test_both_processes_say_what_they_know() -> None:
@@ -285,7 +285,7 @@ def test_the_network_that_is_measured_is_the_one_that_is_trained() -> None:
         return network
 
     config = resolve({"env": "my.games:Maze"})[0]
-    found = find_out(config, lambda *_: environment, ask_network, 0)  # type: ignore[arg-type, return-value]
+    found = measure_run(config, lambda *_: environment, ask_network, 0)  # type: ignore[arg-type, return-value]
     assert found.probe.config == completed(config, SPEC) != config
     assert asked_for == [(found.probe.config, SPEC, False)]
     assert not found.probe.config.model.use_rnn
@@ -348,7 +348,7 @@ def test_a_given_number_of_environments_stays_if_several_have_failed(
 ) -> None:
     config = Config.from_flat(given)
     answers = Answers(SPEC, (((1, 1e-3),), 5), FAILED), Answers(MODEL, (((1, 1e-4),), ((1, 1e-5),)))
-    found = find_out(config, lambda *_: answers[0], lambda *_: answers[1], 2)  # type: ignore[arg-type, return-value]
+    found = measure_run(config, lambda *_: answers[0], lambda *_: answers[1], 2)  # type: ignore[arg-type, return-value]
     assert found.planned.sampling == config.sampling
     assert caplog.messages == ["several environments in one process have failed: step raised (see probe.log)"]
 
@@ -392,20 +392,20 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         "algorithms.run.tuning.environment.stepping_costs", lambda config, envs, making, made: ["costs", "better ones"]
     )
-    monkeypatch.setattr(NetworkProbe, "costs", lambda self: "more costs")
-    monkeypatch.setattr(NetworkProbe, "threads_ratio", lambda self, threads: f"{threads} threads")
+    monkeypatch.setattr(NetworkTimer, "costs", lambda self: "more costs")
+    monkeypatch.setattr(NetworkTimer, "threads_ratio", lambda self, threads: f"{threads} threads")
     config = config_of("toy/Zero-v0")
-    measure.try_environment(Pipe(), tmp_path, config, True)  # type: ignore[arg-type]
+    measure.measure_environment(Pipe(), tmp_path, config, True)  # type: ignore[arg-type]
     spec = sent[0]
     description = probe(config).model
-    measure.try_model(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
+    measure.measure_network(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
     assert sent == [spec, "costs", "better ones", None, description, "more costs", "2 threads"]
-    measure.try_model(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
+    measure.measure_network(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
     assert sent[7:] == [description, "more costs"]
     sent.clear()
-    measure.try_environment(Pipe(), tmp_path, config, False)  # type: ignore[arg-type]
-    measure.try_model(Pipe(), tmp_path, config, spec, False)  # type: ignore[arg-type]
-    measure.try_environment(Pipe(), tmp_path, config_of("toy/Zero-v0", env_kwargs={"no": 1}), True)  # type: ignore[arg-type]
+    measure.measure_environment(Pipe(), tmp_path, config, False)  # type: ignore[arg-type]
+    measure.measure_network(Pipe(), tmp_path, config, spec, False)  # type: ignore[arg-type]
+    measure.measure_environment(Pipe(), tmp_path, config_of("toy/Zero-v0", env_kwargs={"no": 1}), True)  # type: ignore[arg-type]
     assert sent[:-1] == [spec, description]
     assert isinstance(sent[-1], WorkerFailed)
 
@@ -422,7 +422,7 @@ def test_what_has_failed_is_told_before_it_is_closed(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(measure, "_enter", lambda name, log_path: None)
     monkeypatch.setattr("algorithms.run.tuning.environment.stepping_costs", fails)
-    measure.try_environment(pipe, tmp_path, config_of("toy/Zero-v0"), True)  # type: ignore[arg-type]
+    measure.measure_environment(pipe, tmp_path, config_of("toy/Zero-v0"), True)  # type: ignore[arg-type]
     _, one, failure, closed = told
     assert isinstance(failure, WorkerFailed)
     assert (one, failure.summary, closed) == ("one", "ValueError: several", "closed")

@@ -3,9 +3,8 @@ from dataclasses import replace
 import numpy as np
 
 from algorithms.appo.algorithm import APPO
-from algorithms.runtime.algorithm import Recorded
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
+from algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, sizes_of
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from tests.unit.runtime.worlds import SPEC, TOPOLOGY, arrays_of, world_of
 

@@ -29,7 +29,7 @@ from tests.unit.runtime.monitor.test_monitor import episodes
 from tests.unit.runtime.terminals import Terminal
 from utils.logging import JsonLines, configure
 
-TITLE = Title(Path("train_dir/a"), "CartPole-v1", "1k env steps")
+TITLE = Title(Path("train_dir/a"), "CartPole-v1", "1k env steps", {})
 
 
 @pytest.fixture(autouse=True)

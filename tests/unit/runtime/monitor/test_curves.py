@@ -52,18 +52,18 @@ def test_values_by_time_and_of_no_curve() -> None:
 
 def test_a_trace_is_resampled_over_time() -> None:
     trace = Trace()
-    assert trace.resampled(4) == []
+    assert trace.resample(4) == []
     for seconds, value in ((0, 1.0), (1, 3.0), (8, 5.0), (10, 7.0)):
         trace.add(seconds, value)
-    assert trace.resampled(1) == [4.0]
-    assert trace.resampled(5) == [2.0, 2.0, 2.0, 2.0, 6.0]
+    assert trace.resample(1) == [4.0]
+    assert trace.resample(5) == [2.0, 2.0, 2.0, 2.0, 6.0]
 
 
 def test_a_trace_forgets_what_is_done_again() -> None:
     trace = Trace()
     for seconds, value in ((0, 1.0), (10, 2.0), (20, 3.0), (10, 4.0)):
         trace.add(seconds, value)
-    assert (len(trace), trace.last, trace.resampled(2)) == (2, 4.0, [1.0, 4.0])
+    assert (len(trace), trace.last, trace.resample(2)) == (2, 4.0, [1.0, 4.0])
 
 
 def test_a_long_trace_keeps_its_shape_in_bounded_memory() -> None:
@@ -73,12 +73,12 @@ def test_a_long_trace_keeps_its_shape_in_bounded_memory() -> None:
     assert len(trace) <= LONGEST_TRACE
     width = 3 * LONGEST_TRACE / 64
     middles = [(part + 0.5) * width for part in range(64)]
-    assert trace.resampled(64) == pytest.approx(middles, abs=width / 4)
+    assert trace.resample(64) == pytest.approx(middles, abs=width / 4)
 
 
 def test_the_trace_that_counts_is_that_of_the_best_policy() -> None:
     traces = ReturnTraces([{"policy": p, "elapsed_seconds": 1.0, "reward/mean": float(p)} for p in range(3)])
     traces.add({"policy": 1, "elapsed_seconds": 2.0, "reward/mean": 9.0})
     traces.add({"policy": [], "elapsed_seconds": None})
-    assert traces.best().resampled(2) == [1.0, 9.0]
+    assert traces.best().resample(2) == [1.0, 9.0]
     assert len(ReturnTraces().best()) == 0

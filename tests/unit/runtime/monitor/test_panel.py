@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from algorithms.appo.config import PANEL
 from algorithms.runtime.monitor.curves import Trace
 from algorithms.runtime.monitor.overview import Overview
 from algorithms.runtime.monitor.panel import Snapshot, chart, draw, render
@@ -56,7 +57,9 @@ def trace(count: int = 40) -> Trace:
 
 
 def snapshot(**changed: Any) -> Snapshot:
-    return Snapshot("CartPole-v1_3", "CartPole-v1", "training", "10M env steps", replace(OVERVIEW, **changed), trace())
+    return Snapshot(
+        "CartPole-v1_3", "CartPole-v1", "training", "10M env steps", replace(OVERVIEW, **changed), trace(), PANEL
+    )
 
 
 def text(shown: Snapshot, columns: int = 80, rows: int = 24) -> list[str]:

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.processes.crash_recorder import FlightRecorder, declare, memory_of
+from algorithms.runtime.processes.crash_recorder import CrashRecorder, declare, memory_of
 from algorithms.runtime.processes.restarts import Death
 from algorithms.runtime.topology import Topology
 from envs.incidents import Incident
@@ -16,7 +16,7 @@ CRASHED = Death("actor_1 was killed by SIGSEGV", True, traceback="stacks\n", end
 
 def test_what_an_actor_was_doing_when_it_crashed_is_written_and_forgotten(tmp_path: Path) -> None:
     arena = Arena.create(declare(TOPOLOGY, SPEC))
-    recorder = FlightRecorder(TOPOLOGY, arena, tmp_path / "incidents", {"env": "Name"})
+    recorder = CrashRecorder(TOPOLOGY, arena, tmp_path / "incidents", {"env": "Name"})
     recorder.tell("actor_0", CRASHED)
     recorder.tell("learner_0", CRASHED)
     journals = [Journal(3, memory_of(arena, group)) for group in range(4)]

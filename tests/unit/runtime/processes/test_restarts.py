@@ -12,7 +12,7 @@ from algorithms.runtime.processes.restarts import (
     SERVER_SECONDS,
     Death,
     Limits,
-    PlaceHistory,
+    SeatHistory,
 )
 from utils.errors import AppoError, CheckpointError, EnvironmentFailure, NumericsError, SpaceMismatch, UsageError
 
@@ -21,37 +21,35 @@ RAISED = Death("raised", own_fault=True, exit_code=3)
 LIMITS = Limits(restart=True, reset_seconds=10.0, step_seconds=20.0, work_seconds=30.0)
 
 
-def delays(
-    history: PlaceHistory, death: Death, count: int, *, worked: bool, lived_seconds: float
-) -> list[float | None]:
+def delays(history: SeatHistory, death: Death, count: int, *, worked: bool, lived_seconds: float) -> list[float | None]:
     return [history.delay(death, worked=worked, lived_seconds=lived_seconds) for _ in range(count)]
 
 
 def test_what_is_killed_while_it_works_is_replaced_at_once_and_for_ever() -> None:
-    assert delays(PlaceHistory(), KILLED, 1000, worked=True, lived_seconds=0.1) == [0.0] * 1000
+    assert delays(SeatHistory(), KILLED, 1000, worked=True, lived_seconds=0.1) == [0.0] * 1000
 
 
 def test_what_dies_without_having_worked_is_replaced_later_and_later_and_given_up() -> None:
-    found = delays(PlaceHistory(), KILLED, MAX_IDLE_DEATHS, worked=False, lived_seconds=0.1)
+    found = delays(SeatHistory(), KILLED, MAX_IDLE_DEATHS, worked=False, lived_seconds=0.1)
     assert found[-1] is None
     assert found[:5] == list(BACKOFF_SECONDS[1:])
     assert sum(delay for delay in found if delay) < 10
 
 
 def test_a_unit_of_work_forgives_all_deaths_before() -> None:
-    history = PlaceHistory()
+    history = SeatHistory()
     delays(history, KILLED, MAX_IDLE_DEATHS - 1, worked=False, lived_seconds=0.1)
     assert history.delay(KILLED, worked=True, lived_seconds=0.1) == 0.0
     assert None not in delays(history, KILLED, MAX_IDLE_DEATHS - 1, worked=False, lived_seconds=0.1)
 
 
 def test_what_fails_by_itself_soon_after_every_start_is_given_up_though_it_works() -> None:
-    assert delays(PlaceHistory(), RAISED, MAX_FAULTS, worked=True, lived_seconds=59.0) == [0.0, 0.0, None]
-    assert delays(PlaceHistory(), RAISED, 1000, worked=True, lived_seconds=61.0) == [0.0] * 1000
+    assert delays(SeatHistory(), RAISED, MAX_FAULTS, worked=True, lived_seconds=59.0) == [0.0, 0.0, None]
+    assert delays(SeatHistory(), RAISED, 1000, worked=True, lived_seconds=61.0) == [0.0] * 1000
 
 
 def test_kills_do_not_count_as_faults() -> None:
-    history = PlaceHistory()
+    history = SeatHistory()
     for death in (RAISED, KILLED, RAISED, KILLED, KILLED):
         assert history.delay(death, worked=True, lived_seconds=1.0) == 0.0
 
@@ -60,7 +58,7 @@ def test_kills_do_not_count_as_faults() -> None:
 def test_what_another_life_would_repeat_is_given_up_at_once(kind: type[AppoError]) -> None:
     told = failure_of("actor_0", kind("no"))
     assert told.lasting
-    assert PlaceHistory().delay(replace(RAISED, lasting=told.lasting), worked=True, lived_seconds=1e6) is None
+    assert SeatHistory().delay(replace(RAISED, lasting=told.lasting), worked=True, lived_seconds=1e6) is None
     assert not failure_of("actor_0", EnvironmentFailure("no")).lasting
 
 
@@ -110,13 +108,13 @@ def test_nobody_hangs_while_all_are_paused() -> None:
 
 
 def test_who_asks_for_a_successor_gets_one_at_once_and_has_not_failed() -> None:
-    history = PlaceHistory()
+    history = SeatHistory()
     assert delays(history, Death("", False, retired=True), 100, worked=False, lived_seconds=1.0) == [0.0] * 100
     assert (history.idle_deaths, history.faults) == (0, 0)
 
 
 def test_what_goes_down_with_the_fork_server_is_not_to_blame() -> None:
-    history = PlaceHistory()
+    history = SeatHistory()
     for _ in range(100):
         assert history.delay(Death("", False, collateral=True), worked=False, lived_seconds=0.0) == SERVER_SECONDS
     assert (history.idle_deaths, history.faults) == (0, 0)

@@ -13,8 +13,8 @@ from algorithms.models.build import build_model
 from algorithms.models.config import ModelConfig
 from algorithms.models.flat_module import FlatModule
 from algorithms.parts.stochastic_policy import StochasticPolicy
-from algorithms.runtime.algorithm import Recorded
 from algorithms.runtime.devices import HostDevice
+from algorithms.runtime.memory.slots import Recorded
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Stop
 from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine

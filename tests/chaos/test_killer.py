@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.selftest.invariants import falling, lost_checkpoints, saved, tolerated, unaccounted
-from algorithms.tools.selftest.killer import Storm, StormError
+from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
+from algorithms.tools.selftest.killer import Killer, KillerError
 from tests.chaos.runs import START_SECONDS, TrainingRun
-from tests.chaos.witness import BONUS, EPISODE_STEPS, PROGRAM, TESTIMONY
+from tests.chaos.witness import ALGORITHM, BONUS, EPISODE_STEPS, TESTIMONY
 from utils.metrics import read_metrics
 
 GONE_SECONDS = 25.0
@@ -51,12 +51,12 @@ def test_a_run_outlives_a_storm_of_kills(
     testimony, gate = tmp_path / "testimony", tmp_path / "gate"
     monkeypatch.setenv(TESTIMONY, str(testimony))
     words = (f"--inference={placement}", *FLAGS, "--env_kwargs", f"gate={gate}")
-    with TrainingRun(tmp_path, *words, env="tests.chaos.witness:Clues", script=PROGRAM) as run:
-        run.wait_until(lambda: saved(run.stdout), "checkpoint")
-        storm = Storm(run.marker, run.process.pid, lambda: len(saved(run.stdout)), seed=1)
+    with TrainingRun(tmp_path, *words, f"--algo={ALGORITHM}", env="tests.chaos.witness:Clues") as run:
+        run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
+        killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1)
         try:
-            storm.blow(kills)
-        except StormError as error:
+            killer.kill_burst(kills)
+        except KillerError as error:
             raise AssertionError(f"{error}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}") from None
         gate.touch()
         ended = run.wait(START_SECONDS)
@@ -66,12 +66,12 @@ def test_a_run_outlives_a_storm_of_kills(
     records = read_metrics(run.directory / "metrics.jsonl")
     totals = json.loads((run.directory / "status.json").read_text())["totals"]
     lives = check_testimony(testimony, totals)
-    assert falling(records) == []
-    assert unaccounted({}, totals, slack=tolerated(kills)) == []
-    promised = saved(ended.stdout)
+    assert find_falling(records) == []
+    assert find_unaccounted({}, totals, slack=tolerance(kills)) == []
+    promised = read_saves(ended.stdout)
     assert lost_checkpoints(path for path, _ in promised) == []
     print(
-        f"{kills} kills {Counter(storm.kills)}: {totals['restarts']} restarts, {lives} learners, {len(promised)} saves"
-        f", recovered within {storm.longest_recovery_seconds:.1f} s, {totals['lost']} of {totals['samples']} lost, "
-        f"books: {unaccounted({}, totals) or 'exact'}"
+        f"{kills} kills {Counter(killer.kills)}: {totals['restarts']} restarts, {lives} learners, {len(promised)} saves"
+        f", recovered within {killer.longest_recovery_seconds:.1f} s, {totals['lost']} of {totals['samples']} lost, "
+        f"books: {find_unaccounted({}, totals) or 'exact'}"
     )

@@ -1,0 +1,90 @@
+"""A run of before as it is played: its folder, its flags, and the files of one checkpoint."""
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from algorithms.playing.config import EvaluationConfig
+from algorithms.run.config import Config
+from algorithms.run.folder import newest_run, saved_flags
+from algorithms.runtime.checkpointing import load_best
+from algorithms.runtime.memory.learner_state import decode
+from utils import checkpoint_files
+from utils.errors import CheckpointError, UsageError
+from utils.run_folder import RunFolder
+from utils.values import shown
+
+EVALUATED_METRIC = "eval/mean"
+"""Metric by which the best checkpoint by evaluation is chosen."""
+
+MISSING = {
+    "latest": "checkpoint of policy {} yet",
+    "best": "best checkpoint of policy {} yet: one is kept after --save_best_after env steps of training",
+    "best_evaluated": "evaluated checkpoint of policy {} yet: --eval_every_sec or appo evaluate keeps one",
+    "past": "past version of policy {} yet: --self_play keeps some",
+    "milestone": "milestone of policy {} yet: one is kept every --save_milestones_sec seconds of training",
+}
+
+
+class SavedRun(NamedTuple):
+    """A run and one of its checkpoints, read and verified."""
+
+    folder: RunFolder
+    config: Config
+    checkpoint: Path
+    files: dict[str, bytes]  # of the checkpoint, verified
+
+    @property
+    def directory(self) -> Path:
+        """Path of the run's folder."""
+        return self.folder.path
+
+
+def find_run(config: EvaluationConfig) -> SavedRun:
+    """Load the run that the flags name, or the newest one of their environment.
+
+    Raises:
+        UsageError, CheckpointError: as `load_run`, or there is no run at all.
+    """
+    group = Path(config.train_dir, config.experiments_root)
+    directory = group / config.experiment if config.experiment else newest_run(group, config.env)
+    return load_run(RunFolder(directory), config)
+
+
+def load_run(folder: RunFolder, config: EvaluationConfig) -> SavedRun:
+    """Load the flags of a run, and the checkpoint that `config` asks for.
+
+    Raises:
+        UsageError: there is no such run, policy or milestone.
+        CheckpointError: there is no such checkpoint, or none of them verifies.
+    """
+    name, flags = folder.path.name, saved_flags(folder.path)
+    if not flags:
+        raise UsageError(f"there is no run {shown(str(folder.path))}")
+    saved = Config.from_flat(flags)
+    if config.env and config.env != saved.env.env:
+        raise UsageError(f"run {name} is of {shown(saved.env.env)}, not of --env={shown(config.env)}")
+    if config.policy_index >= saved.sampling.num_policies:
+        raise UsageError(
+            f"--policy_index={config.policy_index}: run {name} has {saved.sampling.num_policies} policies, "
+            "counted from 0"
+        )
+    loaded = _load_checkpoint(folder, config, saved.run.save_best_metric)
+    if loaded is None:
+        raise CheckpointError(f"run {name} has no {MISSING[config.load_checkpoint_kind].format(config.policy_index)}")
+    for _, reason in loaded.found.damaged:
+        sys.stderr.write(f"warning: damaged checkpoint skipped: {reason}\n")
+    return SavedRun(folder, saved, loaded.found.path, loaded.files)
+
+
+def _load_checkpoint(folder: RunFolder, config: EvaluationConfig, best_metric: str) -> checkpoint_files.Loaded | None:
+    """Load the checkpoint of the wanted kind: the best, or the newest up to a milestone; None if there is none."""
+    kind, milestone = config.load_checkpoint_kind, config.milestone
+    parent = folder.checkpoints(config.policy_index, kind)
+    if kind in ("best", "best_evaluated"):
+        return load_best(parent, best_metric if kind == "best" else EVALUATED_METRIC, decode)
+    if milestone is not None:
+        first = min((step for step, _ in checkpoint_files.listed(parent)), default=0)
+        if first > milestone:
+            raise UsageError(f"--milestone={milestone}: the first milestone is at {first} env steps")
+    return checkpoint_files.load(parent, check=decode, at_most=milestone)

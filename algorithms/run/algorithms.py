@@ -1,0 +1,86 @@
+"""Algorithms by the name that `--algo` gives them, and all flags of a run that trains with one."""
+
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any, cast
+
+from algorithms.models.config import ModelConfig
+from algorithms.population.config import PopulationConfig
+from algorithms.runtime.algorithm import Algorithm
+from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from envs.config import EnvConfig
+from utils.errors import UsageError, text_of
+from utils.flags import Flag, flags_of
+from utils.user_modules import import_user_module
+from utils.values import nearest, shown
+
+DEFAULT = "APPO"
+ALGORITHMS = {
+    "APPO": "algorithms.appo.algorithm:APPO",
+}
+"""Where ours are."""
+
+MEMBERS = ("name", "flags", "metrics", "panel", "recorded", "make_model", "make_policy", "make_source", "make_learner")
+
+
+@cache
+def find_algorithm(name: str) -> Algorithm:
+    """Return one of `ALGORITHMS`, or the user's that `package.module:Class` names.
+
+    Raises:
+        UsageError: there is no such algorithm.
+    """
+    if name in ALGORITHMS:
+        return cast(Algorithm, resolve_name(ALGORITHMS[name])())
+    module, _, kind = name.partition(":")
+    if not module or not kind:
+        names = ", ".join(ALGORITHMS)
+        raise UsageError(
+            f"--algo={shown(name)} is none of {names}{nearest(name, ALGORITHMS)}; one of yours is package.module:Class"
+        )
+    try:
+        made: Any = getattr(import_user_module(module), kind)()
+    except Exception as error:  # the user's module may raise anything
+        raise UsageError(f"--algo={shown(name)} failed: {type(error).__name__}: {text_of(error)}") from error
+    if missing := [member for member in MEMBERS if not hasattr(made, member)]:
+        raise UsageError(f"--algo={shown(name)} is no algorithm: it has no {', '.join(missing)}")
+    return cast(Algorithm, made)
+
+
+class FlagTable:
+    """All flags of a run that trains with an algorithm.
+
+    Attributes:
+        parts: part -> dataclass of its flags, in the order of `--help`.
+        by_part: part -> name -> flag.
+        flags: name -> flag.
+        aliases: other spelling -> name.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.parts: dict[str, type] = {
+            "run": RunConfig,
+            "env": EnvConfig,
+            "sampling": SamplingConfig,
+            "learning": algorithm.flags,
+            "model": ModelConfig,
+            "population": PopulationConfig,
+            "logging": LoggingConfig,
+        }
+        self.by_part: dict[str, dict[str, Flag]] = {part: flags_of(cls) for part, cls in self.parts.items()}
+        self.flags: dict[str, Flag] = {}
+        for part, flags in self.by_part.items():
+            if twice := sorted(self.flags.keys() & flags.keys()):
+                raise UsageError(f"--algo={algorithm.name}: {twice[0]} of {part} is a flag of another part already")
+            self.flags |= flags
+        self.aliases = {alias: flag.name for flag in self.flags.values() for alias in flag.aliases}
+
+
+@cache
+def flag_table(algo: str) -> FlagTable:
+    """Return the flags of a run that trains with this algorithm.
+
+    Raises:
+        UsageError: there is no such algorithm.
+    """
+    return FlagTable(find_algorithm(algo))
