@@ -13,6 +13,7 @@ from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.memory.learner_state import Vector
 
 # Returns grow while a policy learns; statistics of all that ever was would lag far behind. The oldest samples fade.
+# So do those of advantages.
 RETURN_MEMORY_SAMPLES = 100_000
 
 # Float64 statistics of all images would cost as much as a tenth of training on them.
@@ -25,6 +26,12 @@ IMAGE_VARIANCE = 1 / 100
 
 STATISTICS = "statistics"
 """Name of their vector in a state."""
+
+
+def faded(moments: Moments) -> Moments:
+    """Return moments that weigh no more than `RETURN_MEMORY_SAMPLES`."""
+    fade = (RETURN_MEMORY_SAMPLES / moments.count.clamp(min=1)).clamp(max=1.0)
+    return Moments(moments.count * fade, moments.mean, moments.m2 * fade)
 
 
 class RunningStatistics:
@@ -67,8 +74,7 @@ class RunningStatistics:
         if self.normalize_returns:
             for target, mask in targets:
                 self.returns = merge_batch(self.returns, target.flatten(), (mask & target.isfinite()).flatten())
-            fade = (RETURN_MEMORY_SAMPLES / self.returns.count.clamp(min=1)).clamp(max=1.0)
-            self.returns = Moments(self.returns.count * fade, self.returns.mean, self.returns.m2 * fade)
+            self.returns = faded(self.returns)
         self._set_buffers()
 
     def to_array(self) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@
 `NumpyActing` does it without torch for small networks: the hot path of environments that cost microseconds.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,9 @@ from algorithms.ops.numpy_twins import ActionSampler, is_supported
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import Trajectories
 from envs.spec import MASK_KEY, EnvSpec
+
+THOUGHTS = ("logits", "log_prob", "value")
+"""What a stochastic policy can record of a step beside its action."""
 
 
 class ActionRandom(NamedTuple):
@@ -35,17 +39,18 @@ class ActionRandom(NamedTuple):
 class StochasticPolicy:
     """Draws actions from the distribution that an actor-critic computes.
 
-    It records "logits" [N, L], "log_prob" [N] of the action and "value" [N], and "final_value" [N] of true final
-    observations; values are in units of return.
+    It can record "logits" [N, L], "log_prob" [N] of the action and "value" [N], and it records "final_value" [N] of
+    true final observations; values are in units of return.
 
     Args:
         flat: the network, ready to act, with its weights in one vector.
         spec: of the environment.
+        records: names of what is recorded of every step; an algorithm that does not read logits saves their memory.
     """
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec) -> None:
+    def __init__(self, flat: FlatModule, spec: EnvSpec, records: Collection[str] = THOUGHTS) -> None:
         assert isinstance(flat.module, ActorCritic)
-        self.flat, self.model, self.spec = flat, flat.module, spec
+        self.flat, self.model, self.spec, self.records = flat, flat.module, spec, frozenset(records)
         self.rnn_state_size = flat.module.rnn_state_size
         self._num_values, self._dtype = spec.action.num_values, spec.action.dtype  # properties that count every time
 
@@ -73,7 +78,8 @@ class StochasticPolicy:
         logits, value, state = self.model.act(obs, first, state)
         thought = {"logits": logits, "value": self.model.denormalize_value(value)}
         if whole_groups and greedy is False and random is not None and random.sampler is not None:
-            return self._sampled_by_group(logits, random.sampler) | thought, state  # a dozen calls of torch less
+            drawn = self._sampled_by_group(logits, random.sampler)  # a dozen calls of torch less
+            return self._recorded(drawn | thought), state
         mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
         distribution = ActionDistribution(self.spec.action.parts, logits, mask)
         if greedy is True:
@@ -83,7 +89,10 @@ class StochasticPolicy:
             action = distribution.sample(random.generator)
             if isinstance(greedy, Tensor):
                 action = torch.where(greedy, distribution.mode(), action)
-        return {"action": action, "log_prob": distribution.log_prob(action), **thought}, state
+        return self._recorded({"action": action, "log_prob": distribution.log_prob(action), **thought}), state
+
+    def _recorded(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value for name, value in step.items() if name == "action" or name in self.records}
 
     def _sampled_by_group(self, logits: Tensor, sampler: ActionSampler) -> dict[str, Tensor]:
         """Draw actions [K*R, A] for logits [K*R, L], group by group."""
@@ -105,7 +114,7 @@ class StochasticPolicy:
         if random.sampler is None:
             return None
         mlp = numpy_mlp(self.model, trajectories.valid.shape[2])
-        return None if mlp is None else NumpyActing(mlp, random.sampler, trajectories)
+        return None if mlp is None else NumpyActing(mlp, random.sampler, trajectories, self.spec.action.num_logits)
 
 
 class _Step(NamedTuple):
@@ -126,10 +135,15 @@ class NumpyActing:
         mlp: the network.
         sampler: of its actions.
         trajectories: the shared arrays.
+        num_logits: L.
     """
 
-    def __init__(self, mlp: NumpyMlp, sampler: ActionSampler, trajectories: Trajectories) -> None:
+    def __init__(self, mlp: NumpyMlp, sampler: ActionSampler, trajectories: Trajectories, num_logits: int) -> None:
         self._mlp, self._sampler, self._trajectories = mlp, sampler, trajectories
+        rows = trajectories.valid.shape[2]
+        shapes = {"logits": (rows, num_logits), "log_prob": (rows,), "value": (rows,)}
+        unread = shapes.keys() - trajectories.recorded.keys()  # computed all the same
+        self._unread = {name: np.empty(shapes[name], np.float32) for name in unread}
         self._steps: dict[int, list[_Step]] = {}
         self._scratch: list[Array] | None = None
 
@@ -163,7 +177,13 @@ class NumpyActing:
 
     def _steps_of(self, slot: int) -> list[_Step]:
         t = self._trajectories
-        thought = (t.recorded[name] for name in ("logits", "log_prob", "value"))
-        fields = (t.action, *thought, t.policy_version)
-        obs = t.obs[self._mlp.key][slot]
-        return [_Step(obs[step], *(field[slot, step] for field in fields)) for step in range(t.valid.shape[1])]
+        obs, action, version = t.obs[self._mlp.key][slot], t.action[slot], t.policy_version[slot]
+        return [
+            _Step(obs[step], action[step], **self._thought(slot, step), version=version[step])
+            for step in range(t.valid.shape[1])
+        ]
+
+    def _thought(self, slot: int, step: int) -> dict[str, Array]:
+        return self._unread | {
+            name: array[slot, step] for name, array in self._trajectories.recorded.items() if name in THOUGHTS
+        }

@@ -29,6 +29,7 @@ TORCH = (
     "algorithms.appo.learner",
     "algorithms.appo.numpy_learner",
     "algorithms.appo.verify",
+    "algorithms.ppo.learner",
     "algorithms.population.member",
     "algorithms.run.build_learner",
     "algorithms.run.tuning.network",

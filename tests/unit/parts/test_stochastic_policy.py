@@ -113,3 +113,34 @@ def test_who_acts_without_torch() -> None:
     masked = replace(spec, action=ActionSpec((ActionPart("categorical", 4),)), action_mask=4)
     careful = StochasticPolicy(plain.flat, masked)
     assert careful.fast(world.trajectories, careful.random(1, ROWS)) is None
+
+
+def test_what_is_not_recorded_is_left_out() -> None:
+    policy, model = policy_of(*MIXED)
+    careful = StochasticPolicy(policy.flat, policy.spec, {"log_prob": None, "value": None, "final_value": None})
+    inputs = inputs_of(policy)
+    for whole_groups in (False, True):
+        every, _ = policy.act(*inputs, None, policy.random(5, ROWS), whole_groups=whole_groups)
+        found, _ = careful.act(*inputs, None, careful.random(5, ROWS), whole_groups=whole_groups)
+        assert sorted(found) == ["action", "log_prob", "value"]
+        assert all(torch.equal(value, every[name]) for name, value in found.items())
+
+
+def test_the_twin_without_torch_fills_what_there_is() -> None:
+    spec = env_spec_of(*MIXED)
+    whole, short = world_of(spec), world_of(spec)
+    del short.trajectories.recorded["logits"]
+    policy = StochasticPolicy(FlatModule(model_of(spec, use_rnn=False)), spec)
+    for world in (whole, short):
+        t = world.trajectories
+        t.obs["obs"][1, 2] = np.linspace(-1, 1, t.obs["obs"][1, 2].size).reshape(t.obs["obs"][1, 2].shape)
+        fast = policy.fast(t, policy.random(3, t.valid.shape[2]))
+        assert fast is not None
+        fast.act(1, 2, version=7)
+        some = np.arange(t.valid.shape[2]) == 0
+        fast.act_in(some, 1, 3, version=8)
+    for name in ("log_prob", "value"):
+        assert np.array_equal(whole.trajectories.recorded[name], short.trajectories.recorded[name])
+        assert whole.trajectories.recorded[name][1, 2].all()
+    assert np.array_equal(whole.trajectories.action, short.trajectories.action)
+    assert (short.trajectories.policy_version[1, 2] == 7).all()

@@ -1,0 +1,301 @@
+"""The PPO learner: advantages by GAE over whole columns, then epochs of clipped updates on shuffled steps.
+
+`PPOLearner.loss` is the algorithm and `PPOLearner.learn` its loop; nothing here knows a process.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.flat_module import FlatModule, split
+from algorithms.ops import losses
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
+from algorithms.ops.returns import gae
+from algorithms.parts.optimizer import FlatAdam, adam_layout
+from algorithms.parts.statistics import STATISTICS, RunningStatistics, faded
+from algorithms.ppo.config import PPOConfig
+from algorithms.runtime.algorithm import WEIGHTS, StateLayout, Vector
+from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import LearnerState, empty_vectors
+from envs.spec import MASK_KEY, EnvSpec
+
+METRICS = (
+    "loss",
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "kl_divergence",
+    "ratio_mean",
+    "ratio_max",
+    "fraction_clipped",
+    "advantage_std",
+    "value_mean",
+    "grad_norm",
+    "learning_rate",
+    "skipped",
+)
+KL = METRICS.index("kl_divergence")
+
+ADVANTAGES = "advantages"
+"""Name of the vector in a state that holds the running moments of advantages."""
+
+KL_TOLERANCE = 1.5
+"""Factor of `--target_kl` at which an iteration ends, as in Stable-Baselines3."""
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """N segments of S steps, time-major; without a recurrent core, S is 1 and a segment is a step."""
+
+    obs: dict[str, Tensor]  # [S+1, N, *]; [1, N, *] where S is 1, as one step needs no unrolling
+    first: Tensor  # as long as obs
+    rnn_state: Tensor  # [N, H] before the segment
+    valid: Tensor  # [S, N]
+    action: Tensor  # [S, N, A]
+    log_prob: Tensor  # of the action, by the policy that acted
+    value: Tensor  # by the policy that acted, in units of return
+    advantage: Tensor  # normalized, unless that is done in the minibatch
+    target: Tensor  # of the value, in units of return
+
+
+class PPOLearner:
+    """Trains one policy.
+
+    A version is what the weights are after an iteration: between its updates there is nothing that should act.
+
+    Args:
+        flat: the model with all its weights in one vector, on its device.
+        spec: of the environment.
+        config: the flags.
+        seed: of the order of minibatches.
+
+    Attributes:
+        version, updates: published weight sets, counted from 1, and optimizer steps so far.
+
+    Raises:
+        UsageError: the flags contradict each other, or the model.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
+    """
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec, config: PPOConfig, seed: int) -> None:
+        assert isinstance(flat.module, ActorCritic)
+        self.flat, self.model, self.config, self.parts = flat, flat.module, config, spec.action.parts
+        config.check(recurrent=self.model.rnn_state_size > 0)
+        self.masked, self.seed = bool(spec.action_mask), seed
+        self.version, self.updates = 1, 0
+        device = flat.flat.device
+        self.statistics = RunningStatistics(self.model, config.normalize_returns)
+        self.advantages = Moments.empty((), device)
+        self.clip_ratio = torch.tensor(config.ppo_clip_ratio, device=device)
+        self.optimizer = FlatAdam(flat.flat[: flat.num_parameters], config)
+        views = split(self.optimizer.gradient, flat.parameter_table)
+        for parameter, view in zip(self.model.parameters(), views, strict=True):
+            parameter.grad = view
+        self._metric_sum, self._metric_count = torch.zeros(len(METRICS), device=device), 0
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """Train on the columns of an iteration; yields after each optimizer step, and when the version is raised.
+
+        Args:
+            batch: B columns on the device of the model.
+            progress: share of the training budget used up before this batch, in [0, 1]; drives linear schedules.
+        """
+        c = self.config
+        self.optimizer.follow(progress)
+        self.clip_ratio.fill_(c.ppo_clip_ratio * (max(0.0, 1.0 - progress) if c.ppo_clip_schedule == "linear" else 1.0))
+        batch = _cleaned(batch)
+        plan = self._plan(batch)
+        per_epoch = len(plan) // c.ppo_epochs
+        for i, segments in enumerate(plan):
+            if i == 0 or (c.recompute_advantages and i % per_epoch == 0):
+                batch = self.estimate(batch)
+            minibatch = self._minibatch(batch, segments)
+            metrics = self.differentiate(minibatch)
+            if c.target_kl and float(metrics[KL]) > KL_TOLERANCE * c.target_kl:
+                break
+            self.step(minibatch, metrics)
+            self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
+            self.updates += 1
+            yield
+        # Not before: acting and all epochs must see the observations on one scale.
+        self.statistics.update(batch, [(batch.recorded["target"], batch.valid)])
+        self.version += 1
+        yield
+
+    def differentiate(self, minibatch: Minibatch) -> Tensor:
+        """Set the gradient of a minibatch; its metrics, of which the last three are for `step` to fill in."""
+        self.optimizer.gradient.zero_()
+        loss, metrics = self.loss(minibatch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return metrics
+
+    def step(self, minibatch: Minibatch, metrics: Tensor) -> None:
+        """Apply the gradient of a minibatch."""
+        learnable = minibatch.valid.any() & metrics[0].isfinite()
+        norm, skipped = self.optimizer.step(learnable, metrics[KL])
+        self._metric_sum += torch.cat((metrics, torch.stack((norm, self.optimizer.learning_rate, skipped))))
+        self._metric_count += 1
+
+    def loss(self, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+        """The PPO objective, to be minimized, and the values of all `METRICS` but the last three.
+
+        Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
+        """
+        c, m, e = self.config, minibatch, self.clip_ratio
+        policy, value = self._evaluate(m)
+        mean, std = losses.masked_mean_and_std(m.advantage, m.valid)
+        advantage = m.advantage
+        if c.normalize_advantages == "batch":
+            advantage = losses.normalize_advantage(advantage, m.valid, (mean, std))
+        ratio = losses.clamped_ratio(policy.log_prob(m.action), m.log_prob)
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - e, 1 + e) * advantage)
+        behavior_value, target = self.model.normalize_value(m.value), self.model.normalize_value(m.target)
+        fixed = ratio.detach()
+        means = losses.masked_means(
+            (
+                -surrogate,
+                losses.clipped_value_loss(value, behavior_value, target, c.ppo_clip_value),
+                policy.entropy(),
+                (fixed - 1) - fixed.log(),  # KL(acting || current) without logits: Schulman 2020, estimator k3
+                fixed,
+                ((fixed - 1).abs() > e).float(),
+                self.model.denormalize_value(value.detach()),
+            ),
+            m.valid,
+        )
+        policy_loss, value_loss, entropy = means[:3].unbind()
+        loss = policy_loss + c.value_loss_coeff * value_loss - c.exploration_loss_coeff * entropy
+        ratio_max, clipped, value_mean = losses.zero_invalid(fixed, m.valid).max(), means[5], means[6]
+        others = torch.stack((ratio_max, clipped, std, value_mean))
+        return loss, torch.cat((loss.view(1), means[:5], others)).detach()
+
+    @torch.no_grad()
+    def estimate(self, batch: Batch) -> Batch:
+        """The batch with "advantage" and "target" [T, B] by the current values recorded, see `Minibatch`."""
+        c = self.config
+        width = max(1, c.batch_size // c.rollout)  # in parts that take no more memory than training does
+        parts = [batch.columns(slice(i, i + width)) for i in range(0, batch.valid.shape[1], width)]
+        values = [self.model.unroll(part.obs, part.first, part.rnn_state, c.segment_steps)[1] for part in parts]
+        advantage, target = gae(
+            value=self.model.denormalize_value(torch.cat(values, dim=1)),
+            final_value=batch.recorded["final_value"] if len(batch.recorded["final_value"]) else None,
+            gamma=c.gamma,
+            gae_lambda=c.gae_lambda,
+            **{name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")},
+        )
+        usable = (batch.valid & advantage.isfinite()).flatten()
+        self.advantages = faded(merge_batch(self.advantages, advantage.flatten(), usable))
+        if c.normalize_advantages == "running":
+            advantage = normalize(advantage, self.advantages.mean.float(), inv_std(self.advantages), float("inf"))
+        else:
+            advantage = advantage / self.model.return_std
+        return replace(batch, recorded=batch.recorded | {"advantage": advantage, "target": target})
+
+    def tune(self, values: Mapping[str, Any]) -> int:
+        """Follow these flags and the others as before, between two batches; the columns of an iteration then."""
+        self.config = replace(self.config, **values)
+        self.optimizer.configure(self.config)
+        return self.config.macro_batch_columns
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call, and updates skipped since the last good one; waits for the device."""
+        if not self._metric_count:
+            return {}
+        means = (self._metric_sum / self._metric_count).tolist()
+        self._metric_sum.zero_()
+        self._metric_count = 0
+        return {**dict(zip(METRICS, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
+
+    @property
+    def layout(self) -> StateLayout:
+        """What `state` holds."""
+        others = {STATISTICS: self.statistics.vector, ADVANTAGES: Vector(3, "float64", inherited=True)}
+        return adam_layout(len(self.flat.flat), self.config, others)
+
+    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
+        """Everything that training continues from, its vectors in memory that is given, or in new one."""
+        vectors = empty_vectors(self.layout.vectors) if into is None else into
+        vectors[WEIGHTS][:] = self.flat.flat.cpu().numpy()
+        self.optimizer.save(vectors)
+        vectors[STATISTICS][:] = self.statistics.to_array()
+        m = self.advantages
+        vectors[ADVANTAGES][:] = torch.stack((m.count, m.mean, m.m2)).cpu().numpy()
+        return LearnerState(vectors, {"version": self.version, "updates": self.updates, **self.optimizer.meta()})
+
+    def restore(self, state: LearnerState) -> None:
+        """Continue from a state; the version is the caller's to raise.
+
+        Raises:
+            ValueError: the state belongs to another model.
+        """
+        if len(state.weights) != len(self.flat.flat):
+            raise ValueError(f"the state has {len(state.weights)} weights, the model {len(self.flat.flat)}")
+        self.flat.flat.copy_(torch.from_numpy(state.weights))
+        self.optimizer.restore(state.vectors, state.meta)
+        self.statistics.load_array(state.vectors[STATISTICS])
+        moments = torch.from_numpy(state.vectors[ADVANTAGES].copy()).to(self.flat.flat.device)
+        self.advantages = Moments(*moments.unbind())
+        self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
+
+    @property
+    def _segment_steps(self) -> int:
+        """S: what is drawn into minibatches and evaluated as one piece."""
+        return self.config.segment_steps if self.model.rnn_state_size else 1
+
+    def _plan(self, batch: Batch) -> list[Tensor]:
+        """The segments [N] of every minibatch of every epoch, numbered in the order of `Batch.rnn_state` [*, B]."""
+        c, count = self.config, batch.valid.numel() // self._segment_steps
+        # A count that is saved anyway takes the place of a random state; seeds of runs are far apart.
+        generator = torch.Generator().manual_seed(self.seed + self.updates)
+        plan: list[Tensor] = []
+        for _ in range(c.ppo_epochs):
+            order = torch.randperm(count, generator=generator) if c.shuffle_minibatches else torch.arange(count)
+            order = order.to(batch.valid.device, non_blocking=True)
+            plan += torch.split(order, c.batch_size // self._segment_steps)
+        return plan
+
+    def _minibatch(self, batch: Batch, segments: Tensor) -> Minibatch:
+        """Gather segments [N], and with them the observation that follows, where it is needed to unroll."""
+        steps, columns = self._segment_steps, batch.valid.shape[1]
+        start = segments.div(columns, rounding_mode="floor") * steps * columns + segments % columns
+        row = start + columns * torch.arange(steps, device=start.device).unsqueeze(1)
+        seen = row if steps == 1 else torch.cat((row, row[-1:] + columns))
+
+        def gather(x: Tensor, at: Tensor) -> Tensor:
+            return x.flatten(0, 1).index_select(0, at.flatten()).view(*at.shape, *x.shape[2:])
+
+        remembers = self.model.rnn_state_size > 0
+        return Minibatch(
+            obs={key: gather(x, seen) for key, x in batch.obs.items()},
+            first=gather(batch.first, seen),
+            rnn_state=gather(batch.rnn_state, segments) if remembers else batch.rnn_state.new_empty(len(segments), 0),
+            valid=gather(batch.valid, row),
+            action=gather(batch.action, row),
+            **{name: gather(batch.recorded[name], row) for name in ("log_prob", "value", "advantage", "target")},
+        )
+
+    def _evaluate(self, m: Minibatch) -> tuple[ActionDistribution, Tensor]:
+        """The current policy and normalized values, [S, N]."""
+        if len(m.first) == 1:
+            logits, value, _ = self.model.act({key: x[0] for key, x in m.obs.items()}, m.first[0], m.rnn_state)
+            logits, value = logits.unsqueeze(0), value.unsqueeze(0)
+        else:
+            logits, value = self.model.unroll(m.obs, m.first, m.rnn_state.unsqueeze(0), len(m.valid))
+            value = value[:-1]
+        mask = m.obs[MASK_KEY][: len(m.valid)].flatten(2) > 0 if self.masked else None
+        return ActionDistribution(self.parts, logits, mask), value
+
+
+def _cleaned(batch: Batch) -> Batch:
+    """The batch with zeros in what invalid steps hold and the losses differentiate through: 0 * NaN would be NaN."""
+    recorded = {name: losses.zero_invalid(batch.recorded[name], batch.valid) for name in ("log_prob", "value")}
+    action = losses.zero_invalid(batch.action, batch.valid)
+    return replace(batch, action=action, recorded=batch.recorded | recorded)
