@@ -227,7 +227,8 @@ def _as_array(value: Any) -> Array:
 
 def _copy_of(key: str, space: Space) -> Copy:
     if key == MASK_KEY:
-        return _copy_mask
+        # Masks come as bool, int8, int64 or float: what counts is whether an entry is zero.
+        return lambda target, source: np.copyto(target, source != 0)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         size, first = np.array(choices_of(space)).T
         begin = np.cumsum(size) - size
@@ -235,11 +236,6 @@ def _copy_of(key: str, space: Space) -> Copy:
     if isinstance(space, spaces.MultiBinary):
         return _copy_bits
     return lambda target, source: np.copyto(target, source, casting="same_kind")
-
-
-def _copy_mask(target: Array, source: Array) -> None:
-    """Masks come as bool, int8, int64 or float: what counts is whether an entry is zero."""
-    np.copyto(target, source != 0)
 
 
 def _copy_bits(target: Array, source: Array) -> None:

@@ -175,7 +175,8 @@ class EventWriter:
                 self._written += len(events)
                 self._purge_step, pause = None, _RETRY_SECONDS
             except (OSError, ValueError):
-                self._lose(len(events))
+                with self._changed:
+                    self._dropped += len(events)
                 _abandon(file)
                 file = None
                 self._sleep(pause)
@@ -189,10 +190,6 @@ class EventWriter:
             events = list(self._queue)
             self._queue.clear()
             return events
-
-    def _lose(self, count: int) -> None:
-        with self._changed:
-            self._dropped += count
 
     def _sleep(self, seconds: float) -> None:
         with self._changed:

@@ -126,7 +126,10 @@ def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec])
         UsageError: type and subtype contradict each other, or an image net was asked for and there is no image.
     """
     row = _chosen_row(config)
-    names = {key: row.subtype if _is_image(spec.shape, row.min_side) else MLP for key, spec in observations.items()}
+    names = {
+        key: row.subtype if len(spec.shape) == 3 and min(image_sides(spec.shape)) >= row.min_side else MLP
+        for key, spec in observations.items()
+    }
     was_asked_for = (config.encoder_type, config.encoder_subtype) != ("auto", "auto")
     if was_asked_for and row.subtype not in names.values():
         shapes = ", ".join(f"{key} {list(spec.shape)}" for key, spec in observations.items())
@@ -154,7 +157,3 @@ def image_sides(shape: Shape) -> tuple[int, int]:
     from envs.spec import is_channels_first  # late: --help needs no numpy
 
     return (shape[1], shape[2]) if is_channels_first(shape) else (shape[0], shape[1])
-
-
-def _is_image(shape: Shape, min_side: int) -> bool:
-    return len(shape) == 3 and min(image_sides(shape)) >= min_side

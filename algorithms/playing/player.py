@@ -1,5 +1,6 @@
 """Playing a trained policy: the environment, the model and the order of things are those of training."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -87,7 +88,8 @@ def play(
     num_episodes = frames = 0
     ended = False
     clock = _Clock(config.fps if config.window else 0.0)
-    while _goes_on(config, num_episodes, frames):
+    limits = config.episode_limit or math.inf, config.max_num_frames or math.inf
+    while num_episodes < limits[0] and frames < limits[1]:
         if look is not None:
             look(ended)
         stats = envs.step(player.act(row.obs, row.first), row)
@@ -112,11 +114,6 @@ def _first_row(envs: GroupEnv, seed: int) -> StepRow:
     row.first[:] = True
     envs.reset([int(s) >> 1 for s in np.random.SeedSequence(seed).generate_state(1)], row.obs)
     return row
-
-
-def _goes_on(config: EvaluationConfig, num_episodes: int, frames: int) -> bool:
-    limits = ((config.episode_limit, num_episodes), (config.max_num_frames, frames))
-    return all(not limit or count < limit for limit, count in limits)
 
 
 class _Clock:

@@ -78,7 +78,9 @@ class Controller:
         self._warned = False
         for policy in self.learning:
             if not any(event.policy == policy for event in lineage.events):
-                self._record("start", policy, policy, self._default(), self.traits[policy], {})
+                tuned = {name: one.default for name, one in exploit_explore.tuned.items()}
+                first = PolicyTraits(tuned, exploit_explore.shaping)
+                self._record("start", policy, policy, first, self.traits[policy], {})
         for policy in range(len(self.traits)):
             self._show(policy)
 
@@ -141,7 +143,8 @@ class Controller:
         decision = self.exploit_explore.decide(policy, self._env_steps(policy), objectives, self.traits)
         failpoint("pbt.decided")
         self._record(decision.kind, policy, decision.source, self.traits[policy], decision.traits, objectives)
-        self._show_ranks(objectives)
+        for rank, one in enumerate(rank_policies(objectives), start=1):
+            self.monitor.policies[one].metrics |= {"pbt/rank": rank, "pbt/objective": objectives[one]}
         return _Order(policy, decision)
 
     def _overdue(self, policy: int) -> int:
@@ -215,10 +218,6 @@ class Controller:
         if kind in ("copy", "mutation"):
             log.info("policy %d at %d env steps: %s", policy, event.env_steps, _words(event))
 
-    def _default(self) -> PolicyTraits:
-        tuned = {name: one.default for name, one in self.exploit_explore.tuned.items()}
-        return PolicyTraits(tuned, self.exploit_explore.shaping)
-
     def _show(self, policy: int) -> None:
         """Let the reports say what a policy learns with, and how it came to that."""
         traits = self.traits[policy]
@@ -229,11 +228,6 @@ class Controller:
             shown |= {"pbt/copies": len(copies), "pbt/mutations": sum(event.kind == "mutation" for event in own)}
             shown |= {"pbt/copied_from": copies[-1]} if copies else {}
         self.monitor.policies[policy].metrics |= shown
-
-    def _show_ranks(self, objectives: Mapping[int, float]) -> None:
-        for rank, policy in enumerate(rank_policies(objectives), start=1):
-            shown = {"pbt/rank": rank, "pbt/objective": objectives[policy]}
-            self.monitor.policies[policy].metrics |= shown
 
 
 def objective_of(progress: PolicyProgress, name: str) -> RunningStatistic | None:

@@ -32,7 +32,8 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
     sampling = blueprint.config.sampling
     groups = []
     on_failure = replace(_on_failure(blueprint.config, str(address)), alive=heartbeat.alive)
-    hooks = _hooks(blueprint.config, address.index)
+    names = blueprint.config.logging.callbacks
+    hooks = Hooks.make(names, blueprint.config.to_flat(), address.index) if names else None
     matchmaker = matchmaker_of if blueprint.topology.num_acting > 1 else only_policy
     for index in blueprint.topology.groups_of(address.index):
         heartbeat.beat(Activity.RESETTING)
@@ -54,13 +55,6 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
     pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
     leaks = _leak_watch(blueprint, plan.generation)
     return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds, leaks, hooks)
-
-
-def _hooks(config: Config, actor: int) -> Hooks | None:
-    """The callbacks of an actor, if there are any."""
-    if not config.logging.callbacks:
-        return None
-    return Hooks.make(config.logging.callbacks, config.to_flat(), actor)
 
 
 def _leak_watch(blueprint: RunPlan, generation: int) -> LeakWatch | None:

@@ -272,7 +272,9 @@ def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
             f"--restart_behavior={behavior}: {shown(str(directory))} is not the folder of a run; not touched"
         )
     with RunLock(run.lock):
-        aside = _unused_name(directory) if behavior == "restart" else _hidden_name(directory)
+        # A crash while files are removed leaves no run that looks whole; see `remove_old`.
+        hidden = directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
+        aside = _unused_name(directory) if behavior == "restart" else hidden
         try:
             os.rename(directory, aside)
         except OSError as error:
@@ -309,11 +311,6 @@ def _unused_name(directory: Path) -> Path:
     while os.path.lexists(aside := directory.with_name(f"{directory.name}.bak{number}")):
         number += 1
     return aside
-
-
-def _hidden_name(directory: Path) -> Path:
-    """A crash while files are removed leaves no run that looks whole; see `remove_old`."""
-    return directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
 
 
 def refuse_unwritable(directory: Path) -> None:

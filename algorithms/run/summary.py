@@ -66,7 +66,9 @@ def summary(directory: Path) -> RunSummary | None:
     config, status = config or {}, status or {}
     last = last_records(folder.metrics)
     env_steps = _env_steps(status, last)
-    state = "damaged" if damaged else _state(_text(status.get("state")), folder)
+    state = "damaged" if damaged else _text(status.get("state")) or "unknown"
+    if state in LIVING_STATES and not _is_locked(folder.lock):
+        state = "crashed"  # it is not alive to say that it has ended
     last_return = max(_last_returns(status, last), default=None)
     return RunSummary(
         name=directory.name,
@@ -81,13 +83,6 @@ def summary(directory: Path) -> RunSummary | None:
         last_return=last_return,
         active=max(changed for changed in times if changed is not None),
     )
-
-
-def _state(stored: str | None, folder: RunFolder) -> str:
-    """What the run last said of itself, unless it is not alive to say that it has ended."""
-    if stored in LIVING_STATES and not _is_locked(folder.lock):
-        return "crashed"
-    return stored or "unknown"
 
 
 def _is_locked(lock: Path) -> bool:

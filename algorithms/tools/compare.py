@@ -76,7 +76,9 @@ def flags_of_run(directory: Path) -> dict[str, object]:
 def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
     """Tables by title: the flags that differ, results, and returns at equal env steps and after equal hours."""
     return {
-        "flags": _flag_rows([run.flags for run in runs]),
+        "flags": [
+            Row(name, [run.flags.get(name) for run in runs]) for name in differing_flags([run.flags for run in runs])
+        ],
         "results": [
             Row("state", [run.state for run in runs]),
             *(Row(name, [figure(run.curve) if run.curve else None for run in runs]) for name, figure in RESULTS),
@@ -91,10 +93,6 @@ def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
     names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION_FLAGS)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
-
-
-def _flag_rows(flags: Sequence[Mapping[str, object]]) -> list[Row]:
-    return [Row(name, [mapping.get(name) for mapping in flags]) for name in differing_flags(flags)]
 
 
 def _throughput(curve: Sequence[Point]) -> float | None:

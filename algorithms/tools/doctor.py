@@ -70,6 +70,8 @@ LEAK_BYTES, LEAK_FILES = 8 << 20, 8
 
 State = Literal["ok", "note", "bad"]
 
+KINDS = {"categorical": "choices", "bernoulli": "bits", "gaussian": "numbers"}
+
 
 class Finding(NamedTuple):
     """One thing that was looked at: fine, worth knowing, or in the way of training."""
@@ -269,14 +271,10 @@ def _gpu() -> Finding:
 def _spaces(spec: EnvSpec) -> str:
     """What it shows and takes, in words."""
     shows = ", ".join(f"{key} {list(o.shape)} {o.dtype}" for key, o in spec.observations.items())
-    takes = ", ".join(f"{part.size} {_kind(part.kind)}" for part in spec.action.parts)
+    takes = ", ".join(f"{part.size} {KINDS[part.kind]}" for part in spec.action.parts)
     agents = f"; {spec.num_agents} agents" if spec.num_agents > 1 else ""
     frames = f"; {spec.frames_per_step} frames per step" if spec.frames_per_step > 1 else ""
     return f"shows {shows}; takes {takes}{agents}{frames}"
-
-
-def _kind(kind: str) -> str:
-    return {"categorical": "choices", "bernoulli": "bits", "gaussian": "numbers"}[kind]
 
 
 def _version(package: str) -> str | None:

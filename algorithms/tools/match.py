@@ -204,12 +204,8 @@ def wilson(successes: float, trials: int) -> Mean:
     return Mean(share, max(0.0, center - half), min(1.0, center + half))
 
 
-def _names(runs: Sequence[SavedRun], env_steps: Sequence[int]) -> list[str]:
-    return [f"{run.directory.name} at {steps} env steps" for run, steps in zip(runs, env_steps, strict=True)]
-
-
 def _summary(runs: Sequence[SavedRun], env_steps: Sequence[int], seed: int, score: Score) -> str:
-    a, b = _names(runs, env_steps)
+    a, b = (f"{run.directory.name} at {steps} env steps" for run, steps in zip(runs, env_steps, strict=True))
     return (
         f"A: {a}\nB: {b}\n"
         f"{score.wins + score.draws + score.losses} episodes of {runs[0].config.env.env}, seed {seed}: A wins "

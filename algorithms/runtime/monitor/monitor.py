@@ -168,7 +168,13 @@ class Monitor:
         counters = {name: progress.totals[name] for name in COUNTERS}
         head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
         callbacks = {} if self.hooks is None else {f"perf/{COUNT}": self._callbacks_off(self.hooks)}
-        return {**head, **self._replaced(), **progress.tags(), **callbacks}
+        rebuilds = self._of_actors("rebuilds")
+        replaced = {
+            "perf/restarts": self.restarts,
+            "perf/actors_replaced": self.replaced,
+            "perf/env_rebuilds": rebuilds,
+        }
+        return {**head, **replaced, **progress.tags(), **callbacks}
 
     def figures(self, policy: int) -> dict[str, float]:
         """The counters and tags of a policy now, as a record of metrics.jsonl has them."""
@@ -233,11 +239,6 @@ class Monitor:
 
     def _of_actors(self, name: str) -> int:
         return sum(totals.get(name, 0) for totals in self.workers.values())
-
-    def _replaced(self) -> dict[str, float]:
-        """How often processes were started again, actors replaced that grew, and environments made again."""
-        rebuilds = self._of_actors("rebuilds")
-        return {"perf/restarts": self.restarts, "perf/actors_replaced": self.replaced, "perf/env_rebuilds": rebuilds}
 
     def performance(self) -> Performance | None:
         """How the run spends its time, and how near it is to the limit; None while nothing is known of it."""

@@ -199,7 +199,10 @@ def performance(windows: Iterable[Window], machine: Machine, discarded: float = 
         return None
     of_roles = {role: of_role for role in ROLES if (of_role := [w for w in seen if w.role == role])}
     roles = {role: _role_times(of_role) for role, of_role in of_roles.items()}
-    fullest = {role: max((_role_times([w]) for w in of_role), key=_busy) for role, of_role in of_roles.items()}
+    fullest = {
+        role: max((_role_times([w]) for w in of_role), key=lambda times: times.busy)
+        for role, of_role in of_roles.items()
+    }
     cpu_us = _cpu_us(seen, collected, trained)
     return Performance(
         roles=roles,
@@ -271,10 +274,6 @@ def _of_one_thread(main: RoleTimes, machine: Machine) -> str:
     if main.starved:
         return f"{said}; {TAKEN}"
     return f"{said}; other placements use all {machine.cores:g} cores" if machine.cores > 1 else said
-
-
-def _busy(times: RoleTimes) -> float:
-    return times.busy
 
 
 def _role_times(windows: list[Window]) -> RoleTimes:

@@ -181,12 +181,12 @@ class Links:
         hand_overs = {k: q for k, q in self.hand_overs.items() if k[0] in actors or k[1] in learners}
         releases = {k: q for k, q in self.releases.items() if k[1] in actors or k[0] in learners}
         roles = {w.role for w in workers}
-        bells = {n: b for n, b in self.bells.items() if n == name or not roles <= _roles(self.topology, n)}
+        bells = {
+            n: b
+            for n, b in self.bells.items()
+            if n == name or not roles <= {worker.role for worker in self.topology.processes()[n]}
+        }
         return ProcessLinks(self.topology, name, bells, hand_overs, releases)
-
-
-def _roles(topology: Topology, name: str) -> set[str]:
-    return {worker.role for worker in topology.processes()[name]}
 
 
 class ProcessLinks:

@@ -171,7 +171,9 @@ class Supervisor:
         messages: list[tuple[str, Message]] = list(self._replace_dead())
         seats = list(self.seats.values())
         waiting = [w for p in seats for w in (p.postbox.pipe, p.process.sentinel)]
-        ready = set(multiprocessing.connection.wait(waiting, self._patience(timeout_seconds)))
+        # No longer than until the next seat is taken again.
+        patience = max(0.0, min([timeout_seconds, *(due - time.monotonic() for due in self.due.values())]))
+        ready = set(multiprocessing.connection.wait(waiting, patience))
         self._note_pause(timeout_seconds)
         self.janitor.revive()
         for seat in seats:
@@ -179,7 +181,9 @@ class Supervisor:
             heard = seat.postbox.take() if {seat.postbox.pipe, seat.process.sentinel} & ready else []
             messages += [(seat.plan.name, message) for message in heard]
             if any(isinstance(message, WorkerReady) for message in heard):
-                self._welcome(seat)
+                seat.work_before = self._work_of(seat.plan.name)
+                if self.begun:
+                    self.send(seat.plan.name, Begin())
             gone = self.seats.get(seat.plan.name) is not seat  # with the other end of a queue
             if not gone and (death := self._death(seat, heard, ended=seat.process.sentinel in ready)):
                 self._lose(seat, death)
@@ -221,11 +225,6 @@ class Supervisor:
             seat.bury(self.janitor, deadline)
         self.seats.clear()
 
-    def _welcome(self, seat: Seat) -> None:
-        seat.work_before = self._work_of(seat.plan.name)
-        if self.begun:
-            self.send(seat.plan.name, Begin())
-
     def _death(self, seat: Seat, heard: list[Message], *, ended: bool) -> Death | None:
         """How a process has ended or will have to; None while all is well."""
         if death := seat.failure(heard, ended=ended):
@@ -235,7 +234,10 @@ class Supervisor:
         if pulse.peer is not None and _are_stuck((seat, other), now - pulse.entered):
             return self._renew_queue(seat, pulse.peer)
         hang = self.limits.hang(seat.plan.name, pulse, now, is_actor=seat.plan.runs_environments)
-        return replace(hang, traceback=_stacks(seat, self._recorder)) if hang else None
+        if hang is None:
+            return None
+        self._recorder.look(seat.plan.name)  # what it was doing; asking for its stacks interrupts it
+        return replace(hang, traceback=stack_of(seat.process, seat.plan.log_path))
 
     def _renew_queue(self, seat: Seat, peer: int) -> Death:
         """Give both ends of a queue a new one, as somebody has died in the old one and holds its mutex for ever."""
@@ -294,22 +296,12 @@ class Supervisor:
             for bell in self.links.bells.values():
                 bell.ring()
 
-    def _patience(self, timeout_seconds: float) -> float:
-        """How long to wait for messages: no longer than until the next seat is taken again."""
-        return max(0.0, min([timeout_seconds, *(due - time.monotonic() for due in self.due.values())]))
-
     def _note_pause(self, timeout_seconds: float) -> None:
         """When main itself has not run for a while (a laptop sleeps, the run is stopped), nobody else hangs."""
         now = time.monotonic()
         if now - self._polled > timeout_seconds + PAUSE_SECONDS:
             self._resumed = now
         self._polled = now
-
-
-def _stacks(seat: Seat, recorder: CrashRecorder) -> str:
-    """The stacks of a process that hangs; what it was doing is noted before."""
-    recorder.look(seat.plan.name)
-    return stack_of(seat.process, seat.plan.log_path)
 
 
 def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:

@@ -121,7 +121,7 @@ class Killer:
 
     def _kill_one(self) -> None:
         deadline = time.monotonic() + RECOVERY_SECONDS
-        while not (victims := self._victims()):
+        while not (victims := sorted((r, pid) for pid, r in self._roles().items() if r not in (MAIN.name, "ended"))):
             if time.monotonic() > deadline:
                 raise KillerError(f"nobody was started again within {RECOVERY_SECONDS:g} s")
             time.sleep(POLL_SECONDS)
@@ -130,9 +130,6 @@ class Killer:
             self._unasked.add(pid)
         self.kills.append(role)
         kill(pid)
-
-    def _victims(self) -> list[tuple[str, int]]:
-        return sorted((role, pid) for pid, role in self._roles().items() if role not in (MAIN.name, "ended"))
 
     def _recover(self, missed: set[str]) -> None:
         began, saves = time.monotonic(), self.saves()
