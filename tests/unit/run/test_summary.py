@@ -74,7 +74,9 @@ def test_everything_that_is_said_of_a_run(tmp_path: Path) -> None:
     directory = write_run(
         tmp_path / "a", config=flags(), status=status, metrics=reports(None, 20.0, 31.5, -4.0), active=NOW
     )
-    assert found(directory) == RunSummary("a", "CartPole-v1", "APPO", "finished", "enough", 750, 0.75, None, 31.5, 15.0, NOW)
+    assert found(directory) == RunSummary(
+        "a", "CartPole-v1", "APPO", "finished", "enough", 750, 0.75, None, 31.5, 15.0, NOW
+    )
     status["return_mean"] = []  # no episode has ended since it was started again
     (directory / "status.json").write_text(json.dumps(status))
     assert found(directory).last_return == -4.0
