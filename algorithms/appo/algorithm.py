@@ -102,9 +102,9 @@ class APPO:
         """Make the learner, with the fastest update that computes its loss."""
         from algorithms.appo.learner import Learner as Usual
         from algorithms.appo.numpy_learner import numpy_update
-        from algorithms.appo.verify import VerifyingLearner
         from algorithms.models.build import let_learn
         from algorithms.parts.optimizer import CapturedUpdate
+        from algorithms.parts.verify import VerifyingLearner
 
         let_learn(flat, context.model, context.precision, context.device)
         kind = self.learner_class()
@@ -116,4 +116,4 @@ class APPO:
             return numpy_update(learner) if kind is Usual and not context.verify else None
 
         learner = kind(flat, context.spec, context.flags, context.torch_seed(), make_quick)
-        return VerifyingLearner(learner) if context.verify else learner
+        return VerifyingLearner(learner, context.spec) if context.verify else learner

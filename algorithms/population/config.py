@@ -178,6 +178,6 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
 
 
 def largest_batch_size(config: PopulationConfig, sizes: Sequence[int], rollout: int) -> int:
-    """The largest batch that policies which start with these sizes may ever have, a multiple of `rollout`."""
-    growth = BATCH_GROWTH if config.with_pbt and config.pbt_optimize_batch_size else 1.0
-    return int(growth * max(sizes)) // rollout * rollout
+    """The largest batch that policies which start with these sizes may ever have; sizes grow by whole rollouts."""
+    grows = config.with_pbt and config.pbt_optimize_batch_size
+    return int(BATCH_GROWTH * max(sizes)) // rollout * rollout if grows else max(sizes)

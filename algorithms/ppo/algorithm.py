@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from algorithms.ppo.config import PPOConfig
-from algorithms.runtime.algorithm import Context, Recorded
+from algorithms.ppo import presets
+from algorithms.ppo.config import METRICS, PANEL, PPOConfig
+from algorithms.runtime.algorithm import Context
 
 if TYPE_CHECKING:
     from algorithms.models.flat_module import FlatModule
     from algorithms.parts.stochastic_policy import StochasticPolicy
-    from algorithms.ppo.learner import PPOLearner
+    from algorithms.runtime.config import SamplingConfig
     from algorithms.runtime.devices import Device
+    from algorithms.runtime.learning.batches import BatchSource
+    from algorithms.runtime.learning.learner_worker import Learner
+    from algorithms.runtime.memory.learner_state import StateLayout
+    from algorithms.runtime.memory.slots import Recorded, Trajectories
     from envs.spec import EnvSpec
 
 
@@ -23,9 +28,25 @@ class PPO:
 
     name: ClassVar[str] = "PPO"
     flags: ClassVar[type[PPOConfig]] = PPOConfig
+    metrics: ClassVar[Mapping[str, str]] = METRICS
+    panel: ClassVar[Mapping[str, str]] = PANEL
+
+    def check(self, flags: PPOConfig, spec: EnvSpec | None) -> None:
+        """Refuse flags that contradict each other (UsageError); a recurrent network refuses more, see the learner."""
+        flags.check(recurrent=False)
+
+    def preset(self, name: str, device: str) -> Mapping[str, object]:
+        """Return flag -> value of learning for a family of known environments."""
+        return presets.learning_preset(name)
+
+    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
+        """Return flag -> value of learning for an unknown environment, by what it shows and takes."""
+        return presets.learning_by_kind(images=images)
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare what acting records beside actions; values are in units of return."""
+        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+
         return {
             "log_prob": Recorded(("T", "R")),  # of the action
             "value": Recorded(("T", "R")),
@@ -46,10 +67,26 @@ class PPO:
         let_act(flat, context.model, context.precision, context.device)
         return StochasticPolicy(flat, context.spec, self.recorded(context.spec))
 
-    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> PPOLearner:
-        """Make the learner that trains a network, with a seed of the context's own."""
+    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
+        """Return what the state of a learner holds: weights, moments of Adam, running statistics."""
+        from algorithms.ppo.learner import layout_of
+
+        return layout_of(flat, context.flags)
+
+    def make_source(
+        self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
+    ) -> BatchSource:
+        """Make the source of batches of columns, whose slots go back after training where one policy plays."""
+        from algorithms.parts.columns import make_column_batches
+
+        return make_column_batches(context, trajectories, sampling, device, hold=True)
+
+    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Make the learner that trains a network."""
+        from algorithms.models.build import let_learn
+        from algorithms.parts.verify import VerifyingLearner
         from algorithms.ppo.learner import PPOLearner
 
-        assert context.seeds is not None
-        seed = int(context.seeds.generate_state(1, "uint64")[0] >> 1)
-        return PPOLearner(flat, context.spec, context.flags, seed)
+        let_learn(flat, context.model, context.precision, context.device)
+        learner = PPOLearner(flat, context.spec, context.flags, context.torch_seed())
+        return VerifyingLearner(learner, context.spec) if context.verify else learner

@@ -1,6 +1,6 @@
 """The flags of synchronous PPO; where Stable-Baselines3 has the flag too, its default is the one here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from algorithms.parts.config import OptimizerConfig
 from utils.errors import UsageError
@@ -93,6 +93,11 @@ class PPOConfig(OptimizerConfig):
         """Steps of one segment of backpropagation through time."""
         return self.recurrence or self.rollout
 
+    def one_update(self, size: int) -> "PPOConfig":
+        """Return flags with which an iteration is one pass over so many samples, for measuring its time."""
+        batch_size = self.batch_size if size % self.batch_size == 0 else size
+        return replace(self, batch_size=batch_size, num_batches_per_iteration=size // batch_size, ppo_epochs=1)
+
     @property
     def macro_batch_columns(self) -> int:
         """Trajectories collected before training on them."""
@@ -123,3 +128,31 @@ class PPOConfig(OptimizerConfig):
             raise UsageError(
                 f"--lr_adaptive_min={self.lr_adaptive_min:g} is above --lr_adaptive_max={self.lr_adaptive_max:g}"
             )
+
+
+METRICS = {
+    "loss": "weighted sum of the losses below",
+    "policy_loss": "clipped surrogate, negated",
+    "value_loss": "squared error of the critic, in the critic's units",
+    "entropy": "mean entropy of the policy",
+    "kl_divergence": "estimate of the KL divergence from the policy that acted to the one that is trained",
+    "ratio_mean": "mean probability ratio of the actions, trained policy to acting policy",
+    "ratio_max": "largest such ratio",
+    "fraction_clipped": "share of steps whose ratio is outside the clip",
+    "advantage_std": "standard deviation of the advantages of a minibatch, in units of the critic unless they are"
+    " normalized by running moments",
+    "value_mean": "mean value of the critic, in units of return",
+    "grad_norm": "L2 norm of the gradient before it is clipped",
+    "learning_rate": "step size of Adam",
+    "skipped": "share of updates that were skipped because something was not finite",
+}
+"""What its learner reports, in this order."""
+
+PANEL = {
+    "policy_loss": "policy",
+    "value_loss": "value",
+    "entropy": "entropy",
+    "kl_divergence": "kl",
+    "grad_norm": "gradient",
+    "learning_rate": "rate",
+}

@@ -3,9 +3,8 @@
 `PPOLearner.loss` is the algorithm and `PPOLearner.learn` its loop; nothing here knows a process.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,30 +17,15 @@ from algorithms.ops.normalization import Moments, inv_std, merge_batch, normaliz
 from algorithms.ops.returns import gae
 from algorithms.parts.optimizer import FlatAdam, adam_layout
 from algorithms.parts.statistics import STATISTICS, RunningStatistics, faded
-from algorithms.ppo.config import PPOConfig
-from algorithms.runtime.algorithm import WEIGHTS, StateLayout, Vector
+from algorithms.ppo.config import METRICS, PPOConfig
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState, empty_vectors
+from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Vector, empty_vectors
 from envs.spec import MASK_KEY, EnvSpec
 
-METRICS = (
-    "loss",
-    "policy_loss",
-    "value_loss",
-    "entropy",
-    "kl_divergence",
-    "ratio_mean",
-    "ratio_max",
-    "fraction_clipped",
-    "advantage_std",
-    "value_mean",
-    "grad_norm",
-    "learning_rate",
-    "skipped",
-)
-KL = METRICS.index("kl_divergence")
+NAMES = tuple(METRICS)
+KL = NAMES.index("kl_divergence")
 
 ADVANTAGES = "advantages"
 """Name of the vector in a state that holds the running moments of advantages."""
@@ -99,7 +83,7 @@ class PPOLearner:
         views = split(self.optimizer.gradient, flat.parameter_table)
         for parameter, view in zip(self.model.parameters(), views, strict=True):
             parameter.grad = view
-        self._metric_sum, self._metric_count = torch.zeros(len(METRICS), device=device), 0
+        self._metric_sum, self._metric_count = torch.zeros(len(NAMES), device=device), 0
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Train on the columns of an iteration; yields after each optimizer step, and when the version is raised.
@@ -145,7 +129,7 @@ class PPOLearner:
         self._metric_count += 1
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """The PPO objective, to be minimized, and the values of all `METRICS` but the last three.
+        """The PPO objective, to be minimized, and the values of all `NAMES` but the last three.
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
         """
@@ -199,11 +183,10 @@ class PPOLearner:
             advantage = advantage / self.model.return_std
         return replace(batch, recorded=batch.recorded | {"advantage": advantage, "target": target})
 
-    def tune(self, values: Mapping[str, Any]) -> int:
-        """Follow these flags and the others as before, between two batches; the columns of an iteration then."""
-        self.config = replace(self.config, **values)
-        self.optimizer.configure(self.config)
-        return self.config.macro_batch_columns
+    def configure(self, config: PPOConfig) -> None:
+        """Follow other flags from now on, between two batches."""
+        self.config = config
+        self.optimizer.configure(config)
 
     def metrics(self) -> dict[str, float]:
         """Means since the last call, and updates skipped since the last good one; waits for the device."""
@@ -212,17 +195,11 @@ class PPOLearner:
         means = (self._metric_sum / self._metric_count).tolist()
         self._metric_sum.zero_()
         self._metric_count = 0
-        return {**dict(zip(METRICS, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
-
-    @property
-    def layout(self) -> StateLayout:
-        """What `state` holds."""
-        others = {STATISTICS: self.statistics.vector, ADVANTAGES: Vector(3, "float64", inherited=True)}
-        return adam_layout(len(self.flat.flat), self.config, others)
+        return {**dict(zip(NAMES, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
 
     def state(self, into: dict[str, Array] | None = None) -> LearnerState:
         """Everything that training continues from, its vectors in memory that is given, or in new one."""
-        vectors = empty_vectors(self.layout.vectors) if into is None else into
+        vectors = empty_vectors(layout_of(self.flat, self.config).vectors) if into is None else into
         vectors[WEIGHTS][:] = self.flat.flat.cpu().numpy()
         self.optimizer.save(vectors)
         vectors[STATISTICS][:] = self.statistics.to_array()
@@ -292,6 +269,14 @@ class PPOLearner:
             value = value[:-1]
         mask = m.obs[MASK_KEY][: len(m.valid)].flatten(2) > 0 if self.masked else None
         return ActionDistribution(self.parts, logits, mask), value
+
+
+def layout_of(flat: FlatModule, config: PPOConfig) -> StateLayout:
+    """Return what the state of a learner of this network holds."""
+    assert isinstance(flat.module, ActorCritic)
+    statistics = RunningStatistics(flat.module, config.normalize_returns)
+    others = {STATISTICS: statistics.vector, ADVANTAGES: Vector(3, "float64", inherited=True)}
+    return adam_layout(len(flat.flat), config, others)
 
 
 def _cleaned(batch: Batch) -> Batch:

@@ -17,6 +17,7 @@ from utils.values import nearest, shown
 DEFAULT = "APPO"
 ALGORITHMS = {
     "APPO": "algorithms.appo.algorithm:APPO",
+    "PPO": "algorithms.ppo.algorithm:PPO",
 }
 """Where ours are."""
 

@@ -28,7 +28,6 @@ TORCH = (
     "algorithms.runtime.sampling.gpu_policy_worker",
     "algorithms.appo.learner",
     "algorithms.appo.numpy_learner",
-    "algorithms.appo.verify",
     "algorithms.ppo.learner",
     "algorithms.population.member",
     "algorithms.run.build_learner",

@@ -116,7 +116,7 @@ def test_who_acts_without_torch() -> None:
 
 
 def test_what_is_not_recorded_is_left_out() -> None:
-    policy, model = policy_of(*MIXED)
+    policy, _ = policy_of(*MIXED)
     careful = StochasticPolicy(policy.flat, policy.spec, {"log_prob": None, "value": None, "final_value": None})
     inputs = inputs_of(policy)
     for whole_groups in (False, True):

@@ -9,24 +9,32 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from algorithms.appo.learner import Learner
-from algorithms.runtime.learning.batches import Batch
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.ops.losses import zero_invalid
+from algorithms.runtime.learning.batches import Batch, Feedback
+from algorithms.runtime.learning.learner_worker import Learner
+from envs.spec import MASK_KEY, EnvSpec
 
 LARGEST = torch.finfo(torch.float32).max
 
 
 class VerifyingLearner:
-    """A learner that compares, before it trains on a batch, behaviour logits and values with its own.
+    """A learner that compares, before it trains on a batch, what acting recorded with its own.
+
+    Compared are values, and logits where they are recorded, else the log-probability of the action.
 
     Running statistics are part of what is published with a version. The weights do not change, the statistics do; so
     each step is recomputed with those of the version that acted.
 
     Args:
-        learner: that trains.
+        learner: that trains an actor-critic.
+        spec: of the environment.
     """
 
-    def __init__(self, learner: Learner) -> None:
-        self.learner, self.flat, self.model = learner, learner.flat, learner.model
+    def __init__(self, learner: Learner, spec: EnvSpec) -> None:
+        assert isinstance(learner.flat.module, ActorCritic)
+        self.learner, self.flat, self.model, self.spec = learner, learner.flat, learner.flat.module, spec
         self.configure, self.state, self.restore = learner.configure, learner.state, learner.restore
         self.published: dict[int, Tensor] = {}
         self.largest = 0.0
@@ -50,13 +58,13 @@ class VerifyingLearner:
     def updates(self, updates: int) -> None:
         self.learner.updates = updates
 
-    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+    def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
         """Compare, then train as the learner does."""
         self._remember()
         self.compare(batch)
-        for _ in self.learner.learn(batch, progress):
+        for feedback in self.learner.learn(batch, progress):
             self._remember()
-            yield
+            yield feedback
 
     def metrics(self) -> dict[str, float]:
         """Return the learner's, the largest |difference| / (1 + |value|) so far and the number of steps compared."""
@@ -82,7 +90,13 @@ class VerifyingLearner:
             value = model.denormalize_value(value)
         finally:
             self.flat.flat.copy_(now)
-        self._record(logits, batch.recorded["logits"], batch.valid)
+        if "logits" in batch.recorded:
+            self._record(logits, batch.recorded["logits"], batch.valid)
+        else:
+            mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if MASK_KEY in batch.obs else None
+            action = zero_invalid(batch.action, batch.valid)
+            log_prob = ActionDistribution(self.spec.action.parts, logits, mask).log_prob(action)
+            self._record(log_prob, batch.recorded["log_prob"], batch.valid)
         self._record(value[:-1], batch.recorded["value"], batch.valid)
         self.compared += int(batch.valid.sum())
 

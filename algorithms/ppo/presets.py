@@ -1,0 +1,105 @@
+"""Presets of PPO stand under the names that `envs.presets` gives to environments; given flags overrule them.
+
+They are those of Raffin's tuned agents (rl-baselines3-zoo, hyperparams/ppo.yml): `n_steps` is rollout, and `n_envs`
+times `n_steps` is batch_size times num_batches_per_iteration. What the zoo leaves out is the default of the flag.
+"""
+
+from envs.presets import Preset
+
+SEPARATE: Preset = {"actor_critic_share_weights": False}
+"""As the zoo's MlpPolicy: actor and critic have layers of their own."""
+NORMALIZED: Preset = {"normalize_input": True, "normalize_returns": True}
+AS_IT_IS: Preset = {"normalize_input": False, "normalize_returns": False}
+
+CARTPOLE: Preset = {
+    **SEPARATE,
+    **AS_IT_IS,
+    "rollout": 32,
+    "batch_size": 256,  # 8 environments
+    "num_batches_per_iteration": 1,
+    "ppo_epochs": 20,
+    "gamma": 0.98,
+    "gae_lambda": 0.8,
+    "learning_rate": 1e-3,
+    "lr_schedule": "linear",
+    "ppo_clip_ratio": 0.2,
+    "ppo_clip_schedule": "linear",
+    "exploration_loss_coeff": 0.0,
+    "train_for_env_steps": 100_000,  # where rate and clip reach 0
+}
+ACROBOT: Preset = {
+    **SEPARATE,
+    **NORMALIZED,
+    "rollout": 256,
+    "batch_size": 64,
+    "num_batches_per_iteration": 64,  # 16 environments
+    "ppo_epochs": 4,
+    "gamma": 0.99,
+    "gae_lambda": 0.94,
+    "exploration_loss_coeff": 0.0,
+}
+LUNAR_LANDER: Preset = {
+    **SEPARATE,
+    **AS_IT_IS,
+    "rollout": 1024,
+    "batch_size": 64,
+    "num_batches_per_iteration": 256,  # 16 environments
+    "ppo_epochs": 4,
+    "gamma": 0.999,
+    "gae_lambda": 0.98,
+    "exploration_loss_coeff": 0.01,
+}
+HALF_CHEETAH: Preset = {
+    **SEPARATE,
+    **NORMALIZED,
+    "encoder_mlp_layers": (256, 256),
+    "nonlinearity": "relu",
+    "initial_stddev": 0.1353,  # exp(-2)
+    "rollout": 512,
+    "batch_size": 64,
+    "num_batches_per_iteration": 8,  # 1 environment
+    "ppo_epochs": 20,
+    "gamma": 0.98,
+    "gae_lambda": 0.92,
+    "learning_rate": 2.0633e-5,
+    "ppo_clip_ratio": 0.1,
+    "exploration_loss_coeff": 0.000401762,
+    "value_loss_coeff": 0.58096,
+    "max_grad_norm": 0.8,
+}
+ATARI: Preset = {
+    "rollout": 128,
+    "batch_size": 256,
+    "num_batches_per_iteration": 4,  # 8 environments
+    "ppo_epochs": 4,
+    "learning_rate": 2.5e-4,
+    "lr_schedule": "linear",
+    "ppo_clip_ratio": 0.1,
+    "ppo_clip_schedule": "linear",
+    "exploration_loss_coeff": 0.01,
+    "value_loss_coeff": 0.5,
+    "train_for_env_steps": 10_000_000,  # where rate and clip reach 0
+}
+
+PRESETS: dict[str, Preset] = {
+    "CartPole": CARTPOLE,
+    "Acrobot": ACROBOT,
+    "LunarLander": LUNAR_LANDER,
+    "LunarLanderContinuous": LUNAR_LANDER,
+    "HalfCheetah": HALF_CHEETAH,
+    "atari": ATARI,
+}
+"""By the name of a preset; a known environment that is missing here is learned with the defaults of the flags."""
+
+IMAGES: Preset = {name: ATARI[name] for name in ("batch_size", "ppo_epochs", "learning_rate", "exploration_loss_coeff")}
+"""Part of `ATARI` that needs no budget, for unknown environments that show images; numbers take the defaults."""
+
+
+def learning_preset(name: str) -> Preset:
+    """Return flag -> value of learning for the name of a preset, as `envs.presets.find_name` returns it."""
+    return PRESETS.get(name, {})
+
+
+def learning_by_kind(*, images: bool) -> Preset:
+    """Return flag -> value of learning for an unknown environment, by whether it shows images."""
+    return IMAGES if images else {}
