@@ -15,7 +15,7 @@ class RunConfig:
 
     algo: str = flag(
         "APPO",
-        "algorithm: APPO, or package.module:Class for one of your own; its flags are those of --help with this --algo",
+        "algorithm: APPO, PPO, or package.module:Class for one of your own; --help with it shows its flags",
         fixed_on_resume=True,
     )
     experiment: str = flag(
