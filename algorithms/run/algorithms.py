@@ -20,7 +20,18 @@ ALGORITHMS = {
 }
 """Where ours are."""
 
-MEMBERS = ("name", "flags", "metrics", "recorded", "make_model", "make_policy", "make_source", "make_learner")
+MEMBERS = (
+    "name",
+    "flags",
+    "metrics",
+    "recorded",
+    "make_model",
+    "make_policy",
+    "make_source",
+    "make_learner",
+    "fields",
+    "workers",
+)
 
 
 @cache
