@@ -96,7 +96,7 @@ class Learner:
             progress: share of the training budget used up before this batch, in [0, 1]; drives the linear schedule.
         """
         self.optimizer.follow(progress)
-        batch = _cleaned(batch)
+        batch = cleaned(batch)
         c = self.config
         plan = [columns for _ in range(c.ppo_epochs) for columns in _minibatches(batch, c, self.generator)]
         per_epoch = len(plan) // c.ppo_epochs
@@ -273,7 +273,7 @@ def _restore_generator(generator: torch.Generator, text: str) -> None:
         raise CheckpointError("the random state in state.json is none of torch's") from None
 
 
-def _cleaned(batch: Batch) -> Batch:
+def cleaned(batch: Batch) -> Batch:
     """The batch with zeros in what invalid steps hold and the losses differentiate through: 0 * NaN would be NaN."""
     return replace(
         batch,

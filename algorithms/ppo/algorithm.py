@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.ppo import presets
 from algorithms.ppo.config import METRICS, PANEL, PPOConfig
-from algorithms.runtime.algorithm import Context
+from algorithms.runtime.algorithm import Context, Defaults
 
 if TYPE_CHECKING:
     from algorithms.models.flat_module import FlatModule
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PPO:
+class PPO(Defaults):
     """Actor-critics that act stochastically, and learn from what the newest of them did."""
 
     name: ClassVar[str] = "PPO"

@@ -21,7 +21,19 @@ ALGORITHMS = {
 }
 """Where ours are."""
 
-MEMBERS = ("name", "flags", "metrics", "panel", "recorded", "make_model", "make_policy", "make_source", "make_learner")
+MEMBERS = (
+    "name",
+    "flags",
+    "metrics",
+    "panel",
+    "recorded",
+    "make_model",
+    "make_policy",
+    "make_source",
+    "make_learner",
+    "fields",
+    "workers",
+)
 
 
 @cache

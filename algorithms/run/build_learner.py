@@ -53,8 +53,9 @@ def _policy_worker(
         seed=_torch_seed(b.seeds(POLICY_WORKER.name, address.index, address.member, *life)),
         group_seeds=tuple(_torch_seed(b.seeds("actions", group, *life)) for group in alone),
         replaces=generation > 0,
+        whole_rollouts=b.algorithm.whole_rollouts,
     )
-    context = b.context(address.index, device.name)
+    context = b.context(address.index, device.name, arena=arena)
     policy = b.algorithm.make_policy(context, flat or b.algorithm.make_model(context))
     trajectories, finals = b.trajectories(arena), FinalObservations.attach(arena, b.spec)
     engine: Engine = HostEngine(policy, plan, trajectories)
@@ -75,7 +76,7 @@ def _learner(
 ) -> LearnerWorker:
     b, c, policy = blueprint, blueprint.config, address.index
     torch.manual_seed(_torch_seed(b.seeds("model", policy)))
-    context = b.context(policy, device.name, b.seeds(LEARNER.name, policy))
+    context = b.context(policy, device.name, b.seeds(LEARNER.name, policy), arena)
     learner = b.algorithm.make_learner(context, flat or b.algorithm.make_model(context), device)
     plan = TrainingPlan(
         budget=replace(b.budget, env_steps=0) if policy in c.frozen else b.budget,

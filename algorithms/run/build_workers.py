@@ -105,7 +105,18 @@ class Blueprint(RunPlan):
 
             make[LEARNER.name] = partial(self.make_learner, plan.arena)
             make[POLICY_WORKER.name] = partial(make_policy_worker, self, plan.arena, generation=plan.generation)
-        return {address: make[address.role](address) for address in plan.workers}
+        workers: dict[Address, Worker] = {}
+        for address in plan.workers:
+            of_the_runtime = make.get(address.role)
+            workers[address] = of_the_runtime(address) if of_the_runtime else self.make_further(plan, address, workers)
+        return workers
+
+    def make_further(self, plan: ProcessPlan, address: Address, others: Mapping[Address, Worker]) -> Worker:
+        """A worker of one of the algorithm's own roles."""
+        number = [role.name for role, _ in self.topology.further].index(address.role)
+        seeds = self.seeds("further", number, address.index, address.member, plan.generation)
+        context = self.context(address.index, self.device_of(address.facts), seeds, plan.arena)
+        return self.algorithm.make_worker(address, context, self.trajectories(plan.arena), others)
 
     def make_learner(self, arena: Arena, address: Address) -> Worker:
         """The learner of a policy; a variant of the algorithm makes another one here."""

@@ -4,10 +4,11 @@ These are the rules where nothing is measured. Nothing here changes what is lear
 batches come.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from algorithms.population.config import past_slots
 from algorithms.run.config import Config
+from algorithms.runtime.roles import register
 from algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
 from utils.errors import UsageError
 
@@ -106,7 +107,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         slots = 1  # batches are filled by as many rounds as they need
     else:
         check_slots(slots=slots, rows=rows, groups=groups, batch_columns=columns)
-    return Topology(
+    topology = Topology(
         placement=sampling.placement,
         num_actors=sampling.num_workers,
         groups_per_actor=sampling.num_splits,
@@ -118,6 +119,8 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         colocated=s.gpu_colocate,
         num_past=past_slots(config.population, config.env.env, num_agents),
     )
+    further = config.algorithm.workers(topology)
+    return replace(topology, further=tuple((register(role), host) for role, host in further.items()))
 
 
 def _as_placement(name: str) -> Placement:

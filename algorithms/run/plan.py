@@ -22,7 +22,16 @@ from envs.spec import EnvSpec
 
 # Every random generator of a run derives from --seed through one of these branches, or the branch of
 # population/exploit_explore.py.
-SEED_BRANCHES = {"model": 0, LEARNER.name: 1, POLICY_WORKER.name: 2, "group": 3, "start": 4, "leg": 5, "actions": 6}
+SEED_BRANCHES = {
+    "model": 0,
+    LEARNER.name: 1,
+    POLICY_WORKER.name: 2,
+    "group": 3,
+    "start": 4,
+    "leg": 5,
+    "actions": 6,
+    "further": 7,
+}
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,13 @@ class RunPlan:
         """The random seeds of one worker; generations differ, restarts do not repeat a past."""
         return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
 
-    def context(self, policy: int, device: str, seeds: np.random.SeedSequence | None = None) -> Context:
+    def context(
+        self,
+        policy: int,
+        device: str,
+        seeds: np.random.SeedSequence | None = None,
+        arena: Arena | None = None,
+    ) -> Context:
         """Return what the algorithm is told of a policy; one that plays for a past version has no flags of its own."""
         c, t = self.config, self.topology
         flags = self.learning_of(policy) if policy < t.num_policies else c.learning
@@ -132,6 +147,7 @@ class RunPlan:
             seeds,
             self.buffered,
             c.logging.verify_reproduction,
+            arena,
         )
 
     def trajectories(self, arena: Arena) -> Trajectories:
@@ -150,4 +166,5 @@ class RunPlan:
             fields += WeightRing.declare(policy, self.model.num_weights)
         for policy in range(t.num_policies):
             fields += StateBlock.declare(policy, self.model.layout.vectors)
+        fields += self.algorithm.fields(self.context(0, self.device), t, self.model.num_weights)
         return fields

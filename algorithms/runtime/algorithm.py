@@ -5,7 +5,7 @@ Torch-free at import: main reads an algorithm's name, flags, metrics and recorde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from algorithms.runtime.devices import Device
     from algorithms.runtime.learning.batches import BatchSource
     from algorithms.runtime.learning.learner_worker import Learner
+    from algorithms.runtime.memory.arena import Arena, Field
     from algorithms.runtime.memory.learner_state import StateLayout
     from algorithms.runtime.memory.slots import Recorded, Trajectories
+    from algorithms.runtime.messages import Address, Worker
+    from algorithms.runtime.roles import Role
     from algorithms.runtime.sampling.policy import Policy
+    from algorithms.runtime.topology import Topology
     from envs.spec import EnvSpec
 
 
@@ -39,6 +43,7 @@ class Context:
         seeds: of what is made.
         buffered: networks are fed through buffers that stay where they are, as a GPU needs it.
         verify: the learner compares what acting recorded with its own, see `--verify_reproduction`.
+        arena: the shared memory of the run; None where nothing is made that shares any.
     """
 
     spec: EnvSpec
@@ -51,6 +56,7 @@ class Context:
     seeds: np.random.SeedSequence | None = None
     buffered: bool = False
     verify: bool = False
+    arena: Arena | None = None
 
     def torch_seed(self) -> int:
         """Return a seed for one of torch's generators."""
@@ -58,8 +64,31 @@ class Context:
         return int(self.seeds.generate_state(1, "uint64")[0] >> 1)
 
 
+class Defaults:
+    """What an algorithm needs not declare that has no shared memory and no workers of its own: it inherits this."""
+
+    whole_rollouts = False
+
+    def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
+        """Declare no shared memory beside that of the runtime."""
+        return ()
+
+    def workers(self, topology: Topology) -> Mapping[Role, Role]:
+        """Declare no workers beside those of the runtime."""
+        return {}
+
+    def make_worker(
+        self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
+    ) -> Worker:
+        """Make no worker: none is declared."""
+        raise NotImplementedError(f"{type(self).__name__} declares {address.role} and does not make it")
+
+
 class Algorithm(Protocol):
-    """Makes all that a run learns with. It has no state, can be pickled, and imports torch only inside `make_*`."""
+    """Makes all that a run learns with. It has no state, can be pickled, and imports torch only inside `make_*`.
+
+    The last four members are for algorithms with shared memory or workers of their own; others inherit `Defaults`.
+    """
 
     @property
     def name(self) -> str:
@@ -117,4 +146,42 @@ class Algorithm(Protocol):
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
+        ...
+
+    @property
+    def whole_rollouts(self) -> bool:
+        """Whether policies act through a whole trajectory with one set of weights, see `ActingPlan`."""
+        ...
+
+    def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
+        """Declare shared memory that a run has for this algorithm; zero at first, and kept when workers die.
+
+        Args:
+            context: of the first policy.
+            topology: how many of everything there is, with the workers of `workers`.
+            num_weights: P.
+        """
+        ...
+
+    def workers(self, topology: Topology) -> Mapping[Role, Role]:
+        """Declare further roles, each with the role of the runtime beside whose workers it has some.
+
+        A worker shares the process of the one that it is beside. Beside an actor there is one for every policy that
+        learns, with the number of the policy as index and that of the actor as member of its address; beside a policy
+        worker or a learner there is one with index and member of that. A role beside actors may take over the
+        trajectories (`Role.takes_trajectories`): it notes and sends the releases of slots in place of the learner.
+        """
+        ...
+
+    def make_worker(
+        self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
+    ) -> Worker:
+        """Make a worker of a role that `workers` declares.
+
+        Args:
+            address: of the worker.
+            context: of its policy.
+            trajectories: the shared arrays.
+            others: workers of the process that are made already: those of the runtime are.
+        """
         ...

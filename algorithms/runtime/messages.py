@@ -88,6 +88,7 @@ class AddressBook:
         actors_of_slots: by slot.
         learners: by policy.
         policy_workers: by policy and group.
+        takers: by policy and slot, who takes the trajectories: the learner, unless a role of the algorithm does.
     """
 
     actors: Mapping[int, Address]
@@ -95,6 +96,7 @@ class AddressBook:
     actors_of_slots: Mapping[int, Address]
     learners: Mapping[int, Address]
     policy_workers: Mapping[int, Mapping[int, Address]]
+    takers: Mapping[int, Mapping[int, Address]]
 
     def address_of(self, message: Message) -> Address:
         """The worker that must receive the message."""
@@ -116,9 +118,18 @@ class AddressBook:
         """The learner of the policy in the message."""
         return self.learners[message.policy]
 
+    def taker(self, message: Any) -> Address:
+        """The worker to which the slot in the message is handed over for the policy in it."""
+        return self.takers[message.policy][message.slot]
+
     def policy_worker(self, message: Any) -> Address:
         """The policy worker that acts for the policy in the group, both in the message."""
         return self.policy_workers[message.policy][message.group]
+
+    def named(self, message: Any) -> Address:
+        """The worker whose address is in the message."""
+        address: Address = message.address
+        return address
 
     def main(self, _: Any) -> Address:
         """Main, whatever the message."""
@@ -225,7 +236,7 @@ class OpponentTable(NamedTuple):
 # ---- to a learner
 
 
-@to(AddressBook.learner)
+@to(AddressBook.taker)
 class TrajectoryReady(NamedTuple):
     """The slot holds whole trajectories, some of them of `policy`."""
 
@@ -387,6 +398,16 @@ class TimeReport(NamedTuple):
     trained: int  # samples trained on
 
 
+# ---- to whom they name
+
+
+@to(AddressBook.named)
+class Wake(NamedTuple):
+    """The arena has changed where the worker looks before it works: only the doorbell of its process is rung."""
+
+    address: Address
+
+
 # ---- to all
 
 
@@ -424,6 +445,7 @@ Message = (
     | TimeReport
     | WorkerRetires
     | WorkerRestarted
+    | Wake
     | Stop
 )
 

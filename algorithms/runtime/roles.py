@@ -1,9 +1,14 @@
 """The roles of a run's workers: a row each, with every fact that depends on the role alone.
 
-A further role needs a row in `ROLES`, and a worker that `run/build_workers.py` makes.
+A further role of the runtime needs a row in `ROLES`, and a worker that `run/build_workers.py` makes. An algorithm
+registers the rows of its own roles by declaring workers, see `Algorithm.workers`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +25,7 @@ class Role:
         has_network: whether it needs torch and a device.
         cpu_placements: placements in which its network stays on the CPU whatever the device of the run.
         trains: whether its work is counted in samples trained, and has the threads that are meant for that.
+        takes_trajectories: whether slots are handed over to it and not to the learner.
         extra_niceness: added to `--default_niceness`.
         long_turns: whether it keeps its core longer at a time than the kernel's default.
         oom_score: added to the score by which the kernel chooses whom to kill when memory is short, 0 to 1000.
@@ -36,10 +42,15 @@ class Role:
     has_network: bool = False
     cpu_placements: tuple[str, ...] = ()
     trains: bool = False
+    takes_trajectories: bool = False
     extra_niceness: int
     long_turns: bool = False
     oom_score: int
     stop_share: float
+
+    def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Role], tuple[Mapping[str, Any]]]:
+        """Travel to another process as a row that is in its table from then on."""
+        return _in_table, (vars(self),)
 
     def worker_name(self, index: int, member: int) -> str:
         """Return the name of a worker: `main`, `actor_3`, `policy_worker_0.1`."""
@@ -104,3 +115,19 @@ LEARNER = Role(
 
 ROLES = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, LEARNER)}
 """Every role by its name, in the order in which they are shown and a run stops them, those that make work first."""
+
+
+def register(role: Role) -> Role:
+    """Add a row to the table, unless it is there already.
+
+    Raises:
+        ValueError: another role has this name.
+    """
+    known = ROLES.setdefault(role.name, role)
+    if known != role:
+        raise ValueError(f"there is another role named {role.name}")
+    return known
+
+
+def _in_table(facts: Mapping[str, Any]) -> Role:
+    return register(Role(**facts))

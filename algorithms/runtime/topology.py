@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from algorithms.runtime.messages import MAIN_ADDRESS, Address, AddressBook
-from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER
+from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, Role
 from utils.errors import UsageError
 
 Placement = Literal["central", "local", "serial"]
@@ -25,6 +25,7 @@ class Topology:
         rollout: steps of a trajectory.
         colocated: whether policy workers live with their policy's learner (`central` only).
         num_past: policies for past versions, which act and have no learner.
+        further: an algorithm's own roles, each with the role beside whose workers it has some, see `Algorithm.workers`.
     """
 
     placement: Placement
@@ -37,6 +38,7 @@ class Topology:
     rollout: int
     colocated: bool = False
     num_past: int = 0
+    further: tuple[tuple[Role, Role], ...] = ()
 
     @property
     def num_acting(self) -> int:
@@ -72,8 +74,29 @@ class Topology:
             return Address(POLICY_WORKER.name, policy, group % self.policy_workers_per_policy if learns else 0)
         return Address(POLICY_WORKER.name, policy, group // self.groups_per_actor)
 
+    def beside(self, worker: Address) -> tuple[Address, ...]:
+        """The workers of an algorithm's own roles beside a worker: of each role one for every policy that learns.
+
+        Beside a worker that is for one policy there is one for that policy.
+        """
+        of_policies = [worker.index] if worker.facts in (POLICY_WORKER, LEARNER) else range(self.num_policies)
+        member = worker.index if worker.facts not in (POLICY_WORKER, LEARNER) else worker.member
+        return tuple(
+            Address(role.name, policy, member)
+            for role, host in self.further
+            if host.name == worker.role
+            for policy in of_policies
+            if policy < self.num_policies
+        )
+
     def processes(self) -> dict[str, tuple[Address, ...]]:
         """The workers of every process, in the order in which processes are started."""
+        places = self._of_the_runtime()
+        if not self.further:
+            return places
+        return {name: (*ws, *(one for worker in ws for one in self.beside(worker))) for name, ws in places.items()}
+
+    def _of_the_runtime(self) -> dict[str, tuple[Address, ...]]:
         policies, acting = range(self.num_policies), range(self.num_acting)
         learners = [Address(LEARNER.name, p) for p in policies]
         actors = [Address(ACTOR.name, a) for a in range(self.num_actors)]
@@ -108,7 +131,17 @@ class Topology:
                 policy: {group: self.policy_worker_of(policy, group) for group in groups}
                 for policy in range(self.num_acting)
             },
+            takers={
+                policy: {slot: self._taker(policy, slot) for slot in range(self.num_slots)}
+                for policy in range(self.num_policies)
+            },
         )
+
+    def _taker(self, policy: int, slot: int) -> Address:
+        """The worker to which a slot is handed over for a policy."""
+        beside = self.beside(Address(ACTOR.name, self.actor_of_slot(slot))) if self.further else ()
+        takers = [one for one in beside if one.facts.takes_trajectories and one.index == policy]
+        return takers[0] if takers else Address(LEARNER.name, policy)
 
 
 def slots_per_group(*, minimum: int, waiting_batches: int, batch_columns: int, rows: int, groups: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import Trajectories, columns_used, note_columns_used
-from algorithms.runtime.messages import SlotReleased, TrajectoryReady
+from algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class Batch:
             else:
                 grouped[name] = tensor
         return cls(**grouped)
+
+    @classmethod
+    def of_slot(cls, trajectories: Trajectories, slot: int) -> Self:
+        """Return all columns of a slot, in the memory of the slot; valid are the steps of every policy."""
+        return cls.of({name: torch.from_numpy(array[slot]) for name, array in _named(trajectories).items()})
 
     def named(self) -> dict[str, Tensor]:
         """Return all tensors by their names: those of the fields, obs.KEY, and recorded.NAME."""
@@ -130,7 +135,7 @@ class BatchSource(Protocol):
         """A slot has been handed over."""
         ...
 
-    def fill(self, version: int) -> Iterator[SlotReleased]:
+    def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
         """Move what has been handed over towards the next batch."""
         ...
 
@@ -142,7 +147,7 @@ class BatchSource(Protocol):
         """Return what has entered training since the last call."""
         ...
 
-    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
         """Go on when the last batch has been trained and its weights are published.
 
         Args:

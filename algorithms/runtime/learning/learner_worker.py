@@ -34,6 +34,7 @@ from algorithms.runtime.messages import (
     Stop,
     TrajectoryReady,
     VersionDue,
+    Wake,
 )
 from utils.failpoints import failpoint
 from utils.timing import COPYING, FRAMEWORK, TRAINING, clock
@@ -347,11 +348,12 @@ class LearnerWorker:
         self.save()
         self._note()
 
-    def _released(self, messages: Iterator[SlotReleased]) -> Iterator[SlotReleased]:
-        """The releases, each noted before it is sent, and the counts with it."""
+    def _released(self, messages: Iterator[SlotReleased | Wake]) -> Iterator[SlotReleased | Wake]:
+        """What the source says; releases are noted before they are sent, and the counts with them."""
         for message in messages:
-            self.ledger.release(message)
-            self._note()
+            if isinstance(message, SlotReleased):
+                self.ledger.release(message)
+                self._note()
             yield message
         self._note()
 

@@ -35,6 +35,7 @@ from algorithms.runtime.messages import (
     Message,
     SlotReleased,
     TrajectoryReady,
+    Wake,
 )
 from algorithms.runtime.roles import ACTOR, LEARNER
 from algorithms.runtime.topology import Topology
@@ -303,8 +304,12 @@ class Channels:
                 self._put(policy, self.links.hand_overs[self.topology.actor_of_slot(slot), policy], message)
             case SlotReleased(policy):
                 self._put(address.index, self.links.releases[policy, address.index], (*message, 0))
-            case _:
+            case Wake():
+                pass  # the bell is all
+            case _ if address is MAIN_ADDRESS:
                 self.pipe.send(message)
+            case _:
+                raise TypeError(f"{type(message).__name__} cannot reach {address} in another process")
         if address is not MAIN_ADDRESS:
             self.links.bells[self.home[address]].ring()
 

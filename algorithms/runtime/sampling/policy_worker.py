@@ -37,6 +37,8 @@ class ActingPlan:
         group_seeds: of the random numbers of each group. The groups then act one by one, so that it makes no difference
             who asks first (lockstep); (): they act together.
         replaces: another policy worker has died in this place: recurrent states are rebuilt from the slots.
+        whole_rollouts: weights are fetched only when a trajectory begins. With one group an actor, in the `local`
+            placement, all steps of a trajectory are then acted with the same.
     """
 
     spec: EnvSpec
@@ -47,6 +49,7 @@ class ActingPlan:
     seed: int
     group_seeds: tuple[int, ...] = ()
     replaces: bool = False
+    whole_rollouts: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,8 @@ class PolicyWorker:
     def _answer(self, requests: list[ActionRequest], chance: Chance) -> Iterator[ActionsReady]:
         """Act, record, and reply."""
         clock.enter(COPYING)
-        self.version = self.weights.refresh()
+        if not (self.plan.whole_rollouts and self.version) or any(not request.step for request in requests):
+            self.version = self.weights.refresh()
         failpoint("pw.forward")
         if self._stateless:
             self._rebuild_states(requests)

@@ -1,23 +1,28 @@
 import pickle
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from algorithms.appo.algorithm import APPO
 from algorithms.appo.learner import layout_of
 from algorithms.models.build import new_model
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config
+from algorithms.run.placement import plan_workers, topology_of
 from algorithms.run.plan import SEED_BRANCHES, ModelDescription
+from algorithms.runtime.algorithm import Context
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.learning.learner_worker import LearnerWorker
-from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import ActionRequest, Begin, PolicyTraits
+from algorithms.runtime.messages import ActionRequest, Address, Begin, Message, PolicyTraits, Worker
 from algorithms.runtime.processes.process import Node, ProcessPlan
-from algorithms.runtime.roles import LEARNER, POLICY_WORKER
+from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, ROLES, Role
 from algorithms.runtime.sampling.actor_worker import ActorWorker
 from algorithms.runtime.sampling.policy_worker import PolicyWorker
 from algorithms.runtime.topology import Topology
@@ -236,3 +241,78 @@ def test_inside_actors_acting_stays_on_the_cpu(placement: str, acting: str) -> N
     assert blueprint.buffered
     assert (blueprint.device_of(LEARNER), blueprint.device_of(POLICY_WORKER)) == ("cuda", acting)
     assert not blueprint_of(placement).buffered
+
+
+# An algorithm with shared memory and workers of its own.
+
+SCRIBE = replace(POLICY_WORKER, name="scribe", worker="scribe_{index}.{member}")
+
+
+class Scribe:
+    """Knows what it was made of."""
+
+    def __init__(
+        self, address: Address, context: Context, slots: Trajectories, others: Mapping[Address, Worker]
+    ) -> None:
+        assert context.arena is not None
+        self.address, self.context, self.slots, self.others = address, context, slots, list(others)
+        self.notes = context.arena["scribe.notes"]
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        yield from ()
+
+    def pending(self) -> bool:
+        return False
+
+    def work(self) -> Iterator[Message]:
+        yield from ()
+
+
+class Writing(APPO):
+    def fields(self, context: Context, topology: Topology, num_weights: int) -> list[Field]:
+        shape = (topology.num_actors, num_weights, context.flags.rollout)
+        return [Field("scribe.notes", shape, "int64")]
+
+    def workers(self, topology: Topology) -> dict[Role, Role]:
+        return {SCRIBE: ACTOR}
+
+    def make_worker(self, *arguments: object) -> Scribe:
+        return Scribe(*arguments)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def writing() -> Iterator[Blueprint]:
+    """A plan of an algorithm whose scribes sit beside the actors."""
+    blueprint = blueprint_of("local", num_policies=2, algo=f"{__name__}:Writing", num_workers=2)
+    further = topology_of(blueprint.config, plan_workers(blueprint.config, 2, "local"), num_agents=1).further
+    yield replace(blueprint, topology=replace(blueprint.topology, further=further))
+    del ROLES[SCRIBE.name]
+
+
+def test_the_arena_holds_what_an_algorithm_declares(writing: Blueprint) -> None:
+    arena = Arena.create(writing.fields())
+    assert arena["scribe.notes"].shape == (2, writing.model.num_weights, 8)
+    assert not arena["scribe.notes"].any()
+
+
+def test_an_algorithm_makes_its_workers_when_the_others_of_the_process_are_made(writing: Blueprint) -> None:
+    workers = workers_of(writing, "actor_1", generation=3)
+    assert list(workers) == ["actor_1", "policy_worker_0.1", "policy_worker_1.1", "scribe_0.1", "scribe_1.1"]
+    first, second = (workers[f"scribe_{policy}.1"] for policy in range(2))
+    assert isinstance(first, Scribe)
+    assert isinstance(second, Scribe)
+    assert [str(address) for address in second.others] == list(workers)[:4]
+    assert (second.context.policy, second.context.device) == (1, "cpu")
+    assert first.context.torch_seed() != second.context.torch_seed()
+    assert second.slots.owner.shape == (writing.topology.num_slots,)
+    first.notes[:] = 7
+    assert (second.notes == 7).all()
+
+
+def test_an_algorithm_that_declares_nothing_has_no_further_memory_and_workers() -> None:
+    blueprint = blueprint_of("local", num_workers=2)
+    topology = topology_of(blueprint.config, plan_workers(blueprint.config, 2, "local"), num_agents=1)
+    assert topology.further == ()
+    assert blueprint.algorithm.fields(blueprint.context(0, "cpu"), topology, 1) == ()
+    with pytest.raises(NotImplementedError, match=r"^APPO declares scribe and does not make it$"):
+        blueprint.algorithm.make_worker(Address(SCRIBE.name), blueprint.context(0, "cpu"), None, {})  # type: ignore[arg-type]

@@ -1,3 +1,7 @@
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,8 +15,10 @@ from algorithms.runtime.messages import (
     SlotReleased,
     StateSaved,
     TrajectoryReady,
+    Wake,
     WorkerReady,
 )
+from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, ROLES, Role, register
 from algorithms.runtime.topology import Topology, check_slots, slots_per_group
 from utils.errors import UsageError
 
@@ -130,3 +136,79 @@ def test_a_plan_that_cannot_fill_a_batch_is_refused_with_its_numbers() -> None:
     check_slots(slots=2, rows=4, groups=3, batch_columns=24)
     with pytest.raises(UsageError, match="3 groups x 2 slots x 4 rows hold 24 trajectories, but a batch needs 25"):
         check_slots(slots=2, rows=4, groups=3, batch_columns=25)
+
+
+# Roles of an algorithm's own.
+
+SCRIBE = replace(POLICY_WORKER, name="scribe", worker="scribe_{index}.{member}", takes_trajectories=True)
+
+
+@pytest.fixture
+def scribe() -> Iterator[Role]:
+    """A role that is in the table for the time of a test."""
+    yield register(SCRIBE)
+    del ROLES[SCRIBE.name]
+
+
+def test_a_role_of_an_algorithm_is_in_the_table_once(scribe: Role) -> None:
+    assert register(replace(SCRIBE)) is ROLES["scribe"] is scribe
+    with pytest.raises(ValueError, match="another role named scribe"):
+        register(replace(SCRIBE, oom_score=1))
+    with pytest.raises(ValueError, match="another role named actor"):
+        register(replace(ACTOR, oom_score=1))
+
+
+def test_roles_travel_to_processes_that_have_not_heard_of_them(scribe: Role) -> None:
+    topology = replace(CENTRAL, further=((scribe, ACTOR),))
+    code = (
+        "import pickle, sys; topology = pickle.loads(sys.stdin.buffer.read());"
+        "print(topology.processes()['actor_1'][1].facts == topology.further[0][0], topology.processes()['actor_1'][1])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(topology), capture_output=True, check=True, timeout=100
+    )
+    assert found.stdout.split() == [b"True", b"scribe_0.1"]
+    assert pickle.loads(pickle.dumps(ACTOR)) is ACTOR
+
+
+@pytest.mark.parametrize("placement", ["central", "local"])
+def test_workers_of_an_algorithm_live_beside_those_of_the_runtime(placement: str, scribe: Role) -> None:
+    plain = replace(CENTRAL, placement=placement, num_past=1)
+    beside_actors = replace(plain, further=((scribe, ACTOR),)).processes()
+    for name, workers in plain.processes().items():
+        more = [f"scribe_{p}.{name[-1]}" for p in range(2)] if name.startswith("actor") else []
+        assert names(beside_actors[name]) == [*names(workers), *more]
+    beside_learners = replace(plain, further=((scribe, LEARNER),)).processes()
+    assert names(beside_learners["learner_1"]) == ["learner_1", "scribe_1.0"]
+    assert names(beside_learners["actor_1"]) == names(plain.processes()["actor_1"])
+
+
+def test_workers_beside_policy_workers_are_for_policies_that_learn(scribe: Role) -> None:
+    topology = replace(CENTRAL, placement="local", num_past=1, further=((scribe, POLICY_WORKER),))
+    assert names(topology.processes()["actor_2"])[-2:] == ["scribe_0.2", "scribe_1.2"]
+    central = replace(topology, placement="central").processes()
+    assert names(central["policy_worker_1.1"]) == ["policy_worker_1.1", "scribe_1.1"]
+    assert names(central["policy_worker_2.0"]) == ["policy_worker_2.0"]
+
+
+def test_in_one_process_the_workers_of_an_algorithm_come_last(scribe: Role) -> None:
+    (workers,) = replace(CENTRAL, placement="serial", further=((scribe, ACTOR),)).processes().values()
+    assert names(workers)[-6:] == [f"scribe_{p}.{a}" for a in range(3) for p in range(2)]
+
+
+def test_trajectories_go_to_whom_takes_them(scribe: Role) -> None:
+    ready = TrajectoryReady(1, 17, 0, 0)  # slot 17 is of actor 2
+    assert CENTRAL.address_book().address_of(ready) == Address("learner", 1)
+    topology = replace(CENTRAL, further=((scribe, ACTOR),))
+    assert topology.address_book().address_of(ready) == Address("scribe", 1, 2)
+    listens = replace(scribe, name="listener", takes_trajectories=False)
+    try:
+        topology = replace(CENTRAL, further=((register(listens), ACTOR),))
+        assert topology.address_book().address_of(ready) == Address("learner", 1)
+    finally:
+        del ROLES["listener"]
+
+
+def test_a_wake_goes_to_whom_it_names(scribe: Role) -> None:
+    address = Address("scribe", 1, 2)
+    assert CENTRAL.address_book().address_of(Wake(address)) is address

@@ -13,10 +13,12 @@ from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.messages import (
     ActionRequest,
     ActionsReady,
+    Address,
     SaveState,
     SlotReleased,
     StateSaved,
     TrajectoryReady,
+    Wake,
     WorkerReady,
 )
 from algorithms.runtime.processes.channels import Channels, Doorbell, Links, Mailbox, Mailboxes, Postbox, decode, encode
@@ -289,3 +291,18 @@ def test_a_message_longer_than_two_gibibytes_is_waited_for_too(box: tuple[Postbo
     os.write(theirs.fileno(), struct.pack("!iQ", -1, 1 << 32) + b"only its beginning")
     assert postbox.take() == []
     assert postbox._first() == slice(12, 12 + (1 << 32))
+
+
+def test_a_wake_rings_the_bell_of_a_process_and_leaves_nothing_there(run: Run) -> None:
+    run.channels["actor_0"].send(Wake(Address("learner", 1)))
+    assert not run.channels["learner_0"].bell.wait(0.0)
+    assert run.channels["learner_1"].bell.wait(0.0)
+    run.channels["actor_0"].send(Wake(Address("learner", 1)))
+    assert run.received() == {}
+    assert not any(pipe.poll(0) for pipe in run.main.values())
+
+
+def test_what_cannot_travel_between_two_workers_is_refused(run: Run) -> None:
+    with pytest.raises(TypeError, match=r"^SaveState cannot reach learner_1 in another process$"):
+        run.channels["actor_0"].send(SaveState(1))
+    assert not run.main["actor_0"].poll(0)

@@ -437,3 +437,18 @@ def test_only_the_newest_request_of_a_group_is_answered() -> None:
     for one in (request(1, 2), request(0, 0), ActionRequest(0, 1, 1, 0, 1)):
         list(acting.worker.handle(one))
     assert list(acting.worker.work()) == [ActionsReady(0, 1, 1, 0, 1), ActionsReady(0, 0, 0, 0, 0)]
+
+
+def test_weights_stay_for_a_whole_rollout_where_the_plan_says_so() -> None:
+    acting = acting_of()
+    worker, t = acting.worker, acting.world.trajectories
+    worker.plan = replace(worker.plan, whole_rollouts=True)
+    weights = FlatModule(acting.model).flat.numpy()
+    for step, published in [(1, 2), (2, 3), (0, 4), (1, 5)]:  # the first one loads weights wherever it is
+        acting.ring.publish(weights, published)
+        list(worker.answer([request(0, step)]))
+        expected = {1: 2, 2: 2, 0: 4}[step] if published < 5 else 4
+        assert (t.policy_version[0, step] == expected).all()
+    worker.plan = replace(worker.plan, whole_rollouts=False)
+    list(worker.answer([request(0, 2)]))
+    assert (t.policy_version[0, 2] == 5).all()
