@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.appo import presets
 from algorithms.appo.config import METRICS, LearningConfig, check_learning
-from algorithms.runtime.algorithm import Context
+from algorithms.runtime.algorithm import Context, Defaults
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class APPO:
+class APPO(Defaults):
     """Actor-critics that act stochastically, and learn from what they recorded of it."""
 
     name: ClassVar[str] = "APPO"

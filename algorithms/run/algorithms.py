@@ -20,7 +20,10 @@ ALGORITHMS = {
 }
 """Where ours are."""
 
-MEMBERS = ("name", "flags", "metrics", "recorded", "make_model", "make_policy", "make_source", "make_learner")
+MEMBERS = (
+    *("name", "flags", "metrics", "needs_actors", "recorded"),
+    *("make_model", "make_policy", "make_source", "make_learner"),
+)
 
 
 @cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,6 +58,17 @@ class Context:
         return int(self.seeds.generate_state(1, "uint64")[0] >> 1)
 
 
+class Defaults:
+    """What holds for most algorithms, which derive from this and write down only where they differ.
+
+    Attributes:
+        needs_actors: environments are played for it. Without, a run has learners alone: no slots, no policy workers,
+            no returns; its source reads in the learner's process, and its budget counts the steps that are read.
+    """
+
+    needs_actors: ClassVar[bool] = True
+
+
 class Algorithm(Protocol):
     """Makes all that a run learns with. It has no state, can be pickled, and imports torch only inside `make_*`."""
 
@@ -74,6 +85,11 @@ class Algorithm(Protocol):
     @property
     def metrics(self) -> Mapping[str, str]:
         """What its learner reports, name -> meaning; the first few are on the panel."""
+        ...
+
+    @property
+    def needs_actors(self) -> bool:
+        """Whether environments are played for it, see `Defaults`."""
         ...
 
     def check(self, flags: Any, spec: EnvSpec | None) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from algorithms.run.config import Config
 from algorithms.run.defaults import completed
 from algorithms.run.plan import ModelDescription, Probe
-from algorithms.run.tuning.choice import Costs, Curve, threads_to_time, usual_ratio
+from algorithms.run.tuning.choice import NOTHING, Costs, Curve, threads_to_time, usual_ratio
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.processes.inquiry import Inquiry
 from algorithms.runtime.processes.janitor import Janitor
@@ -79,7 +79,8 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
         Interrupted: a signal came meanwhile.
     """
     timeout_seconds = config.sampling.reset_timeout_seconds
-    with ask_environment(try_environment, (config, cores > 0)) as environment:
+    plays = config.algorithm.needs_actors
+    with ask_environment(try_environment, (config, plays and cores > 0)) as environment:
         spec = checked(environment.answer(timeout_seconds))
         assert isinstance(spec, EnvSpec)
         config = completed(config, spec)
@@ -93,7 +94,7 @@ def find_out(config: Config, ask_environment: Inquire, ask_network: Inquire, cor
             training = _of_network(network.answer_by(deadline))
             if training is None:
                 return found._replace(seconds=time.monotonic() - begin)
-            stepping = _of_environment(environment, deadline)
+            stepping = _of_environment(environment, deadline) if plays else Stepping(NOTHING)
             is_open = not (config.sampling.num_envs_per_worker or config.sampling.worker_num_splits)
             found = found._replace(
                 guessed=not stepping.is_measured, alone=bool(stepping.failure and stepping.is_measured and is_open)
