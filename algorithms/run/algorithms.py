@@ -33,6 +33,7 @@ MEMBERS = (
     "make_learner",
     "fields",
     "workers",
+    "needs_actors",
 )
 
 

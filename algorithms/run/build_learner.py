@@ -84,9 +84,10 @@ def _learner(
         device=device.name,
         max_skipped_updates=context.flags.max_skipped_updates,
         incidents=c.run.incidents,
-        alone=b.topology.num_policies == 1,
+        alone=b.topology.num_policies == 1 or not b.topology.num_actors,
         pause_env_steps=b.pause_env_steps,
         version_env_steps=c.population.self_play_period_env_steps if b.topology.num_past else 0,
+        has_actors=b.topology.num_actors > 0,
     )
     flags = context.flags
 
@@ -100,7 +101,9 @@ def _learner(
     trajectories = b.trajectories(arena)
     batches = b.algorithm.make_source(context, trajectories, c.sampling, device)
     memory = LearnerMemory.attach(arena, trajectories, policy)
-    member = None if plan.alone else PopulationMember(b.traits_of(policy), tune, batches, memory.block)
+    member = (
+        None if b.topology.num_policies == 1 else PopulationMember(b.traits_of(policy), tune, batches, memory.block)
+    )
     return LearnerWorker(address, plan, learner, batches, memory, member)
 
 

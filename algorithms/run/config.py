@@ -99,7 +99,9 @@ class Config:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether nobody acts while the learner trains."""
+        """Whether actors wait while the learner trains."""
+        if not self.algorithm.needs_actors:
+            return False
         single = self.sampling.num_policies == 1 and not self.population.self_play
         return self.sampling.lockstep or (single and self.sampling.num_minibatches_to_accumulate == 0)
 
@@ -231,6 +233,7 @@ def check(config: Config) -> None:
     config.algorithm.check(config.learning, None)
     _check_sampling(config.sampling)
     _check_repeatable(config)
+    _check_without_actors(config)
     name, _, kind = config.run.save_best_metric.rpartition("/")
     if not name or kind not in ("mean", "min", "max"):
         shape = "reward, len or stats/<name>, then /mean, /min or /max"
@@ -276,6 +279,21 @@ def _check_repeatable(config: Config) -> None:
         raise UsageError(f"{flag} allows no pauses by the clock: leave out --decorrelate_experience_max_seconds")
     if choose_device(run.device) != "cpu":
         raise UsageError(f"{flag} is exact on the CPU only: add --device=cpu")
+
+
+def _check_without_actors(config: Config) -> None:
+    """Refuse what needs an environment that is played, of an algorithm for which none is."""
+    if config.algorithm.needs_actors:
+        return
+    asked = {
+        "train_until_return": config.run.train_until_return is not None,
+        "sampler_only": config.sampling.sampler_only,
+        "self_play": config.population.self_play,
+        "with_pbt": config.population.with_pbt,
+        "verify_reproduction": config.logging.verify_reproduction,
+    }
+    if flags := [f"--{name}" for name, is_asked in asked.items() if is_asked]:
+        raise UsageError(f"{flags[0]}: no environment is played with --algo={config.run.algo}, which has no actors")
 
 
 def _check_source(run: RunConfig) -> None:

@@ -208,7 +208,7 @@ class Run:
 
         # What listens to the workers, and the workers.
         observers = Observers(config, self.callbacks)
-        machine = Machine(core_time(), self.device == "cuda", config.takes_turns)
+        machine = Machine(core_time(), self.device == "cuda", config.takes_turns, config.algorithm.needs_actors)
         monitor = observers.monitor(resumed, budget, machine)
         start_tracking(monitor, config, seed, self.janitor)
         self.status.counters, self.status.budget = monitor.status, budget.plain()
@@ -359,6 +359,9 @@ def _cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cor
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:
+    if not topology.num_actors:
+        threads = f"{sampling.learner_threads} thread{'s' * (sampling.learner_threads > 1)}"
+        return f"{directory}: no actors, learning on {device} with {threads}, {memory_plan(arena.fields)}"
     num_agents = topology.rows * sampling.num_splits // sampling.num_envs_per_worker
     agents = f" of {num_agents} agents" * (num_agents > 1)
     return (

@@ -23,7 +23,7 @@ class Sampling:
 
     Attributes:
         placement: where policies act.
-        num_workers: actor workers.
+        num_workers: actor workers; 0: nothing is played.
         num_envs_per_worker: environments of one actor.
         num_splits: groups of one actor.
         learner_threads: of a learner, on the CPU.
@@ -43,6 +43,8 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
     """
     s, learning = config.sampling, config.learning
     threads = s.learner_main_loop_num_cores or 1
+    if not config.algorithm.needs_actors:
+        return Sampling(placement, 0, 0, 0, threads)
     splits = s.worker_num_splits or (2 if placement == "central" else 1)
     columns = learning.macro_batch_columns
     most = int(most_envs(config, num_agents)) // (s.num_envs_per_worker or splits)
@@ -91,6 +93,8 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         UsageError: all slots together can never fill a batch, or the environment has too few agents.
     """
     s, learning = config.sampling, config.learning
+    if not sampling.num_workers:
+        return Topology(sampling.placement, 0, 0, 0, s.num_policies, 0, rows=num_agents, rollout=learning.rollout)
     rows = sampling.num_envs_per_worker // sampling.num_splits * num_agents
     groups = sampling.num_workers * sampling.num_splits
     accumulate = s.num_minibatches_to_accumulate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,8 +65,14 @@ class Context:
 
 
 class Defaults:
-    """What an algorithm needs not declare that has no shared memory and no workers of its own: it inherits this."""
+    """Declares what most algorithms need: actors, and neither shared memory nor workers of their own.
 
+    Attributes:
+        needs_actors: environments are played for it. Without, a run has learners alone: no slots, no policy workers,
+            no returns; its source reads in the learner's process, and its budget counts the steps that are read.
+    """
+
+    needs_actors: ClassVar[bool] = True
     whole_rollouts = False
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
@@ -108,6 +114,11 @@ class Algorithm(Protocol):
     @property
     def panel(self) -> Mapping[str, str]:
         """What the panel shows of its metrics, name -> word."""
+        ...
+
+    @property
+    def needs_actors(self) -> bool:
+        """Whether environments are played for it, see `Defaults`."""
         ...
 
     def check(self, flags: Any, spec: EnvSpec | None) -> None:

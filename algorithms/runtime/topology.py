@@ -16,7 +16,7 @@ class Topology:
 
     Attributes:
         placement: where policies act: own processes, inside the actors, or everything in main.
-        num_actors: actor workers.
+        num_actors: actor workers; 0: nothing is played, and there are only learners.
         groups_per_actor: environment groups of one actor, stepped in turn.
         slots_per_group: trajectory slots owned by one group.
         num_policies: members of the population, a learner each.
@@ -97,14 +97,14 @@ class Topology:
         return {name: (*ws, *(one for worker in ws for one in self.beside(worker))) for name, ws in places.items()}
 
     def _of_the_runtime(self) -> dict[str, tuple[Address, ...]]:
-        policies, acting = range(self.num_policies), range(self.num_acting)
+        policies, acting = range(self.num_policies), range(self.num_acting if self.num_actors else 0)
         learners = [Address(LEARNER.name, p) for p in policies]
         actors = [Address(ACTOR.name, a) for a in range(self.num_actors)]
         local = {a: [Address(POLICY_WORKER.name, p, a.index) for p in acting] for a in actors}
         if self.placement == "serial":
             return {str(MAIN_ADDRESS): tuple(actors + [w for a in actors for w in local[a]] + learners)}
         workers_of: dict[str, tuple[Address, ...]] = {str(learner): (learner,) for learner in learners}
-        if self.placement == "central":
+        if self.placement == "central" and self.num_actors:
             members = {
                 p: [Address(POLICY_WORKER.name, p, m) for m in range(self.policy_workers_per_policy)] for p in policies
             }

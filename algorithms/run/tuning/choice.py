@@ -44,6 +44,8 @@ SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
 
 Curve = tuple[tuple[int, float], ...]
 """Seconds by a count, in rising order."""
+NOTHING: Curve = ((1, 0.0),)
+"""The cost of what a run does not do: one without actors neither steps environments nor acts."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     or all of them together on the cores there are.
     """
     policies, rollout = config.sampling.num_policies, int(config.learning.rollout)
+    if not plan.num_workers:
+        return RELIABLE_LEARNER * policies / with_threads(costs.learn, plan.learner_threads)
     envs, rows = plan.num_envs_per_worker // plan.num_splits, plan.num_envs_per_worker // plan.num_splits * num_agents
     learn = 0.0 if config.sampling.sampler_only else with_threads(costs.learn, plan.learner_threads)
     step, act = at(costs.env, envs), at(costs.act, rows) / rows
@@ -184,6 +188,8 @@ def choose(
         memory: bytes of shared memory that a plan needs.
         free_bytes: that all processes may take.
     """
+    if not config.algorithm.needs_actors:
+        return _choose_threads(costs, config, cores)
     plans = _in_time(_young(candidates(config, cores, num_agents), config, num_agents), costs, config)
     needs = {plan: memory(plan) + _private_bytes(plan, costs.env_bytes, config) for plan in plans}
     fitting = [plan for plan in plans if needs[plan] <= free_bytes] or [min(plans, key=needs.__getitem__)]
@@ -194,6 +200,21 @@ def choose(
     good = (plan for plan in fitting if worth[plan] >= (1 - MARGIN) * best)
     chosen = min(good, key=lambda plan: _complexity(plan, columns))
     return Plan(chosen, rates[chosen])
+
+
+def _choose_threads(costs: Costs, config: Config, cores: int) -> Plan:
+    """The fewest threads that train about as fast as any number of them: all that there is to choose without actors."""
+    rule = plan_workers(config, cores, "local")
+    counts = _counts(config.sampling.learner_main_loop_num_cores, _cores_of_learner(config, cores))
+    plans = [replace(rule, learner_threads=threads) for threads in counts]
+    rates = {plan: predict(costs, plan, config, 1, cores) for plan in plans}
+    chosen = next(plan for plan in plans if rates[plan] >= (1 - MARGIN) * max(rates.values()))
+    return Plan(chosen, rates[chosen])
+
+
+def _cores_of_learner(config: Config, cores: int) -> int:
+    """Cores of each learner where nothing else runs."""
+    return max(1, cores // config.sampling.num_policies)
 
 
 def _margin(macro_batches: float) -> float:
@@ -222,24 +243,28 @@ def is_open(config: Config, device: str, cores: int) -> bool:
     """
     sampling = config.sampling
     given = sampling.inference != "auto" and sampling.num_workers and sampling.num_envs_per_worker
+    if not config.algorithm.needs_actors:
+        given = sampling.learner_main_loop_num_cores
     wanted = sampling.auto_tune and sampling.inference != "serial" and not given
     return device == "cpu" and cores > 1 and wanted and not config.repeatable
 
 
 def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
     """What was measured and chosen, in one line: the cost of one environment, of acting and learning of one sample."""
-    sampling = plan.sampling
+    sampling, predicted = plan.sampling, f"predicted {_count(plan.samples_per_second)} samples/s"
+    learn = with_threads(costs.learn, sampling.learner_threads)
+    if not sampling.num_workers:
+        threads = f"{sampling.learner_threads} learner thread{'s' * (sampling.learner_threads > 1)}"
+        return f"learn {_microseconds(learn)}/sample -> no actors, {threads}, {predicted}"
     envs = sampling.num_envs_per_worker // sampling.num_splits
     env, act = at(costs.env, envs) / envs, at(costs.act, envs * num_agents) / envs / num_agents
-    learn = with_threads(costs.learn, sampling.learner_threads)
     groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
     agents = f" of {num_agents} agents" * (num_agents > 1)
     threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)
     return (
         f"env {_microseconds(env)}, act {_microseconds(act)}, learn {_microseconds(learn)}/sample -> "
         f"{sampling.placement}, {sampling.num_workers} actor{'s' * (sampling.num_workers > 1)} x "
-        f"{sampling.num_envs_per_worker} envs{agents}{groups}{threads}, "
-        f"predicted {_count(plan.samples_per_second)} samples/s"
+        f"{sampling.num_envs_per_worker} envs{agents}{groups}{threads}, {predicted}"
     )
 
 
@@ -291,6 +316,8 @@ def usual_ratio(threads: int) -> float:
 
 def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -> int:
     """Threads of which to find out how much faster they train; 0 where they would not pay if nothing were lost."""
+    if not config.algorithm.needs_actors:
+        return limit if (limit := _cores_of_learner(config, cores)) > 1 else 0
     limit, seconds = thread_limit(cores), at(costs.learn, 1)
     if limit == 1:
         return 0

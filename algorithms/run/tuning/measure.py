@@ -17,7 +17,7 @@ from typing import NamedTuple
 from algorithms.run.config import Config
 from algorithms.run.defaults import completed
 from algorithms.run.plan import ModelDescription, Probe
-from algorithms.run.tuning.choice import Costs, Curve, threads_to_time, usual_ratio
+from algorithms.run.tuning.choice import NOTHING, Costs, Curve, threads_to_time, usual_ratio
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.processes.inquiry import Inquiry
 from algorithms.runtime.processes.janitor import Janitor
@@ -79,7 +79,8 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
         Interrupted: a signal came meanwhile.
     """
     timeout_seconds = config.sampling.reset_timeout_seconds
-    with ask_environment(measure_environment, (config, cores > 0)) as environment:
+    plays = config.algorithm.needs_actors
+    with ask_environment(measure_environment, (config, plays and cores > 0)) as environment:
         spec = require_answer(environment.answer(timeout_seconds))
         assert isinstance(spec, EnvSpec)
         config = completed(config, spec)
@@ -93,7 +94,7 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
             training = _network_costs(network.answer_by(deadline))
             if training is None:
                 return found._replace(seconds=time.monotonic() - begin)
-            stepping = _stepping_costs(environment, deadline)
+            stepping = _stepping_costs(environment, deadline) if plays else SteppingCosts(NOTHING)
             is_open = not (config.sampling.num_envs_per_worker or config.sampling.worker_num_splits)
             found = found._replace(
                 guessed=not stepping.is_measured, alone=bool(stepping.failure and stepping.is_measured and is_open)

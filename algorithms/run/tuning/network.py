@@ -13,11 +13,12 @@ from algorithms.run.build_learner import make_learner, make_policy_worker
 from algorithms.run.config import Config
 from algorithms.run.defaults import completed
 from algorithms.run.plan import ModelDescription, Probe, RunPlan
-from algorithms.run.tuning.choice import Curve, rising, usual_ratio
+from algorithms.run.tuning.choice import NOTHING, Curve, rising, usual_ratio
 from algorithms.run.tuning.environment import LARGEST_BYTES, observation_bytes
 from algorithms.runtime.algorithm import Context
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.learning.learner_worker import LearnerWorker
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
@@ -79,6 +80,13 @@ class NetworkTimer:
 
     def costs(self) -> tuple[Curve, Curve]:
         """Seconds of forward passes by rows, and of training on a sample in all epochs by given threads, or by one."""
+        acting = self.acting() if self.config.algorithm.needs_actors else NOTHING
+        threads = self.config.sampling.learner_main_loop_num_cores or 1
+        machine.limit_threads(threads)
+        return acting, ((threads, self.training_seconds()),)
+
+    def acting(self) -> Curve:
+        """Seconds of forward passes by rows, of as many as a policy worker answers in a short time."""
         row_bytes = ACTING_STEPS * observation_bytes(self.spec)
         acting: list[tuple[int, float]] = []
         for rows in ACTING_ROWS:
@@ -86,9 +94,7 @@ class NetworkTimer:
             if acting and (acting[-1][1] > slowest or rows * row_bytes > LARGEST_BYTES):
                 break
             acting.append((rows, self.acting_seconds(rows)))
-        threads = self.config.sampling.learner_main_loop_num_cores or 1
-        machine.limit_threads(threads)
-        return rising(acting), ((threads, self.training_seconds()),)
+        return rising(acting)
 
     def threads_ratio(self, threads: int) -> float:
         """The seconds of training by that many threads, with nothing beside them, in those by one.
@@ -164,13 +170,14 @@ class NetworkTimer:
         alone, quiet = PopulationConfig(), LoggingConfig()
         config = replace(self.config, learning=one_step, sampling=sampling, population=alone, logging=quiet)
         blueprint, arena, trajectories = self._world(config, columns)
-        worker = make_learner(blueprint, arena, Address(LEARNER.name, 0), flat=self.flat)
+        worker = cast(LearnerWorker, make_learner(blueprint, arena, Address(LEARNER.name, 0), flat=self.flat))
 
         def train() -> None:
             trajectories.sequence[0] += 1  # a hand-over is taken once
             for _ in worker.handle(TrajectoryReady(0, 0, int(trajectories.sequence[0]), 0)):
                 pass
-            while worker.pending():
+            batches = worker.totals["batches"]
+            while worker.pending() and worker.totals["batches"] == batches:  # a source that reads never has nothing
                 for _ in worker.work():
                     pass
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.slots import Trajectories, columns_used, note_columns_used
+from algorithms.runtime.memory.slots import LearnerLedger, Trajectories, columns_used, note_columns_used
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
 
 
@@ -346,3 +346,56 @@ class LockstepBatches(ColumnBatches):
         """Release all slots when the round is used up, and none before."""
         if not self.queue:
             yield from super().trained()
+
+
+class ReadBatches:
+    """Batches that are read in the learner's process, of a run without actors: there are no slots.
+
+    The place that is read is the number of samples so far. The learner worker keeps it: in its ledger for a learner
+    that takes its place, in the state for a later start. So all of them read on where the last one was.
+
+    Args:
+        read: returns the batch of so many columns that follows so many samples; the first argument is the samples.
+        columns: of a batch.
+        ledger: of the learner, who notes its counts in it before every `take`.
+    """
+
+    staged_samples, hold, waiting = 0, False, 1
+
+    def __init__(self, read: Callable[[int, int], Batch], columns: int, ledger: LearnerLedger) -> None:
+        self.read, self.columns, self.ledger = read, columns, ledger
+        self._entered = Entered()
+
+    def counts(self) -> BatchCounts:
+        """Nothing is handed over."""
+        return BatchCounts(0, 0, 0, 0, 0)
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Nobody owns a slot, so there is nothing to take."""
+
+    def fill(self, version: int) -> Iterator[SlotReleased]:
+        """Nothing waits to be copied."""
+        return iter(())
+
+    def take(self) -> Batch:
+        """Read the next batch."""
+        batch = self.read(self.ledger.noted()["samples"], self.columns)
+        valid = batch.valid
+        self._entered = Entered(int(valid.sum()), int(batch.num_frames[valid].sum()))
+        return batch
+
+    def entered(self) -> Entered:
+        """Return the steps of the batch, once: every step that is read counts."""
+        entered, self._entered = self._entered, Entered()
+        return entered
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
+        """Nothing is held."""
+        return iter(())
+
+    def resize(self, columns: int) -> None:
+        """Make batches of so many columns from now on."""
+        self.columns = columns
+
+    def weights_replaced(self) -> None:
+        """What is read does not depend on weights."""

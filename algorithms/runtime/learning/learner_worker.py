@@ -94,9 +94,10 @@ class TrainingPlan:
         device: of the learner.
         max_skipped_updates: in a row, before training goes back to the last good state.
         incidents: folder for what a run that cannot go on leaves behind.
-        alone: no other policy is trained, so that the run ends with the budget.
+        alone: no other policy is trained that would play with this one, so that it ends with its budget.
         pause_env_steps: training stops here too, whatever is left of the budget; None: it does not.
         version_env_steps: after so many, each time, a past version is due; 0: never.
+        has_actors: policies of this run have acted what it trains on; else batches have no age.
     """
 
     budget: Budget
@@ -107,6 +108,7 @@ class TrainingPlan:
     alone: bool = True
     pause_env_steps: int | None = None
     version_env_steps: int = 0
+    has_actors: bool = True
 
     def passes_version(self, before: int, after: int) -> bool:
         """Whether a past version is due between these env steps, which depends on nothing that a crash could lose."""
@@ -372,7 +374,8 @@ class LearnerWorker:
         self.totals["env_steps"] += entered.env_steps
         self.totals["used"] += int(batch.valid.sum())
         clock.trained += entered.samples
-        self._lag.add((self.learner.version - batch.policy_version)[batch.valid])
+        if self.plan.has_actors:
+            self._lag.add((self.learner.version - batch.policy_version)[batch.valid])
 
     def save(self, *, asked: bool = True) -> StateSaved:
         """Write the state if it is good; unasked not after a skipped update, of which its weights may be the cause."""

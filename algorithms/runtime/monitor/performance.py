@@ -35,11 +35,13 @@ class Machine:
         cores: that it may use; with a quota not always a whole number.
         gpu: whether networks are on a GPU.
         takes_turns: nobody acts while the learner trains, because flags say so.
+        has_actors: environments are played; without, all there is to do is to train.
     """
 
     cores: float
     gpu: bool = False
     takes_turns: bool = False
+    has_actors: bool = True
 
 
 class Window(NamedTuple):
@@ -135,7 +137,8 @@ class Performance:
         roles: how the processes of each role spend theirs.
         cpu_us: phase -> CPU time of a sample in microseconds, over all processes.
         busy_cores, cores: CPU time per second, and what there is of it.
-        samples_per_second: valid steps that are both taken and trained; only taken, while nothing is trained.
+        samples_per_second: valid steps that are both taken and trained; only taken, while nothing is trained; only
+            trained, without actors.
         limit_samples_per_second: what the machine could do; 0 while nothing is trained.
         bottleneck: what it waits for, in words.
     """
@@ -185,7 +188,7 @@ class Performance:
 
 
 def performance(windows: Iterable[Window], machine: Machine, discarded: float = 0.0) -> Performance | None:
-    """What the windows of all processes say; None before an environment has taken a step.
+    """What the windows of all processes say; None before an environment has taken a step, or the learner without one.
 
     Args:
         windows: of all processes.
@@ -195,6 +198,8 @@ def performance(windows: Iterable[Window], machine: Machine, discarded: float = 
     seen = [window for window in windows if window.length > 0]
     collected = sum(w.collected / w.length for w in seen)
     trained = sum(w.trained / w.length for w in seen)
+    if not machine.has_actors:
+        collected = trained  # every step that is read
     if not collected:
         return None
     of_roles = {role: of_role for role in ROLES if (of_role := [w for w in seen if w.role == role])}
@@ -233,7 +238,7 @@ def bottleneck(
         cpu_us: phase -> CPU time of a sample.
         machine: they run on.
     """
-    if ACTOR.name not in roles:
+    if roles.keys() == {MAIN.name}:
         return _of_one_thread(roles[MAIN.name], machine)
     busy_cores = sum(times.busy_cores for times in roles.values())
     crowded = busy_cores >= FULL * machine.cores
@@ -241,7 +246,8 @@ def bottleneck(
     has_core = machine.gpu or not learner.starved
     if learner.busy >= FULL and (has_core or not crowded):
         of_core = f", but gets {_percent(learner.busy_cores)} of a core; {TAKEN}"
-        said = f", {learner.most()}: more sampling would not help" if has_core else of_core
+        of_work = f", {learner.most()}" + ": more sampling would not help" * machine.has_actors
+        said = of_work if has_core else of_core
         return LEARNER.full(roles[LEARNER.name].processes) + said
     if crowded:
         phase = max(cpu_us, key=cpu_us.__getitem__)
@@ -249,11 +255,12 @@ def bottleneck(
         return f"{cores} full, {_percent(cpu_us[phase] / sum(cpu_us.values()))} of it {WORDS.get(phase, phase)}"
     if learner.processes and machine.takes_turns:
         return f"actors and learner take turns, it is busy {_percent(learner.busy)} of the time: nobody acts meanwhile"
-    acting, busy = fullest.get(POLICY_WORKER.name, NO_PROCESS), f"{busy_cores:.1f} of {machine.cores:g} cores are busy"
+    busy = f"{busy_cores:.1f} of {machine.cores:g} cores are busy"
+    acting = fullest.get(POLICY_WORKER.name, NO_PROCESS)
     if acting.busy >= FULL:
         full = POLICY_WORKER.full(roles[POLICY_WORKER.name].processes)
         return f"{full}, {acting.most()}: raise --policy_workers_per_policy"
-    return _of_actors(roles[ACTOR.name], roles.get(LEARNER.name), busy)
+    return _of_actors(roles.get(ACTOR.name, NO_PROCESS), roles.get(LEARNER.name), busy)
 
 
 def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str) -> str:
@@ -273,7 +280,8 @@ def _of_one_thread(main: RoleTimes, machine: Machine) -> str:
     said = f"one thread does it all, {main.most()}"
     if main.starved:
         return f"{said}; {TAKEN}"
-    return f"{said}; other placements use all {machine.cores:g} cores" if machine.cores > 1 else said
+    others = machine.has_actors and machine.cores > 1
+    return f"{said}; other placements use all {machine.cores:g} cores" if others else said
 
 
 def _role_times(windows: list[Window]) -> RoleTimes:

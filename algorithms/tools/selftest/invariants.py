@@ -57,6 +57,8 @@ def find_unaccounted(before: Mapping[str, int], totals: Mapping[str, int], slack
         slack: trajectories that may be wanting or too many, see `tolerance`.
     """
     since = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "samples", "discarded")}
+    if "actors_collected" not in totals:  # a run without actors: what is read is trained on, and nothing is handed over
+        totals = {"actors_collected": since["samples"], "actors_trajectories": 0, "actors_sent": 0, **totals}
     steps = slack * -(-totals["actors_collected"] // max(1, totals["actors_trajectories"]))
     accounts = {
         "env steps, samples": (since["env_steps"], since["samples"], 0),
