@@ -1,0 +1,147 @@
+"""The ring of gradients: its order, its totals, and what each end finds that takes the place of a dead one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.runtime.learning.batches import Batch, BatchCounts, Entered
+from algorithms.runtime.learning.gradients import GRADIENT, PLACES, GradientRing, GradientSource
+from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateBlock, Vector
+from algorithms.runtime.memory.slots import LearnerLedger
+from algorithms.runtime.messages import Address, TrajectoryReady, Wake
+from algorithms.runtime.roles import POLICY_WORKER
+from tests.unit.runtime.worlds import World, world_of
+
+WEIGHTS_SIZE = 5
+ROLE = replace(POLICY_WORKER, name="gradient")
+
+
+def world() -> World:
+    more = (*GradientRing.declare(0, 2, WEIGHTS_SIZE), *StateBlock.declare(0, {WEIGHTS: Vector(1)}))
+    return world_of(num_actors=2, groups_per_actor=1, slots_per_group=2, rows=3, rollout=4, more=more)
+
+
+def source_of(world: World) -> GradientSource:
+    block = StateBlock(world.arena, 0)
+    return GradientSource(GradientRing(world.arena, 0), 0, world.trajectories, block, ROLE)
+
+
+def hand_over(world: World, slot: int, valid: int) -> TrajectoryReady:
+    """Fill a slot with so many valid steps of two frames each, all others of 100."""
+    t = world.trajectories
+    t.valid[slot], t.num_frames[slot] = False, 100
+    t.valid[slot].flat[:valid] = True
+    t.num_frames[slot].flat[:valid] = 2
+    t.sequence[slot] += 1
+    t.owner[slot] = 1
+    return TrajectoryReady(0, slot, int(t.sequence[slot]), 0)
+
+
+def commit(world: World, actor: int, message: TrajectoryReady, value: float, version: int = 1) -> None:
+    batch, gradient = Batch.of_slot(world.trajectories, message.slot), np.full(WEIGHTS_SIZE - 2, value, np.float32)
+    GradientRing(world.arena, 0).commit(actor, gradient, batch, message, version)
+    world.trajectories.released[message.slot, 0] = message.sequence
+
+
+def test_gradients_come_in_order_with_their_steps() -> None:
+    w = world()
+    source, ring = source_of(w), GradientRing(w.arena, 0)
+    assert source.take() is None
+    assert source.waiting == 0
+    for value, valid in enumerate((3, 5, 7)):
+        commit(w, 1, hand_over(w, 2, valid), float(value), version=value + 4)
+    assert (source.waiting, ring.unapplied_samples()) == (3, 15)
+    for value, valid in enumerate((3, 5, 7)):
+        batch = source.take()
+        assert batch is not None
+        assert batch.recorded[GRADIENT].tolist() == [value] * 3 + [0] * 2
+        assert (batch.valid.shape, int(batch.valid.sum())) == ((1, valid), valid)
+        assert torch.equal(batch.policy_version, torch.full((1, valid), value + 4))
+        assert source.entered() == Entered(valid, 2 * valid)
+        assert list(source.trained()) == [Wake(Address("gradient", 0, 1))]
+    assert source.take() is None
+
+
+def test_the_actor_with_most_gradients_comes_first() -> None:
+    w = world()
+    for actor, slot in ((0, 0), (1, 2), (1, 3)):
+        commit(w, actor, hand_over(w, slot, 1), actor)
+    source, found = source_of(w), []
+    while (batch := source.take()) is not None:
+        found.append(int(batch.recorded[GRADIENT][0]))
+    assert found == [1, 0, 1]
+
+
+def test_a_full_ring_has_room_again_when_an_entry_is_applied() -> None:
+    w = world()
+    ring = GradientRing(w.arena, 0)
+    for _ in range(PLACES - 1):
+        assert ring.has_room(0)
+        commit(w, 0, hand_over(w, 0, 2), 0.0)
+    assert not ring.has_room(0)
+    assert ring.has_room(1)
+    ring.apply(0)
+    assert ring.has_room(0)
+
+
+def test_totals_outlive_many_rounds_of_the_ring() -> None:
+    w = world()
+    source, rng, sent = source_of(w), np.random.default_rng(3), [0, 0]
+    entered = np.zeros(2, np.int64)
+    for _ in range(200):
+        actor = int(rng.integers(2))
+        if source.ring.has_room(actor):
+            sent[actor] += (valid := int(rng.integers(12)))
+            commit(w, actor, hand_over(w, 2 * actor, valid), 0.0)
+        if rng.random() < 0.5 and source.take() is not None:
+            entered += source.entered()
+        assert entered[0] + source.ring.unapplied_samples() == sum(sent)
+    assert entered[0] > 12 * PLACES
+    assert entered[1] == 2 * entered[0]
+
+
+def test_a_successor_beside_an_actor_knows_what_only_lacks_its_release() -> None:
+    w = world()
+    message = hand_over(w, 1, 2)
+    ring = GradientRing(w.arena, 0)
+    assert not ring.holds(0, message.slot, message.sequence)
+    commit(w, 0, message, 0.0)
+    assert ring.holds(0, message.slot, message.sequence)
+    assert not ring.holds(0, message.slot, message.sequence + 1)
+    assert not ring.holds(1, message.slot, message.sequence)
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_successor_of_the_learner_counts_what_was_applied_and_not_told(noted: bool) -> None:
+    w = world()
+    StateBlock(w.arena, 0).write(LearnerState({WEIGHTS: np.zeros(1)}, {"samples": 1000, "env_steps": 3000}))
+    source = source_of(w)
+    for valid in (3, 5):
+        commit(w, 0, hand_over(w, 0, valid), 0.0)
+    source.take()
+    if noted:  # the first entry; the second one is applied and the learner is killed before it has told that
+        assert source.entered() == Entered(3, 6)
+        zero = dict.fromkeys(LearnerLedger.NAMES, 0)
+        LearnerLedger(w.trajectories, 0).note(zero | {"samples": 1003, "env_steps": 3006, "released": 2})
+    source.take()
+    successor = source_of(w)
+    assert successor.take() is None
+    assert successor.entered() == (Entered(5, 10) if noted else Entered(8, 16))
+    assert successor.entered() == Entered(0, 0)
+    assert successor.counts().released == (0 if noted else 2)
+
+
+def test_every_step_is_counted_where_it_is() -> None:
+    w = world()
+    source = source_of(w)
+    commit(w, 0, hand_over(w, 0, 3), 0.0)
+    commit(w, 0, hand_over(w, 0, 4), 0.0)
+    hand_over(w, 1, 5)
+    assert source.counts() == BatchCounts(trajectories=3, released=2, discarded=0, in_flight=12, held=1)
+    source.take()
+    assert source.counts() == BatchCounts(trajectories=3, released=2, discarded=0, in_flight=9, held=1)
+    assert list(source.fill(1)) == []
+    source.add(hand_over(w, 3, 1))
+    assert (source.waiting, source.counts().held) == (1, 2)
