@@ -1,0 +1,79 @@
+"""Behaviour cloning of a recording: a run without actors, whose learner reads a file and minimizes -log pi(a|s).
+
+    appo train --algo=tests.spikes.from_file:Cloning --env=CartPole-v1 --recording=cartpole.npz
+
+The recording holds `obs` [N, *], `first` [N] and `action` [N, A]: N steps in the order in which they were played.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.appo.algorithm import APPO
+from algorithms.appo.config import METRICS, LearningConfig
+from algorithms.appo.learner import Learner
+from algorithms.ops.losses import masked_mean
+from algorithms.runtime.learning.batches import Batch, ReadBatches
+from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from algorithms.runtime.memory.slots import LearnerLedger
+from envs.spec import SINGLE_KEY
+from utils.flags import flag
+
+
+class Recording:
+    """Columns of T steps of a file, each once per epoch, in an order that the number of the epoch decides."""
+
+    def __init__(self, context: Any, trajectories: Any) -> None:
+        with np.load(context.flags.recording, allow_pickle=False) as file:
+            self.obs, self.first, self.action = file["obs"], file["first"], file["action"]
+        self.rollout, self.spec = context.flags.rollout, context.spec
+        self.segments, _, self.state_size = trajectories.rnn_state.shape[1:]
+
+    def read(self, samples: int, columns: int) -> Batch:
+        shape, of_epoch = (self.rollout, columns), (len(self.first) - 1) // self.rollout
+        epoch, place = divmod(samples // self.rollout, of_epoch)
+        epochs = range(epoch, epoch + 1 + (place + columns) // of_epoch)
+        order = np.concatenate([np.random.default_rng(e).permutation(of_epoch) for e in epochs])
+        steps = np.add.outer(np.arange(self.rollout + 1), order[place : place + columns] * self.rollout)  # [T+1, B]
+        arrays = {f"obs.{SINGLE_KEY}": self.obs[steps], "first": self.first[steps], "action": self.action[steps[:-1]]}
+        arrays |= {name: np.zeros(shape, bool) for name in ("terminated", "truncated")}
+        arrays |= {"valid": np.ones(shape, bool), "num_frames": np.full(shape, self.spec.frames_per_step)}
+        arrays |= {"reward": np.zeros(shape, np.float32), "policy_version": np.zeros(shape, np.int64)}
+        arrays["rnn_state"] = np.zeros((self.segments, columns, self.state_size), np.float32)
+        return Batch.of({name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+class CloningLearner(Learner):
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        self.optimizer.follow(progress)
+        self.statistics.update(batch, [(self.update(batch), batch.valid)])
+        self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
+        yield
+
+    def loss(self, batch: Batch, whole: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+        loss = -masked_mean(self._unroll(batch)[0].log_prob(batch.action), batch.valid)
+        return loss, torch.zeros_like(batch.reward), loss.detach().view(1)
+
+    def metrics(self) -> dict[str, float]:
+        return {n: value for n, value in super().metrics().items() if n in (*Cloning.metrics, SKIPPED_IN_A_ROW)}
+
+
+@dataclass(frozen=True)
+class CloningFlags(LearningConfig):
+    recording: str = flag("", "npz file of obs, first and action that is learned from")
+
+
+class Cloning(APPO):
+    needs_actors, flags = False, CloningFlags
+    metrics = {"loss": "cross entropy of what was done"} | {name: METRICS[name] for name in ("grad_norm", "skipped")}
+
+    def learner_class(self) -> type[Learner]:
+        return CloningLearner
+
+    def make_source(self, context: Any, trajectories: Any, sampling: Any, device: Any) -> ReadBatches:
+        ledger = LearnerLedger(trajectories, context.policy)
+        return ReadBatches(Recording(context, trajectories).read, context.flags.macro_batch_columns, ledger)
