@@ -90,6 +90,7 @@ def test_a_later_start_reads_on_where_the_last_one_ended(tmp_path: Path, recordi
     assert ends["halves"] == ends["whole"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # of which nearly all is for restarts on a machine that is busy
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_learners_that_are_killed_read_no_step_twice(

@@ -60,6 +60,7 @@ def check_counts(testimony: Path, totals: dict[str, int], before: int) -> int:
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_gradients_are_applied_once_whatever_is_killed(
