@@ -30,6 +30,7 @@ class PPO(Defaults):
     flags: ClassVar[type[PPOConfig]] = PPOConfig
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    synchronous: ClassVar[bool] = True
 
     def check(self, flags: PPOConfig, spec: EnvSpec | None) -> None:
         """Refuse flags that contradict each other (UsageError); a recurrent network refuses more, see the learner."""

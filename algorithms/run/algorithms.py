@@ -34,6 +34,7 @@ MEMBERS = (
     "fields",
     "workers",
     "needs_actors",
+    "synchronous",
 )
 
 

@@ -103,7 +103,12 @@ class Config:
         if not self.algorithm.needs_actors:
             return False
         single = self.sampling.num_policies == 1 and not self.population.self_play
-        return self.sampling.lockstep or (single and self.sampling.num_minibatches_to_accumulate == 0)
+        return self.sampling.lockstep or (single and self.waiting_minibatches == 0)
+
+    @property
+    def waiting_minibatches(self) -> int:
+        """Minibatches that may wait for the learner, see `--num_minibatches_to_accumulate`."""
+        return 0 if self.algorithm.synchronous else self.sampling.num_minibatches_to_accumulate
 
     def to_flat(self) -> dict[str, object]:
         """Return every flag and its value in one flat mapping that JSON can hold."""
@@ -232,6 +237,11 @@ def check(config: Config) -> None:
     """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
     _check_sampling(config.sampling)
+    if config.algorithm.synchronous and config.sampling.num_minibatches_to_accumulate > 0:
+        waiting = config.sampling.num_minibatches_to_accumulate
+        raise UsageError(
+            f"--num_minibatches_to_accumulate={waiting}: --algo={config.algorithm.name} is synchronous, nothing waits"
+        )
     _check_repeatable(config)
     _check_without_actors(config)
     name, _, kind = config.run.save_best_metric.rpartition("/")

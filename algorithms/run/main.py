@@ -215,6 +215,8 @@ class Run:
         checkpointing = Checkpointing(self.directory, with_saves_to_evaluate(config), blocks, model.table, monitor)
         workers = segments.begin() if segments else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
+        if config.algorithm.synchronous and not config.takes_turns:
+            log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
         self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
         self.runner.population = make_self_play(
             config, topology, arena, model.table, monitor, resumed[0]

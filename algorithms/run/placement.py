@@ -97,7 +97,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         return Topology(sampling.placement, 0, 0, 0, s.num_policies, 0, rows=num_agents, rollout=learning.rollout)
     rows = sampling.num_envs_per_worker // sampling.num_splits * num_agents
     groups = sampling.num_workers * sampling.num_splits
-    accumulate = s.num_minibatches_to_accumulate
+    accumulate = config.waiting_minibatches
     waiting = 1 if accumulate < 0 else -(-accumulate // learning.num_batches_per_iteration)
     columns = learning.num_batches_per_iteration * config.largest_batch_size // learning.rollout
     slots = slots_per_group(

@@ -70,9 +70,11 @@ class Defaults:
     Attributes:
         needs_actors: environments are played for it. Without, a run has learners alone: no slots, no policy workers,
             no returns; its source reads in the learner's process, and its budget counts the steps that are read.
+        synchronous: sampling stops while a single policy trains, so that nothing is learned from older weights.
     """
 
     needs_actors: ClassVar[bool] = True
+    synchronous: ClassVar[bool] = False
     whole_rollouts = False
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
@@ -93,7 +95,7 @@ class Defaults:
 class Algorithm(Protocol):
     """Makes all that a run learns with. It has no state, can be pickled, and imports torch only inside `make_*`.
 
-    The last four members are for algorithms with shared memory or workers of their own; others inherit `Defaults`.
+    What `Defaults` declares is for algorithms with needs of their own; all others inherit it.
     """
 
     @property
@@ -119,6 +121,11 @@ class Algorithm(Protocol):
     @property
     def needs_actors(self) -> bool:
         """Whether environments are played for it, see `Defaults`."""
+        ...
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether sampling stops while a single policy trains, see `Defaults`."""
         ...
 
     def check(self, flags: Any, spec: EnvSpec | None) -> None:

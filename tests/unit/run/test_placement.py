@@ -89,6 +89,8 @@ def test_placements_of_runs_that_repeat_themselves(flags: dict[str, object], cor
         ({"num_minibatches_to_accumulate": 0}, True),
         ({"num_minibatches_to_accumulate": 0, "num_policies": 2}, False),  # each goes on while the other one trains
         ({"num_minibatches_to_accumulate": 0, "self_play": True}, False),  # as does the past
+        ({"algo": "PPO"}, True),
+        ({"algo": "PPO", "num_policies": 2}, False),
     ],
 )
 def test_runs_in_which_nobody_acts_while_the_learner_trains(flags: dict[str, object], turns: bool) -> None:
@@ -98,3 +100,10 @@ def test_runs_in_which_nobody_acts_while_the_learner_trains(flags: dict[str, obj
 def test_in_lockstep_a_group_has_one_slot_however_large_a_batch_is() -> None:
     config = config_of(lockstep=True, batch_size=32 * 1000)
     assert topology_of(config, Sampling("local", 2, 4, 2), num_agents=1).slots_per_group == 1
+
+
+@pytest.mark.parametrize(("batch_size", "minibatches", "slots"), [(16, 16, 1), (8, 64, 2), (1024, 1, 4)])
+def test_all_slots_of_a_synchronous_algorithm_are_one_batch(batch_size: int, minibatches: int, slots: int) -> None:
+    """Minibatches may be smaller than a trajectory."""
+    config = config_of(algo="PPO", batch_size=batch_size, num_batches_per_iteration=minibatches)
+    assert topology_of(config, Sampling("local", 2, 4, 1), num_agents=1).slots_per_group == slots

@@ -1,0 +1,71 @@
+"""Runs of synchronous PPO: whose steps are trained on, how often, and that learning sees what acting saw."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.runs import record, run_command
+
+ROLLOUT, ENVS, ACTORS = 8, 4, 2
+EPOCHS, MINIBATCHES, MINIBATCH = 3, 16, 4  # a minibatch is half a trajectory
+SMALL: dict[str, Any] = {
+    "algo": "PPO",
+    "env": "toy/Counter-v0",
+    "rollout": ROLLOUT,
+    "batch_size": MINIBATCH,
+    "num_batches_per_iteration": MINIBATCHES,
+    "ppo_epochs": EPOCHS,
+    "encoder_mlp_layers": 16,
+    "use_rnn": False,
+    "num_workers": ACTORS,
+    "num_envs_per_worker": ENVS,
+    "worker_num_splits": 1,
+    "train_for_env_steps": 600,
+}
+
+
+@pytest.mark.parametrize(
+    ("inference", "policies", "rnn"),
+    [("local", 1, False), ("central", 1, False), ("serial", 1, False), ("local", 2, False), ("local", 1, True)],
+)
+def test_an_iteration_is_acted_by_the_newest_weights(tmp_path: Path, inference: str, policies: int, rnn: bool) -> None:
+    recurrent = {"use_rnn": True, "hidden_size": 8, "recurrence": MINIBATCH}
+    flags = SMALL | (recurrent if rnn else {})
+    run = record(tmp_path / "run", **flags, inference=inference, num_policies=policies)
+    collected = sum(totals["collected"] for totals in run.workers.values())
+    assert sum(t["samples"] + t["discarded"] + t["in_flight"] for t in run.learners.values()) == collected
+    for policy, totals in run.learners.items():
+        state = run.state(policy)
+        assert totals["env_steps"] == totals["samples"] >= SMALL["train_for_env_steps"]
+        assert totals["updates"] == EPOCHS * MINIBATCHES * totals["batches"] > 0
+        # Of four steps none may be valid: they are resets, another policy's, or before an actor's first.
+        assert 0.8 * totals["updates"] < state["adam_steps"] <= state["updates"] == totals["updates"]
+        assert state["version"] == 1 + totals["batches"]
+        statistics = run.statistics(policy)  # count first: each step once, however many epochs there are
+        assert statistics[0] == totals["samples"]
+    lags = run.reported("train/policy_lag_max")
+    assert lags
+    assert max(lags) <= (0 if policies == 1 else 1)
+
+
+@pytest.mark.parametrize("rnn", [False, True])
+def test_learning_sees_what_acting_saw(tmp_path: Path, rnn: bool) -> None:
+    flags = SMALL | ({"use_rnn": True, "hidden_size": 8, "recurrence": MINIBATCH} if rnn else {})
+    run = record(tmp_path / "run", **flags | {"learning_rate": 0.0}, inference="local", verify_reproduction=True)
+    errors, steps = (run.reported(f"train/reproduction_{name}") for name in ("error", "steps"))
+    assert max(errors) < 1e-4
+    assert max(steps) >= SMALL["train_for_env_steps"]
+    assert run.reported("train/ratio_max")[-1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_several_policies_are_told_how_old_a_batch_may_be(tmp_path: Path) -> None:
+    run = run_command(tmp_path / "run", **SMALL, num_policies=2, inference="local")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("what it trains on may be an iteration old") == 1
+
+
+def test_nothing_waits_for_a_synchronous_learner(tmp_path: Path) -> None:
+    run = run_command(tmp_path / "run", **SMALL, num_minibatches_to_accumulate=4)
+    assert run.returncode == 2
+    assert "--num_minibatches_to_accumulate=4: --algo=PPO is synchronous, nothing waits" in run.stderr
