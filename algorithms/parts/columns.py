@@ -15,6 +15,7 @@ def make_column_batches(
     device: Device,
     *,
     hold: bool | None = None,
+    max_policy_lag: int | None = None,
 ) -> BatchSource:
     """Make batches of whole columns; the flags say how many columns and how old they may be.
 
@@ -24,8 +25,11 @@ def make_column_batches(
         sampling: flags of sampling.
         device: of the batches.
         hold: release slots only after training; None: as `--num_minibatches_to_accumulate=0` says.
+        max_policy_lag: limit of the algorithm's own below that of `--max_policy_lag`, in versions.
     """
     columns, lag = context.flags.macro_batch_columns, sampling.max_policy_lag
+    if max_policy_lag is not None:
+        lag = min(lag, max_policy_lag)
     if sampling.lockstep:
         return LockstepBatches(trajectories, context.policy, columns, lag)
     if hold is None:

@@ -80,7 +80,10 @@ class PPO(Defaults):
         """Make the source of batches of columns, whose slots go back after training where one policy plays."""
         from algorithms.parts.columns import make_column_batches
 
-        return make_column_batches(context, trajectories, sampling, device, hold=True)
+        # With several policies slots cannot be held, as two learners could wait for each other's; a fast actor then
+        # fills iterations while a slow one plays on. What is older than one iteration is left out.
+        lag = 2 if context.num_policies > 1 else None
+        return make_column_batches(context, trajectories, sampling, device, hold=True, max_policy_lag=lag)
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""

@@ -100,10 +100,11 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
     accumulate = config.waiting_minibatches
     waiting = 1 if accumulate < 0 else -(-accumulate // learning.num_batches_per_iteration)
     columns = learning.num_batches_per_iteration * config.largest_batch_size // learning.rollout
+    # With more slots than one iteration takes, some of what synchronous policies leave would be two iterations old.
     slots = slots_per_group(
         minimum=s.min_traj_buffers_per_worker,
         waiting_batches=waiting,
-        batch_columns=columns * s.num_policies,
+        batch_columns=columns * (1 if config.algorithm.synchronous else s.num_policies),
         rows=rows,
         groups=groups,
     )

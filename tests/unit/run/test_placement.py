@@ -102,8 +102,12 @@ def test_in_lockstep_a_group_has_one_slot_however_large_a_batch_is() -> None:
     assert topology_of(config, Sampling("local", 2, 4, 2), num_agents=1).slots_per_group == 1
 
 
+@pytest.mark.parametrize("policies", [1, 2])
 @pytest.mark.parametrize(("batch_size", "minibatches", "slots"), [(16, 16, 1), (8, 64, 2), (1024, 1, 4)])
-def test_all_slots_of_a_synchronous_algorithm_are_one_batch(batch_size: int, minibatches: int, slots: int) -> None:
+def test_all_slots_of_a_synchronous_algorithm_are_one_batch(
+    batch_size: int, minibatches: int, slots: int, policies: int
+) -> None:
     """Minibatches may be smaller than a trajectory."""
-    config = config_of(algo="PPO", batch_size=batch_size, num_batches_per_iteration=minibatches)
+    flags = {"batch_size": batch_size, "num_batches_per_iteration": minibatches, "num_policies": policies}
+    config = config_of(algo="PPO", **flags)
     assert topology_of(config, Sampling("local", 2, 4, 1), num_agents=1).slots_per_group == slots
