@@ -12,9 +12,9 @@ from algorithms.runtime.learning.gradients import GRADIENT, GradientRing, Gradie
 from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.slots import LearnerLedger
 from algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
-from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, register
+from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER
 
-ROLE = register(replace(POLICY_WORKER, name="gradient", worker="gradient_{index}.{member}", takes_trajectories=True))
+ROLE = replace(POLICY_WORKER, name="gradient", worker="gradient_{index}.{member}", takes_trajectories=True)
 
 
 class GradientWorker:

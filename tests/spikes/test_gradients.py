@@ -8,7 +8,7 @@ import pytest
 
 from algorithms.runtime.learning.gradients import PLACES
 from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
-from algorithms.tools.selftest.killer import Storm, StormError
+from algorithms.tools.selftest.killer import Killer, KillerError
 from tests.chaos.runs import START_SECONDS, TrainingRun
 from tests.chaos.witness import BONUS, EPISODE_STEPS
 from tests.spikes.witness import ALGORITHM, TESTIMONY
@@ -28,13 +28,6 @@ FLAGS = (
     "--learning_rate=0.003",
     f"--train_until_return={BONUS + 0.7 * EPISODE_STEPS}",
 )
-
-
-class WorkerStorm(Storm):
-    """Kills actors, gradient workers with them, and the learner."""
-
-    def _victims(self) -> list[tuple[str, int]]:
-        return [(role, pid) for role, pid in super()._victims() if role.startswith(("actor", "learner"))]
 
 
 def entries(testimony: Path, word: str) -> dict[tuple[int, int], int]:
@@ -70,10 +63,12 @@ def test_gradients_are_applied_once_whatever_is_killed(
     monkeypatch.setenv(TESTIMONY, str(tmp_path / "first"))
     with TrainingRun(tmp_path, *words, env="tests.chaos.witness:Clues") as run:
         run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
-        storm = WorkerStorm(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1)
+        killer = Killer(
+            run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1, only=("actor", "learner")
+        )
         try:
-            storm.blow(kills)
-        except StormError as error:
+            killer.kill_burst(kills)
+        except KillerError as error:
             raise AssertionError(f"{error}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}") from None
         run.wait_for_env_steps(STEPS)
         run.interrupt()
@@ -83,7 +78,7 @@ def test_gradients_are_applied_once_whatever_is_killed(
     totals = json.loads(status.read_text())["totals"]
     before = check_counts(tmp_path / "first", totals, 0)
     assert before >= STEPS
-    assert {role.partition("_")[0] for role in storm.kills} == {"actor", "learner"}
+    assert {role.partition("_")[0] for role in killer.kills} == {"actor", "learner"}
     assert find_falling(read_metrics(run.directory / "metrics.jsonl")) == []
     assert find_unaccounted({}, totals, slack=tolerance(kills)) == []
     assert lost_checkpoints(path for path, _ in read_saves(ended.stdout)) == []
@@ -94,4 +89,4 @@ def test_gradients_are_applied_once_whatever_is_killed(
         ended = run.wait(START_SECONDS)
     assert ended.exit_code == 0, ended.stderr
     assert check_counts(tmp_path / "second", json.loads(status.read_text())["totals"], before) > 0
-    print(f"{kills} kills {storm.kills}: {before} samples, {totals['restarts']} restarts, {totals['lost']} lost")
+    print(f"{kills} kills {killer.kills}: {before} samples, {totals['restarts']} restarts, {totals['lost']} lost")

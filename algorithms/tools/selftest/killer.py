@@ -87,14 +87,17 @@ class Killer:
         main: is spared.
         saves: how many checkpoints the run has said to be saved.
         seed: of the choice of processes and pauses.
+        only: beginnings of the roles that are killed; by default all but main.
 
     Attributes:
         kills: roles, in order.
         longest_recovery_seconds: from the end of a burst until all are back and what was learned since is saved.
     """
 
-    def __init__(self, marker: str, main: int, saves: Callable[[], int], seed: int) -> None:
-        self.marker, self.main, self.saves = marker, main, saves
+    def __init__(
+        self, marker: str, main: int, saves: Callable[[], int], seed: int, only: tuple[str, ...] = ("",)
+    ) -> None:
+        self.marker, self.main, self.saves, self.only = marker, main, saves, only
         self.kills: list[str] = []
         self.longest_recovery_seconds = 0.0
         self._rng = random.Random(seed)  # noqa: S311 (no secret)
@@ -119,9 +122,12 @@ class Killer:
             raise KillerError(f"the run ended after {len(self.kills)} kills: {' '.join(self.kills[-8:])}")
         return roles
 
+    def _may_kill(self, role: str) -> bool:
+        return role not in (MAIN.name, "ended") and role.startswith(self.only)
+
     def _kill_one(self) -> None:
         deadline = time.monotonic() + RECOVERY_SECONDS
-        while not (victims := sorted((r, pid) for pid, r in self._roles().items() if r not in (MAIN.name, "ended"))):
+        while not (victims := sorted((r, pid) for pid, r in self._roles().items() if self._may_kill(r))):
             if time.monotonic() > deadline:
                 raise KillerError(f"nobody was started again within {RECOVERY_SECONDS:g} s")
             time.sleep(POLL_SECONDS)
