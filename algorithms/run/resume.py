@@ -71,7 +71,7 @@ def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | No
     """What an earlier start of the run has measured, if it was on such a machine and for the same work."""
     directory = config.run.run_directory
     measured, before, now = saved_measurement(directory), saved_flags(directory), config.to_flat()
-    same_work = all(before.get(name) == now[name] for name in COST_FLAGS)
+    same_work = all(before.get(name) == now.get(name) for name in COST_FLAGS)  # not every algorithm has each
     if measured.get("machine") != machine or not same_work:
         return None
     try:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from algorithms.appo.algorithm import APPO
-from algorithms.appo.learner import layout_of
 from algorithms.models.build import new_model
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config
@@ -38,7 +37,8 @@ def blueprint_of(placement: str = "serial", *, seed: int = 5, num_policies: int 
     config = Config.from_flat({**FLAGS, **flags})
     spec = make_group(config.env, 1).spec
     flat = new_model(config.model, spec, "cpu")
-    description = ModelDescription(flat.table, flat.module.rnn_state_size, layout_of(flat, config.learning))  # type: ignore[arg-type]
+    layout = APPO().layout(Context(spec, config.learning, config.model, "fp32", "cpu"), flat)
+    description = ModelDescription(flat.table, flat.module.rnn_state_size, layout)  # type: ignore[arg-type]
     topology = Topology(placement, 2, 2, 3, num_policies, 1, rows=2, rollout=8)  # type: ignore[arg-type]
     budget = Budget(1000, 500, 60.0, None, None)
     return Blueprint(config, spec, description, topology, budget, "cpu", seed)
