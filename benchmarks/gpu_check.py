@@ -138,7 +138,7 @@ def blueprint_of(kind: type[Blueprint], device: str, model: str) -> Blueprint:
     found = probe(config)
     topology = Topology("central", 1, GROUPS, SLOTS, 1, 1, ROWS, ROLLOUT)
     budget = Budget(10**9, 10**9, 1e9, None, None)
-    return kind(found.config, found.spec, found.model, topology, budget, device, 1)
+    return kind(found.config, found.spec, found.models, topology, budget, device, 1)
 
 
 def world_of(kind: type[Blueprint], device: str, model: str) -> World:
