@@ -116,9 +116,9 @@ def test_in_lockstep_a_stream_repeats_itself_and_learns_what_whole_batches_teach
 @pytest.mark.slow
 def test_a_learner_that_is_killed_while_it_accumulates_loses_what_is_staged(tmp_path: Path) -> None:
     flags = STREAM | {"inference": "local", "train_for_env_steps": 2000}
-    run = train(tmp_path / "run", **flags, failpoints="learner.batch:kill9@12")  # the fourth part of a second batch
+    run = train(tmp_path / "run", **flags, failpoints="learner.batch:kill9@44")  # the fourth part of the sixth batch
     totals = run.totals
-    assert totals["restarts"] > 0
+    assert totals["restarts"] == 1  # its successor needs fewer parts
     assert totals["actors_collected"] - totals["samples"] == totals["in_flight"] + totals["discarded"]
     assert totals["discarded"] > 0
     assert totals["samples"] >= 2000
