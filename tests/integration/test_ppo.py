@@ -84,7 +84,15 @@ STREAM: dict[str, Any] = SMALL | {
 }
 
 
-@pytest.mark.parametrize(("inference", "policies"), [("local", 1), ("central", 1), ("serial", 1), ("local", 2)])
+@pytest.mark.parametrize(
+    ("inference", "policies"),
+    [
+        ("local", 1),
+        ("serial", 1),
+        pytest.param("central", 1, marks=pytest.mark.slow),
+        pytest.param("local", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_batch_streams_through_one_slot_of_every_group(tmp_path: Path, inference: str, policies: int) -> None:
     run = record(tmp_path / "run", **STREAM, inference=inference, num_policies=policies)
     collected = sum(totals["collected"] for totals in run.workers.values())
