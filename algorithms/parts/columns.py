@@ -1,11 +1,22 @@
-"""The source of algorithms that train on every trajectory once, in the order in which they come."""
+"""The sources of algorithms that train on every trajectory once, in the order in which they come."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from algorithms.runtime.algorithm import Context
 from algorithms.runtime.config import SamplingConfig
 from algorithms.runtime.devices import Device
-from algorithms.runtime.learning.batches import BatchSource, ColumnBatches, LockstepBatches
+from algorithms.runtime.learning.batches import (
+    Batch,
+    BatchCounts,
+    ColumnBatches,
+    Entered,
+    Feedback,
+    LockstepBatches,
+)
 from algorithms.runtime.learning.gpu_batches import DeviceBatches
-from algorithms.runtime.memory.slots import Trajectories
+from algorithms.runtime.memory.slots import Trajectories, columns_used
+from algorithms.runtime.messages import SlotReleased
 
 
 def make_column_batches(
@@ -16,7 +27,7 @@ def make_column_batches(
     *,
     hold: bool | None = None,
     max_policy_lag: int | None = None,
-) -> BatchSource:
+) -> ColumnBatches:
     """Make batches of whole columns; the flags say how many columns and how old they may be.
 
     Args:
@@ -37,3 +48,99 @@ def make_column_batches(
     if context.buffered:
         return DeviceBatches(trajectories, context.policy, columns, lag, hold, context.num_policies, device)
     return ColumnBatches(trajectories, context.policy, columns, lag, hold, context.num_policies)
+
+
+class StreamedBatches:
+    """Gives batches part by part, so that neither slots nor staging ever hold more than a part or a round of them.
+
+    Slots hold one trajectory of every environment, and a batch is filled by as many rounds as it needs. A slot goes
+    back as soon as it is copied, while the batch still lacks columns that are not on their way; those of the last round
+    wait for the step. So nobody begins a trajectory with weights that change while it is acted.
+
+    Args:
+        source: of the parts; it must not hold slots, unless it is the source of lockstep, which keeps its rounds.
+        parts: of a batch.
+        on_policy: hold the slots of the last round; several policies cannot, as they would wait for each other's.
+    """
+
+    def __init__(self, source: ColumnBatches, parts: int, *, on_policy: bool) -> None:
+        self.source, self.parts = source, parts
+        self._withholds = on_policy and not source.hold
+        self.hold = source.hold or on_policy
+        self.held: deque[SlotReleased] = deque()
+        self._taken, self._added, self._entered = 0, Entered(), Entered()  # added: of the parts of this batch
+        self._discarded = 0
+        self.add, self.resize = source.add, source.resize
+
+    @property
+    def staged_samples(self) -> int:
+        """Steps in the part that is being filled, and in those that are in the gradient."""
+        return self.source.staged_samples + self._added.samples
+
+    @property
+    def waiting(self) -> int:
+        """Slots that are not used up, and those that should go back."""
+        return self.source.waiting + (len(self.held) if self._lacking() > 0 else 0)
+
+    def counts(self) -> BatchCounts:
+        """Return what became of the trajectories."""
+        counts, held = self.source.counts(), len(self.held)
+        return counts._replace(
+            released=counts.released - held,
+            held=counts.held + held,
+            discarded=counts.discarded + self._discarded,
+            in_flight=counts.in_flight + self._added.samples,
+        )
+
+    def fill(self, version: int) -> Iterator[SlotReleased]:
+        """Copy what waits into the part; release slots that the batch still needs."""
+        yield from self._pass_on(self.source.fill(version))
+
+    def take(self) -> Batch | None:
+        """Return a part when it is full; its tensors are overwritten by the next `fill`, or the one after."""
+        batch = self.source.take()
+        if batch is None:
+            return None
+        part, before = self.source.entered(), self._added
+        whole = Entered(before.samples + part.samples, before.env_steps + part.env_steps, earlier=before.samples)
+        self._taken += 1
+        if self._taken < self.parts:
+            self._added, self._entered = whole, Entered(whole=False)
+        else:
+            self._added, self._entered = Entered(), whole
+        return batch
+
+    def entered(self) -> Entered:
+        """Return the steps of the batch, once and with its last part."""
+        entered, self._entered = self._entered, Entered()
+        return entered
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
+        """Go on with the next part; after the last one the weights are published, and slots are needed again."""
+        self._taken %= self.parts
+        yield from self._pass_on(self.source.trained(feedback))
+
+    def weights_replaced(self) -> None:
+        """Discard the columns of the batch that has been begun, those in the gradient included."""
+        self.source.weights_replaced()
+        self._discarded += self._added.samples
+        self._taken, self._added = 0, Entered()
+
+    def _pass_on(self, released: Iterator[SlotReleased]) -> Iterator[SlotReleased]:
+        """Say what the source says, but for the slots that must not go back yet."""
+        for message in released:
+            if self._withholds:
+                self.held.append(message)
+            else:
+                yield message
+        while self.held and self._lacking() > 0:
+            yield self.held.popleft()
+
+    def _lacking(self) -> int:
+        """Columns that the batch needs beyond those that are here, or will come from slots that are being filled."""
+        source = self.source
+        num_slots, _, rows = map(int, source.trajectories.valid.shape)
+        waiting = sum(rows - columns_used(source.trajectories, message) for message in source.queue)
+        acting = num_slots - source.counts().held - len(self.held)
+        here = self._taken * source.num_columns + source.filled + waiting
+        return self.parts * source.num_columns - here - acting * rows

@@ -157,6 +157,56 @@ class FlatAdam:
             self.learning_rate.fill_(meta["learning_rate"])
 
 
+class GradientSum:
+    """Adds up the gradients of the parts of a minibatch, each weighted by its valid steps, and their metrics.
+
+    The sum is kept in float64: in float32 every addition would round, and the number of parts would show.
+
+    Args:
+        gradient: [P] float32 vector that `backward` adds to.
+        num_metrics: K.
+        maximum: index of the metric that is a maximum; all others are means over valid steps.
+
+    Attributes:
+        num_valid: valid steps so far, scalar.
+    """
+
+    def __init__(self, gradient: Tensor, num_metrics: int, maximum: int) -> None:
+        self._gradient, self._maximum = gradient, maximum
+        self._sum = torch.zeros_like(gradient, dtype=torch.float64)
+        self._metrics = self._sum.new_zeros(num_metrics)
+        self.num_valid, self._largest = self._sum.new_zeros(()), self._sum.new_zeros(())
+
+    def clear(self) -> None:
+        """Forget all parts."""
+        for total in (self._sum, self._metrics, self.num_valid, self._largest):
+            total.zero_()
+
+    def add(self, valid: Tensor, loss: Tensor, metrics: Tensor) -> None:
+        """Differentiate a part.
+
+        Args:
+            valid: its steps.
+            loss: mean over its valid steps, with a graph that ends at the gradient.
+            metrics: [K] float32.
+        """
+        self._gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        weight = valid.sum().double()
+        self._sum += self._gradient.double() * weight
+        self._metrics += metrics.double() * weight
+        self._largest = torch.maximum(self._largest, metrics[self._maximum].double())
+        self.num_valid += weight
+
+    def finish(self) -> Tensor:
+        """Set the gradient to the mean over the valid steps of all parts; return the metrics [K]."""
+        count = self.num_valid.clamp(min=1)
+        self._gradient.copy_(self._sum / count)
+        metrics = (self._metrics / count).float()
+        metrics[self._maximum] = self._largest
+        return metrics
+
+
 # The optimizer step as one thing that a device repeats: on minibatches copied into memory that stays where it is.
 
 

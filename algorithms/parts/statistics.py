@@ -51,8 +51,8 @@ class RunningStatistics:
             if key in model.normalized_keys
         }
         self.returns = Moments.empty((), device)
+        self._gathered: tuple[dict[str, Moments], Moments] | None = None
 
-    @torch.no_grad()
     def update(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
         """Take in a trained batch, each of its valid steps once (of images a few), and set the model's buffers.
 
@@ -62,20 +62,39 @@ class RunningStatistics:
             batch: [T, B]; its observations.
             targets: value targets and validity of the minibatches of one pass, each [T, B'].
         """
+        self.gather(batch, targets)
+        self.apply()
+
+    @torch.no_grad()
+    def gather(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
+        """Take in a part of a batch, as `update` does; it has no effect, in a state neither, before `apply`."""
+        observation, returns = self._gathered or (dict(self.observation), self.returns)
         valid = batch.valid.flatten()
-        for key, moments in self.observation.items():
+        for key, moments in observation.items():
             x, usable = batch.obs[key][:-1].flatten(0, 1), valid
             if x.dtype == torch.uint8:
                 stride = -(-len(x) // IMAGES_PER_BATCH)
                 x, usable = x[::stride], valid[::stride]
             else:
                 usable = valid & x.reshape(len(x), -1).isfinite().all(dim=1)
-            self.observation[key] = merge_batch(moments, x, usable)
+            observation[key] = merge_batch(moments, x, usable)
+        for target, mask in targets if self.normalize_returns else ():
+            returns = merge_batch(returns, target.flatten(), (mask & target.isfinite()).flatten())
+        self._gathered = observation, returns
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Set the statistics, and the model's buffers, to what has been gathered."""
+        assert self._gathered is not None
+        self.observation, returns = self._gathered
+        self._gathered = None
         if self.normalize_returns:
-            for target, mask in targets:
-                self.returns = merge_batch(self.returns, target.flatten(), (mask & target.isfinite()).flatten())
-            self.returns = faded(self.returns)
+            self.returns = faded(returns)
         self._set_buffers()
+
+    def drop(self) -> None:
+        """Forget what has been gathered and not applied."""
+        self._gathered = None
 
     def to_array(self) -> NDArray[np.float64]:
         """All moments as one vector."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.ppo import presets
-from algorithms.ppo.config import METRICS, PANEL, PPOConfig
+from algorithms.ppo.config import METRICS, PANEL, STREAMING_METRICS, PPOConfig
 from algorithms.runtime.algorithm import Context, Defaults
 
 if TYPE_CHECKING:
@@ -28,13 +28,17 @@ class PPO(Defaults):
 
     name: ClassVar[str] = "PPO"
     flags: ClassVar[type[PPOConfig]] = PPOConfig
-    metrics: ClassVar[Mapping[str, str]] = METRICS
+    metrics: ClassVar[Mapping[str, str]] = {**METRICS, **STREAMING_METRICS}
     panel: ClassVar[Mapping[str, str]] = PANEL
     synchronous: ClassVar[bool] = True
 
     def check(self, flags: PPOConfig, spec: EnvSpec | None) -> None:
-        """Refuse flags that contradict each other (UsageError); a recurrent network refuses more, see the learner."""
+        """Refuse flags that contradict each other (UsageError); a recurrent network refuses more, see `layout`."""
         flags.check(recurrent=False)
+
+    def streams(self, flags: PPOConfig) -> bool:
+        """Whether a batch is trained on in microbatches that are dropped, see `--microbatch_size`."""
+        return flags.streams
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a family of known environments."""
@@ -69,28 +73,41 @@ class PPO(Defaults):
         return StochasticPolicy(flat, context.spec, self.recorded(context.spec))
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
-        """Return what the state of a learner holds: weights, moments of Adam, running statistics."""
+        """Return what the state of a learner holds: weights, moments of Adam, running statistics.
+
+        Raises:
+            UsageError: the flags do not go with the network.
+        """
         from algorithms.ppo.learner import layout_of
 
+        context.flags.check(recurrent=bool(flat.module.rnn_state_size))
         return layout_of(flat, context.flags)
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of batches of columns, whose slots go back after training where one policy plays."""
-        from algorithms.parts.columns import make_column_batches
+        from algorithms.parts.columns import StreamedBatches, make_column_batches
 
         # With several policies slots cannot be held, as two learners could wait for each other's; a fast actor then
         # fills iterations while a slow one plays on. What is older than one iteration is left out.
         lag = 2 if context.num_policies > 1 else None
-        return make_column_batches(context, trajectories, sampling, device, hold=True, max_policy_lag=lag)
+        flags, alone = context.flags, context.num_policies == 1
+        hold = not flags.streams
+        source = make_column_batches(context, trajectories, sampling, device, hold=hold, max_policy_lag=lag)
+        if not flags.streams:
+            return source
+        return StreamedBatches(source, flags.batch_size // flags.microbatch_size, on_policy=alone)
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
         from algorithms.models.build import let_learn
         from algorithms.parts.verify import VerifyingLearner
         from algorithms.ppo.learner import PPOLearner
+        from algorithms.ppo.streaming import StreamingLearner
 
         let_learn(flat, context.model, context.precision, context.device)
-        learner = PPOLearner(flat, context.spec, context.flags, context.torch_seed())
+        learner: Learner = (whole := PPOLearner(flat, context.spec, context.flags, context.torch_seed()))
+        if context.flags.streams:
+            learner = StreamingLearner(whole)
         return VerifyingLearner(learner, context.spec) if context.verify else learner

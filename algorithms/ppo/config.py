@@ -36,6 +36,12 @@ class PPOConfig(OptimizerConfig):
         minimum=1,
     )
     ppo_epochs: int = flag(10, "passes over the collected minibatches", minimum=1)
+    microbatch_size: int = flag(
+        0,
+        "samples differentiated at a time, a divisor of batch_size, to save memory; 0 = batch_size; with ppo_epochs=1"
+        " and num_batches_per_iteration=1 a batch streams: samples are dropped as soon as they are in the gradient",
+        minimum=0,
+    )
     shuffle_minibatches: bool = flag(True, "draw steps, or segments, into new minibatches in every epoch")
     recompute_advantages: bool = flag(
         False, "estimate advantages and value targets anew before every epoch instead of once per iteration"
@@ -96,11 +102,19 @@ class PPOConfig(OptimizerConfig):
     def one_update(self, size: int) -> "PPOConfig":
         """Return flags with which an iteration is one pass over so many samples, for measuring its time."""
         batch_size = self.batch_size if size % self.batch_size == 0 else size
-        return replace(self, batch_size=batch_size, num_batches_per_iteration=size // batch_size, ppo_epochs=1)
+        count = size // batch_size
+        return replace(self, batch_size=batch_size, num_batches_per_iteration=count, ppo_epochs=1, microbatch_size=0)
+
+    @property
+    def streams(self) -> bool:
+        """Whether nothing is used twice, so that a microbatch is dropped as soon as it is differentiated."""
+        return self.microbatch_size > 0 and self.ppo_epochs == 1 and self.num_batches_per_iteration == 1
 
     @property
     def macro_batch_columns(self) -> int:
-        """Trajectories collected before training on them."""
+        """Trajectories collected before training on them: those of a microbatch, if batches stream."""
+        if self.streams:
+            return self.microbatch_size // self.rollout
         return self.num_batches_per_iteration * self.batch_size // self.rollout
 
     def check(self, *, recurrent: bool) -> None:
@@ -128,6 +142,31 @@ class PPOConfig(OptimizerConfig):
             raise UsageError(
                 f"--lr_adaptive_min={self.lr_adaptive_min:g} is above --lr_adaptive_max={self.lr_adaptive_max:g}"
             )
+        if self.microbatch_size:
+            self._check_microbatch(recurrent=recurrent)
+
+    def _check_microbatch(self, *, recurrent: bool) -> None:
+        """Refuse a microbatch that is no part of a batch, or of which the whole must be known (UsageError)."""
+        size, segment = self.microbatch_size, self.segment_steps
+        if size >= self.batch_size or self.batch_size % size:
+            raise UsageError(
+                f"--microbatch_size={size} must be smaller than --batch_size={self.batch_size} and divide it; 0 = whole"
+            )
+        if recurrent and size % segment:
+            raise UsageError(
+                f"--microbatch_size={size} is no multiple of --recurrence={segment}, the steps of a segment that a"
+                " recurrent network is trained on"
+            )
+        if self.streams and size % self.rollout:
+            raise UsageError(
+                f"--microbatch_size={size} is no multiple of --rollout={self.rollout}, and with --ppo_epochs=1 and"
+                " --num_batches_per_iteration=1 whole trajectories stream"
+            )
+        if self.streams and self.normalize_advantages == "batch":
+            raise UsageError(
+                f"--microbatch_size={size} with --ppo_epochs=1 and --num_batches_per_iteration=1 streams, and a batch"
+                " that is never whole has no mean: give --normalize_advantages=running or off"
+            )
 
 
 METRICS = {
@@ -147,6 +186,15 @@ METRICS = {
     "skipped": "share of updates that were skipped because something was not finite",
 }
 """What its learner reports, in this order."""
+
+STREAMING_METRICS = {
+    "sample_seconds": "of a batch that streams: time in which the learner waited for its samples",
+    "grad_seconds": "of a batch that streams: time spent on the gradients of all its microbatches",
+    "update_seconds": "of a batch that streams: time of its optimizer step",
+    "sample_peak_per_second": "samples of a batch that streams by sample_seconds: the speed if learning took no time",
+    "train_peak_per_second": "samples of a batch that streams by the other two: the speed if samples were always there",
+}
+"""What its learner reports besides, where batches stream."""
 
 PANEL = {
     "policy_loss": "policy",

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ from algorithms.models.flat_module import FlatModule, split
 from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
-from algorithms.ops.returns import gae
-from algorithms.parts.optimizer import FlatAdam, adam_layout
+from algorithms.ops.returns import Returns, gae
+from algorithms.parts.optimizer import FlatAdam, GradientSum, adam_layout
 from algorithms.parts.statistics import STATISTICS, RunningStatistics, faded
 from algorithms.ppo.config import METRICS, PPOConfig
+from algorithms.ppo.minibatch import Minibatch, cleaned, gather
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from algorithms.runtime.memory.arena import Array
@@ -25,28 +26,15 @@ from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, State
 from envs.spec import MASK_KEY, EnvSpec
 
 NAMES = tuple(METRICS)
-KL = NAMES.index("kl_divergence")
+STEPPED = NAMES[:-3]
+"""Metrics that are known before the step."""
+KL, RATIO_MAX, ADVANTAGE_STD = (NAMES.index(name) for name in ("kl_divergence", "ratio_max", "advantage_std"))
 
 ADVANTAGES = "advantages"
 """Name of the vector in a state that holds the running moments of advantages."""
 
 KL_TOLERANCE = 1.5
 """Factor of `--target_kl` at which an iteration ends, as in Stable-Baselines3."""
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """N segments of S steps, time-major; without a recurrent core, S is 1 and a segment is a step."""
-
-    obs: dict[str, Tensor]  # [S+1, N, *]; [1, N, *] where S is 1, as one step needs no unrolling
-    first: Tensor  # as long as obs
-    rnn_state: Tensor  # [N, H] before the segment
-    valid: Tensor  # [S, N]
-    action: Tensor  # [S, N, A]
-    log_prob: Tensor  # of the action, by the policy that acted
-    value: Tensor  # by the policy that acted, in units of return
-    advantage: Tensor  # normalized, unless that is done in the minibatch
-    target: Tensor  # of the value, in units of return
 
 
 class PPOLearner:
@@ -93,19 +81,18 @@ class PPOLearner:
             progress: share of the training budget used up before this batch, in [0, 1]; drives linear schedules.
         """
         c = self.config
-        self.optimizer.follow(progress)
-        self.clip_ratio.fill_(c.ppo_clip_ratio * (max(0.0, 1.0 - progress) if c.ppo_clip_schedule == "linear" else 1.0))
-        batch = _cleaned(batch)
+        self.follow(progress)
+        batch = cleaned(batch)
         plan = self._plan(batch)
         per_epoch = len(plan) // c.ppo_epochs
         for i, segments in enumerate(plan):
             if i == 0 or (c.recompute_advantages and i % per_epoch == 0):
                 batch = self.estimate(batch)
-            minibatch = self._minibatch(batch, segments)
+            minibatch = self.minibatch(batch, segments)
             metrics = self.differentiate(minibatch)
-            if c.target_kl and float(metrics[KL]) > KL_TOLERANCE * c.target_kl:
+            if self.has_moved_too_far(metrics):
                 break
-            self.step(minibatch, metrics)
+            self.step(minibatch.valid, metrics)
             self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
             self.updates += 1
             yield
@@ -114,28 +101,51 @@ class PPOLearner:
         self.version += 1
         yield
 
+    def follow(self, progress: float) -> None:
+        """Set what linear schedules say, when this share of the training budget is used up, in [0, 1]."""
+        c = self.config
+        self.optimizer.follow(progress)
+        self.clip_ratio.fill_(c.ppo_clip_ratio * (max(0.0, 1.0 - progress) if c.ppo_clip_schedule == "linear" else 1.0))
+
+    def has_moved_too_far(self, metrics: Tensor) -> bool:
+        """Whether an iteration ends before the step of these metrics, see `--target_kl`."""
+        target = self.config.target_kl
+        return target > 0 and float(metrics[KL]) > KL_TOLERANCE * target
+
     def differentiate(self, minibatch: Minibatch) -> Tensor:
         """Set the gradient of a minibatch; its metrics, of which the last three are for `step` to fill in."""
-        self.optimizer.gradient.zero_()
-        loss, metrics = self.loss(minibatch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return metrics
+        size = self.config.microbatch_size // self.segment_steps
+        if not size:
+            self.optimizer.gradient.zero_()
+            loss, metrics = self.loss(minibatch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return metrics
+        moments = losses.masked_mean_and_std(minibatch.advantage, minibatch.valid)
+        total = GradientSum(self.optimizer.gradient, len(STEPPED), RATIO_MAX)
+        for i in range(0, minibatch.valid.shape[1], size):
+            part = minibatch.part(slice(i, i + size))
+            total.add(part.valid, *self.loss(part, moments))
+        return total.finish()
 
-    def step(self, minibatch: Minibatch, metrics: Tensor) -> None:
-        """Apply the gradient of a minibatch."""
-        learnable = minibatch.valid.any() & metrics[0].isfinite()
+    def step(self, valid: Tensor, metrics: Tensor) -> None:
+        """Apply the gradient of a minibatch with these valid steps."""
+        learnable = valid.any() & metrics[0].isfinite()
         norm, skipped = self.optimizer.step(learnable, metrics[KL])
         self._metric_sum += torch.cat((metrics, torch.stack((norm, self.optimizer.learning_rate, skipped))))
         self._metric_count += 1
 
-    def loss(self, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """The PPO objective, to be minimized, and the values of all `NAMES` but the last three.
+    def loss(self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """The PPO objective, to be minimized, and the values of `STEPPED`.
+
+        Args:
+            minibatch: or a part of one.
+            moments: mean and deviation of the advantages of the whole, if it is a part.
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
         """
         c, m, e = self.config, minibatch, self.clip_ratio
         policy, value = self._evaluate(m)
-        mean, std = losses.masked_mean_and_std(m.advantage, m.valid)
+        mean, std = moments or losses.masked_mean_and_std(m.advantage, m.valid)
         advantage = m.advantage
         if c.normalize_advantages == "batch":
             advantage = losses.normalize_advantage(advantage, m.valid, (mean, std))
@@ -161,27 +171,34 @@ class PPOLearner:
         others = torch.stack((ratio_max, clipped, std, value_mean))
         return loss, torch.cat((loss.view(1), means[:5], others)).detach()
 
-    @torch.no_grad()
     def estimate(self, batch: Batch) -> Batch:
         """The batch with "advantage" and "target" [T, B] by the current values recorded, see `Minibatch`."""
+        advantage, target = self.returns(batch)
+        self.advantages = faded(with_advantages(self.advantages, advantage, batch.valid))
+        return replace(batch, recorded=batch.recorded | {"advantage": self.scaled(advantage), "target": target})
+
+    @torch.no_grad()
+    def returns(self, batch: Batch) -> Returns:
+        """Advantages and value targets [T, B] by the current values, in units of return."""
         c = self.config
-        width = max(1, c.batch_size // c.rollout)  # in parts that take no more memory than training does
+        width = max(
+            1, (c.microbatch_size or c.batch_size) // c.rollout
+        )  # in parts that take no more memory than training does
         parts = [batch.columns(slice(i, i + width)) for i in range(0, batch.valid.shape[1], width)]
         values = [self.model.unroll(part.obs, part.first, part.rnn_state, c.segment_steps)[1] for part in parts]
-        advantage, target = gae(
+        return gae(
             value=self.model.denormalize_value(torch.cat(values, dim=1)),
             final_value=batch.recorded["final_value"] if len(batch.recorded["final_value"]) else None,
             gamma=c.gamma,
             gae_lambda=c.gae_lambda,
             **{name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")},
         )
-        usable = (batch.valid & advantage.isfinite()).flatten()
-        self.advantages = faded(merge_batch(self.advantages, advantage.flatten(), usable))
-        if c.normalize_advantages == "running":
-            advantage = normalize(advantage, self.advantages.mean.float(), inv_std(self.advantages), float("inf"))
-        else:
-            advantage = advantage / self.model.return_std
-        return replace(batch, recorded=batch.recorded | {"advantage": advantage, "target": target})
+
+    def scaled(self, advantage: Tensor) -> Tensor:
+        """Advantages [T, B] by running moments, or in units of the critic."""
+        if self.config.normalize_advantages == "running":
+            return normalize(advantage, self.advantages.mean.float(), inv_std(self.advantages), float("inf"))
+        return advantage / self.model.return_std
 
     def configure(self, config: PPOConfig) -> None:
         """Follow other flags from now on, between two batches."""
@@ -223,41 +240,25 @@ class PPOLearner:
         self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
 
     @property
-    def _segment_steps(self) -> int:
+    def segment_steps(self) -> int:
         """S: what is drawn into minibatches and evaluated as one piece."""
         return self.config.segment_steps if self.model.rnn_state_size else 1
 
     def _plan(self, batch: Batch) -> list[Tensor]:
         """The segments [N] of every minibatch of every epoch, numbered in the order of `Batch.rnn_state` [*, B]."""
-        c, count = self.config, batch.valid.numel() // self._segment_steps
+        c, count = self.config, batch.valid.numel() // self.segment_steps
         # A count that is saved anyway takes the place of a random state; seeds of runs are far apart.
         generator = torch.Generator().manual_seed(self.seed + self.updates)
         plan: list[Tensor] = []
         for _ in range(c.ppo_epochs):
             order = torch.randperm(count, generator=generator) if c.shuffle_minibatches else torch.arange(count)
             order = order.to(batch.valid.device, non_blocking=True)
-            plan += torch.split(order, c.batch_size // self._segment_steps)
+            plan += torch.split(order, c.batch_size // self.segment_steps)
         return plan
 
-    def _minibatch(self, batch: Batch, segments: Tensor) -> Minibatch:
-        """Gather segments [N], and with them the observation that follows, where it is needed to unroll."""
-        steps, columns = self._segment_steps, batch.valid.shape[1]
-        start = segments.div(columns, rounding_mode="floor") * steps * columns + segments % columns
-        row = start + columns * torch.arange(steps, device=start.device).unsqueeze(1)
-        seen = row if steps == 1 else torch.cat((row, row[-1:] + columns))
-
-        def gather(x: Tensor, at: Tensor) -> Tensor:
-            return x.flatten(0, 1).index_select(0, at.flatten()).view(*at.shape, *x.shape[2:])
-
-        remembers = self.model.rnn_state_size > 0
-        return Minibatch(
-            obs={key: gather(x, seen) for key, x in batch.obs.items()},
-            first=gather(batch.first, seen),
-            rnn_state=gather(batch.rnn_state, segments) if remembers else batch.rnn_state.new_empty(len(segments), 0),
-            valid=gather(batch.valid, row),
-            action=gather(batch.action, row),
-            **{name: gather(batch.recorded[name], row) for name in ("log_prob", "value", "advantage", "target")},
-        )
+    def minibatch(self, batch: Batch, segments: Tensor) -> Minibatch:
+        """Gather segments [N]."""
+        return gather(batch, segments, self.segment_steps, remembers=self.model.rnn_state_size > 0)
 
     def _evaluate(self, m: Minibatch) -> tuple[ActionDistribution, Tensor]:
         """The current policy and normalized values, [S, N]."""
@@ -279,8 +280,6 @@ def layout_of(flat: FlatModule, config: PPOConfig) -> StateLayout:
     return adam_layout(len(flat.flat), config, others)
 
 
-def _cleaned(batch: Batch) -> Batch:
-    """The batch with zeros in what invalid steps hold and the losses differentiate through: 0 * NaN would be NaN."""
-    recorded = {name: losses.zero_invalid(batch.recorded[name], batch.valid) for name in ("log_prob", "value")}
-    action = losses.zero_invalid(batch.action, batch.valid)
-    return replace(batch, action=action, recorded=batch.recorded | recorded)
+def with_advantages(moments: Moments, advantage: Tensor, valid: Tensor) -> Moments:
+    """Moments of everything seen so far and the valid advantages [T, B]; what is not finite is left out."""
+    return merge_batch(moments, advantage.flatten(), (valid & advantage.isfinite()).flatten())

@@ -35,6 +35,7 @@ MEMBERS = (
     "workers",
     "needs_actors",
     "synchronous",
+    "streams",
 )
 
 

@@ -253,6 +253,9 @@ def check(config: Config) -> None:
     if config.run.precision == "bf16" and config.model.encoder_custom:
         raise UsageError("--precision=bf16 is for built-in networks; with --encoder_custom all is computed in float32")
     check_population(config.population, config.sampling.num_policies)
+    grows = any(flag.mutation == "samples" for flag in config.table.by_part["learning"].values())
+    if config.population.with_pbt and config.population.pbt_optimize_batch_size and not grows:
+        raise UsageError(f"--pbt_optimize_batch_size: --algo={config.algorithm.name} has no batch size that can mutate")
     for values in config.per_policy:
         config.algorithm.check(replace(config.learning, **values), None)
     rates = [values.get("learning_rate", config.learning.learning_rate) for values in config.per_policy]

@@ -108,7 +108,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         rows=rows,
         groups=groups,
     )
-    if s.lockstep:
+    if s.lockstep or config.algorithm.streams(learning):
         slots = 1  # batches are filled by as many rounds as they need
     else:
         check_slots(slots=slots, rows=rows, groups=groups, batch_columns=columns)

@@ -77,6 +77,10 @@ class Defaults:
     synchronous: ClassVar[bool] = False
     whole_rollouts = False
 
+    def streams(self, flags: Any) -> bool:
+        """Train on whole batches."""
+        return False
+
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare no shared memory beside that of the runtime."""
         return ()
@@ -169,6 +173,10 @@ class Algorithm(Protocol):
     @property
     def whole_rollouts(self) -> bool:
         """Whether policies act through a whole trajectory with one set of weights, see `ActingPlan`."""
+        ...
+
+    def streams(self, flags: Any) -> bool:
+        """Whether batches are trained on in parts, as they come, so that one trajectory per environment is stored."""
         ...
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:

@@ -29,6 +29,8 @@ TORCH = (
     "algorithms.appo.learner",
     "algorithms.appo.numpy_learner",
     "algorithms.ppo.learner",
+    "algorithms.ppo.minibatch",
+    "algorithms.ppo.streaming",
     "algorithms.population.member",
     "algorithms.run.build_learner",
     "algorithms.run.tuning.network",

@@ -150,7 +150,7 @@ class NetworkTimer:
         network: a single one and as many as there is time for say what the real minibatch takes.
         """
         learning = self.config.learning
-        size = max(1, learning.batch_size // learning.rollout)
+        size = max(1, min(learning.batch_size // learning.rollout, learning.macro_batch_columns))
         one = many = each = self.update_seconds(1, TRAINING_SECONDS / 10)
         allowed = int(LARGEST_SECONDS / max(one, 1e-6))
         self.columns = min(max(2, allowed), size) if allowed else 1  # what one takes may be the step's, not its own

@@ -111,22 +111,29 @@ class Entered(NamedTuple):
     Attributes:
         samples: valid steps.
         env_steps: frames behind them.
+        whole: whether the batch taken ends with this; nothing counts of one that goes on.
+        earlier: valid steps in the parts of the batch that were taken before.
     """
 
     samples: int = 0
     env_steps: int = 0
+    whole: bool = True
+    earlier: int = 0
 
 
 class BatchSource(Protocol):
     """Gives a learner worker its batches.
 
     Attributes:
-        staged_samples: steps in the batch that is being filled; they are lost with the process.
         hold: whether slots are released only after training.
     """
 
-    staged_samples: int
     hold: bool
+
+    @property
+    def staged_samples(self) -> int:
+        """Steps in the batch that is being filled; they are lost with the process."""
+        ...
 
     @property
     def waiting(self) -> int:

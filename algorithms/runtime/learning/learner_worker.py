@@ -367,12 +367,16 @@ class LearnerWorker:
         return self.plan.reached(self.totals["env_steps"], self.totals["samples"])
 
     def _count(self, batch: Batch) -> None:
-        """Count a batch: the steps that are new, all that are used, and how old they are in updates."""
+        """Count a batch: the steps that are new, all that are used, and how old they are in updates.
+
+        A part of a batch counts with the last one: until then its steps are staged.
+        """
         entered = self.batches.entered()
-        self.totals["batches"] += 1
+        self.totals["batches"] += entered.whole
         self.totals["samples"] += entered.samples
         self.totals["env_steps"] += entered.env_steps
-        self.totals["used"] += int(batch.valid.sum())
+        if entered.whole:
+            self.totals["used"] += int(batch.valid.sum()) + entered.earlier
         clock.trained += entered.samples
         if self.plan.has_actors:
             self._lag.add((self.learner.version - batch.policy_version)[batch.valid])

@@ -1,0 +1,67 @@
+"""Minibatches of PPO: single steps, or segments of backpropagation through time, gathered from whole columns."""
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from algorithms.ops import losses
+from algorithms.runtime.learning.batches import Batch
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """N segments of S steps, time-major; without a recurrent core, S is 1 and a segment is a step."""
+
+    obs: dict[str, Tensor]  # [S+1, N, *]; [1, N, *] where S is 1, as one step needs no unrolling
+    first: Tensor  # as long as obs
+    rnn_state: Tensor  # [N, H] before the segment
+    valid: Tensor  # [S, N]
+    action: Tensor  # [S, N, A]
+    log_prob: Tensor  # of the action, by the policy that acted
+    value: Tensor  # by the policy that acted, in units of return
+    advantage: Tensor  # normalized, unless that is done in the minibatch
+    target: Tensor  # of the value, in units of return
+
+    def part(self, index: slice) -> "Minibatch":
+        """Return some of the segments."""
+        time_major = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("obs", "rnn_state")}
+        return Minibatch(
+            obs={key: x[:, index] for key, x in self.obs.items()},
+            rnn_state=self.rnn_state[index],
+            **{name: x[:, index] for name, x in time_major.items()},
+        )
+
+
+def gather(batch: Batch, segments: Tensor, steps: int, *, remembers: bool) -> Minibatch:
+    """Gather segments, and with them the observation that follows, where it is needed to unroll.
+
+    Args:
+        batch: [T, B], with "advantage" and "target" among what is recorded.
+        segments: [N], numbered in the order of `Batch.rnn_state` [*, B].
+        steps: S of a segment.
+        remembers: whether the network has a state.
+    """
+    columns = batch.valid.shape[1]
+    start = segments.div(columns, rounding_mode="floor") * steps * columns + segments % columns
+    row = start + columns * torch.arange(steps, device=start.device).unsqueeze(1)
+    seen = row if steps == 1 else torch.cat((row, row[-1:] + columns))
+
+    def select(x: Tensor, at: Tensor) -> Tensor:
+        return x.flatten(0, 1).index_select(0, at.flatten()).view(*at.shape, *x.shape[2:])
+
+    return Minibatch(
+        obs={key: select(x, seen) for key, x in batch.obs.items()},
+        first=select(batch.first, seen),
+        rnn_state=select(batch.rnn_state, segments) if remembers else batch.rnn_state.new_empty(len(segments), 0),
+        valid=select(batch.valid, row),
+        action=select(batch.action, row),
+        **{name: select(batch.recorded[name], row) for name in ("log_prob", "value", "advantage", "target")},
+    )
+
+
+def cleaned(batch: Batch) -> Batch:
+    """Return the batch with zeros in what invalid steps hold and the losses differentiate through: 0 * NaN is NaN."""
+    recorded = {name: losses.zero_invalid(batch.recorded[name], batch.valid) for name in ("log_prob", "value")}
+    action = losses.zero_invalid(batch.action, batch.valid)
+    return replace(batch, action=action, recorded=batch.recorded | recorded)

@@ -1,0 +1,191 @@
+"""PPO on batches that are never whole: a microbatch is differentiated, added to the gradient and dropped.
+
+That needs iterations of one batch and one epoch, so that nothing is used twice. Weights and statistics move at the step
+only: all microbatches of a batch are acted and differentiated with the same ones.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from algorithms.ops.normalization import Moments, std
+from algorithms.parts.optimizer import GradientSum
+from algorithms.parts.statistics import faded
+from algorithms.ppo.config import PPOConfig
+from algorithms.ppo.learner import ADVANTAGE_STD, RATIO_MAX, STEPPED, PPOLearner, with_advantages
+from algorithms.ppo.minibatch import cleaned
+from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.memory.learner_state import LearnerState
+
+
+class StreamingLearner:
+    """Trains as a `PPOLearner` does whose iterations are one batch and one epoch, without ever having all of it.
+
+    What is saved is the learner as it was after its last step. A microbatch that is in the gradient by then is lost
+    with the process, and dropped when a state is restored.
+
+    Args:
+        learner: that holds the weights, the optimizer and the statistics.
+    """
+
+    def __init__(self, learner: PPOLearner) -> None:
+        self.learner, self.flat, self.state = learner, learner.flat, learner.state
+        self.times = _Times(learner.flat.flat.device)
+        self._sum = GradientSum(learner.optimizer.gradient, len(STEPPED), RATIO_MAX)
+        self._later: PPOConfig | None = None  # flags that the next batch begins with
+        self.parts = 0
+        # Those of all batches with this one, which count after the step, and those of this batch as they are used.
+        self._advantages, self._of_batch = learner.advantages, Moments.empty((), learner.flat.flat.device)
+        self._drop()
+
+    @property
+    def version(self) -> int:
+        """Version of the weights."""
+        return self.learner.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self.learner.version = version
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far."""
+        return self.learner.updates
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        self.learner.updates = updates
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """Add a microbatch to the gradient; with the last one of a batch make the step, and yield as `PPOLearner` does.
+
+        Args:
+            batch: B columns on the device of the model.
+            progress: share of the training budget used up before this batch, in [0, 1]; drives linear schedules.
+        """
+        config = self.learner.config
+        if not self.parts:
+            self.learner.follow(progress)
+        self.times.measure("grad", lambda: self._add(cleaned(batch)))
+        self.parts += 1
+        if self.parts < config.batch_size // config.microbatch_size:
+            return
+        metrics = self._sum.finish()
+        metrics[ADVANTAGE_STD] = std(self._of_batch, eps=0.0)
+        if not self.learner.has_moved_too_far(metrics):
+            self.times.measure("update", lambda: self.learner.step(self._sum.num_valid, metrics))
+            self.learner.optimizer.adapt(end_of_epoch=True, minibatches=1)
+            self.learner.updates += 1
+            yield
+        self.learner.statistics.apply()
+        self.learner.advantages = faded(self._advantages)
+        self._drop()
+        self.learner.version += 1
+        self.times.end_batch(config.batch_size)
+        yield
+
+    def configure(self, config: PPOConfig) -> None:
+        """Follow other flags from the next batch on: a gradient is that of one loss."""
+        if self.parts:
+            self._later = config
+        else:
+            self.learner.configure(config)
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call, as the learner's, and what the parts of a batch take."""
+        metrics = self.learner.metrics()
+        return metrics | self.times.take() if metrics else {}
+
+    def restore(self, state: LearnerState) -> None:
+        """Continue from a state, and drop the gradient of weights of before; the source must begin a batch too.
+
+        Raises:
+            ValueError: the state belongs to another model.
+        """
+        self.learner.restore(state)
+        self._drop()
+
+    def _add(self, batch: Batch) -> None:
+        """Add a microbatch to all that moves at the step."""
+        learner = self.learner
+        advantage, target = learner.returns(batch)
+        self._advantages = with_advantages(self._advantages, advantage, batch.valid)
+        batch = replace(batch, recorded=batch.recorded | {"advantage": learner.scaled(advantage), "target": target})
+        segments = torch.arange(batch.valid.numel() // learner.segment_steps, device=batch.valid.device)
+        part = learner.minibatch(batch, segments)
+        self._of_batch = with_advantages(self._of_batch, part.advantage, part.valid)
+        self._sum.add(part.valid, *learner.loss(part))
+        learner.statistics.gather(batch, [(target, batch.valid)])
+
+    def _drop(self) -> None:
+        """Begin a batch: nothing is in its gradient, and nothing has been seen of it."""
+        self.parts = 0
+        self._sum.clear()
+        self.learner.statistics.drop()
+        self._advantages, self._of_batch = self.learner.advantages, Moments.empty((), self.flat.flat.device)
+        if self._later is not None:
+            self.learner.configure(self._later)
+            self._later = None
+
+
+class _Times:
+    """What a batch takes: its gradients, its step, and the rest, in which the learner waits for samples.
+
+    Args:
+        device: whose time it is. That of a GPU is measured by events in its queue, which nobody waits for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._ended: float | None = None
+        self._begin()
+
+    def measure(self, name: str, function: Callable[[], None]) -> None:
+        """Call a function whose time is the one of that name."""
+        if self._on_gpu:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            function()
+            end.record()
+            self._events.append((name, begin, end))
+            return
+        began = time.perf_counter()
+        function()
+        self._seconds[name] += time.perf_counter() - began
+
+    def end_batch(self, samples: int) -> None:
+        """Note the end of a batch of so many samples; the first one has no beginning."""
+        now = time.perf_counter()
+        if self._ended is None:
+            self._begin()
+        else:
+            self._wall += now - self._ended
+            self._batches += 1
+            self._samples += samples
+        self._ended = now
+
+    def take(self) -> dict[str, float]:
+        """Return means per batch and peak throughputs since the last call; waits for the device."""
+        if not self._batches:
+            return {}
+        for name, begin, end in self._events:
+            end.synchronize()
+            self._seconds[name] += begin.elapsed_time(end) / 1e3
+        grad, update = self._seconds["grad"], self._seconds["update"]
+        sample = max(0.0, self._wall - grad - update)
+        found = {
+            "sample_seconds": sample / self._batches,
+            "grad_seconds": grad / self._batches,
+            "update_seconds": update / self._batches,
+            "sample_peak_per_second": self._samples / max(sample, 1e-9),
+            "train_peak_per_second": self._samples / max(grad + update, 1e-9),
+        }
+        self._begin()
+        return found
+
+    def _begin(self) -> None:
+        self._seconds = {"grad": 0.0, "update": 0.0}
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._wall, self._batches, self._samples = 0.0, 0, 0
