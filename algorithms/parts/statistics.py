@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.models.actor_critic import ActorCritic
-from algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge_batch, std
+from algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge, merge_batch, std
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.memory.learner_state import Vector
 
@@ -52,9 +52,14 @@ class RunningStatistics:
         }
         self.returns = Moments.empty((), device)
 
-    @torch.no_grad()
     def update(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
-        """Take in a trained batch, each of its valid steps once (of images a few), and set the model's buffers.
+        """Take in a trained batch, see `gather`, and set the model's buffers."""
+        self.gather(batch, targets)
+        self._set_buffers()
+
+    @torch.no_grad()
+    def gather(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
+        """Take in a batch, each of its valid steps once (of images a few); the model stays as it is.
 
         What is not finite is left out: the optimizer skips such a step, and a mean would never recover from it.
 
@@ -75,6 +80,18 @@ class RunningStatistics:
             for target, mask in targets:
                 self.returns = merge_batch(self.returns, target.flatten(), (mask & target.isfinite()).flatten())
             self.returns = faded(self.returns)
+
+    def merge(self, array: NDArray[np.float64]) -> None:
+        """Take in what another process has gathered, by its `to_array`, and set the model's buffers.
+
+        Raises:
+            ValueError: the vector is of another length.
+        """
+        others = RunningStatistics(self.model, self.normalize_returns)
+        others.load_array(array)
+        for key, moments in others.observation.items():
+            self.observation[key] = merge(self.observation[key], moments)
+        self.returns = faded(merge(self.returns, others.returns))
         self._set_buffers()
 
     def to_array(self) -> NDArray[np.float64]:

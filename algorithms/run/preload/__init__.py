@@ -11,6 +11,7 @@ NETWORK = (
     "algorithms.appo.learner",
     "algorithms.appo.numpy_learner",
     "algorithms.ppo.learner",
+    "algorithms.a3c.worker",
 )
 
 
