@@ -59,14 +59,18 @@ def merge_batch(moments: Moments, x: Tensor, valid: Tensor) -> Moments:
     batch_count = valid.sum().to(torch.float64)
     batch_mean = x.masked_fill(skipped, 0.0).sum(0) / batch_count.clamp(min=1)
     batch_m2 = (x - batch_mean).masked_fill_(skipped, 0.0).square_().sum(0)
+    return merge(moments, Moments(batch_count, batch_mean, batch_m2))
 
-    count = moments.count + batch_count
-    share = batch_count / count.clamp(min=1)
-    shift = batch_mean - moments.mean
+
+def merge(moments: Moments, others: Moments) -> Moments:
+    """Moments of two samples together, of features of the same shape; source as `merge_batch`."""
+    count = moments.count + others.count
+    share = others.count / count.clamp(min=1)
+    shift = others.mean - moments.mean
     return Moments(
         count=count,
         mean=moments.mean + shift * share,
-        m2=moments.m2 + batch_m2 + shift.square() * (moments.count * share),
+        m2=moments.m2 + others.m2 + shift.square() * (moments.count * share),
     )
 
 

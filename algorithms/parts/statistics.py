@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.models.actor_critic import ActorCritic
-from algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge_batch, std
+from algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge, merge_batch, std
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.memory.learner_state import Vector
 
@@ -54,7 +54,13 @@ class RunningStatistics:
         self._gathered: tuple[dict[str, Moments], Moments] | None = None
 
     def update(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
-        """Take in a trained batch, each of its valid steps once (of images a few), and set the model's buffers.
+        """Take in a trained batch, see `gather`, and set the model's buffers."""
+        self.gather(batch, targets)
+        self.apply()
+
+    @torch.no_grad()
+    def gather(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
+        """Take in a part of a batch, each of its valid steps once (of images a few); no effect before `settle`.
 
         What is not finite is left out: the optimizer skips such a step, and a mean would never recover from it.
 
@@ -62,12 +68,6 @@ class RunningStatistics:
             batch: [T, B]; its observations.
             targets: value targets and validity of the minibatches of one pass, each [T, B'].
         """
-        self.gather(batch, targets)
-        self.apply()
-
-    @torch.no_grad()
-    def gather(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
-        """Take in a part of a batch, as `update` does; it has no effect, in a state neither, before `apply`."""
         observation, returns = self._gathered or (dict(self.observation), self.returns)
         valid = batch.valid.flatten()
         for key, moments in observation.items():
@@ -82,14 +82,31 @@ class RunningStatistics:
             returns = merge_batch(returns, target.flatten(), (mask & target.isfinite()).flatten())
         self._gathered = observation, returns
 
-    @torch.no_grad()
     def apply(self) -> None:
         """Set the statistics, and the model's buffers, to what has been gathered."""
+        self.settle()
+        self._set_buffers()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Set the statistics to what has been gathered; the model's buffers stay as they are."""
         assert self._gathered is not None
         self.observation, returns = self._gathered
         self._gathered = None
         if self.normalize_returns:
             self.returns = faded(returns)
+
+    def merge(self, array: NDArray[np.float64]) -> None:
+        """Take in what another process has gathered, by its `to_array`, and set the model's buffers.
+
+        Raises:
+            ValueError: the vector is of another length.
+        """
+        others = RunningStatistics(self.model, self.normalize_returns)
+        others.load_array(array)
+        for key, moments in others.observation.items():
+            self.observation[key] = merge(self.observation[key], moments)
+        self.returns = faded(merge(self.returns, others.returns))
         self._set_buffers()
 
     def drop(self) -> None:

@@ -18,6 +18,7 @@ DEFAULT = "APPO"
 ALGORITHMS = {
     "APPO": "algorithms.appo.algorithm:APPO",
     "PPO": "algorithms.ppo.algorithm:PPO",
+    "A3C": "algorithms.a3c.algorithm:A3C",
 }
 """Where ours are."""
 

@@ -243,6 +243,7 @@ def check(config: Config) -> None:
             f"--num_minibatches_to_accumulate={waiting}: --algo={config.algorithm.name} is synchronous, nothing waits"
         )
     _check_repeatable(config)
+    _check_whole_rollouts(config)
     _check_without_actors(config)
     name, _, kind = config.run.save_best_metric.rpartition("/")
     if not name or kind not in ("mean", "min", "max"):
@@ -292,6 +293,25 @@ def _check_repeatable(config: Config) -> None:
         raise UsageError(f"{flag} allows no pauses by the clock: leave out --decorrelate_experience_max_seconds")
     if choose_device(run.device) != "cpu":
         raise UsageError(f"{flag} is exact on the CPU only: add --device=cpu")
+
+
+def _check_whole_rollouts(config: Config) -> None:
+    """Refuse what has no place where each actor acts and computes with weights of its own."""
+    if not config.algorithm.whole_rollouts:
+        return
+    algo, sampling, population = f"--algo={config.run.algo}", config.sampling, config.population
+    if sampling.inference not in ("auto", "local"):
+        raise UsageError(f"--inference={sampling.inference}: with {algo} actors act themselves, which is local")
+    if sampling.lockstep or config.run.deterministic_resume:
+        flag = "--lockstep" if sampling.lockstep else "--deterministic_resume"
+        raise UsageError(f"{flag}: {algo} takes what its actors compute as it comes, which no run repeats")
+    if sampling.worker_num_splits > 1:
+        raise UsageError(f"--worker_num_splits={sampling.worker_num_splits}: with {algo} an actor has one group")
+    if sampling.num_policies > 1 or population.self_play:
+        flag = "--self_play" if population.self_play else f"--num_policies={sampling.num_policies}"
+        raise UsageError(f"{flag}: {algo} is for one policy")
+    if choose_device(config.run.device) != "cpu":
+        raise UsageError(f"{algo} computes in its actors, on the CPU only: add --device=cpu")
 
 
 def _check_without_actors(config: Config) -> None:

@@ -77,6 +77,8 @@ def choose_placement(config: Config, cores: int, device: str) -> Placement:
     needed per step.
     """
     wanted = config.sampling.inference
+    if config.algorithm.whole_rollouts:
+        return "local"
     if wanted != "auto":
         return _as_placement(wanted)
     if config.run.deterministic_resume and not config.sampling.lockstep:
@@ -108,7 +110,9 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         rows=rows,
         groups=groups,
     )
-    if s.lockstep or config.algorithm.streams(learning):
+    if config.algorithm.whole_rollouts:
+        slots = 1  # the next trajectory, and with it newer weights, begins when this one is done with
+    elif s.lockstep or config.algorithm.streams(learning):
         slots = 1  # batches are filled by as many rounds as they need
     else:
         check_slots(slots=slots, rows=rows, groups=groups, batch_columns=columns)

@@ -71,11 +71,13 @@ class Defaults:
         needs_actors: environments are played for it. Without, a run has learners alone: no slots, no policy workers,
             no returns; its source reads in the learner's process, and its budget counts the steps that are read.
         synchronous: sampling stops while a single policy trains, so that nothing is learned from older weights.
+        whole_rollouts: one set of weights acts a whole trajectory and stays until its slot is released, for workers of
+            the algorithm's own that compute with it. So actors act themselves (`local`), in one group with one slot.
     """
 
     needs_actors: ClassVar[bool] = True
     synchronous: ClassVar[bool] = False
-    whole_rollouts = False
+    whole_rollouts: ClassVar[bool] = False
 
     def streams(self, flags: Any) -> bool:
         """Train on whole batches."""
@@ -172,7 +174,7 @@ class Algorithm(Protocol):
 
     @property
     def whole_rollouts(self) -> bool:
-        """Whether policies act through a whole trajectory with one set of weights, see `ActingPlan`."""
+        """Whether one set of weights acts a whole trajectory and stays until that is done with, see `Defaults`."""
         ...
 
     def streams(self, flags: Any) -> bool:

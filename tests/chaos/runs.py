@@ -53,10 +53,11 @@ class TrainingRun:
 
     Args:
         folder: for the run directory and the output.
-        flags: beside `SMALL`.
+        flags: beside `small`.
         failpoints: value of APPO_FAILPOINTS.
         script: what is run in place of train_appo.py.
         piped: whether stdout is a pipe, `process.stdout`, and not a file.
+        small: the flags that make it small.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class TrainingRun:
         failpoints: str = "",
         script: Path = ROOT / "train_appo.py",
         piped: bool = False,
+        small: tuple[str, ...] = SMALL,
     ):
         self.directory = folder / "train_dir" / "run"
         self.marker = uuid4().hex
         self.temporary = Path(tempfile.mkdtemp(prefix="appo"))  # short: names of sockets have at most 107 bytes
         self.paths = {name: folder / f"{name}_{self.marker}" for name in ("stdout", "stderr")}
         where = [f"--env={env}", f"--train_dir={folder / 'train_dir'}", "--experiment=run"]
-        command = [sys.executable, str(script), *where, *SMALL, *flags]
+        command = [sys.executable, str(script), *where, *small, *flags]
         environment = os.environ | {
             MARKER: self.marker,
             "APPO_FAILPOINTS": failpoints,

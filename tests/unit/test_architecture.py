@@ -31,6 +31,8 @@ TORCH = (
     "algorithms.ppo.learner",
     "algorithms.ppo.minibatch",
     "algorithms.ppo.streaming",
+    "algorithms.a3c.learner",
+    "algorithms.a3c.worker",
     "algorithms.population.member",
     "algorithms.run.build_learner",
     "algorithms.run.tuning.network",

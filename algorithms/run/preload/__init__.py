@@ -12,6 +12,7 @@ NETWORK = (
     "algorithms.appo.numpy_learner",
     "algorithms.ppo.learner",
     "algorithms.ppo.streaming",
+    "algorithms.a3c.worker",
 )
 
 

@@ -242,6 +242,8 @@ def is_open(config: Config, device: str, cores: int) -> bool:
     Not where a run has to repeat itself: what is measured differs a little every time.
     """
     sampling = config.sampling
+    if config.algorithm.whole_rollouts:  # an actor per core, which differentiates too: nothing is left to choose
+        return False
     given = sampling.inference != "auto" and sampling.num_workers and sampling.num_envs_per_worker
     if not config.algorithm.needs_actors:
         given = sampling.learner_main_loop_num_cores

@@ -1,8 +1,8 @@
 """Gradients that workers beside the actors compute, on their way to the learner, which applies them one by one.
 
-They lie in a ring in the arena, an entry for each trajectory. An entry is committed, and later applied, by one store of
-its number; the slot is released after the commit. So whoever is killed, a successor finds what is left to do, and no
-trajectory is learned from or counted twice.
+They lie in a ring in the arena, an entry for each trajectory. An entry is committed, and later applied or dropped, by
+one store of its number; the slot is released after the commit. So whoever is killed, a successor finds what is left to
+do, and no trajectory is learned from or counted twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from algorithms.runtime.roles import Role
 PLACES = 4
 """Entries of an actor that there is memory for: entry n is in place n % PLACES, the first one is 1."""
 
-GRADIENT = "gradient"
+GRADIENT, FIGURES = "gradient", "figures"
 """In `Batch.recorded` of an entry."""
 
 
@@ -36,6 +36,22 @@ class Note(NamedTuple):
     version: int
 
 
+class Dropped(NamedTuple):
+    """Steps and frames that were dropped, as totals of an actor with an entry."""
+
+    samples: int = 0
+    frames: int = 0
+
+
+class Before(NamedTuple):
+    """Counts of before this start; they are known as soon as a learner has started."""
+
+    samples: int
+    env_steps: int
+    discarded: int
+    known: int
+
+
 class GradientRing:
     """The gradients of one policy. A worker beside each actor writes, the learner of the policy reads.
 
@@ -45,20 +61,22 @@ class GradientRing:
     """
 
     def __init__(self, arena: Arena, policy: int) -> None:
-        names = ("vector", "note", "committed", "applied", "before")
-        self._vector, self._note, self._committed, self._applied, self.before = (
+        names = ("vector", "figures", "note", "committed", "dropped", "applied", "before")
+        self._vector, self._figures, self._note, self._committed, self._dropped, self._applied, self.before = (
             arena[f"gradients.{policy}.{name}"] for name in names
         )
 
     @staticmethod
-    def declare(policy: int, num_actors: int, num_weights: int) -> list[Field]:
-        """The arena fields of one policy with P weights."""
+    def declare(policy: int, num_actors: int, num_weights: int, num_figures: int) -> list[Field]:
+        """The arena fields of one policy with P weights and at most F figures beside a gradient."""
         return [
             Field(f"gradients.{policy}.vector", (num_actors, PLACES, num_weights), "float32"),
+            Field(f"gradients.{policy}.figures", (num_actors, PLACES, num_figures), "float64"),
             Field(f"gradients.{policy}.note", (num_actors, PLACES, len(Note._fields)), "int64"),
             Field(f"gradients.{policy}.committed", (num_actors, 16), "int64"),  # a row has cache lines of its own
-            Field(f"gradients.{policy}.applied", (num_actors, 16), "int64"),
-            Field(f"gradients.{policy}.before", (3,), "int64"),  # this start: samples, env steps, 1: that is known
+            Field(f"gradients.{policy}.dropped", (num_actors, PLACES, len(Dropped._fields)), "int64"),
+            Field(f"gradients.{policy}.applied", (num_actors, 16), "int64"),  # those that are dropped included
+            Field(f"gradients.{policy}.before", (len(Before._fields),), "int64"),
         ]
 
     def waiting(self) -> Array:
@@ -74,12 +92,15 @@ class GradientRing:
         """Whether the last entry of the actor is of this hand-over: then only its release has been lost."""
         return self._last(self._committed, actor)[2:4] == (slot, sequence)
 
-    def commit(self, actor: int, gradient: Array, batch: Batch, message: TrajectoryReady, version: int) -> None:
+    def commit(
+        self, actor: int, gradient: Array, figures: Array, batch: Batch, message: TrajectoryReady, version: int
+    ) -> None:
         """Add an entry.
 
         Args:
             actor: whose trajectories these are; there must be room.
             gradient: [N] of the parameters, with N <= P.
+            figures: [M] numbers that the learner needs beside it, with M <= F.
             batch: what it was computed from.
             message: the hand-over of the slot.
             version: of the weights it was computed with.
@@ -88,44 +109,79 @@ class GradientRing:
         samples = last.samples + int(batch.valid.sum())
         frames = last.frames + int(batch.num_frames[batch.valid].sum())
         self._vector[actor, number % PLACES, : len(gradient)] = gradient
+        self._figures[actor, number % PLACES, : len(figures)] = figures
         self._note[actor, number % PLACES] = Note(samples, frames, message.slot, message.sequence, version)
         barrier()
         self._committed[actor, 0] = number
 
+    def next_version(self, actor: int) -> int:
+        """Version of the weights that the next entry of an actor, which must be there, was computed with."""
+        return self._entry(actor, int(self._applied[actor, 0]) + 1).version
+
     def apply(self, actor: int) -> Batch:
-        """Take the next entry of an actor off; a batch of its steps [1, B] that has nothing but the gradient [P]."""
+        """Take the next entry of an actor off; a batch of its steps [1, B] that has gradient [P] and figures [F]."""
         number = int(self._applied[actor, 0]) + 1
-        samples = Note(*self._note[actor, number % PLACES].tolist()).samples - self._last(self._applied, actor).samples
-        version = int(self._note[actor, number % PLACES, Note._fields.index("version")])
-        gradient = torch.from_numpy(self._vector[actor, number % PLACES].copy())
-        barrier()
-        self._applied[actor, 0] = number
+        samples, version = self._samples_and_frames(actor, number)[0], self._entry(actor, number).version
+        recorded = {
+            GRADIENT: torch.from_numpy(self._vector[actor, number % PLACES].copy()),
+            FIGURES: torch.from_numpy(self._figures[actor, number % PLACES].copy()),
+        }
+        self._take_off(actor, number, Dropped())
         none, valid = torch.empty(0), torch.ones(1, samples, dtype=torch.bool)
         versions = torch.full((1, samples), version)
-        return Batch({}, none, valid, none, none, none, none, none, {GRADIENT: gradient}, versions, none)
+        return Batch({}, none, valid, none, none, none, none, none, recorded, versions, none)
+
+    def drop(self, actor: int) -> None:
+        """Take the next entry of an actor off, and never apply it."""
+        number = int(self._applied[actor, 0]) + 1
+        self._take_off(actor, number, Dropped(*self._samples_and_frames(actor, number)))
 
     def unapplied_samples(self) -> int:
-        """Steps in the entries that are not applied."""
+        """Steps in the entries that wait."""
         return self._totals(self._committed)[0] - self._totals(self._applied)[0]
 
     def applied_totals(self) -> tuple[int, int]:
         """Samples and env steps in the entries that are applied, those from before this start included."""
-        samples, frames = self._totals(self._applied)
-        return int(self.before[0]) + samples, int(self.before[1]) + frames
+        (samples, frames), dropped = self._totals(self._applied), self._totals_dropped()
+        before = Before(*self.before.tolist())
+        return before.samples + samples - dropped.samples, before.env_steps + frames - dropped.frames
+
+    def discarded_total(self) -> int:
+        """Samples in the entries that were dropped, and all that was discarded before this start."""
+        return Before(*self.before.tolist()).discarded + self._totals_dropped().samples
+
+    def _take_off(self, actor: int, number: int, dropped: Dropped) -> None:
+        """Store what was dropped with this entry, then its number."""
+        self._dropped[actor, number % PLACES] = self._dropped[actor, (number - 1) % PLACES] + dropped
+        barrier()
+        self._applied[actor, 0] = number
+
+    def _entry(self, actor: int, number: int) -> Note:
+        return Note(*self._note[actor, number % PLACES].tolist())
+
+    def _samples_and_frames(self, actor: int, number: int) -> tuple[int, int]:
+        """Steps and frames of an entry alone."""
+        entry, previous = self._entry(actor, number), self._entry(actor, number - 1)
+        return entry.samples - previous.samples, entry.frames - previous.frames
 
     def _last(self, ends: Array, actor: int) -> Note:
-        return Note(*self._note[actor, int(ends[actor, 0]) % PLACES].tolist())
+        return self._entry(actor, int(ends[actor, 0]))
 
     def _totals(self, ends: Array) -> tuple[int, int]:
         notes = [self._last(ends, actor) for actor in range(len(ends))]
         return sum(note.samples for note in notes), sum(note.frames for note in notes)
 
+    def _totals_dropped(self) -> Dropped:
+        actors = range(len(self._applied))
+        rows = [self._dropped[actor, int(self._applied[actor, 0]) % PLACES] for actor in actors]
+        return Dropped(*(sum(int(row[i]) for row in rows) for i in range(len(Dropped._fields))))
+
 
 class GradientSource:
     """Gives a learner one gradient after the other, as `recorded` of a batch that has nothing else.
 
-    A step counts as a sample when the gradient that it is part of is applied. The counts follow from the ring, so that
-    a kill between two stores makes none of them wrong.
+    A step counts as a sample when the gradient that it is part of is applied, as discarded when that is dropped for its
+    age. The counts follow from the ring, so that a kill between two stores makes none of them wrong.
 
     Args:
         ring: where the gradients are.
@@ -133,20 +189,28 @@ class GradientSource:
         trajectories: the slots, which others release.
         block: of the learner's state.
         role: of the workers that compute gradients, woken when there is room; they are beside actors.
+        max_policy_lag: a gradient of weights that are so many versions old is dropped.
     """
 
     staged_samples, hold = 0, False
 
     def __init__(
-        self, ring: GradientRing, policy: int, trajectories: Trajectories, block: StateBlock, role: Role
+        self,
+        ring: GradientRing,
+        policy: int,
+        trajectories: Trajectories,
+        block: StateBlock,
+        role: Role,
+        max_policy_lag: int,
     ) -> None:
         self.ring, self.policy, self.trajectories, self.role = ring, policy, trajectories, role
+        self.max_policy_lag, self._version = max_policy_lag, 0
         noted, state = LearnerLedger(trajectories, policy).noted(), block.read()
         known = state.meta if state is not None and not any(noted.values()) else noted
         self._told = known["samples"], known["env_steps"]
-        self._released_before, self._actor = noted["released"], 0
-        if not ring.before[2]:  # the first learner of this start
-            ring.before[:] = (*self._told, 1)
+        self._discarded_before, self._released_before, self._actor = known["discarded"], noted["released"], 0
+        if not Before(*ring.before.tolist()).known:  # the first learner of this start
+            ring.before[:] = Before(*self._told, self._discarded_before, known=1)
 
     @property
     def waiting(self) -> int:
@@ -159,20 +223,30 @@ class GradientSource:
         is_held = (t.owner >> self.policy & 1 > 0) & (t.released[:, self.policy] < t.sequence)
         held, seen = int(is_held.sum()), int(t.sequence.sum()) - self._released_before
         in_flight = int(np.count_nonzero(t.valid[is_held])) + self.ring.unapplied_samples()
-        return BatchCounts(seen, seen - held, 0, in_flight, held)
+        discarded = self.ring.discarded_total() - self._discarded_before
+        return BatchCounts(seen, seen - held, discarded, in_flight, held)
 
     def add(self, message: TrajectoryReady) -> None:
         """Leave the slot to the worker that computes gradients: a successor of a learner hears of it."""
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
-        """There is nothing to be moved."""
-        yield from ()
+        """Drop what is too old for weights of this version, and say that there is room."""
+        self._version = version
+        for actor, waiting in enumerate(self.ring.waiting().tolist()):
+            old = 0
+            while old < waiting and self._is_old(actor):
+                self.ring.drop(actor)
+                old += 1
+            if old:
+                yield self._wake(actor)
 
     def take(self) -> Batch | None:
         """Return a gradient of the actor with most of them, or None."""
         waiting = self.ring.waiting()
         self._actor = int(waiting.argmax())
-        return self.ring.apply(self._actor) if waiting[self._actor] else None
+        if not waiting[self._actor] or self._is_old(self._actor):  # come since `fill`, which drops it the next time
+            return None
+        return self.ring.apply(self._actor)
 
     def entered(self) -> Entered:
         """Return what has been applied since the last call; at first, what a predecessor has applied and not told."""
@@ -183,10 +257,16 @@ class GradientSource:
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
         """Wake the worker whose gradient was applied: there is room for another one."""
-        yield Wake(Address(self.role.name, self.policy, self._actor))
+        yield self._wake(self._actor)
 
     def resize(self, columns: int) -> None:
         """A gradient is one of a whole slot."""
 
     def weights_replaced(self) -> None:
-        """A gradient of other weights is applied all the same, as it is of a few updates before."""
+        """Gradients of other weights are dropped by their versions, which the learner worker leaves behind."""
+
+    def _is_old(self, actor: int) -> bool:
+        return self._version - self.ring.next_version(actor) >= self.max_policy_lag
+
+    def _wake(self, actor: int) -> Wake:
+        return Wake(Address(self.role.name, self.policy, actor))

@@ -197,3 +197,23 @@ def test_values_stay_what_they_are_in_units_of_return(shared: bool) -> None:
     statistics.update(batch, targets_of(batch, -300.0, 700.0))
     assert float(model.return_std) > 100 * units
     assert torch.allclose(values(), before, atol=1e-4)
+
+
+def test_what_others_have_gathered_is_merged() -> None:
+    whole, merged = statistics_of(), statistics_of()
+    for seed in range(3):
+        batch = batch_of(whole.model, seed=seed)
+        batch.obs["obs"][:-1][~batch.valid] = math.nan
+        targets = [(batch.reward.clone(), batch.valid)]
+        whole.update(batch, targets)
+        other = RunningStatistics(merged.model, normalize_returns=True)
+        before = buffer(merged, "mean").clone()
+        other.gather(batch, targets)
+        assert torch.equal(buffer(merged, "mean"), before)
+        merged.merge(other.to_array())
+    assert merged.to_array().tolist() == whole.to_array().tolist()
+    for name in ("mean", "inv_std"):
+        assert torch.equal(buffer(merged, name), buffer(whole, name))
+    assert torch.equal(merged.model.return_std, whole.model.return_std)
+    with pytest.raises(ValueError, match=r"^the state has 3 statistics, the model 14$"):
+        merged.merge(np.zeros(3))

@@ -29,7 +29,7 @@ print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] in
 """
 
 
-@pytest.mark.parametrize("name", ["APPO", "PPO"])
+@pytest.mark.parametrize("name", ["APPO", "PPO", "A3C"])
 def test_a_child_imports_nothing_of_ours_for_its_network(name: str) -> None:
     found = subprocess.run([sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, check=False)
     assert found.stdout.strip() == "[]", found.stdout + found.stderr

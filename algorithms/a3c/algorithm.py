@@ -1,0 +1,155 @@
+"""Asynchronous advantage actor-critic, as the runtime sees it; torch-free at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
+
+from algorithms.a3c import presets
+from algorithms.a3c.config import COMPUTED, METRICS, PANEL, A3CConfig
+from algorithms.runtime.algorithm import Context, Defaults
+from algorithms.runtime.messages import Address
+from algorithms.runtime.roles import ACTOR, POLICY_WORKER, Role
+from utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from algorithms.models.flat_module import FlatModule
+    from algorithms.parts.stochastic_policy import StochasticPolicy
+    from algorithms.runtime.config import SamplingConfig
+    from algorithms.runtime.devices import Device
+    from algorithms.runtime.learning.batches import BatchSource
+    from algorithms.runtime.learning.gradients import GradientRing
+    from algorithms.runtime.learning.learner_worker import Learner
+    from algorithms.runtime.memory.arena import Field
+    from algorithms.runtime.memory.learner_state import StateLayout
+    from algorithms.runtime.memory.slots import Recorded, Trajectories
+    from algorithms.runtime.messages import Worker
+    from algorithms.runtime.topology import Topology
+    from envs.spec import EnvSpec
+
+GRADIENT_WORKER = replace(
+    POLICY_WORKER,
+    name="gradient_worker",
+    singular="gradient worker",
+    plural="gradient workers",
+    console="gradient workers",
+    panel=("gradient", "gradients"),
+    worker="gradient_worker_{index}.{member}",
+    takes_trajectories=True,
+)
+"""The role of workers beside actors that compute gradients."""
+
+
+@dataclass(frozen=True)
+class A3C(Defaults):
+    """Actor-critics: actors compute gradients of what they have acted, the learner applies them as they come."""
+
+    name: ClassVar[str] = "A3C"
+    flags: ClassVar[type[A3CConfig]] = A3CConfig
+    metrics: ClassVar[Mapping[str, str]] = METRICS
+    panel: ClassVar[Mapping[str, str]] = PANEL
+    whole_rollouts: ClassVar[bool] = True
+
+    def check(self, flags: A3CConfig, spec: EnvSpec | None) -> None:
+        """Refuse flags that contradict each other (UsageError)."""
+        flags.check()
+
+    def preset(self, name: str, device: str) -> Mapping[str, object]:
+        """Return flag -> value of learning for a family of known environments."""
+        return presets.learning_preset(name)
+
+    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
+        """Return no flag: an unknown environment is learned with the defaults."""
+        return {}
+
+    def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
+        """Declare what acting records beside actions; values are in units of return."""
+        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+
+        return {
+            "log_prob": Recorded(("T", "R")),  # of the action; differentiating must reproduce it, and the value
+            "value": Recorded(("T", "R")),
+            "final_value": Recorded(("F", "R")),  # of the true final observation
+        }
+
+    def make_model(self, context: Context) -> FlatModule:
+        """Make an actor-critic on its device; its weights are drawn from torch's global generator.
+
+        Raises:
+            UsageError: the flags ask for layers that change with every forward pass of training.
+        """
+        from algorithms.models.build import new_model
+
+        if context.model.use_spectral_norm:
+            raise UsageError("--use_spectral_norm: with --algo=A3C no network makes the passes that keep its estimates")
+        return new_model(context.model, context.spec, context.device)
+
+    def make_policy(self, context: Context, flat: FlatModule) -> StochasticPolicy:
+        """Make the policy that acts with a network, which the gradient worker differentiates; so no copies in bf16."""
+        from algorithms.models.build import let_learn
+        from algorithms.parts.stochastic_policy import StochasticPolicy
+
+        flat.module.eval()
+        let_learn(flat, context.model, context.precision, context.device)
+        return StochasticPolicy(flat, context.spec, self.recorded(context.spec))
+
+    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
+        """Return what the state of a learner holds: weights, what its optimizer shares, running statistics."""
+        from algorithms.a3c.learner import layout_of
+
+        return layout_of(flat, context.flags)
+
+    def make_source(
+        self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
+    ) -> BatchSource:
+        """Make the source that gives the learner one gradient after the other, and drops those that are too old."""
+        from algorithms.runtime.learning.gradients import GradientSource
+        from algorithms.runtime.memory.learner_state import StateBlock
+
+        assert context.arena is not None
+        ring, block = self.ring(context), StateBlock(context.arena, context.policy)
+        return GradientSource(ring, context.policy, trajectories, block, GRADIENT_WORKER, sampling.max_policy_lag)
+
+    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Make the learner, which applies what others have computed."""
+        from algorithms.a3c.learner import A3CLearner
+
+        return A3CLearner(flat, context.flags)
+
+    def ring(self, context: Context) -> GradientRing:
+        """Return the shared memory of gradients."""
+        from algorithms.runtime.learning.gradients import GradientRing
+
+        assert context.arena is not None
+        return GradientRing(context.arena, context.policy)
+
+    def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
+        """Declare the ring of gradients, with room for figures and for moments of all that may be normalized."""
+        from algorithms.runtime.learning.gradients import GradientRing
+
+        model, of_returns = context.model, 3
+        numbers = [
+            1 + 2 * prod(spec.shape)  # a count, means and second moments
+            for spec in context.spec.observations.values()
+            if model.normalize_input and (model.normalize_images or spec.dtype.startswith("float"))
+        ]
+        return GradientRing.declare(0, topology.num_actors, num_weights, len(COMPUTED) + sum(numbers) + of_returns)
+
+    def workers(self, topology: Topology) -> Mapping[Role, Role]:
+        """Declare a gradient worker beside every actor."""
+        return {GRADIENT_WORKER: ACTOR}
+
+    def make_worker(
+        self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
+    ) -> Worker:
+        """Make the gradient worker of an actor, with the network of its policy worker."""
+        from algorithms.a3c.learner import TrajectoryGradient
+        from algorithms.a3c.worker import GradientWorker
+        from algorithms.runtime.sampling.policy_worker import PolicyWorker
+
+        acting = others[Address(POLICY_WORKER.name, address.index, address.member)]
+        assert isinstance(acting, PolicyWorker)
+        differentiate = TrajectoryGradient(acting.policy.flat, context.spec, context.flags)
+        return GradientWorker(address, trajectories, acting.weights, differentiate, self.ring(context))

@@ -1,0 +1,199 @@
+"""A3C: the gradient of one trajectory, which a worker beside an actor computes, and the learner that applies it.
+
+`TrajectoryGradient.loss` is the algorithm; nothing here knows a process.
+"""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.a3c.config import COMPUTED, METRICS, A3CConfig
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.flat_module import FlatModule, split
+from algorithms.ops import losses
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.ops.returns import gae
+from algorithms.parts.optimizer import FlatAdam, adam_layout
+from algorithms.parts.rmsprop import FlatRMSProp, rmsprop_layout
+from algorithms.parts.statistics import STATISTICS, RunningStatistics
+from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.learning.gradients import FIGURES, GRADIENT
+from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, empty_vectors
+from envs.spec import MASK_KEY, EnvSpec
+
+NAMES = tuple(METRICS)
+
+
+class TrajectoryGradient:
+    """Computes the gradient of the trajectories of one slot.
+
+    Args:
+        flat: the model that has acted in them; its weights are read and never changed.
+        spec: of the environment.
+        config: the flags.
+
+    Attributes:
+        gradient: [N] of the parameters, after a call.
+    """
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec, config: A3CConfig) -> None:
+        assert isinstance(flat.module, ActorCritic)
+        self.model, self.config, self.parts = flat.module, config, spec.action.parts
+        self.masked = bool(spec.action_mask)
+        self.gradient = torch.zeros(flat.num_parameters)
+        views = split(self.gradient, flat.parameter_table)
+        for parameter, view in zip(self.model.parameters(), views, strict=True):
+            parameter.grad = view
+
+    def __call__(self, batch: Batch) -> Array:
+        """Set the gradient of a batch [T, B]; the values of `COMPUTED`, and after them what statistics have gathered.
+
+        The batch has at least one valid step.
+        """
+        self.gradient.zero_()
+        loss, target, computed = self.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gathered = RunningStatistics(self.model, self.config.normalize_returns)
+        gathered.gather(batch, [(target, batch.valid)])
+        gathered.settle()
+        figures: Array = np.concatenate((computed.numpy(), gathered.to_array()), dtype=np.float64)
+        return figures
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The objective of a trajectory, to be minimized: means over its valid steps.
+
+            R_t = r_t + gamma R_(t+1), from the value of the last state;    A_t = R_t - V(s_t)
+            L   = - mean log pi(a_t|s_t) A_t  +  c_v mean (V(s_t) - R_t)^2  -  c_e mean entropy
+
+        Returns:
+            Scalar loss, value targets [T, B] in units of return, and the values of `COMPUTED`.
+
+        Source: Mnih et al. 2016, arXiv:1602.01783, algorithm S3 and section 4; with `--gae_lambda` below 1, advantages
+        of Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+        """
+        c, model, valid = self.config, self.model, batch.valid
+        logits, value = model.unroll(batch.obs, batch.first, batch.rnn_state, c.segment_steps)
+        mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
+        policy = ActionDistribution(self.parts, logits, mask)
+        log_prob = policy.log_prob(losses.zero_invalid(batch.action, valid))  # in invalid steps may be anything
+        worth = model.denormalize_value(value.detach())
+        advantage, target = gae(
+            value=worth,
+            final_value=batch.recorded["final_value"] if len(batch.recorded["final_value"]) else None,
+            gamma=c.gamma,
+            gae_lambda=c.gae_lambda,
+            **{name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")},
+        )
+        advantage = advantage / model.return_std
+        means = losses.masked_means(
+            (
+                -log_prob * advantage,
+                (value[:-1] - model.normalize_value(target)).square(),
+                policy.entropy(),
+                worth[:-1],
+            ),
+            valid,
+        )
+        policy_loss, value_loss, entropy, value_mean = means.unbind()
+        loss = policy_loss + c.value_loss_coeff * value_loss - c.exploration_loss_coeff * entropy
+        _, std = losses.masked_mean_and_std(advantage, valid)
+        acted = torch.stack((batch.recorded["log_prob"], batch.recorded["value"]))
+        again = torch.stack((log_prob.detach(), worth[:-1]))
+        error = ((again - acted).abs() / (1 + acted.abs())).masked_fill(~valid, 0.0).max()
+        return loss, target, torch.stack((loss, *means[:3], std, value_mean, error)).detach()
+
+
+class A3CLearner:
+    """Applies gradients one by one, as they come; its weights are what all actors share.
+
+    Args:
+        flat: the model with all its weights in one vector.
+        config: the flags.
+
+    Attributes:
+        version, updates: published weight sets, counted from 1, and optimizer steps so far.
+    """
+
+    def __init__(self, flat: FlatModule, config: A3CConfig) -> None:
+        assert isinstance(flat.module, ActorCritic)
+        self.flat, self.config, weights = flat, config, flat.flat[: flat.num_parameters]
+        self.version, self.updates = 1, 0
+        self.statistics = RunningStatistics(flat.module, config.normalize_returns)
+        self._num_statistics = len(self.statistics.to_array())
+        self.optimizer: FlatRMSProp | FlatAdam = (
+            FlatRMSProp(weights, config) if config.optimizer == "rmsprop" else FlatAdam(weights, config)
+        )
+        self._metric_sum, self._metric_count = np.zeros(len(NAMES)), 0
+        self._idle_since: float | None = None
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """Apply one gradient; yields when the weights can be published.
+
+        Args:
+            batch: an entry of the ring, see `GradientRing.apply`.
+            progress: share of the training budget used up before this batch, in [0, 1]; drives the linear schedule.
+        """
+        taken = time.perf_counter()
+        waited = 0.0 if self._idle_since is None else taken - self._idle_since
+        figures = batch.recorded[FIGURES].numpy()
+        computed, gathered = figures[: len(COMPUTED)], figures[len(COMPUTED) :][: self._num_statistics]
+        self.optimizer.follow(progress)
+        self.optimizer.gradient.copy_(batch.recorded[GRADIENT][: self.flat.num_parameters])
+        norm, skipped = self.optimizer.step(torch.tensor(bool(np.isfinite(computed[0]))), torch.zeros(()))
+        self.statistics.merge(gathered)
+        self.updates, self.version = self.updates + 1, self.version + 1
+        applied = time.perf_counter()
+        yield
+        self._idle_since = time.perf_counter()
+        seconds = np.array((waited, applied - taken, self._idle_since - applied))
+        scalars = [float(x) for x in (norm, self.optimizer.learning_rate, skipped)]
+        self._metric_sum += np.concatenate((computed, scalars, 1000 * seconds))
+        self._metric_count += 1
+
+    def configure(self, config: A3CConfig) -> None:
+        """Follow other flags from now on, between two gradients."""
+        self.config = config
+        self.optimizer.configure(config)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over `--grads_per_step` gradients or more since the last that were reported; {}: not as many yet."""
+        if self._metric_count < self.config.grads_per_step:
+            return {}
+        means = (self._metric_sum / self._metric_count).tolist()
+        self._metric_sum[:], self._metric_count = 0.0, 0
+        return {**dict(zip(NAMES, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
+
+    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
+        """Everything that training continues from, its vectors in memory that is given, or in new one."""
+        vectors = empty_vectors(layout_of(self.flat, self.config).vectors) if into is None else into
+        vectors[WEIGHTS][:] = self.flat.flat.numpy()
+        self.optimizer.save(vectors)
+        vectors[STATISTICS][:] = self.statistics.to_array()
+        return LearnerState(vectors, {"version": self.version, "updates": self.updates, **self.optimizer.meta()})
+
+    def restore(self, state: LearnerState) -> None:
+        """Continue from a state; the version is the caller's to raise.
+
+        Raises:
+            ValueError: the state belongs to another model.
+        """
+        if len(state.weights) != len(self.flat.flat):
+            raise ValueError(f"the state has {len(state.weights)} weights, the model {len(self.flat.flat)}")
+        self.flat.flat.copy_(torch.from_numpy(state.weights))
+        self.optimizer.restore(state.vectors, state.meta)
+        self.statistics.load_array(state.vectors[STATISTICS])
+        self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
+
+
+def layout_of(flat: FlatModule, config: A3CConfig) -> StateLayout:
+    """Return what the state of a learner of this network holds."""
+    assert isinstance(flat.module, ActorCritic)
+    others = {STATISTICS: RunningStatistics(flat.module, config.normalize_returns).vector}
+    if config.optimizer == "rmsprop":
+        return rmsprop_layout(len(flat.flat), config, others)
+    return adam_layout(len(flat.flat), config, others)
