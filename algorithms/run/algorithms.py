@@ -18,6 +18,7 @@ DEFAULT = "APPO"
 ALGORITHMS = {
     "APPO": "algorithms.appo.algorithm:APPO",
     "PPO": "algorithms.ppo.algorithm:PPO",
+    "APEX": "algorithms.apex.algorithm:APEX",
 }
 """Where ours are."""
 
@@ -35,6 +36,7 @@ MEMBERS = (
     "workers",
     "needs_actors",
     "synchronous",
+    "explores",
 )
 
 

@@ -77,6 +77,10 @@ class Defaults:
     synchronous: ClassVar[bool] = False
     whole_rollouts = False
 
+    def explores(self, row: int, rows: int) -> bool:
+        """Return that the returns of every row count."""
+        return False
+
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare no shared memory beside that of the runtime."""
         return ()
@@ -169,6 +173,15 @@ class Algorithm(Protocol):
     @property
     def whole_rollouts(self) -> bool:
         """Whether policies act through a whole trajectory with one set of weights, see `ActingPlan`."""
+        ...
+
+    def explores(self, row: int, rows: int) -> bool:
+        """Return whether a row explores so much that its returns say little of the policy: they are shown apart.
+
+        Args:
+            row: number of the row in the run.
+            rows: of the run.
+        """
         ...
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:

@@ -29,6 +29,8 @@ TORCH = (
     "algorithms.appo.learner",
     "algorithms.appo.numpy_learner",
     "algorithms.ppo.learner",
+    "algorithms.apex.learner",
+    "algorithms.apex.policy",
     "algorithms.population.member",
     "algorithms.run.build_learner",
     "algorithms.run.tuning.network",
