@@ -146,7 +146,7 @@ def play(workload: Workload, rows: int) -> Played:
     found = probe(config)
     topology = Topology("serial", 1, 1, SLOTS, 1, 1, rows * found.spec.num_agents, config.learning.rollout)
     budget = Budget.of(config.run, config.sampling, found.spec.frames_per_step)
-    blueprint = Blueprint(config, found.spec, found.model, topology, budget, "cpu", seed=0)
+    blueprint = Blueprint(config, found.spec, found.models, topology, budget, "cpu", seed=0)
     arena = Arena.create(blueprint.fields())
     addresses = topology.processes()["main"]
     plan = ProcessPlan("main", 0, addresses, None, arena, Path("/dev/null"), 0, 0, frozenset(), 1)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.appo import presets
-from algorithms.appo.config import METRICS, PANEL, LearningConfig, check_learning
-from algorithms.runtime.algorithm import Context, Defaults
+from algorithms.appo.config import METRICS, PANEL, LearningConfig
+from algorithms.parts.algorithm import ActorCriticAlgorithm
+from algorithms.runtime.algorithm import Context
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,18 +17,14 @@ if TYPE_CHECKING:
     from algorithms.appo.numpy_learner import NumpyUpdate
     from algorithms.models.flat_module import FlatModule
     from algorithms.parts.optimizer import CapturedUpdate
-    from algorithms.parts.stochastic_policy import StochasticPolicy
-    from algorithms.runtime.config import SamplingConfig
     from algorithms.runtime.devices import Device
-    from algorithms.runtime.learning.batches import BatchSource
     from algorithms.runtime.learning.learner_worker import Learner
-    from algorithms.runtime.memory.learner_state import StateLayout
-    from algorithms.runtime.memory.slots import Recorded, Trajectories
+    from algorithms.runtime.memory.slots import Recorded
     from envs.spec import EnvSpec
 
 
 @dataclass(frozen=True)
-class APPO(Defaults):
+class APPO(ActorCriticAlgorithm):
     """Actor-critics that act stochastically, and learn from what they recorded of it."""
 
     name: ClassVar[str] = "APPO"
@@ -37,7 +34,7 @@ class APPO(Defaults):
 
     def check(self, flags: LearningConfig, spec: EnvSpec | None) -> None:
         """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""
-        check_learning(flags)
+        super().check(flags, spec)
         continuous = spec is not None and any(part.kind == "gaussian" for part in spec.action.parts)
         if continuous and flags.exploration_loss == "symmetric_kl" and flags.exploration_loss_coeff:
             raise UsageError(
@@ -54,43 +51,10 @@ class APPO(Defaults):
         return presets.learning_by_kind(images=images, continuous=continuous, rollout=rollout)
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
-        """Declare what acting records beside actions; values are in units of return."""
+        """Declare what acting records beside actions: logits too, for the KL divergence."""
         from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
 
-        return {
-            "logits": Recorded(("T", "R", spec.action.num_logits)),
-            "log_prob": Recorded(("T", "R")),  # of the action
-            "value": Recorded(("T", "R")),
-            "final_value": Recorded(("F", "R")),  # of the true final observation
-        }
-
-    def make_model(self, context: Context) -> FlatModule:
-        """Make an actor-critic on its device; its weights are drawn from torch's global generator."""
-        from algorithms.models.build import new_model
-
-        return new_model(context.model, context.spec, context.device)
-
-    def make_policy(self, context: Context, flat: FlatModule) -> StochasticPolicy:
-        """Make the policy that acts with a network, which nobody trains from now on."""
-        from algorithms.models.build import let_act
-        from algorithms.parts.stochastic_policy import StochasticPolicy
-
-        let_act(flat, context.model, context.precision, context.device)
-        return StochasticPolicy(flat, context.spec)
-
-    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
-        """Return what the state of a learner holds: weights, moments of Adam and running statistics."""
-        from algorithms.appo.learner import layout_of
-
-        return layout_of(flat, context.flags)
-
-    def make_source(
-        self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
-    ) -> BatchSource:
-        """Make the source of batches of columns, in the order in which they come."""
-        from algorithms.parts.columns import make_column_batches
-
-        return make_column_batches(context, trajectories, sampling, device)
+        return {"logits": Recorded(("T", "R", spec.action.num_logits)), **super().recorded(spec)}
 
     def learner_class(self) -> type[APPOLearner]:
         """Return the class of the learner; a variant of the algorithm has its own."""

@@ -1,28 +1,17 @@
 """Everything the command line of APPO can say: the learner's flags, the composition of all parts, and its checks."""
 
 from dataclasses import dataclass, replace
+from typing import Self
 
-from algorithms.parts.config import OptimizerConfig
+from algorithms.parts.config import STEP_METRICS, ColumnsConfig
 from utils.errors import UsageError
 from utils.flags import flag
 
 
 @dataclass(frozen=True)
-class LearningConfig(OptimizerConfig):
+class LearningConfig(ColumnsConfig):
     """Learning."""
 
-    rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the learner", minimum=1)
-    recurrence: int = flag(
-        0,
-        "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout (originally 32)",
-        minimum=0,
-    )
-    batch_size: int = flag(
-        1024, "samples (env steps of an agent) per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
-    )
-    num_batches_per_iteration: int = flag(
-        1, "batches collected before training on them; more allow shuffling and add policy lag", minimum=1
-    )
     ppo_epochs: int = flag(1, "passes over the collected batches", minimum=1)
     shuffle_minibatches: bool = flag(True, "draw trajectories into new batches in every epoch")
     microbatch_size: int = flag(
@@ -30,13 +19,6 @@ class LearningConfig(OptimizerConfig):
         "samples per forward and backward pass, a multiple of rollout: saves memory, same result; 0 = batch_size",
         minimum=0,
     )
-    max_skipped_updates: int = flag(
-        50,
-        "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
-        " state; when that has not helped three times, the run ends",
-        minimum=1,
-    )
-    gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
     gae_lambda: float = flag(
         0.95, "mixing of n-step estimates by GAE, used with --with_vtrace=False", minimum=0, maximum=1
     )
@@ -44,9 +26,6 @@ class LearningConfig(OptimizerConfig):
     vtrace_rho: float = flag(1.0, "upper limit of the importance weight of a temporal difference", minimum=0)
     vtrace_c: float = flag(1.0, "upper limit of the importance weight of the trace", minimum=0)
     vtrace_lambda: float = flag(1.0, "further discount of the trace of V-trace", minimum=0, maximum=1)
-    normalize_returns: bool = flag(
-        True, "let the critic predict returns in units of their running standard deviation", fixed_on_resume=True
-    )
     ppo_clip_ratio: float = flag(
         0.1,
         "e of the clip of the probability ratio to [1/(1+e), 1+e]",
@@ -74,20 +53,18 @@ class LearningConfig(OptimizerConfig):
     )
     kl_loss_coeff: float = flag(0.0, "weight of the KL divergence to the behaviour policy; 0 = off", minimum=0)
 
-    @property
-    def segment_steps(self) -> int:
-        """Steps of one segment of backpropagation through time."""
-        return self.recurrence or self.rollout
-
-    def one_update(self, size: int) -> "LearningConfig":
+    def one_update(self, size: int) -> Self:
         """Return flags with which an iteration is one update on a batch of this size, for measuring its time."""
         microbatch = self.microbatch_size if self.microbatch_size < size else 0
-        return replace(self, batch_size=size, microbatch_size=microbatch, num_batches_per_iteration=1, ppo_epochs=1)
+        return replace(super().one_update(size), microbatch_size=microbatch, ppo_epochs=1)
 
-    @property
-    def macro_batch_columns(self) -> int:
-        """Trajectories collected before training on them."""
-        return self.num_batches_per_iteration * self.batch_size // self.rollout
+    def check(self) -> None:
+        """Refuse sizes that do not divide each other (UsageError)."""
+        super().check()
+        if self.microbatch_size % self.rollout:
+            raise UsageError(f"--microbatch_size={self.microbatch_size} is not a multiple of --rollout={self.rollout}")
+        if self.microbatch_size > self.batch_size:
+            raise UsageError(f"--microbatch_size={self.microbatch_size} is larger than --batch_size={self.batch_size}")
 
 
 METRICS = {
@@ -101,9 +78,7 @@ METRICS = {
     "fraction_clipped": "share of steps whose ratio is outside the clip",
     "advantage_std": "standard deviation of the advantages before they are normalized",
     "value_mean": "mean value of the critic, in units of return",
-    "grad_norm": "L2 norm of the gradient before it is clipped",
-    "learning_rate": "step size of Adam",
-    "skipped": "share of updates that were skipped because something was not finite",
+    **STEP_METRICS,
 }
 """What its learner reports, in this order."""
 
@@ -116,22 +91,3 @@ PANEL = {
     "grad_norm": "gradient",
     "learning_rate": "rate",
 }
-
-
-def check_learning(learning: LearningConfig) -> None:
-    """Refuse sizes that do not divide each other (UsageError)."""
-    rollout = learning.rollout
-    if learning.batch_size % rollout:
-        raise UsageError(f"--batch_size={learning.batch_size} is not a multiple of --rollout={rollout}")
-    if rollout % learning.segment_steps:
-        raise UsageError(f"--rollout={rollout} is not a multiple of --recurrence={learning.recurrence}")
-    if learning.microbatch_size % rollout:
-        raise UsageError(f"--microbatch_size={learning.microbatch_size} is not a multiple of --rollout={rollout}")
-    if learning.microbatch_size > learning.batch_size:
-        raise UsageError(
-            f"--microbatch_size={learning.microbatch_size} is larger than --batch_size={learning.batch_size}"
-        )
-    if learning.lr_adaptive_min > learning.lr_adaptive_max:
-        raise UsageError(
-            f"--lr_adaptive_min={learning.lr_adaptive_min:g} is above --lr_adaptive_max={learning.lr_adaptive_max:g}"
-        )

@@ -1,7 +1,9 @@
 """Flags that several algorithms share. Needs neither torch nor numpy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
+from utils.errors import UsageError
 from utils.flags import flag
 
 
@@ -29,3 +31,69 @@ class OptimizerConfig:
         mutation="scale",
         mutation_range=(1e-2, 1e3),
     )
+
+
+@dataclass(frozen=True)
+class ColumnsConfig(OptimizerConfig):
+    """Flags of whole trajectories as the columns of a batch: all that the runtime reads of an algorithm's by name."""
+
+    rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the learner", minimum=1)
+    recurrence: int = flag(
+        0,
+        "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout (originally 32)",
+        minimum=0,
+    )
+    batch_size: int = flag(
+        1024, "samples (env steps of an agent) per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
+    )
+    num_batches_per_iteration: int = flag(
+        1, "batches collected before training on them; more allow shuffling and add policy lag", minimum=1
+    )
+    max_skipped_updates: int = flag(
+        50,
+        "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
+        " state; when that has not helped three times, the run ends",
+        minimum=1,
+    )
+    gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
+    normalize_returns: bool = flag(
+        True, "let the critic predict returns in units of their running standard deviation", fixed_on_resume=True
+    )
+
+    @property
+    def ppo_epochs(self) -> int:
+        """Passes over the collected batches, for measuring what training costs; one unless there is a flag for it."""
+        return 1
+
+    @property
+    def segment_steps(self) -> int:
+        """Steps of one segment of backpropagation through time."""
+        return self.recurrence or self.rollout
+
+    @property
+    def macro_batch_columns(self) -> int:
+        """Trajectories collected before training on them."""
+        return self.num_batches_per_iteration * self.batch_size // self.rollout
+
+    def one_update(self, size: int) -> Self:
+        """Return flags with which an iteration is one update on a batch of this size, for measuring its time."""
+        return replace(self, batch_size=size, num_batches_per_iteration=1)
+
+    def check(self) -> None:
+        """Refuse sizes that do not divide each other (UsageError)."""
+        if self.batch_size % self.rollout:
+            raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
+        if self.rollout % self.segment_steps:
+            raise UsageError(f"--rollout={self.rollout} is not a multiple of --recurrence={self.recurrence}")
+        if self.lr_adaptive_min > self.lr_adaptive_max:
+            raise UsageError(
+                f"--lr_adaptive_min={self.lr_adaptive_min:g} is above --lr_adaptive_max={self.lr_adaptive_max:g}"
+            )
+
+
+STEP_METRICS = {
+    "grad_norm": "L2 norm of the gradient before it is clipped",
+    "learning_rate": "step size of Adam",
+    "skipped": "share of updates that were skipped because something was not finite",
+}
+"""What an optimizer step reports: the last of a learner's metrics."""

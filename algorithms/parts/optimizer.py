@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorithms.models.flat_module import FlatModule, split
 from algorithms.parts.config import OptimizerConfig
 from algorithms.runtime.devices import Device
 from algorithms.runtime.learning.batches import Batch
@@ -22,6 +23,15 @@ def adam_layout(num_weights: int, flags: OptimizerConfig, others: Mapping[str, V
     moments = {name: Vector(num_weights) for name in MOMENTS}
     vectors = {WEIGHTS: Vector(num_weights, inherited=True), **moments, **others}
     return StateLayout(vectors, {"adam_steps": 0.0, "learning_rate": flags.learning_rate})
+
+
+def adam_of(flat: FlatModule, config: OptimizerConfig) -> "FlatAdam":
+    """Make Adam for all parameters of a module; their gradients become views of its one vector."""
+    optimizer = FlatAdam(flat.flat[: flat.num_parameters], config)
+    views = split(optimizer.gradient, flat.parameter_table)
+    for parameter, view in zip(flat.module.parameters(), views, strict=True):
+        parameter.grad = view
+    return optimizer
 
 
 class FlatAdam:
@@ -54,6 +64,12 @@ class FlatAdam:
         """Set the rate of the linear schedule, when this share of the training budget is used up, in [0, 1]."""
         if self.config.lr_schedule == "linear":
             self.learning_rate.fill_(self.config.learning_rate * max(0.0, 1.0 - progress))
+
+    def descend(self, loss: Tensor, learnable: Tensor) -> None:
+        """Make one step down a loss, a scalar with gradient; `learnable` as in `step`."""
+        self.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.step(learnable, torch.zeros_like(self._kl))
 
     def step(self, learnable: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the gradient, clipped; its norm before, and 1.0 if the step was skipped, as scalars.
@@ -116,6 +132,11 @@ class FlatAdam:
         for name, moment in zip(MOMENTS, self._moments, strict=True):
             vectors[name][: len(moment)] = moment.cpu().numpy()
             vectors[name][len(moment) :] = 0
+
+    def named(self, prefix: str) -> dict[str, Tensor]:
+        """Return moments and steps themselves by name, for what a learner names `further` of a second optimizer."""
+        named = dict(zip(MOMENTS, self._moments, strict=True)) | {"adam_steps": self._steps.view(1)}
+        return {f"{prefix}{name}": tensor for name, tensor in named.items()}
 
     def moments(self) -> Tensor:
         """First and second moments, [2, P], themselves and no copy; zero before the first step."""

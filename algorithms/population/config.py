@@ -12,6 +12,9 @@ from utils.values import from_plain, nearest, shown
 SHARED = ("rollout", "recurrence", "num_batches_per_iteration", "max_skipped_updates", "normalize_returns")
 """Learning flags that are the same for all policies: they decide memory, models or the run."""
 
+ALGO = "algo"
+"""Flag of a run that policies could be thought to differ in, and do not: one run has one algorithm."""
+
 BATCH_GROWTH = 1.5
 """How much larger than at the start a batch may become by mutations."""
 
@@ -167,7 +170,8 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
     own = [name for name in flags if name not in SHARED]
     for name, text in config.per_policy.items():
         if name not in own:
-            reason = "is the same for all policies" if name in flags else f"is no learning flag{nearest(name, own)}"
+            same = name in (*flags, ALGO)
+            reason = "is the same for all policies" if same else f"is no learning flag{nearest(name, own)}"
             raise UsageError(f"--per_policy {shown(name)}: {shown(name)} {reason}")
         words = text if isinstance(text, list) else [word.strip() for word in str(text).split(",")]
         if len(words) != num_policies:

@@ -57,7 +57,7 @@ def _policy_worker(
     )
     context = b.context(address.index, device.name, arena=arena)
     policy = b.algorithm.make_policy(context, flat or b.algorithm.make_model(context))
-    trajectories, finals = b.trajectories(arena), FinalObservations.attach(arena, b.spec)
+    trajectories, finals = b.trajectories(arena, address.index), FinalObservations.attach(arena, b.spec)
     engine: Engine = HostEngine(policy, plan, trajectories)
     if b.buffered and t.placement != "local":
         engine = GpuEngine(policy, plan, trajectories, device)
@@ -98,7 +98,7 @@ def _learner(
         learner.configure(flags)
         return int(flags.macro_batch_columns)
 
-    trajectories = b.trajectories(arena)
+    trajectories = b.trajectories(arena, policy)
     batches = b.algorithm.make_source(context, trajectories, c.sampling, device)
     memory = LearnerMemory.attach(arena, trajectories, policy)
     member = (

@@ -118,7 +118,7 @@ class Blueprint(RunPlan):
         number = [role.name for role, _ in self.topology.further].index(address.role)
         seeds = self.seeds("further", number, address.index, address.member, plan.generation)
         context = self.context(address.index, self.device_of(address.facts), seeds, plan.arena)
-        return self.algorithm.make_worker(address, context, self.trajectories(plan.arena), others)
+        return self.algorithm.make_worker(address, context, self.trajectories(plan.arena, address.index), others)
 
     def make_learner(self, arena: Arena, address: Address) -> Worker:
         """The learner of a policy; a variant of the algorithm makes another one here."""

@@ -179,7 +179,7 @@ class Run:
         # What the environment and the model are like, found out in a process of its own, and what they cost.
         found = self._measure()
         self.signals.check()
-        spec, model, undecided = found.probe.spec, found.probe.model, self.config.undecided
+        spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided
         self.config = config = found.probe.config
         if chosen := told(config, undecided):
             log.info("%s", chosen)
@@ -187,7 +187,7 @@ class Run:
 
         # How many workers there are and where, and the memory that they share.
         def blueprint_of(topology: Topology) -> Blueprint:
-            return self.blueprint(config, spec, model, topology, budget, self.device, seed)
+            return self.blueprint(config, spec, models, topology, budget, self.device, seed)
 
         self.sampling = sampling = self._sampling(found, blueprint_of)
         topology = topology_of(config, sampling, spec.num_agents)
@@ -197,7 +197,7 @@ class Run:
         # What this start goes on from. From here on the old run is gone, if it was to be.
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
-        resumed = fill(blocks, config, model, seed, measured)
+        resumed = fill(blocks, config, models, seed, measured)
         remove_old(self.directory)
         exploit_explore = ExploitExplore.of(config, spec.reward_shaping, seed)
         traits = initial_traits(config, exploit_explore, resumed)
@@ -212,14 +212,15 @@ class Run:
         monitor = observers.monitor(resumed, budget, machine)
         start_tracking(monitor, config, seed, self.janitor)
         self.status.counters, self.status.budget = monitor.status, budget.plain()
-        checkpointing = Checkpointing(self.directory, with_saves_to_evaluate(config), blocks, model.table, monitor)
+        tables = [model.table for model in models]
+        checkpointing = Checkpointing(self.directory, with_saves_to_evaluate(config), blocks, tables, monitor)
         workers = segments.begin() if segments else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
         if config.algorithm.synchronous and not config.takes_turns:
             log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
         self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
         self.runner.population = make_self_play(
-            config, topology, arena, model.table, monitor, resumed[0]
+            config, topology, arena, tables[0], monitor, resumed[0]
         ) or make_controller(config, exploit_explore, monitor, traits, topology.num_actors)
         try:
             with evaluate_beside(config, self.janitor):

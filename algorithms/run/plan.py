@@ -10,7 +10,7 @@ from algorithms.runtime.algorithm import Algorithm, Context
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.memory.heartbeat import Heartbeat
-from algorithms.runtime.memory.learner_state import StateBlock, StateLayout
+from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import PolicyTraits
@@ -35,37 +35,17 @@ SEED_BRANCHES = {
 
 
 @dataclass(frozen=True)
-class ModelDescription:
-    """What memory must be reserved for a model.
-
-    Attributes:
-        table: name and shape of every weight.
-        rnn_state_size: H.
-        layout: of the learner's state.
-    """
-
-    table: list[tuple[str, tuple[int, ...]]]
-    rnn_state_size: int
-    layout: StateLayout
-
-    @property
-    def num_weights(self) -> int:
-        """P."""
-        return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in self.table)
-
-
-@dataclass(frozen=True)
 class Probe:
-    """What was found out about the environment and its model before memory is reserved.
+    """What was found out about the environment and the models before memory is reserved.
 
     Attributes:
         spec: of the environment.
-        model: of its network.
+        models: the network and the learner's state of each policy.
         config: all flags, those included that the kind of observation decides.
     """
 
     spec: EnvSpec
-    model: ModelDescription
+    models: tuple[ModelDescription, ...]
     config: Config
 
 
@@ -76,7 +56,7 @@ class RunPlan:
     Attributes:
         config: all flags; each worker is given its part.
         spec: of the environment.
-        model: what the weights look like.
+        models: what weights and state of each policy look like.
         topology: how many of everything, and where.
         budget: when training ends.
         device: of the networks, "cpu" or "cuda".
@@ -87,7 +67,7 @@ class RunPlan:
 
     config: Config
     spec: EnvSpec
-    model: ModelDescription
+    models: tuple[ModelDescription, ...]
     topology: Topology
     budget: Budget
     device: str
@@ -113,6 +93,10 @@ class RunPlan:
     def device_of(self, role: Role) -> str:
         """The device of a worker's network."""
         return "cpu" if self.topology.placement in role.cpu_placements else self.device
+
+    def model_of(self, policy: int) -> ModelDescription:
+        """Return what the network of a policy looks like; past versions have that of the one that learns."""
+        return self.models[policy if policy < self.topology.num_policies else 0]
 
     def traits_of(self, policy: int) -> PolicyTraits:
         """What sets a policy apart at the start."""
@@ -150,21 +134,30 @@ class RunPlan:
             arena,
         )
 
-    def trajectories(self, arena: Arena) -> Trajectories:
-        """Return the slots in the shared memory of the run."""
-        return Trajectories.attach(arena, self.spec, self.algorithm.recorded(self.spec))
+    def trajectories(self, arena: Arena, policy: int | None = None) -> Trajectories:
+        """Return the slots in the shared memory of the run, recurrent states as wide as those of a policy.
+
+        Args:
+            arena: the shared memory.
+            policy: who reads and writes them; None: nobody, and they are as wide as the widest.
+        """
+        found = Trajectories.attach(arena, self.spec, self.algorithm.recorded(self.spec))
+        if policy is None or self.model_of(policy).rnn_state_size == found.rnn_state.shape[-1]:
+            return found
+        return replace(found, rnn_state=found.rnn_state[..., : self.model_of(policy).rnn_state_size])
 
     def fields(self) -> list[Field]:
         """The shared memory of the run."""
         c, t = self.config, self.topology
-        sizes = sizes_of(t, self.spec, self.model.rnn_state_size, c.learning.segment_steps)
+        widest = max(model.rnn_state_size for model in self.models)
+        sizes = sizes_of(t, self.spec, widest, c.learning.segment_steps)
         fields = Trajectories.declare(sizes, self.spec, self.algorithm.recorded(self.spec))
         fields += FinalObservations.declare(sizes, self.spec)
         fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]
         fields += crash_recorder.declare(t, self.spec)
         for policy in range(t.num_acting):
-            fields += WeightRing.declare(policy, self.model.num_weights)
+            fields += WeightRing.declare(policy, self.model_of(policy).num_weights)
         for policy in range(t.num_policies):
-            fields += StateBlock.declare(policy, self.model.layout.vectors)
-        fields += self.algorithm.fields(self.context(0, self.device), t, self.model.num_weights)
+            fields += StateBlock.declare(policy, self.model_of(policy).layout.vectors)
+        fields += self.algorithm.fields(self.context(0, self.device), t, self.model_of(0).num_weights)
         return fields

@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,12 +11,19 @@ import numpy as np
 
 from algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
 from algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
-from algorithms.run.plan import SEED_BRANCHES, ModelDescription, RunPlan
+from algorithms.run.plan import SEED_BRANCHES, RunPlan
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.checkpointing import load_best, resume
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import COUNTERS, LearnerState, StateBlock, decode, read_plain
+from algorithms.runtime.memory.learner_state import (
+    COUNTERS,
+    LearnerState,
+    ModelDescription,
+    StateBlock,
+    decode,
+    read_plain,
+)
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from algorithms.runtime.processes.pool import Workers
 from utils import checkpoint_files
@@ -71,7 +78,7 @@ def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | No
     """What an earlier start of the run has measured, if it was on such a machine and for the same work."""
     directory = config.run.run_directory
     measured, before, now = saved_measurement(directory), saved_flags(directory), config.to_flat()
-    same_work = all(before.get(name) == now[name] for name in COST_FLAGS)
+    same_work = all(before.get(name) == now.get(name) for name in COST_FLAGS)  # not every algorithm has each
     if measured.get("machine") != machine or not same_work:
         return None
     try:
@@ -100,7 +107,7 @@ def seed_of_segment(seed: int, env_steps: int) -> int:
 def fill(
     blocks: list[StateBlock],
     config: Config,
-    model: ModelDescription,
+    models: Sequence[ModelDescription],
     seed: int,
     measured: Mapping[str, object] | None,
 ) -> list[dict[str, Any]]:
@@ -113,15 +120,14 @@ def fill(
     """
     changed = changes(config)
     flags_changed = {change.partition(" ")[0] for change in changed}
-    plain = {name: value for name, value in model.layout.numbers.items() if name in flags_changed}
-    resumed = resume(config.run.run_directory, blocks, model.table, model.layout, plain)
-    begin_from(config, blocks, model)
+    resumed = resume(config.run.run_directory, blocks, models, flags_changed)
+    begin_from(config, blocks, models)
     env_steps = [int(state.get("env_steps", 0)) for state in resumed]
     journal(config.run.run_directory, config.to_flat() | {"seed": seed}, changed, env_steps, measured)
     return resumed
 
 
-def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription) -> None:
+def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelDescription]) -> None:
     """Put the weights and statistics that `--init_from` names into the blocks that hold no state; all else is new.
 
     Raises:
@@ -129,22 +135,21 @@ def begin_from(config: Config, blocks: list[StateBlock], model: ModelDescription
         CheckpointError: none of them can be used.
     """
     named = config.run.init_from
-    blocks = [block for block in blocks if not block.writes]
-    if not named or not blocks:
+    new = [(block, model) for block, model in zip(blocks, models, strict=True) if not block.writes]
+    if not named or not new:
         return
     loaded = _load_source(find_source(named, config.run.run_directory.parent))
-    try:
-        state, _ = decode(loaded.files, model.table, model.layout)
-    except UsageError as error:
-        raise UsageError(f"--init_from={shown(named)}: {error}") from None
-    layout = model.layout
-    vectors = {
-        name: vector if layout.vectors[name].inherited else np.zeros_like(vector)
-        for name, vector in state.vectors.items()
-    }
-    counters = dict.fromkeys(COUNTERS, 0)
-    for block in blocks:
-        block.write(LearnerState(vectors, {**counters, **layout.numbers}))
+    for block, model in new:
+        layout = model.layout
+        try:
+            state, _ = decode(loaded.files, model.table, layout)
+        except UsageError as error:
+            raise UsageError(f"--init_from={shown(named)}: {error}") from None
+        vectors = {
+            name: vector if layout.vectors[name].inherited else np.zeros_like(vector)
+            for name, vector in state.vectors.items()
+        }
+        block.write(LearnerState(vectors, {**dict.fromkeys(COUNTERS, 0), **layout.numbers}))
     log.info("starting from the weights of %s", loaded.found.path)
 
 

@@ -226,7 +226,7 @@ class Training:
             self.save()
         state = block.read()
         assert state is not None
-        views = named(state.weights, self._runner.checkpointing.table)
+        views = named(state.weights, self._runner.checkpointing.tables[policy])
         return {name: view.copy() for name, view in views.items()}
 
     def report(self) -> Report:

@@ -9,7 +9,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,8 @@ from algorithms.runtime.config import RunConfig
 from algorithms.runtime.memory.learner_state import (
     OF_MAIN,
     LearnerState,
+    ModelDescription,
     StateBlock,
-    StateLayout,
     Table,
     decode,
     encode,
@@ -45,14 +45,14 @@ class Checkpointing:
         directory: of the run.
         config: of the run.
         blocks: the state block of every policy.
-        table: name and shape of every weight, in the order of the flat vector.
+        tables: for every policy name and shape of every weight, in the order of the flat vector.
         monitor: what else is known of the policies, and how good they are.
     """
 
     def __init__(
-        self, directory: Path, config: RunConfig, blocks: list[StateBlock], table: Table, monitor: Monitor
+        self, directory: Path, config: RunConfig, blocks: list[StateBlock], tables: Sequence[Table], monitor: Monitor
     ) -> None:
-        self.config, self.blocks, self.table, self.monitor = config, blocks, table, monitor
+        self.config, self.blocks, self.tables, self.monitor = config, blocks, tables, monitor
         self.folder = RunFolder(directory)
         self._best = [Best(self.folder.checkpoints(policy, "best"), config) for policy in range(len(blocks))]
         self._writer = _new_writer()
@@ -134,6 +134,7 @@ class Checkpointing:
 
     def _save(self, order: "_Order") -> None:
         policy, parent = order.policy, self.folder.checkpoints(order.policy)
+        table = self.tables[policy]
         state = self.blocks[policy].read()
         if state is None:
             return
@@ -143,17 +144,17 @@ class Checkpointing:
         name = checkpoint_files.checkpoint_name(steps)
         state = replace(state, meta={**state.meta, "progress": order.progress})
         if "regular" in order.kinds and steps != self._saved_steps.get(policy):
-            path = checkpoint_files.save(parent, name, encode(state, self.table))
+            path = checkpoint_files.save(parent, name, encode(state, table))
             self._saved_steps[policy] = steps
             log.info("saved %s", path)
         if "milestone" in order.kinds:
-            checkpoint_files.save(self.folder.checkpoints(policy, "milestone"), name, encode(state, self.table))
+            checkpoint_files.save(self.folder.checkpoints(policy, "milestone"), name, encode(state, table))
         same_weights = (PolicyTraits.in_state(state.meta) or PolicyTraits()).adoptions == order.progress.get(
             "adoptions", 0
         )
         if "best" in order.kinds and order.better is not None and same_weights:
             best = self._best[policy]
-            best.save(name, encode(best.mark(state, order.better), self.table), order.better)
+            best.save(name, encode(best.mark(state, order.better), table), order.better)
         self._owed[policy] -= order.kinds
         checkpoint_files.prune(parent, self.config.keep_checkpoints)
 
@@ -174,18 +175,16 @@ class _Order(NamedTuple):
 def resume(
     directory: Path,
     blocks: list[StateBlock],
-    table: Table,
-    layout: StateLayout,
-    changed: Mapping[str, object] | None = None,
+    models: Sequence[ModelDescription],
+    changed: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Put the newest checkpoint of every policy into its state block, before its learner starts.
 
     Args:
         directory: of the run.
         blocks: the state block of every policy.
-        table: of the weights.
-        layout: of a learner's state.
-        changed: plain values that take the place of those in the checkpoints.
+        models: of every policy.
+        changed: plain values that begin anew, as the layout of the policy says, in place of those in the checkpoints.
 
     Returns:
         The plain state of each policy, with its progress as `Monitor` keeps it; {} where there is no checkpoint.
@@ -195,30 +194,31 @@ def resume(
         UsageError: it belongs to another model.
     """
     folder = RunFolder(directory)
-    return [_resume(policy, folder, block, table, layout, changed or {}) for policy, block in enumerate(blocks)]
+    both = enumerate(zip(blocks, models, strict=True))
+    return [_resume(policy, folder, block, model, changed) for policy, (block, model) in both]
 
 
 def _resume(
     policy: int,
     folder: RunFolder,
     block: StateBlock,
-    table: Table,
-    layout: StateLayout,
-    changed: Mapping[str, object],
+    model: ModelDescription,
+    changed: Collection[str],
 ) -> dict[str, Any]:
     parent = folder.checkpoints(policy)
     for place in (parent, folder.checkpoints(policy, "milestone")):
         checkpoint_files.clean_temporaries(place)
-    loaded = checkpoint_files.load(parent, check=lambda files: decode(files, table, layout))
+    loaded = checkpoint_files.load(parent, check=lambda files: decode(files, model.table, model.layout))
     if loaded is None:
         return {}
     for path, reason in loaded.found.damaged:
         log.warning("damaged checkpoint skipped: %s: %s", path, reason)
     checkpoint_files.quarantine(parent, loaded.found.damaged)
-    state, _ = decode(loaded.files, table, layout)
+    state, _ = decode(loaded.files, model.table, model.layout)
     # What main keeps is not the learner's, whose plain state must fit into its block.
     plain = {name: value for name, value in state.meta.items() if name not in OF_MAIN}
-    block.write(replace(state, meta={**plain, **changed}))
+    anew = {name: value for name, value in model.layout.numbers.items() if name in changed}
+    block.write(replace(state, meta={**plain, **anew}))
     log.info("resuming policy %d at env step %d from %s", policy, plain["env_steps"], loaded.found.path)
     return state.meta
 

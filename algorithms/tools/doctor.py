@@ -228,12 +228,12 @@ def report_examination(exam: Examination, spec: EnvSpec) -> Iterator[Finding]:
 
 def recommendation(found: Measurement, cores: int) -> Finding:
     """The sampling flags that a start would choose now."""
-    spec, model, config = found.probe.spec, found.probe.model, found.probe.config
+    spec, models, config = found.probe.spec, found.probe.models, found.probe.config
 
     def memory(sampling: Sampling) -> int:
         topology = topology_of(config, sampling, spec.num_agents)
         budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
-        return sum(field.nbytes for field in RunPlan(config, spec, model, topology, budget, "cpu", 0).fields())
+        return sum(field.nbytes for field in RunPlan(config, spec, models, topology, budget, "cpu", 0).fields())
 
     if found.costs is None:
         device = choose_device(config.run.device)

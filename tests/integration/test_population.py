@@ -62,7 +62,7 @@ class Observers:
         for policy in range(POLICIES):
             other = self.run.worker("learner", policy).learner
             with torch.no_grad():
-                log_prob = other._unroll(batch)[0].log_prob(batch.action)
+                log_prob = other.unroll(batch)[0].log_prob(batch.action)
             gap = (log_prob - batch.recorded["log_prob"])[valid].abs().max()
             self.gaps[policy] = max(self.gaps[policy], float(gap))
         return self._update(batch)

@@ -189,7 +189,7 @@ def mean_log_prob_gap(run: SerialRun) -> float:
         compare(batch)
         last = batch.policy_version == learner.version  # the statistics are those of the acting version
         with torch.no_grad():
-            policy, _ = learner.learner._unroll(batch)
+            policy, _ = learner.learner.unroll(batch)
         gap = (policy.log_prob(batch.action) - batch.recorded["log_prob"]).abs()
         gaps.append(gap[batch.valid & last])
 

@@ -55,7 +55,7 @@ class CloningLearner(Learner):
         yield
 
     def loss(self, batch: Batch, whole: Any = None) -> tuple[Tensor, Tensor, Tensor]:
-        loss = -masked_mean(self._unroll(batch)[0].log_prob(batch.action), batch.valid)
+        loss = -masked_mean(self.unroll(batch)[0].log_prob(batch.action), batch.valid)
         return loss, torch.zeros_like(batch.reward), loss.detach().view(1)
 
     def metrics(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from algorithms.run.config import Config
 from algorithms.run.defaults import completed
-from algorithms.run.plan import ModelDescription, Probe
+from algorithms.run.plan import Probe
 from algorithms.run.tuning.choice import NOTHING, Costs, Curve, threads_to_time, usual_ratio
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.processes.inquiry import Inquiry
@@ -85,9 +85,9 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
         assert isinstance(spec, EnvSpec)
         config = completed(config, spec)
         with ask_network(measure_network, (config, spec, cores > 0)) as network:
-            model = require_answer(network.answer(timeout_seconds, "network"))
-            assert isinstance(model, ModelDescription)
-            found, begin = Measurement(Probe(spec, model, config), None, 0.0), time.monotonic()
+            models = require_answer(network.answer(timeout_seconds, "network"))
+            assert isinstance(models, tuple)
+            found, begin = Measurement(Probe(spec, models, config), None, 0.0), time.monotonic()
             if not cores:
                 return found
             deadline = begin + BUDGET_SECONDS
@@ -217,7 +217,7 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
 
 
 def measure_network(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, measure: bool) -> None:
-    """Send its `ModelDescription`, what `NetworkTimer.costs` finds, and what threads are worth if it is asked for that.
+    """Send the descriptions of the models, what `NetworkTimer.costs` finds, and what threads are worth if it is asked.
 
     A `WorkerFailed` comes in place of any of them.
     """
@@ -226,7 +226,7 @@ def measure_network(pipe: Connection, log_path: Path, config: Config, spec: EnvS
         from algorithms.run.tuning.network import NetworkTimer
 
         network = NetworkTimer(config, spec)
-        pipe.send(network.description)
+        pipe.send(network.descriptions)
         if measure:
             pipe.send(network.costs())
             if pipe.poll(2 * BUDGET_SECONDS):

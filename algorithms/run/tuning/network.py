@@ -12,7 +12,7 @@ from algorithms.population.config import PopulationConfig
 from algorithms.run.build_learner import make_learner, make_policy_worker
 from algorithms.run.config import Config
 from algorithms.run.defaults import completed
-from algorithms.run.plan import ModelDescription, Probe, RunPlan
+from algorithms.run.plan import Probe, RunPlan
 from algorithms.run.tuning.choice import NOTHING, Curve, rising, usual_ratio
 from algorithms.run.tuning.environment import LARGEST_BYTES, observation_bytes
 from algorithms.runtime.algorithm import Context
@@ -20,6 +20,7 @@ from algorithms.runtime.budget import Budget
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.learning.learner_worker import LearnerWorker
 from algorithms.runtime.memory.arena import Arena
+from algorithms.runtime.memory.learner_state import ModelDescription
 from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
 from algorithms.runtime.roles import LEARNER, POLICY_WORKER
@@ -50,7 +51,7 @@ def probe(config: Config) -> Probe:
     spec = envs.spec
     envs.close()
     config = completed(config, spec)
-    return Probe(spec, NetworkTimer(config, spec).description, config)
+    return Probe(spec, NetworkTimer(config, spec).descriptions, config)
 
 
 class NetworkTimer:
@@ -61,7 +62,7 @@ class NetworkTimer:
         spec: of the environment.
 
     Attributes:
-        description: what memory the model needs.
+        descriptions: what memory the model of each policy needs; networks are alike, what learners begin with is not.
         columns: of the largest minibatch that there was time to train.
 
     Raises:
@@ -72,10 +73,13 @@ class NetworkTimer:
         for values in config.per_policy:
             config.algorithm.check(replace(config.learning, **values), spec)
         self.config, self.spec = config, spec
-        context = Context(spec, config.learning, config.model, config.run.precision, "cpu")
-        self.flat = config.algorithm.make_model(context)
-        layout = config.algorithm.layout(context, self.flat)
-        self.description = ModelDescription(self.flat.table, cast(int, self.flat.module.rnn_state_size), layout)
+        flags = [replace(config.learning, **values) for values in config.per_policy]
+        shared = (config.model, config.run.precision, "cpu")
+        contexts = [Context(spec, own, *shared, policy, len(flags)) for policy, own in enumerate(flags)]
+        self.flat = config.algorithm.make_model(contexts[0])
+        size = cast(int, self.flat.module.rnn_state_size)
+        layouts = [config.algorithm.layout(context, self.flat) for context in contexts]
+        self.descriptions = tuple(ModelDescription(self.flat.table, size, layout) for layout in layouts)
         self.columns = 1
 
     def costs(self) -> tuple[Curve, Curve]:
@@ -190,7 +194,7 @@ class NetworkTimer:
         topology = Topology("serial", 1, 1, 1, 1, 1, rows, config.learning.rollout)
         budget = Budget(NEVER, NEVER, 0.0, None, None)
         spec = replace(self.spec, num_agents=1)  # any number of rows, which need not be whole environments
-        blueprint = RunPlan(config, spec, self.description, topology, budget, "cpu", 0)
+        blueprint = RunPlan(config, spec, self.descriptions[:1], topology, budget, "cpu", 0)
         arena = Arena.create(blueprint.fields())
         trajectories = blueprint.trajectories(arena)
         trajectories.valid[:] = True

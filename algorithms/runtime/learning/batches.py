@@ -54,6 +54,12 @@ class Batch:
         """Return all tensors by their names: those of the fields, obs.KEY, and recorded.NAME."""
         return _named(self)
 
+    def signals(self) -> dict[str, Any]:
+        """Return what estimates of returns read (`ops.returns`), by the names of their arguments."""
+        final_value = self.recorded["final_value"] if len(self.recorded["final_value"]) else None
+        names = ("reward", "terminated", "truncated", "valid", "first")
+        return {"final_value": final_value, **{name: getattr(self, name) for name in names}}
+
     def columns(self, index: Tensor | slice) -> Self:
         """The batch of some of the columns."""
         if isinstance(index, slice):

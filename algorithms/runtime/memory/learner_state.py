@@ -174,6 +174,27 @@ class StateBlock:
 
 Table = list[tuple[str, tuple[int, ...]]]
 
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What memory must be reserved for the model of a policy.
+
+    Attributes:
+        table: name and shape of every weight, in the order of the flat vector.
+        rnn_state_size: H.
+        layout: of the learner's state.
+    """
+
+    table: Table
+    rnn_state_size: int
+    layout: StateLayout
+
+    @property
+    def num_weights(self) -> int:
+        """P."""
+        return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in self.table)
+
+
 FORMAT = 1
 
 

@@ -18,6 +18,7 @@ from utils.errors import UsageError
         (["--policy_mapping=a.b:c"], "--policy_mapping chooses among policies: raise --num_policies"),
         (["--num_policies=2", "--per_policy", "lerning_rate=1,2"], "is no learning flag; did you mean learning_rate?"),
         (["--num_policies=2", "--per_policy", "rollout=8,16"], "rollout is the same for all policies"),
+        (["--num_policies=2", "--per_policy", "algo=APPO,PPO"], "--per_policy algo: algo is the same for all policies"),
         (["--num_policies=2", "--per_policy", "gamma=0.9"], "--per_policy gamma has 1 values for --num_policies=2"),
         (["--num_policies=2", "--per_policy", "gamma=0.9,2"], "--gamma must be at most 1, got 2.0"),
         (["--num_policies=2", "--per_policy", "batch_size=64,100"], "--batch_size=100 is not a multiple"),

@@ -31,12 +31,11 @@ from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.saved_run import find_run
 from algorithms.run.config import Config, parse_train, resolve
 from algorithms.run.folder import refuse_links
-from algorithms.run.plan import ModelDescription
 from algorithms.run.resume import begin_from, finished_before, seed_of_resumed
 from algorithms.run.summary import summaries
 from algorithms.runtime.checkpointing import resume
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import StateBlock, encode
+from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock, encode
 from envs.make import check_name, make_single
 from tests.states import adam_layout, adam_state
 from utils import checkpoint_files
@@ -158,7 +157,7 @@ def start(run: Planted) -> object:
         finished_before(config)
         seed_of_resumed(run.directory, 1)
         read_metrics(run.directory / "metrics.jsonl")
-        return resume(run.directory, blocks(), TABLE, MODEL.layout)
+        return resume(run.directory, blocks(), [MODEL])
 
 
 def enjoy(run: Planted) -> object:
@@ -166,7 +165,7 @@ def enjoy(run: Planted) -> object:
 
 
 def initialize(run: Planted) -> object:
-    begin_from(flags(env="CartPole-v1", experiment="new", init_from="run"), blocks(), MODEL)
+    begin_from(flags(env="CartPole-v1", experiment="new", init_from="run"), blocks(), [MODEL])
     return None
 
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from algorithms.appo.algorithm import APPO
-from algorithms.appo.learner import layout_of
 from algorithms.models.build import new_model
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.config import Config
 from algorithms.run.placement import plan_workers, topology_of
-from algorithms.run.plan import SEED_BRANCHES, ModelDescription
+from algorithms.run.plan import SEED_BRANCHES
 from algorithms.runtime.algorithm import Context
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.learning.learner_worker import LearnerWorker
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from algorithms.runtime.memory.learner_state import ModelDescription, StateLayout, Vector
 from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import ActionRequest, Address, Begin, Message, PolicyTraits, Worker
@@ -38,10 +38,11 @@ def blueprint_of(placement: str = "serial", *, seed: int = 5, num_policies: int 
     config = Config.from_flat({**FLAGS, **flags})
     spec = make_group(config.env, 1).spec
     flat = new_model(config.model, spec, "cpu")
-    description = ModelDescription(flat.table, flat.module.rnn_state_size, layout_of(flat, config.learning))  # type: ignore[arg-type]
+    layout = APPO().layout(Context(spec, config.learning, config.model, "fp32", "cpu"), flat)
+    description = ModelDescription(flat.table, flat.module.rnn_state_size, layout)  # type: ignore[arg-type]
     topology = Topology(placement, 2, 2, 3, num_policies, 1, rows=2, rollout=8)  # type: ignore[arg-type]
     budget = Budget(1000, 500, 60.0, None, None)
-    return Blueprint(config, spec, description, topology, budget, "cpu", seed)
+    return Blueprint(config, spec, (description,) * num_policies, topology, budget, "cpu", seed)
 
 
 def plan_of(blueprint: Blueprint, name: str, arena: Arena, generation: int = 0) -> ProcessPlan:
@@ -63,12 +64,32 @@ def test_the_arena_holds_everything_the_workers_share() -> None:
     assert fields["Trajectories.obs.obs"].shape == (12, 9, 2, 4)
     assert fields["Trajectories.rnn_state"].shape == (12, 2, 2, 3)
     assert fields["heartbeat"].shape == (6, 16)
-    weights = blueprint.model.num_weights
+    weights = blueprint.model_of(0).num_weights
     for policy in range(2):
         assert fields[f"weights.{policy}.buffer"].shape == (2, weights)
         assert fields[f"state.{policy}.vectors.exp_avg"].shape == (2, weights)
         assert fields[f"state.{policy}.vectors.statistics"].shape == (2, 1 + 2 * 4 + 3)
     assert weights == len(new_model(blueprint.config.model, blueprint.spec, "cpu").flat)
+
+
+def test_memory_follows_the_network_of_each_policy() -> None:
+    """Two policies whose networks differ; a past version plays with that of policy 0."""
+    alike = blueprint_of("central", num_policies=2)
+    first = alike.model_of(0)
+    vectors = {"weights": Vector(7), "own": Vector(3, "int64")}
+    second = ModelDescription([("w", (7,))], first.rnn_state_size - 1, StateLayout(vectors, {}))
+    topology = replace(alike.topology, num_past=1)
+    blueprint = replace(alike, models=(first, second), topology=topology)
+    fields = {field.name: field for field in blueprint.fields()}
+    sizes = [fields[f"weights.{place}.buffer"].shape[1] for place in range(3)]
+    assert sizes == [first.num_weights, 7, first.num_weights]
+    assert fields["state.1.vectors.own"].shape == (2, 3)
+    assert "state.1.vectors.exp_avg" not in fields
+    arena = Arena.create(list(fields.values()))
+    widths = [blueprint.trajectories(arena, policy).rnn_state.shape[-1] for policy in (None, 0, 1, 2)]
+    assert widths == [3, 3, 2, 3]
+    blueprint.trajectories(arena, 1).rnn_state[:] = 5.0
+    assert blueprint.trajectories(arena, 0).rnn_state[0, 0, 0].tolist() == [5.0, 5.0, 0.0]
 
 
 @pytest.mark.parametrize("placement", ["central", "local", "serial"])
@@ -291,7 +312,7 @@ def writing() -> Iterator[Blueprint]:
 
 def test_the_arena_holds_what_an_algorithm_declares(writing: Blueprint) -> None:
     arena = Arena.create(writing.fields())
-    assert arena["scribe.notes"].shape == (2, writing.model.num_weights, 8)
+    assert arena["scribe.notes"].shape == (2, writing.model_of(0).num_weights, 8)
     assert not arena["scribe.notes"].any()
 
 

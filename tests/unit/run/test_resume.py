@@ -19,7 +19,6 @@ from algorithms.run.folder import (
     remove_old,
     saved_flags,
 )
-from algorithms.run.plan import ModelDescription
 from algorithms.run.resume import (
     begin_from,
     changes,
@@ -31,7 +30,7 @@ from algorithms.run.resume import (
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, encode
+from algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, encode
 from tests.states import adam_layout, adam_state, stacked
 from utils import checkpoint_files
 from utils.errors import DirectoryInUse, ResourceError, UsageError
@@ -363,7 +362,7 @@ def test_weights_and_statistics_are_taken_and_all_else_is_new() -> None:
     config = flags("--experiment=new", "--init_from=a")
     blocks = blocks_of(2)
     blocks[1].write(replace(state_at(7), meta={"env_steps": 7}))
-    begin_from(config, blocks, replace(MODEL, layout=adam_layout(6, 3, learning_rate=0.25)))
+    begin_from(config, blocks, [replace(MODEL, layout=adam_layout(6, 3, learning_rate=0.25)), MODEL])
     first, second = (block.read() for block in blocks)
     assert first is not None
     assert second is not None
@@ -373,7 +372,16 @@ def test_weights_and_statistics_are_taken_and_all_else_is_new() -> None:
     assert first.vectors["statistics"].tolist() == [1.0, 2.0, 3.0]
     counters = dict.fromkeys(("version", "updates", "env_steps", "samples", "discarded", "adam_steps"), 0)
     assert first.meta == counters | {"learning_rate": 0.25}
-    begin_from(flags("--experiment=new"), blocks_of(1), MODEL)
+    begin_from(flags("--experiment=new"), blocks_of(1), [MODEL])
+
+
+def test_every_policy_begins_with_the_numbers_of_its_own_flags() -> None:
+    save(started(), 100)
+    blocks = blocks_of(2)
+    models = [replace(MODEL, layout=adam_layout(6, 3, learning_rate=rate)) for rate in (0.25, 0.5)]
+    begin_from(flags("--experiment=new", "--init_from=a"), blocks, models)
+    states = [block.read() for block in blocks]
+    assert [state.meta["learning_rate"] for state in states if state is not None] == [0.25, 0.5]
 
 
 def test_of_two_best_ones_the_better_one_is_taken() -> None:
@@ -384,7 +392,7 @@ def test_of_two_best_ones_the_better_one_is_taken() -> None:
         parent = directory / "checkpoint_p0" / "best"
         checkpoint_files.save(parent, checkpoint_files.checkpoint_name(env_steps), encode(state, MODEL.table))
     (block,) = blocks_of(1)
-    begin_from(flags("--experiment=new", "--init_from=a:best"), [block], MODEL)
+    begin_from(flags("--experiment=new", "--init_from=a:best"), [block], [MODEL])
     taken = block.read()
     assert taken is not None
     assert taken.weights.tobytes() == state_at(100).weights.tobytes()
@@ -403,7 +411,7 @@ def test_of_two_best_ones_the_better_one_is_taken() -> None:
 def test_weights_of_another_model_are_refused(model: ModelDescription, message: str) -> None:
     save(started(), 100)
     with pytest.raises(UsageError) as caught:
-        begin_from(flags("--experiment=new", "--init_from=a"), blocks_of(1), model)
+        begin_from(flags("--experiment=new", "--init_from=a"), blocks_of(1), [model])
     assert str(caught.value) == f"--init_from=a: the checkpoint belongs to another model; {message}"
 
 

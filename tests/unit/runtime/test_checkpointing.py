@@ -14,7 +14,7 @@ from algorithms.runtime.budget import Budget
 from algorithms.runtime.checkpointing import Checkpointing, resume
 from algorithms.runtime.config import LoggingConfig, RunConfig
 from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, Table, decode, encode
+from algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, Table, decode, encode
 from algorithms.runtime.messages import PolicyTraits, SaveState, StateSaved
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
@@ -25,6 +25,7 @@ from utils.errors import CheckpointError, NumericsError, UsageError
 TABLE: Table = [("z.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())]
 SIZE, MOMENTS = 9, 4
 LAYOUT = adam_layout(SIZE, MOMENTS)
+MODEL = ModelDescription(TABLE, 0, LAYOUT)
 STATS_AVG = 2
 
 
@@ -62,7 +63,7 @@ class Saving:
         logging_config = LoggingConfig(tensorboard=False, stats_avg=STATS_AVG)
         self.monitor = Monitor(directory, logging_config, [{}] * policies, Budget(10**6))
         config = RunConfig(**flags)  # type: ignore[arg-type]
-        self.checkpointing = Checkpointing(directory, config, self.blocks, TABLE, self.monitor)
+        self.checkpointing = Checkpointing(directory, config, self.blocks, [TABLE] * len(self.blocks), self.monitor)
 
     def learned(self, env_steps: int, policy: int = 0) -> None:
         """The learner has written its state and said so; wait for the writer."""
@@ -130,7 +131,7 @@ def test_a_state_that_was_saved_is_resumed_from(tmp_path: Path, monkeypatch: pyt
     saving.learned(300)
     saving.learned(250, policy=1)
     blocks = blocks_of(2)
-    assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE, LAYOUT)] == [300, 250]
+    assert [state["env_steps"] for state in resume(tmp_path, blocks, [MODEL] * len(blocks))] == [300, 250]
     assert_same(blocks[0].read(), state_of(300))
     assert_same(blocks[1].read(), state_of(250))
     saving.checkpointing.finish()
@@ -139,7 +140,7 @@ def test_a_state_that_was_saved_is_resumed_from(tmp_path: Path, monkeypatch: pyt
 def test_without_checkpoints_a_run_starts_from_nothing(tmp_path: Path) -> None:
     (tmp_path / "checkpoint_p1").mkdir()
     blocks = blocks_of(2)
-    assert resume(tmp_path, blocks, TABLE, LAYOUT) == [{}, {}]
+    assert resume(tmp_path, blocks, [MODEL] * len(blocks)) == [{}, {}]
     assert [block.read() for block in blocks] == [None, None]
 
 
@@ -148,7 +149,7 @@ def test_resuming_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.M
     saving.learned(100)
     saving.checkpointing.finish()
     with pytest.raises(UsageError, match="another model"):
-        resume(tmp_path, blocks_of(), TABLE[:2], LAYOUT)
+        resume(tmp_path, blocks_of(), [ModelDescription(TABLE[:2], 0, LAYOUT)])
 
 
 def test_a_damaged_checkpoint_is_skipped_and_moved_away(
@@ -163,7 +164,7 @@ def test_a_damaged_checkpoint_is_skipped_and_moved_away(
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     blocks = blocks_of()
     with caplog.at_level(logging.WARNING):
-        assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE, LAYOUT)] == [100]
+        assert [state["env_steps"] for state in resume(tmp_path, blocks, [MODEL] * len(blocks))] == [100]
     assert_same(blocks[0].read(), state_of(100))
     assert "damaged checkpoint skipped" in caplog.text
     assert names(parent) == ["ckpt_000000000100", "corrupt"]
@@ -186,7 +187,7 @@ def test_a_checkpoint_that_is_not_finite_is_passed_over(
     )  # as no run of ours would
     blocks = blocks_of()
     with caplog.at_level(logging.WARNING):
-        assert [state["env_steps"] for state in resume(tmp_path, blocks, TABLE, LAYOUT)] == [100]
+        assert [state["env_steps"] for state in resume(tmp_path, blocks, [MODEL] * len(blocks))] == [100]
     assert_same(blocks[0].read(), state_of(100))
     assert "ckpt_000000000200: weights, moments or statistics are not finite" in caplog.text
     assert names(parent) == ["ckpt_000000000100", "corrupt"]
@@ -197,7 +198,7 @@ def test_without_a_finite_checkpoint_nothing_is_started(tmp_path: Path) -> None:
     state.weights[0] = np.inf
     checkpoint_files.save(tmp_path / "checkpoint_p0", checkpoint_files.checkpoint_name(200), encode(state, TABLE))
     with pytest.raises(CheckpointError, match=r"none of 1 checkpoints can be used: .* are not finite") as caught:
-        resume(tmp_path, blocks_of(), TABLE, LAYOUT)
+        resume(tmp_path, blocks_of(), [MODEL])
     assert caught.value.exit_code == 6
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000200"]
 
@@ -210,7 +211,7 @@ def test_nothing_is_started_from_scratch_when_all_checkpoints_are_damaged(
     saving.checkpointing.finish()
     (tmp_path / "checkpoint_p0" / "ckpt_000000000100" / "state.json").unlink()
     with pytest.raises(CheckpointError):
-        resume(tmp_path, blocks_of(), TABLE, LAYOUT)
+        resume(tmp_path, blocks_of(), [MODEL])
 
 
 def test_states_are_asked_for_when_they_are_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +330,7 @@ def test_what_other_weights_have_played_is_no_merit_of_those_that_were_adopted(
     saving.blocks[0].write(replace(state, meta={**state.meta, "traits": PolicyTraits(changes=1, adoptions=1).plain()}))
     saving.checkpointing.finish()
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]  # and no best one
-    (resumed,) = resume(tmp_path, blocks_of(), TABLE, LAYOUT)
+    (resumed,) = resume(tmp_path, blocks_of(), [MODEL])
     progress = PolicyProgress(STATS_AVG)
     progress.restore(resumed)
     assert (progress.adoptions, progress.episode_return.count) == (1, 0)
@@ -346,8 +347,8 @@ def test_what_main_knows_is_kept_with_the_state_and_not_given_to_the_learner(
     saving.now += 4.0
     saving.learned(100)
     saving.checkpointing.finish()
-    blocks = blocks_of()
-    (state,) = resume(tmp_path, blocks, TABLE, LAYOUT, {"learning_rate": 0.5})
+    blocks, anew = blocks_of(), adam_layout(SIZE, MOMENTS, learning_rate=0.5)
+    (state,) = resume(tmp_path, blocks, [ModelDescription(TABLE, 0, anew)], {"learning_rate"})
     windows = {"reward": [3.0, 5.0], "len": []}
     assert state["progress"] == {"elapsed_seconds": 4.0, "episodes": 0, "adoptions": 0, "windows": windows}
     found = blocks[0].read()
@@ -357,7 +358,7 @@ def test_what_main_knows_is_kept_with_the_state_and_not_given_to_the_learner(
 
 def test_a_bug_in_the_writer_does_not_pass_unnoticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saving = Saving(tmp_path, monkeypatch)
-    saving.checkpointing.table = [("z.weight", (1000, 1000))]
+    saving.checkpointing.tables = [[("z.weight", (1000, 1000))]]
     with pytest.raises(ValueError, match="reshape"):
         saving.learned(100)
     with pytest.raises(ValueError, match="reshape"):

@@ -13,12 +13,13 @@ import pytest
 from algorithms.models.encoders import Encoder
 from algorithms.run.config import Config, resolve
 from algorithms.run.defaults import completed
-from algorithms.run.plan import ModelDescription, Probe
+from algorithms.run.plan import Probe
 from algorithms.run.tuning import measure, network
 from algorithms.run.tuning.choice import Costs, usual_ratio
 from algorithms.run.tuning.environment import ROLLOUT, GroupTimer, Making, observation_bytes, stepping_costs
 from algorithms.run.tuning.measure import BUDGET_SECONDS, measure_run
 from algorithms.run.tuning.network import NetworkTimer, _seconds, probe
+from algorithms.runtime.memory.learner_state import ModelDescription
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.processes.supervisor import WorkerError
 from envs.make import make_group
@@ -29,8 +30,8 @@ from utils import machine
 from utils.errors import UsageError
 from utils.limits import held_bytes
 
-MODEL = ModelDescription([("w", (2,))], 0, adam_layout(2))
-PROBE = Probe(SPEC, MODEL, completed(Config(), SPEC))
+MODELS = (ModelDescription([("w", (2,))], 0, adam_layout(2)),)
+PROBE = Probe(SPEC, MODELS, completed(Config(), SPEC))
 
 
 def config_of(env: str, **flags: object) -> Config:
@@ -269,16 +270,16 @@ def asked(environment: Answers, network: Answers, cores: int = 2) -> measure.Mea
 def test_both_processes_say_what_they_know() -> None:
     stepping, acting, training = ((1, 1e-3),), ((1, 1e-4),), ((1, 1e-5),)
     environment = Answers(SPEC, (stepping, 5))
-    found = asked(environment, Answers(MODEL, (acting, training)))
+    found = asked(environment, Answers(MODELS, (acting, training)))
     assert found[:2] == (PROBE, Costs(stepping, acting, training, 5))
     assert environment.left
     assert not found.guessed
     assert found.lasting == found.costs
-    assert asked(Answers(SPEC), Answers(MODEL), cores=0) == (PROBE, None, 0.0, False, False)
+    assert asked(Answers(SPEC), Answers(MODELS), cores=0) == (PROBE, None, 0.0, False, False)
 
 
 def test_the_network_that_is_measured_is_the_one_that_is_trained() -> None:
-    environment, network, asked_for = Answers(SPEC), Answers(MODEL), list[tuple[object, ...]]()
+    environment, network, asked_for = Answers(SPEC), Answers(MODELS), list[tuple[object, ...]]()
 
     def ask_network(target: object, arguments: tuple[object, ...]) -> Answers:
         asked_for.append(arguments)
@@ -293,16 +294,16 @@ def test_the_network_that_is_measured_is_the_one_that_is_trained() -> None:
 
 def test_threads_of_a_learner_that_would_be_the_limit_are_timed_on_a_still_machine() -> None:
     stepping, acting, training = ((1, 1e-5),), ((1, 1e-6),), ((1, 1e-3),)
-    network = Answers(MODEL, (acting, training), 0.625)
+    network = Answers(MODELS, (acting, training), 0.625)
     environment = Answers(SPEC, (stepping, 5))
     found = asked(environment, network)
     assert (environment.questions, network.questions) == (["finish"], [2])
     assert found.costs == Costs(stepping, acting, ((1, 1e-3), (2, 0.625e-3)), 5)
     failed = WorkerFailed("probe", 1, "no memory", "")
-    found = asked(Answers(SPEC, (stepping, 5)), Answers(MODEL, (acting, training), failed))
+    found = asked(Answers(SPEC, (stepping, 5)), Answers(MODELS, (acting, training), failed))
     assert found.costs == Costs(stepping, acting, training, 5)
     # A network that takes too long to find out needs them most.
-    found = asked(Answers(SPEC, (stepping, 5)), Answers(MODEL, (acting, training), None))
+    found = asked(Answers(SPEC, (stepping, 5)), Answers(MODELS, (acting, training), None))
     assert found.costs == Costs(stepping, acting, ((1, 1e-3), (2, 1e-3 * usual_ratio(2))), 5)
 
 
@@ -319,7 +320,7 @@ FAILED = WorkerFailed("probe", 3, "step raised", "")
 )
 def test_an_environment_that_is_not_measured_is_slow(caplog: pytest.LogCaptureFixture, late: object, said: str) -> None:
     with caplog.at_level(logging.INFO):
-        found = asked(Answers(SPEC, late), Answers(MODEL, (((1, 1e-4),), ((1, 1e-5),))))
+        found = asked(Answers(SPEC, late), Answers(MODELS, (((1, 1e-4),), ((1, 1e-5),))))
     assert found.costs == Costs(((1, BUDGET_SECONDS),), ((1, 1e-4),), ((1, 1e-5),), 0)
     assert (found.guessed, found.lasting, caplog.messages) == (True, None, [said])
     assert found.planned == found.probe.config == PROBE.config
@@ -331,7 +332,7 @@ def test_what_one_environment_has_shown_counts_whatever_becomes_of_more(
 ) -> None:
     one, of_network = (((1, 1e-3),), 5), (((1, 1e-4),), ((1, 1e-5),))
     with caplog.at_level(logging.INFO):
-        found = asked(Answers(SPEC, one, more), Answers(MODEL, of_network))
+        found = asked(Answers(SPEC, one, more), Answers(MODELS, of_network))
     curve, env_bytes = more if isinstance(more, tuple) and more is not FAILED else one
     assert found.costs == Costs(curve, *of_network, env_bytes)
     failed = more is FAILED
@@ -347,7 +348,7 @@ def test_a_given_number_of_environments_stays_if_several_have_failed(
     caplog: pytest.LogCaptureFixture, given: dict[str, int]
 ) -> None:
     config = Config.from_flat(given)
-    answers = Answers(SPEC, (((1, 1e-3),), 5), FAILED), Answers(MODEL, (((1, 1e-4),), ((1, 1e-5),)))
+    answers = Answers(SPEC, (((1, 1e-3),), 5), FAILED), Answers(MODELS, (((1, 1e-4),), ((1, 1e-5),)))
     found = measure_run(config, lambda *_: answers[0], lambda *_: answers[1], 2)  # type: ignore[arg-type, return-value]
     assert found.planned.sampling == config.sampling
     assert caplog.messages == ["several environments in one process have failed: step raised (see probe.log)"]
@@ -361,7 +362,7 @@ def test_without_a_measured_network_there_are_rules(
     caplog: pytest.LogCaptureFixture, late: object, reason: str
 ) -> None:
     with caplog.at_level(logging.INFO):
-        found = asked(Answers(SPEC, (((1, 1e-3),), 0)), Answers(MODEL, late))
+        found = asked(Answers(SPEC, (((1, 1e-3),), 0)), Answers(MODELS, late))
     assert found[:2] == (PROBE, None)
     assert caplog.messages == [f"not auto-tuned, the sampling flags follow fixed rules: {reason}"]
 
@@ -397,7 +398,7 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
     config = config_of("toy/Zero-v0")
     measure.measure_environment(Pipe(), tmp_path, config, True)  # type: ignore[arg-type]
     spec = sent[0]
-    description = probe(config).model
+    description = probe(config).models
     measure.measure_network(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
     assert sent == [spec, "costs", "better ones", None, description, "more costs", "2 threads"]
     measure.measure_network(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]

@@ -1,0 +1,98 @@
+"""What algorithms of actor-critics share, as the runtime sees them; torch-free at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from algorithms.runtime.algorithm import Context, Defaults
+from utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from algorithms.models.flat_module import FlatModule
+    from algorithms.parts.learner import ActorCriticLearner
+    from algorithms.parts.stochastic_policy import StochasticPolicy
+    from algorithms.runtime.config import SamplingConfig
+    from algorithms.runtime.devices import Device
+    from algorithms.runtime.learning.batches import BatchSource
+    from algorithms.runtime.learning.learner_worker import Learner
+    from algorithms.runtime.memory.learner_state import StateLayout
+    from algorithms.runtime.memory.slots import Recorded, Trajectories
+    from envs.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class ActorCriticAlgorithm(Defaults):
+    """Acts stochastically by an actor-critic, and learns from whole columns, each once, in the order of arrival.
+
+    What is left to a subclass is its name, its flags (a `ColumnsConfig`), its metrics and the class of its learner.
+    """
+
+    name: ClassVar[str]
+    flags: ClassVar[type[Any]]
+    metrics: ClassVar[Mapping[str, str]]
+    panel: ClassVar[Mapping[str, str]] = {}
+
+    def learner_class(self) -> type[ActorCriticLearner]:
+        """Return the class of the learner; imported here, as main and actors have no torch."""
+        raise NotImplementedError(f"{type(self).__name__} names no learner")
+
+    def check(self, flags: Any, spec: EnvSpec | None) -> None:
+        """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""
+        flags.check()
+        if flags.lr_schedule.startswith("kl_adaptive") and "kl_divergence" not in self.metrics:
+            raise UsageError(f"--lr_schedule={flags.lr_schedule}: --algo={self.name} measures no KL divergence")
+
+    def preset(self, name: str, device: str) -> Mapping[str, object]:
+        """Return flag -> value of learning for a family of known environments: none."""
+        return {}
+
+    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
+        """Return flag -> value of learning for an unknown environment, by what it shows and takes: none."""
+        return {}
+
+    def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
+        """Declare what acting records beside actions; values are in units of return."""
+        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+
+        return {
+            "log_prob": Recorded(("T", "R")),  # of the action
+            "value": Recorded(("T", "R")),
+            "final_value": Recorded(("F", "R")),  # of the true final observation
+        }
+
+    def make_model(self, context: Context) -> FlatModule:
+        """Make an actor-critic on its device; its weights are drawn from torch's global generator."""
+        from algorithms.models.build import new_model
+
+        return new_model(context.model, context.spec, context.device)
+
+    def make_policy(self, context: Context, flat: FlatModule) -> StochasticPolicy:
+        """Make the policy that acts with a network, which nobody trains from now on."""
+        from algorithms.models.build import let_act
+        from algorithms.parts.stochastic_policy import StochasticPolicy
+
+        let_act(flat, context.model, context.precision, context.device)
+        return StochasticPolicy(flat, context.spec, self.recorded(context.spec))
+
+    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
+        """Return what the state of a learner holds, as the learner says."""
+        return self.learner_class()(flat, context.spec, context.flags, 0).layout
+
+    def make_source(
+        self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
+    ) -> BatchSource:
+        """Make the source of batches of columns, in the order in which they come."""
+        from algorithms.parts.columns import make_column_batches
+
+        return make_column_batches(context, trajectories, sampling, device)
+
+    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Make the learner that trains a network."""
+        from algorithms.models.build import let_learn
+        from algorithms.parts.verify import VerifyingLearner
+
+        let_learn(flat, context.model, context.precision, context.device)
+        learner = self.learner_class()(flat, context.spec, context.flags, context.torch_seed())
+        return VerifyingLearner(learner, context.spec) if context.verify else learner

@@ -1,0 +1,170 @@
+"""What learners of actor-critics share: Adam, running statistics, counters, metrics, and the state of them all."""
+
+import base64
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.flat_module import FlatModule
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.parts.config import STEP_METRICS
+from algorithms.parts.optimizer import FlatAdam, adam_layout, adam_of
+from algorithms.parts.statistics import STATISTICS, RunningStatistics
+from algorithms.runtime.learning.batches import Batch, Feedback
+from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Vector, empty_vectors
+from envs.spec import MASK_KEY, EnvSpec
+from utils.errors import CheckpointError
+
+KL = "kl_divergence"
+"""The metric that kl_adaptive schedules of the learning rate follow."""
+
+
+class ActorCriticLearner(ABC):
+    """A learner of one policy but for how it learns: `learn`, and the loss behind it, are a subclass's.
+
+    Args:
+        flat: the model with all its weights in one vector, on its device.
+        spec: of the environment.
+        config: the learning flags.
+        seed: of the generator.
+
+    Attributes:
+        names: of its metrics: "loss" first, those of `STEP_METRICS` last.
+        version, updates: published weight sets, counted from 1, and optimizer steps so far.
+        generator: random numbers on the host that go on after a restart, as for the order of minibatches.
+        further: tensors by name that are part of the state, and so of every checkpoint, beside weights, Adam and
+            statistics. A subclass puts them here in its `__init__` and changes them in place only.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+    config: Any
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec, config: Any, seed: int) -> None:
+        assert isinstance(flat.module, ActorCritic)
+        self.flat, self.model, self.config, self.parts = flat, flat.module, config, spec.action.parts
+        self.masked = bool(spec.action_mask)
+        self.version, self.updates = 1, 0
+        self.generator = torch.Generator().manual_seed(seed)
+        self.further: dict[str, Tensor] = {}
+        self.statistics = RunningStatistics(self.model, config.normalize_returns)
+        # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.
+        self.optimizer = adam_of(flat, config)
+        self._metric_sum, self._metric_count = torch.zeros(len(self.names), device=flat.flat.device), 0
+        self._kl = self.names.index(KL) if KL in self.names else None
+
+    def add_network(self, name: str, module: nn.Module) -> FlatAdam:
+        """Put a network of a subclass, and the Adam that trains it, into the state; call it in `__init__`.
+
+        Args:
+            name: of the vector of its weights; those of Adam begin with it.
+            module: on the device of the model. Its weights become views of one vector.
+
+        Returns:
+            The optimizer, see `FlatAdam.descend`.
+        """
+        flat = FlatModule(module)
+        optimizer = adam_of(flat, self.config)
+        self.further |= {name: flat.flat, **optimizer.named(f"{name}.")}
+        return optimizer
+
+    @abstractmethod
+    def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
+        """Train on a batch; yields after each optimizer step, see `Learner.learn` of the learner worker."""
+
+    def configure(self, config: Any) -> None:
+        """Follow other flags from now on, between two batches."""
+        self.config = config
+        self.optimizer.configure(config)
+
+    def unroll(self, batch: Batch) -> tuple[ActionDistribution, Tensor]:
+        """Return the current policy [T, B] and values [T+1, B] in units of the critic."""
+        logits, value = self.model.unroll(batch.obs, batch.first, batch.rnn_state, self.config.segment_steps)
+        mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
+        return ActionDistribution(self.parts, logits, mask), value
+
+    def descend(self, batch: Batch, loss: Tensor, *metrics: Tensor) -> None:
+        """Make one optimizer step down a loss, and raise `updates` and `version`.
+
+        Args:
+            batch: [T, B] that the loss is of.
+            loss: scalar with gradient.
+            metrics: scalars, the values of `names` between the loss and `STEP_METRICS`.
+        """
+        self.optimizer.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.step(batch, torch.stack((loss, *metrics, *loss.new_zeros(len(STEP_METRICS)))).detach())
+        self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
+
+    def step(self, batch: Batch, metrics: Tensor) -> None:
+        """Apply the gradient of a minibatch; the last of the metrics, `STEP_METRICS`, are for this to fill in."""
+        learnable = batch.valid.any() & metrics[0].isfinite()
+        kl = metrics.new_zeros(()) if self._kl is None else metrics[self._kl]
+        norm, skipped = self.optimizer.step(learnable, kl)
+        metrics[-len(STEP_METRICS) :] = torch.stack((norm, self.optimizer.learning_rate, skipped))
+        self._metric_sum += metrics
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call, and updates skipped since the last good one; waits for the device."""
+        if not self._metric_count:
+            return {}
+        means = (self._metric_sum / self._metric_count).tolist()
+        self._metric_sum.zero_()
+        self._metric_count = 0
+        return {**dict(zip(self.names, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
+
+    @property
+    def layout(self) -> StateLayout:
+        """What its state holds."""
+        further = {
+            name: Vector(tensor.numel(), str(tensor.dtype).removeprefix("torch."), inherited=True)
+            for name, tensor in self.further.items()
+        }
+        return adam_layout(len(self.flat.flat), self.config, {STATISTICS: self.statistics.vector, **further})
+
+    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
+        """Everything that training continues from, its vectors in memory that is given, or in new one."""
+        vectors = empty_vectors(self.layout.vectors) if into is None else into
+        vectors[WEIGHTS][:] = self.flat.flat.cpu().numpy()
+        self.optimizer.save(vectors)
+        vectors[STATISTICS][:] = self.statistics.to_array()
+        for name, tensor in self.further.items():
+            vectors[name][:] = tensor.reshape(-1).cpu().numpy()
+        meta = {
+            "version": self.version,
+            "updates": self.updates,
+            **self.optimizer.meta(),
+            "generator": base64.b64encode(self.generator.get_state().numpy().tobytes()).decode(),
+        }
+        return LearnerState(vectors, meta)
+
+    def restore(self, state: LearnerState) -> None:
+        """Continue from a state; the version is the caller's to raise. One without random state keeps that of the seed.
+
+        Raises:
+            ValueError: the state belongs to another model.
+        """
+        if len(state.weights) != len(self.flat.flat):
+            raise ValueError(f"the state has {len(state.weights)} weights, the model {len(self.flat.flat)}")
+        self.flat.flat.copy_(torch.from_numpy(state.weights))
+        self.optimizer.restore(state.vectors, state.meta)
+        self.statistics.load_array(state.vectors[STATISTICS])
+        for name, tensor in self.further.items():
+            tensor.copy_(torch.from_numpy(state.vectors[name]).view_as(tensor))
+        self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
+        if "generator" in state.meta:
+            _restore_generator(self.generator, state.meta["generator"])
+
+
+def _restore_generator(generator: torch.Generator, text: str) -> None:
+    random_state = np.frombuffer(base64.b64decode(text), np.uint8)
+    try:
+        generator.set_state(torch.from_numpy(random_state.copy()))
+    except (RuntimeError, TypeError):
+        raise CheckpointError("the random state in state.json is none of torch's") from None

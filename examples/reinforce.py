@@ -1,0 +1,58 @@
+"""REINFORCE: one step per batch along the returns of what was played, less a baseline.
+
+Where a trajectory ends before its episode, the critic's value stands for the rest of the return.
+
+Source: Williams 1992, Machine Learning 8; Sutton and Barto 2018, section 13.4.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from algorithms.ops.losses import masked_means, zero_invalid
+from algorithms.ops.returns import gae
+from algorithms.parts.algorithm import ActorCriticAlgorithm
+from algorithms.parts.config import STEP_METRICS, ColumnsConfig
+from algorithms.parts.learner import ActorCriticLearner
+from algorithms.runtime.learning.batches import Batch
+from utils.flags import flag
+
+METRICS = {"loss": "sum of both losses", "policy_loss": "-log pi(a|s) times the weight", "value_loss": "squared error"}
+
+
+@dataclass(frozen=True)
+class REINFORCEConfig(ColumnsConfig):
+    """Learning."""
+
+    learning_rate: float = flag(1e-3, "step size of Adam", minimum=0)
+    baseline: bool = flag(True, "weigh actions by the return less the critic's value, not by the return")
+
+
+class REINFORCELearner(ActorCriticLearner):
+    """Makes one step of Adam per batch."""
+
+    names = (*METRICS, *STEP_METRICS)
+    config: REINFORCEConfig
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """Follow log pi(a|s) * (return - baseline), and let the critic follow the return."""
+        self.optimizer.follow(progress)
+        policy, value = self.unroll(batch)
+        estimate = self.model.denormalize_value(value.detach())
+        returns = gae(value=estimate, gamma=self.config.gamma, gae_lambda=1.0, **batch.signals())
+        weight = (returns.advantage if self.config.baseline else returns.target) / self.model.return_std
+        log_prob = policy.log_prob(zero_invalid(batch.action, batch.valid))
+        error = (value[:-1] - self.model.normalize_value(returns.target)).square()
+        policy_loss, value_loss = masked_means((-log_prob * weight, error), batch.valid).unbind()
+        self.descend(batch, policy_loss + 0.5 * value_loss, policy_loss, value_loss)
+        self.statistics.update(batch, [(returns.target, batch.valid)])
+        yield
+
+
+class REINFORCE(ActorCriticAlgorithm):
+    """Acts and samples as all actor-critics do."""
+
+    name, flags, metrics = "REINFORCE", REINFORCEConfig, METRICS | STEP_METRICS
+
+    def learner_class(self) -> type[ActorCriticLearner]:
+        """Return the learner."""
+        return REINFORCELearner

@@ -1,0 +1,59 @@
+"""An auxiliary loss: the features behind the critic must also tell which reward follows.
+
+Source: after Jaderberg et al. 2017, arXiv:1611.05397, section 3.2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.appo.algorithm import APPO
+from algorithms.appo.config import METRICS, LearningConfig
+from algorithms.appo.learner import Learner, Whole
+from algorithms.models.build import build_model
+from algorithms.models.flat_module import FlatModule
+from algorithms.ops.losses import masked_mean
+from algorithms.runtime.algorithm import Context
+from algorithms.runtime.learning.batches import Batch
+from utils.flags import flag
+
+
+@dataclass(frozen=True)
+class PredictionConfig(LearningConfig):
+    """Learning."""
+
+    reward_loss_coeff: float = flag(0.1, "weight of the squared error of predicted rewards", minimum=0)
+
+
+class PredictingLearner(Learner):
+    """Adds the loss to APPO's, and its mean to the metrics."""
+
+    names = (*Learner.names[:-3], "reward_loss", *Learner.names[-3:])
+    config: PredictionConfig
+
+    def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The features [T+1, B, F] are those of the forward pass that APPO's loss makes."""
+        seen: list[Tensor] = []
+        with self.model.value_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+            loss, target, metrics = super().loss(batch, whole)
+        predicted = self.model.get_submodule("reward_head")(seen[-1][:-1]).squeeze(-1)
+        error = masked_mean((predicted - batch.reward).square(), batch.valid)
+        return loss + self.config.reward_loss_coeff * error, target, torch.cat((metrics, error.detach().view(1)))
+
+
+class RewardPrediction(APPO):
+    """APPO whose network has a head more, trained, saved and published with the others; acting does not use it."""
+
+    name, flags = "RewardPrediction", PredictionConfig
+    metrics = METRICS | {"reward_loss": "squared error of the predicted rewards"}
+
+    def make_model(self, context: Context) -> FlatModule:
+        """Add the head to the network that the flags ask for."""
+        model = build_model(context.model, context.spec)
+        model.reward_head = nn.Linear(model.value_head.in_features, 1)
+        return FlatModule(model.to(context.device))
+
+    def learner_class(self) -> type[Learner]:
+        """Return the learner with the loss."""
+        return PredictingLearner

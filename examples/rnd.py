@@ -1,0 +1,60 @@
+"""Random network distillation: outcomes that a trained network cannot predict yet are rewarded.
+
+Source: Burda et al. 2018, arXiv:1810.12894; with one critic for rewards and bonus.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from algorithms.appo.algorithm import APPO
+from algorithms.appo.config import LearningConfig
+from algorithms.appo.learner import Learner
+from algorithms.models.flat_module import FlatModule
+from algorithms.ops.losses import masked_mean
+from algorithms.runtime.learning.batches import Batch
+from utils.flags import flag
+
+
+@dataclass(frozen=True)
+class RNDConfig(LearningConfig):
+    """Learning."""
+
+    novelty_coeff: float = flag(0.1, "bonus of a step as new as those of the first batch", minimum=0)
+
+
+class RNDLearner(Learner):
+    """Rewards steps whose outcome a network does not predict yet; all it needs for that is in its checkpoints."""
+
+    config: RNDConfig
+
+    def __init__(self, flat: FlatModule, spec: Any, *others: Any) -> None:
+        super().__init__(flat, spec, *others)
+        size = sum(torch.Size(spec.observations[key].shape).numel() for key in self.model.keys)
+        layers = ([torch.nn.Linear(size, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)] for _ in range(2))
+        self.target, self.predictor = (torch.nn.Sequential(*one).to(flat.flat.device) for one in layers)
+        self.unit = flat.flat.new_zeros(1)
+        self.further = {"rnd_target": FlatModule(self.target).flat, "rnd_unit": self.unit}
+        self.adam = self.add_network("rnd_predictor", self.predictor)
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """Train the predictor on the outcome of every step, and then the policy on rewards with the bonus."""
+        seen = self.model.scaled({key: batch.obs[key][1:].flatten(0, 1) for key in self.model.keys})
+        x = torch.cat([rows.flatten(1) for rows in seen.values()], dim=1)
+        novelty = (self.predictor(x) - self.target(x).detach()).square().mean(1).view_as(batch.reward)
+        self.adam.descend(mean := masked_mean(novelty, batch.valid), batch.valid.any())
+        self.unit.copy_(torch.where(self.unit > 0, self.unit, mean.detach()))
+        reward = batch.reward + self.config.novelty_coeff * novelty.detach() / self.unit
+        yield from super().learn(replace(batch, reward=reward), progress)
+
+
+class RND(APPO):
+    """APPO in every other respect."""
+
+    name, flags = "RND", RNDConfig
+
+    def learner_class(self) -> type[Learner]:
+        """Return the learner with the bonus."""
+        return RNDLearner

@@ -1,0 +1,42 @@
+"""Simple policy optimization: where PPO's clip takes a step's gradient away, a parabola pulls its ratio r back.
+
+    J = r * A - |A| / (2 e) * (r - 1)^2,  largest at r = 1 + e * sign(A)
+
+Source: Xie et al. 2024, arXiv:2401.16025.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from algorithms.appo.algorithm import APPO
+from algorithms.appo.config import LearningConfig
+from algorithms.appo.learner import Learner
+from utils.flags import flag
+
+
+@dataclass(frozen=True)
+class SPOConfig(LearningConfig):
+    """Learning."""
+
+    spo_epsilon: float = flag(0.2, "distance of the best probability ratio from 1", minimum=1e-3, maximum=1)
+
+
+class SPOLearner(Learner):
+    """Differs from APPO's in one term of the loss."""
+
+    config: SPOConfig
+
+    def policy_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """The surrogate of every step [T, B], to be minimized."""
+        return advantage.abs() / (2 * self.config.spo_epsilon) * (ratio - 1).square() - ratio * advantage
+
+
+class SPO(APPO):
+    """APPO in every other respect."""
+
+    name, flags = "SPO", SPOConfig
+
+    def learner_class(self) -> type[Learner]:
+        """Return the learner with the other surrogate."""
+        return SPOLearner

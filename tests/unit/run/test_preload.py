@@ -1,0 +1,35 @@
+"""What the processes of a run share: nothing of ours is imported after the fork."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import os, sys
+os.environ["APPO_MAIN_PID"] = str(os.getppid())
+from importlib import import_module
+import numpy as np
+from algorithms.run.preload import FIRST, LAST, preloaded
+for module in preloaded(with_torch=True):
+    if module not in (FIRST, LAST):  # these two change the process, and import no more than what follows
+        import_module(module)
+from algorithms.models.config import ModelConfig
+from algorithms.run.algorithms import find_algorithm
+from algorithms.runtime.algorithm import Context
+from algorithms.runtime.devices import device_of
+from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+algorithm = find_algorithm(sys.argv[1])
+spec = EnvSpec({"obs": ObservationSpec((4,), "float32")}, ActionSpec((ActionPart("categorical", 2),)))
+context = Context(spec, algorithm.flags(), ModelConfig(use_rnn=False), "fp32", "cpu", seeds=np.random.SeedSequence(1))
+before = set(sys.modules)
+algorithm.make_policy(context, algorithm.make_model(context))
+algorithm.make_learner(context, algorithm.make_model(context), device_of("cpu"))
+print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] in ("algorithms", "envs", "utils")))
+"""
+
+
+@pytest.mark.parametrize("name", ["APPO", "PPO"])
+def test_a_child_imports_nothing_of_ours_for_its_network(name: str) -> None:
+    found = subprocess.run([sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, check=False)
+    assert found.stdout.strip() == "[]", found.stdout + found.stderr
