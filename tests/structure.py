@@ -19,7 +19,7 @@ LAYERS = (
     ("algorithms.models",),
     ("algorithms.runtime",),
     ("algorithms.parts", "algorithms.population"),
-    ("algorithms.appo", "algorithms.ppo"),
+    ("algorithms.appo", "algorithms.apex", "algorithms.ppo"),
     ("algorithms.run",),
     ("algorithms.playing",),
     ("algorithms.tools",),
