@@ -26,6 +26,7 @@ TORCH = (
     "algorithms.runtime.sampling.policy",  # for type checkers only
     "algorithms.runtime.sampling.policy_worker",
     "algorithms.runtime.sampling.gpu_policy_worker",
+    "algorithms.apex.replay",
     "algorithms.appo.learner",
     "algorithms.appo.numpy_learner",
     "algorithms.ppo.learner",
