@@ -75,7 +75,7 @@ class ReplaySource:
             totals = storage.totals
             self._set_pace(samples=self._told[0] - totals.samples, env_steps=self._told[1] - totals.env_steps, known=1)
         self._drawn: Samples | None = None
-        self.resize(plan.batch_size)
+        self._draw_of(plan.batch_size)
 
     # ---- pace
 
@@ -229,7 +229,10 @@ class ReplaySource:
             yield from self._release_held()
 
     def resize(self, columns: int) -> None:
-        """Draw so many samples for the next batch."""
+        """Draw as many steps for the next batch as there are in so many trajectories."""
+        self._draw_of(columns * self.storage.rollout)
+
+    def _draw_of(self, columns: int) -> None:
         self._columns = self._samples_per_batch = columns
         self._staging = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._shapes(columns).items()}
         self._staging["valid"][:] = True

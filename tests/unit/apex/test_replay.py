@@ -150,10 +150,10 @@ def test_batches_of_another_size() -> None:
     replay.hand_over(0, ends=0.0)
     replay.hand_over(1, ends=0.0)
     replay.fill()
-    replay.source.resize(5)
+    replay.source.resize(2)
     batch = replay.source.take()
     assert batch is not None
-    assert batch.reward.shape == (1, 5)
+    assert batch.reward.shape == (1, 2 * ROLLOUT)
 
 
 @pytest.mark.parametrize("noted", [True, False], ids=["noted", "died before its counts were noted"])
