@@ -19,6 +19,7 @@ SECTIONS: dict[str, Section] = {
     },
     "Episodes": {
         "reward/<kind>": "return of the last `--stats_avg` episodes as the environment gives it: `mean`, `min`, `max`",
+        "reward_exploring/<kind>": "the same of rows that explore much (`--algo=APEX`), which `reward` then leaves out",
         "len/<kind>": "their length in env steps",
         "stats/<name>/<kind>": "what the environment reports in `info` (`true_reward`, `episode_extra_stats`,"
         " `team_return` of several agents), or `on_episode_end` of a callback returns",

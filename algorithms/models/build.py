@@ -37,8 +37,8 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
     if make := custom_class(config, "model"):
         return custom_model(make, config, env_spec)
     observations = model_inputs(env_spec)
-    actor = _tower(config, observations)
-    critic = None if config.actor_critic_share_weights else _tower(config, observations)
+    actor = build_tower(config, observations)
+    critic = None if config.actor_critic_share_weights else build_tower(config, observations)
     policy_head = PolicyHead(
         actor.output_size,
         env_spec.action.parts,
@@ -65,7 +65,8 @@ def describe(model: nn.Module) -> str:
     return "\n".join(f"{n:{width_name}}  {s:{width_shape}}  {c:>{width_count}}" for n, s, c in rows)
 
 
-def _tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -> Tower:
+def build_tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -> Tower:
+    """Make an encoder of these observations and the core behind it, as the flags say."""
     encoder: nn.Module
     if make := custom_class(config, "encoder"):
         encoder = custom_encoder(make, config, observations)

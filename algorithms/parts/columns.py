@@ -110,6 +110,10 @@ class StreamedBatches:
             self._added, self._entered = Entered(), whole
         return batch
 
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the source."""
+        return self.source.metrics()
+
     def entered(self) -> Entered:
         """Return the steps of the batch, once and with its last part."""
         entered, self._entered = self._entered, Entered()

@@ -19,6 +19,7 @@ ALGORITHMS = {
     "APPO": "algorithms.appo.algorithm:APPO",
     "PPO": "algorithms.ppo.algorithm:PPO",
     "A3C": "algorithms.a3c.algorithm:A3C",
+    "APEX": "algorithms.apex.algorithm:APEX",
 }
 """Where ours are."""
 
@@ -37,6 +38,7 @@ MEMBERS = (
     "needs_actors",
     "synchronous",
     "streams",
+    "explores",
 )
 
 

@@ -76,6 +76,7 @@ def _on_failure(config: Config, worker: str) -> OnFailure:
 
 def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:
     c, t = blueprint.config, blueprint.topology
+    exploring = [blueprint.algorithm.explores(index * t.rows + row, t.num_groups * t.rows) for row in range(t.rows)]
     return GroupPlan(
         index=index,
         slots=t.slots_of(index),
@@ -91,6 +92,7 @@ def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:
         reward_clip=c.env.reward_clip,
         keep=c.sampling.sampler_only,
         generation=generation,
+        exploring=tuple(exploring) if any(exploring) else (),
     )
 
 

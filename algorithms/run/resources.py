@@ -32,17 +32,18 @@ def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
         raise ResourceError(
             f"the run needs {memory_plan(fields)}; {allowed} {_mebibytes(free)} MiB: lower --num_workers, "
             "--num_envs_per_worker or --min_traj_buffers_per_worker, or else --batch_size or --rollout"
+            + (" or --replay_capacity" if any(field.fills for field in fields) else "")
         )
     return Arena.create(fields)
 
 
 def memory_plan(fields: Sequence[Field]) -> str:
     """How much shared memory there is, and for what."""
-    parts = dict.fromkeys(("slots", "weights", "state"), 0)
+    parts = dict.fromkeys(("slots", "weights", "state", "replay"), 0)
     for field in fields:
         kind = field.name.split(".")[0]
         parts[kind if kind in parts else "slots"] += field.nbytes
-    items = ", ".join(f"{name} {_mebibytes(nbytes)}" for name, nbytes in parts.items())
+    items = ", ".join(f"{name} {_mebibytes(nbytes)}" for name, nbytes in parts.items() if nbytes or name != "replay")
     return f"{_mebibytes(sum(parts.values()))} MiB of shared memory ({items})"
 
 

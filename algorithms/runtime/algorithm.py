@@ -83,6 +83,10 @@ class Defaults:
         """Train on whole batches."""
         return False
 
+    def explores(self, row: int, rows: int) -> bool:
+        """Return that the returns of every row count."""
+        return False
+
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare no shared memory beside that of the runtime."""
         return ()
@@ -179,6 +183,15 @@ class Algorithm(Protocol):
 
     def streams(self, flags: Any) -> bool:
         """Whether batches are trained on in parts, as they come, so that one trajectory per environment is stored."""
+        ...
+
+    def explores(self, row: int, rows: int) -> bool:
+        """Return whether a row explores so much that its returns say little of the policy: they are shown apart.
+
+        Args:
+            row: number of the row in the run.
+            rows: of the run.
+        """
         ...
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:

@@ -298,7 +298,7 @@ class CudaDevice:
         if address in _registered:
             return
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        code = int(runtime.cudaHostRegister(address, arena.nbytes, PORTABLE))
+        code = int(runtime.cudaHostRegister(address, arena.reserved_nbytes, PORTABLE))
         if code == SUCCESS:
             _registered.add(address)
             weakref.finalize(arena, _unregister, address).atexit = False  # CUDA may be gone before

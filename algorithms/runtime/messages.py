@@ -302,6 +302,7 @@ class EpisodesDone(NamedTuple):
     episode_return: NDArray  # type: ignore[type-arg]  # [E] float64, unscaled and unclipped
     length: NDArray  # type: ignore[type-arg]  # [E] int64, env steps
     stats: tuple[tuple[int, dict[str, float]], ...]  # (policy, extra statistics of the env) for episodes that have some
+    exploring: NDArray | None = None  # type: ignore[type-arg]  # [E] bool, of rows that explore much; None: there are none
 
 
 @to(AddressBook.main)

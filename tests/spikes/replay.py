@@ -66,6 +66,9 @@ class ReplaySource:
     def weights_replaced(self) -> None:
         self.fresh.weights_replaced()
 
+    def metrics(self) -> dict[str, float]:
+        return {"replay/owed": float(self.owed)}
+
 
 class Replaying(APPO):
     """Trains on every step `USES` times; `samples` counts it once, `used` every time."""

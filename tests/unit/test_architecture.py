@@ -26,6 +26,7 @@ TORCH = (
     "algorithms.runtime.sampling.policy",  # for type checkers only
     "algorithms.runtime.sampling.policy_worker",
     "algorithms.runtime.sampling.gpu_policy_worker",
+    "algorithms.apex.replay",
     "algorithms.appo.learner",
     "algorithms.appo.numpy_learner",
     "algorithms.ppo.learner",
@@ -33,6 +34,8 @@ TORCH = (
     "algorithms.ppo.streaming",
     "algorithms.a3c.learner",
     "algorithms.a3c.worker",
+    "algorithms.apex.learner",
+    "algorithms.apex.policy",
     "algorithms.population.member",
     "algorithms.run.build_learner",
     "algorithms.run.tuning.network",

@@ -125,7 +125,9 @@ class NetworkTimer:
 
     def acting_seconds(self, rows: int) -> float:
         """Seconds in which a policy worker answers a request for that many rows."""
-        learning = replace(self.config.learning, rollout=ACTING_STEPS - 1, recurrence=ACTING_STEPS - 1)
+        learning = replace(self.config.learning, rollout=ACTING_STEPS - 1)
+        if hasattr(learning, "recurrence"):  # not every algorithm divides a rollout
+            learning = replace(learning, recurrence=ACTING_STEPS - 1)
         blueprint, arena, _ = self._world(replace(self.config, learning=learning), rows)
         # In bf16 it computes with copies of the weights, which a learner cannot train.
         flat = (

@@ -176,6 +176,10 @@ class BatchSource(Protocol):
         """Drop what must not be trained on with other weights than those that acted."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Return figures of its own by their tags, means since the last call; {}: it has none."""
+        ...
+
 
 class ColumnBatches:
     """FIFO batches of one policy.
@@ -257,6 +261,10 @@ class ColumnBatches:
         """Return the steps of the batch, once."""
         entered, self._entered = self._entered, Entered()
         return entered
+
+    def metrics(self) -> dict[str, float]:
+        """Return nothing: the worker's counts say it all."""
+        return {}
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
         """Release what was held during training."""
@@ -412,3 +420,7 @@ class ReadBatches:
 
     def weights_replaced(self) -> None:
         """What is read does not depend on weights."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return nothing: the worker's counts say it all."""
+        return {}

@@ -265,6 +265,10 @@ class GradientSource:
     def weights_replaced(self) -> None:
         """Gradients of other weights are dropped by their versions, which the learner worker leaves behind."""
 
+    def metrics(self) -> dict[str, float]:
+        """Return nothing: the worker's counts say it all."""
+        return {}
+
     def _is_old(self, actor: int) -> bool:
         return self._version - self.ring.next_version(actor) >= self.max_policy_lag
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from algorithms.models.flat_module import FlatModule
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.devices import Device, Event, device_of
-from algorithms.runtime.learning.batches import Batch, BatchSource, Feedback
+from algorithms.runtime.learning.batches import Batch, BatchSource, Entered, Feedback
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
 from algorithms.runtime.memory.arena import Arena, Array
 from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
@@ -237,6 +237,7 @@ class LearnerWorker:
         if replaces:
             self.totals, self._before = _counts_of_successor(ledger.noted(), self.totals)
             learner.updates = ledger.noted()["updates"]
+        self._heard = self.totals["env_steps"]  # that have been looked at for versions that are due
         self.publisher.publish(learner.version)
         self.publisher.flush()
         self._reported = self._saved = time.monotonic()
@@ -284,13 +285,16 @@ class LearnerWorker:
         yield from self._released(self.batches.fill(self.learner.version))
         clock.enter(FRAMEWORK)
         batch = self.batches.take()
-        if batch is None:
-            self.device.nap()
-        elif spent:
+        if spent:
             self._before["discarded"] += self.batches.entered().samples
-            yield from self._released(self.batches.trained())
+            if batch is not None:
+                yield from self._released(self.batches.trained())
+        elif batch is None:
+            self._enter()  # a replay's steps, of which no batch may be due
+            self.device.nap()
         else:
             yield from self._train(batch)
+        yield from self._versions_due()
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
             self.save(asked=False)
@@ -303,8 +307,8 @@ class LearnerWorker:
         """Train on a batch and publish after every optimizer step."""
         if not self.block.writes:
             self.save()  # there is a state to go back to from the first update on
-        before = self.totals["env_steps"]
-        progress = before / self.plan.budget.env_steps  # before the batch, or the last would train at rate 0
+        # Before the batch, or the last would train at rate 0.
+        progress = self.totals["env_steps"] / self.plan.budget.env_steps
         self._count(batch)
         self._note()
         failpoint("learner.batch")
@@ -321,7 +325,11 @@ class LearnerWorker:
         if self.batches.hold:
             self.publisher.flush()  # who goes on sampling then does so with the new weights
         yield from self._released(self.batches.trained(feedback))
-        if self.plan.passes_version(before, self.totals["env_steps"]):
+
+    def _versions_due(self) -> Iterator[VersionDue]:
+        """Say when env steps have passed those after which a past version is due."""
+        before, self._heard = self._heard, self.totals["env_steps"]
+        if self.plan.passes_version(before, self._heard):
             self.save(asked=False)
             yield VersionDue(self.address.index)
 
@@ -371,15 +379,20 @@ class LearnerWorker:
 
         A part of a batch counts with the last one: until then its steps are staged.
         """
-        entered = self.batches.entered()
+        entered = self._enter()
         self.totals["batches"] += entered.whole
-        self.totals["samples"] += entered.samples
-        self.totals["env_steps"] += entered.env_steps
         if entered.whole:
             self.totals["used"] += int(batch.valid.sum()) + entered.earlier
-        clock.trained += entered.samples
         if self.plan.has_actors:
             self._lag.add((self.learner.version - batch.policy_version)[batch.valid])
+
+    def _enter(self) -> Entered:
+        """Count, and return, the steps that have entered training since the last time."""
+        entered = self.batches.entered()
+        self.totals["samples"] += entered.samples
+        self.totals["env_steps"] += entered.env_steps
+        clock.trained += entered.samples
+        return entered
 
     def save(self, *, asked: bool = True) -> StateSaved:
         """Write the state if it is good; unasked not after a skipped update, of which its weights may be the cause."""
@@ -414,6 +427,7 @@ class LearnerWorker:
         self._refresh_totals()
         metrics = {f"train/{name}": value for name, value in self.learner.metrics().items()}
         metrics |= {"train/rollbacks": self.rollback_rule.rollbacks, **self._lag.take()}
+        metrics |= self.batches.metrics()
         if self.totals["used"] != self.totals["samples"]:
             metrics["train/replay_ratio"] = self.totals["used"] / max(1, self.totals["samples"])
         return LearnerReport(self.address.index, self.learner.version, dict(self.totals), metrics)

@@ -1,7 +1,8 @@
 """One nameless shared memory region per run, and the arrays that live in it.
 
 The region is a memfd: it has no name to leak, no 64 MB container limit, and its pages are reserved before the run
-starts (`posix_fallocate`), so that too little memory is an error at start-up and not a bus error hours later.
+starts (`posix_fallocate`), so that too little memory is an error at start-up and not a bus error hours later. Fields
+that fill during the run lie at the end and are reserved by who fills them.
 """
 
 import errno
@@ -21,13 +22,23 @@ Array = NDArray[Any]
 # Two cache lines: the adjacent-line prefetcher makes 64 bytes too few to keep writers apart.
 ALIGNMENT = 128
 
+RESERVED_BYTES = 16 << 20  # that are reserved at a time of a field that fills
+
 
 class Field(NamedTuple):
-    """An array to place: its name in the arena, its shape and its numpy dtype name."""
+    """An array to place.
+
+    Attributes:
+        name: in the arena.
+        shape: of the array.
+        dtype: a numpy name.
+        fills: its memory is not reserved at the start: `Arena.reserve` must have been called before it is written.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    fills: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -35,13 +46,20 @@ class Field(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
-def offsets(fields: Sequence[Field]) -> tuple[list[int], int]:
-    """Aligned byte offset of every field, and the size of the whole in bytes."""
-    places, end = [], 0
+def offsets(fields: Sequence[Field], start: int = 0) -> tuple[list[int], int]:
+    """Aligned byte offset of every field from `start` on, and the size of the whole in bytes."""
+    places, end = [], start
     for field in fields:
         places.append(end)
         end += -(-field.nbytes // ALIGNMENT) * ALIGNMENT
     return places, max(end, ALIGNMENT)
+
+
+def _divided(fields: Sequence[Field]) -> tuple[list[Field], list[Field], int]:
+    """Fields that are reserved at the start, those that fill, and where the latter begin, on a page of their own."""
+    at_start, filling = ([f for f in fields if f.fills is fills] for fills in (False, True))
+    _, end = offsets(at_start)
+    return at_start, filling, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE if filling else end
 
 
 class Arena:
@@ -50,25 +68,29 @@ class Arena:
     def __init__(self, fields: Sequence[Field], descriptor: int) -> None:
         self.fields = tuple(fields)
         self.descriptor = descriptor
-        places, self.nbytes = offsets(self.fields)
+        at_start, filling, self.reserved_nbytes = _divided(self.fields)
+        places = offsets(at_start)[0]
+        more, self.nbytes = offsets(filling, self.reserved_nbytes)
         self._memory = mmap.mmap(descriptor, self.nbytes)
-        self._arrays = {f.name: self._view(f, place) for f, place in zip(self.fields, places, strict=True)}
+        placed = list(zip([*at_start, *filling], [*places, *more], strict=True))
+        self._arrays = {field.name: self._view(field, place) for field, place in placed}
+        self._reserved = {field.name: (place, place) for field, place in placed if field.fills}
 
     @classmethod
     def create(cls, fields: Sequence[Field]) -> "Arena":
-        """Reserve and map the memory of the fields, zero-filled.
+        """Map the memory of the fields, zero-filled, and reserve all but what fills later.
 
         Raises:
             ResourceError: the memory cannot be had.
         """
-        _, nbytes = offsets(fields)
+        _, filling, reserved = _divided(fields)
+        nbytes = offsets(filling, reserved)[1]
         descriptor = os.memfd_create("appo-arena", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(descriptor, 0, nbytes)
-        except OSError as error:
+            _reserve(descriptor, 0, reserved, nbytes)
+            os.ftruncate(descriptor, nbytes)
+        except (OSError, ResourceError):
             os.close(descriptor)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-                raise ResourceError(f"the shared memory of this run needs {nbytes / 2**20:.0f} MiB: {error}") from error
             raise
         return cls(fields, descriptor)
 
@@ -77,9 +99,25 @@ class Arena:
         """Where this process has mapped the region."""
         return int(np.frombuffer(self._memory, np.uint8, 1).ctypes.data)
 
+    def reserve(self, name: str, nbytes: int) -> None:
+        """Reserve the first bytes of a field that fills, before they are written; those after them a little early.
+
+        Raises:
+            ResourceError: the memory cannot be had.
+        """
+        start, reserved = self._reserved[name]
+        if start + nbytes > reserved:
+            end = start + min(-(-nbytes // RESERVED_BYTES) * RESERVED_BYTES, self._arrays[name].nbytes)
+            _reserve(self.descriptor, reserved, end - reserved, self.nbytes)
+            self._reserved[name] = start, end
+
     def clear(self) -> None:
         """Fill all of it with zeros, as it was at first; nobody else may use it."""
-        np.frombuffer(self._memory, np.uint8).fill(0)
+        np.frombuffer(self._memory, np.uint8, self.reserved_nbytes).fill(0)
+        if self.reserved_nbytes < self.nbytes:  # what fills is given back
+            os.ftruncate(self.descriptor, self.reserved_nbytes)
+            os.ftruncate(self.descriptor, self.nbytes)
+            self._reserved = {name: (start, start) for name, (start, _) in self._reserved.items()}
 
     def __getitem__(self, name: str) -> Array:
         """The array of that name; writes are seen by every process."""
@@ -96,6 +134,16 @@ class Arena:
             return np.empty(field.shape, field.dtype)
         count = int(np.prod(field.shape, dtype=np.int64))
         return np.frombuffer(self._memory, field.dtype, count, place).reshape(field.shape)
+
+
+def _reserve(descriptor: int, start: int, nbytes: int, whole: int) -> None:
+    """Take memory for a part of the region, of which messages say how large the whole is (ResourceError)."""
+    try:
+        os.posix_fallocate(descriptor, start, nbytes)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise ResourceError(f"the shared memory of this run needs {whole / 2**20:.0f} MiB: {error}") from error
+        raise
 
 
 def _attach(fields: tuple[Field, ...], descriptor: Any) -> Arena:

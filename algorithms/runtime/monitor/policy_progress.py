@@ -23,6 +23,7 @@ class PolicyProgress:
     Attributes:
         totals: of its learner, see `LearnerReport`.
         episode_return, length: of its last episodes.
+        exploring: returns of its last episodes in rows that explore much, see `Algorithm.explores`.
         stats: the same for statistics reported by the environment.
         frozen: it plays and never learns.
         adoptions: how often its weights were replaced by those of another policy.
@@ -34,6 +35,7 @@ class PolicyProgress:
         self.version = 0
         self.episodes = 0
         self.episode_return, self.length = RunningStatistic(stats_avg), RunningStatistic(stats_avg)
+        self.exploring = RunningStatistic(stats_avg)
         self.stats: dict[str, RunningStatistic] = {}
         self.metrics: dict[str, float] = {}
         self.env_step_rate, self.sample_rate, self.discard_rate = RateMeter(), RateMeter(), RateMeter()
@@ -42,6 +44,9 @@ class PolicyProgress:
         """Take in the episodes this policy played."""
         mine = done.policy == policy
         self.episodes += int(np.count_nonzero(mine))
+        if done.exploring is not None:  # what such rows achieve says little of the policy
+            self.exploring.append(done.episode_return[mine & done.exploring])
+            mine = mine & ~done.exploring
         self.episode_return.append(done.episode_return[mine])
         self.length.append(done.length[mine])
         for owner, stats in done.stats:
@@ -53,6 +58,7 @@ class PolicyProgress:
         """Its weights were replaced: what it has played says nothing of it any more."""
         self.adoptions = adoptions
         self.episode_return, self.length = RunningStatistic(self.stats_avg), RunningStatistic(self.stats_avg)
+        self.exploring = RunningStatistic(self.stats_avg)
         self.stats.clear()
 
     @property
@@ -67,7 +73,8 @@ class PolicyProgress:
     def statistics(self) -> dict[str, RunningStatistic]:
         """Everything that is averaged over episodes, by the first part of its tags."""
         extra = {f"stats/{name}": statistic for name, statistic in self.stats.items()}
-        return {"reward": self.episode_return, "len": self.length, **extra}
+        apart = {"reward_exploring": self.exploring} if self.exploring.count else {}
+        return {"reward": self.episode_return, "len": self.length, **apart, **extra}
 
     def snapshot(self) -> dict[str, Any]:
         """What a checkpoint keeps, so that the averages of a later start go on where they were."""
@@ -86,6 +93,7 @@ class PolicyProgress:
         windows = dict(kept.get("windows", {})) if played_with_these else {"reward": (), "len": ()}
         self.episode_return.append(windows.pop("reward", ()))
         self.length.append(windows.pop("len", ()))
+        self.exploring.append(windows.pop("reward_exploring", ()))
         for name, values in windows.items():
             self.stats.setdefault(name.removeprefix("stats/"), RunningStatistic(self.stats_avg)).append(values)
 

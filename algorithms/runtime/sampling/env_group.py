@@ -54,6 +54,7 @@ class GroupPlan:
         reward_clip: bound on their absolute value after scaling; 0: none.
         keep: never hand slots over (sampling speed only).
         generation: how often the group's actor has been started.
+        exploring: of every row, whether its returns are shown apart; (): of none.
     """
 
     index: int
@@ -69,6 +70,7 @@ class GroupPlan:
     reward_clip: float = 0.0
     keep: bool = False
     generation: int = 0
+    exploring: tuple[bool, ...] = ()
 
 
 @dataclass(slots=True)
@@ -190,7 +192,7 @@ class EnvGroup:
         self.slot, self.step = -1, plan.start
         self.previous, self.retiring = -1, False  # the slot filled last; whether it begins no trajectory any more
         self.waiting: set[int] = set()  # policies whose actions the present step still lacks
-        self.episodes = Episodes(envs.num_rows)
+        self.episodes = Episodes(envs.num_rows, plan.exploring)
         self._counts = trajectories.group_counts[plan.index]  # 0, unless an actor has died in this place
         *counts, self.episodes.count = self._counts[: len(NOTED)].tolist()
         self.totals = dict(zip(COUNTS, counts, strict=True))
@@ -378,12 +380,14 @@ FLUSH_SECONDS = 0.2
 class Episodes:
     """Accumulates rewards as the env gave them, and reports finished episodes a few times a second."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, exploring: Sequence[bool] = ()) -> None:
         self.count = 0
+        self._exploring = np.array(exploring, np.bool_) if exploring else np.zeros(num_rows, np.bool_)
+        self._explores = any(exploring)
         self._return = np.zeros(num_rows, np.float64)
         self._length, self._frames = np.zeros((2, num_rows), np.int64)
         self._done = np.zeros(num_rows, np.bool_)
-        self._ended: list[tuple[Array, Array, Array]] = []
+        self._ended: list[tuple[Array, Array, Array, Array]] = []
         self._stats: list[tuple[int, dict[str, float]]] = []
         self._flushed = time.monotonic()
 
@@ -394,11 +398,12 @@ class Episodes:
         if np.logical_or(row.terminated, row.truncated, out=self._done).any():
             ended = self._done.nonzero()[0]
             self.count += len(ended)
-            self._ended.append((policy[ended], self._return[ended], self._length[ended]))
+            self._ended.append((policy[ended], self._return[ended], self._length[ended], self._exploring[ended]))
             self._return[ended] = 0
             self._length[ended] = 0
         for one in stats:
-            self._stats.append((int(policy[one.row]), one.stats))
+            if not self._exploring[one.row]:
+                self._stats.append((int(policy[one.row]), one.stats))
 
     def forget(self, rows: Array) -> None:
         """Drop what was gathered of episodes that go on nowhere: in these rows [R] the next one begins.
@@ -411,6 +416,8 @@ class Episodes:
     def flush(self, now: bool = False) -> Iterator[EpisodesDone]:
         """Report what has ended, if the last report is old enough or `now`."""
         if self._ended and (now or time.monotonic() - self._flushed >= FLUSH_SECONDS):
-            policy, episode_return, length = (np.concatenate(arrays) for arrays in zip(*self._ended, strict=True))
-            yield EpisodesDone(policy, episode_return, length, tuple(self._stats))
+            policy, episode_return, length, exploring = map(np.concatenate, zip(*self._ended, strict=True))
+            yield EpisodesDone(
+                policy, episode_return, length, tuple(self._stats), exploring if self._explores else None
+            )
             self._ended, self._stats, self._flushed = [], [], time.monotonic()

@@ -1,3 +1,5 @@
+import errno
+import mmap
 import multiprocessing
 import os
 import resource
@@ -5,7 +7,7 @@ import resource
 import numpy as np
 import pytest
 
-from algorithms.runtime.memory.arena import ALIGNMENT, Arena, Field, offsets
+from algorithms.runtime.memory.arena import ALIGNMENT, RESERVED_BYTES, Arena, Field, offsets
 from utils.errors import ResourceError
 
 FIELDS = (
@@ -106,3 +108,63 @@ def test_too_little_memory_is_an_error_at_the_start() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+# Fields that fill.
+
+
+FILLING = (Field("fills", (1 << 26,), "uint8", fills=True), *FIELDS, Field("more_fills", (3, 5), "int32", fills=True))
+
+
+def reserved_bytes(arena: Arena) -> int:
+    return os.fstat(arena.descriptor).st_blocks * 512
+
+
+def test_what_fills_lies_behind_the_rest_and_is_not_reserved() -> None:
+    arena = Arena.create(FILLING)
+    assert arena.reserved_nbytes == mmap.PAGESIZE
+    assert reserved_bytes(arena) == mmap.PAGESIZE
+    assert arena.nbytes == mmap.PAGESIZE + (1 << 26) + ALIGNMENT
+    assert sum(field.nbytes for field in FILLING) > 1 << 26  # the plan counts all of it
+    arena["words"][:] = 1
+    assert not arena["fills"][-1]
+
+
+def test_what_fills_is_reserved_in_pieces() -> None:
+    arena = Arena.create(FILLING)
+    before = reserved_bytes(arena)
+    arena.reserve("fills", 1)
+    assert reserved_bytes(arena) == before + RESERVED_BYTES
+    arena.reserve("fills", RESERVED_BYTES)
+    assert reserved_bytes(arena) == before + RESERVED_BYTES
+    arena.reserve("fills", RESERVED_BYTES + 1)
+    assert reserved_bytes(arena) == before + 2 * RESERVED_BYTES
+    arena.reserve("more_fills", 60)
+    assert reserved_bytes(arena) == before + 2 * RESERVED_BYTES + mmap.PAGESIZE
+    arena.reserve("fills", 1 << 26)
+    assert reserved_bytes(arena) == before + (1 << 26) + mmap.PAGESIZE
+
+
+def test_too_little_memory_for_what_fills_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    arena = Arena.create(FILLING)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(ResourceError, match=r"the shared memory of this run needs 64 MiB: .*No space"):
+        arena.reserve("fills", 1 << 25)
+
+
+def test_clearing_gives_back_what_fills() -> None:
+    arena = Arena.create(FILLING)
+    other = Arena(arena.fields, os.dup(arena.descriptor))
+    before = reserved_bytes(arena)
+    for _ in range(2):
+        arena.reserve("fills", 100)
+        arena["fills"][:100], arena["words"][:] = 7, 8
+        assert other["fills"][:101].tolist() == [7] * 100 + [0]
+        arena.clear()
+        assert reserved_bytes(arena) == before
+        assert not other["words"].any()
+    arena.reserve("fills", 1)
+    assert not other["fills"][:100].any()

@@ -47,6 +47,16 @@ def episodes(*done: tuple[int, float, int], stats: tuple[tuple[int, dict[str, fl
     return EpisodesDone(np.array(policy, np.int32), np.array(episode_return), np.array(length), stats)
 
 
+def test_returns_of_rows_that_explore_much_stand_apart(watched: Watched) -> None:
+    monitor = watched.monitor()
+    both = episodes((0, 1.0, 10), (0, 9.0, 30), (0, 3.0, 20))
+    monitor.handle(both._replace(exploring=np.array([True, False, True])))
+    tags = monitor.policies[0].tags()
+    assert tags["perf/episodes"] == 3
+    assert (tags["reward/mean"], tags["len/mean"], tags["reward_exploring/mean"]) == (9.0, 30.0, 2.0)
+    assert monitor.policies[0].snapshot()["windows"]["reward_exploring"] == [1.0, 3.0]
+
+
 def test_tags_of_one_policy(watched: Watched) -> None:
     monitor = watched.monitor()
     assert monitor.policies[0].tags() == {"perf/version": 0.0, "perf/episodes": 0.0}

@@ -1,0 +1,143 @@
+"""Ape-X, as the runtime sees it; torch-free at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from algorithms.apex import presets
+from algorithms.apex.config import METRICS, PANEL, ApexConfig
+from algorithms.runtime.algorithm import Context, Defaults
+from utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from algorithms.apex.policy import EpsilonGreedyPolicy
+    from algorithms.apex.storage import ReplayPlan
+    from algorithms.models.flat_module import FlatModule
+    from algorithms.runtime.config import SamplingConfig
+    from algorithms.runtime.devices import Device
+    from algorithms.runtime.learning.batches import BatchSource
+    from algorithms.runtime.learning.learner_worker import Learner
+    from algorithms.runtime.memory.arena import Field
+    from algorithms.runtime.memory.learner_state import StateLayout
+    from algorithms.runtime.memory.slots import Recorded, Trajectories
+    from algorithms.runtime.topology import Topology
+    from envs.spec import EnvSpec
+
+SHARE_OF_RETURNS = 3
+"""One row in so many, those that explore least, says how good the policy is."""
+
+
+@dataclass(frozen=True)
+class APEX(Defaults):
+    """A Q-network that acts greedily but for chance, and learns from a replay of what was done."""
+
+    name: ClassVar[str] = "APEX"
+    flags: ClassVar[type[ApexConfig]] = ApexConfig
+    metrics: ClassVar[Mapping[str, str]] = METRICS
+    panel: ClassVar[Mapping[str, str]] = PANEL
+
+    def check(self, flags: ApexConfig, spec: EnvSpec | None) -> None:
+        """Refuse flags that contradict each other, or an environment whose actions are no choices (UsageError)."""
+        flags.check()
+        kinds = {part.kind for part in spec.action.parts} if spec is not None else set()
+        if "gaussian" in kinds:
+            raise UsageError(
+                "--algo=APEX needs discrete actions, the environment has continuous ones: take APPO or PPO"
+            )
+        if "bernoulli" in kinds:
+            raise UsageError(
+                "--algo=APEX needs Discrete or MultiDiscrete actions, the environment has MultiBinary ones"
+            )
+
+    def preset(self, name: str, device: str) -> Mapping[str, object]:
+        """Return flag -> value of learning for a family of known environments."""
+        return presets.learning_preset(name)
+
+    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
+        """Return flag -> value of learning for an unknown environment, by what it shows and takes."""
+        return presets.learning_by_kind(images=images)
+
+    def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
+        """Declare what acting records beside actions, for first priorities; values are in units of return."""
+        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+
+        return {"q_taken": Recorded(("T", "R")), "q_max": Recorded(("T", "R"))}
+
+    def explores(self, row: int, rows: int) -> bool:
+        """Return whether a row is one of the two thirds that explore most."""
+        return row < rows - -(-rows // SHARE_OF_RETURNS)
+
+    def make_model(self, context: Context) -> FlatModule:
+        """Make a Q-network on its device; its weights are drawn from torch's global generator."""
+        from algorithms.models.flat_module import FlatModule
+        from algorithms.models.q_network import build_q_network
+
+        if context.model.use_rnn:
+            raise UsageError("--algo=APEX replays single steps, which a memory cannot learn from: take --use_rnn=False")
+        if context.precision == "bf16":
+            raise UsageError("--precision=bf16: --algo=APEX computes in fp32")
+        if context.verify:
+            raise UsageError("--verify_reproduction compares trajectories in their order, which --algo=APEX has not")
+        model = build_q_network(context.model, context.spec, dueling=context.flags.dueling)
+        return FlatModule(model.to(context.device))
+
+    def make_policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:
+        """Make the policy that acts with a network; outside of a run there is no exploration."""
+        from algorithms.apex.policy import EpsilonGreedyPolicy
+        from algorithms.ops.q_learning import epsilon_ladder
+
+        flat.module.eval()
+        epsilon = None
+        if context.arena is not None:
+            groups = context.arena["Trajectories.group_counts"].shape[0]
+            rows = groups * context.arena["Trajectories.valid"].shape[2]
+            epsilon = epsilon_ladder(rows, context.flags.epsilon, context.flags.epsilon_alpha)
+        return EpsilonGreedyPolicy(flat, context.spec, epsilon, rescaled=context.flags.value_rescaling)
+
+    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
+        """Return what the state of a learner holds: weights, those of the target network, moments, statistics."""
+        from algorithms.apex.learner import layout_of
+
+        return layout_of(flat, context.flags)
+
+    def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
+        """Declare the memory of the replay."""
+        from algorithms.apex.storage import replay_fields
+
+        return replay_fields(replay_plan(context.flags), context.spec, topology)
+
+    def make_source(
+        self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
+    ) -> BatchSource:
+        """Make the replay, in the process of the learner."""
+        from algorithms.apex.replay import ReplaySource
+
+        return ReplaySource(replay_plan(context.flags), context, trajectories, sampling.lockstep)
+
+    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Make the learner that trains a network."""
+        from algorithms.apex.learner import ApexLearner
+        from algorithms.models.encoders import share_images
+        from utils import machine
+
+        share_images(flat.module, machine.threads())
+        return ApexLearner(flat, context.flags)
+
+
+def replay_plan(flags: ApexConfig) -> ReplayPlan:
+    """Return how the replay of these flags keeps steps and gives them away."""
+    from algorithms.apex.storage import ReplayPlan
+
+    return ReplayPlan(
+        capacity=flags.replay_capacity,
+        alpha=flags.priority_alpha,
+        priority_epsilon=flags.priority_epsilon,
+        prioritized=flags.prioritized_replay,
+        n_steps=flags.n_steps,
+        gamma=flags.gamma,
+        batch_size=flags.batch_size,
+        replay_ratio=flags.replay_ratio,
+        learning_starts=flags.learning_starts,
+    )

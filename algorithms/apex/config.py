@@ -1,0 +1,128 @@
+"""The flags of Ape-X. Needs neither torch nor numpy."""
+
+from dataclasses import dataclass, replace
+
+from algorithms.parts.config import OptimizerConfig
+from utils.errors import UsageError
+from utils.flags import flag
+
+
+@dataclass(frozen=True)
+class ApexConfig(OptimizerConfig):
+    """Learning."""
+
+    learning_rate: float = flag(1e-4, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
+    adam_eps: float = flag(1.5e-4, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0)
+    max_grad_norm: float = flag(
+        40.0,
+        "limit of the L2 norm of the whole gradient; 0 = off",
+        minimum=0,
+        mutation="scale",
+        mutation_range=(1e-2, 1e3),
+    )
+    rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the replay", minimum=1)
+    batch_size: int = flag(512, "steps drawn from the replay per optimizer step, a multiple of rollout", minimum=1)
+    gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
+    n_steps: int = flag(3, "steps whose rewards are summed before a value stands in for the rest", minimum=1)
+    double_q: bool = flag(True, "the trained network chooses the next action, the target network values it")
+    dueling: bool = flag(True, "Q as the value of the state plus an advantage of every choice", fixed_on_resume=True)
+    huber_loss: bool = flag(True, "errors count linearly beyond 1; False = squared errors")
+    value_rescaling: bool = flag(
+        False, "predict h(return), about its square root, for returns of very different size", fixed_on_resume=True
+    )
+    target_update_interval: int = flag(
+        2500, "optimizer steps after which the target network becomes a copy of the trained one", minimum=1
+    )
+    replay_capacity: int = flag(
+        1_000_000, "agent steps that the replay of the run holds; the oldest leave first", minimum=1
+    )
+    learning_starts: int = flag(50_000, "agent steps in the replay before the first update", minimum=1)
+    replay_ratio: float = flag(
+        8.0,
+        "uses of every agent step in training: actors wait for the learner, and it for them, to keep it; 0 = as many"
+        " as the learner manages",
+        minimum=0,
+    )
+    prioritized_replay: bool = flag(True, "draw steps by their errors; False = every step with the same probability")
+    priority_alpha: float = flag(0.6, "exponent of priorities; 0 = uniform", minimum=0, maximum=1)
+    priority_beta: float = flag(
+        0.4, "exponent of the importance weights at the start; 1 = full correction", minimum=0, maximum=1
+    )
+    priority_beta_final: float = flag(
+        0.4, "priority_beta at train_for_env_steps, linear in between", minimum=0, maximum=1
+    )
+    priority_epsilon: float = flag(1e-6, "added to the absolute error of a step in its priority", minimum=0)
+    epsilon: float = flag(
+        0.4,
+        "row i of N acts at random with probability epsilon^(1 + i / (N-1) * epsilon_alpha); a single row, with the"
+        " smallest of them",
+        minimum=0,
+        maximum=1,
+    )
+    epsilon_alpha: float = flag(7.0, "how much less the last row explores than the first, see epsilon", minimum=0)
+    max_weight_sync_delay: int = flag(
+        400, "agent steps that weights act before newer ones are published; 0 = publish after every update", minimum=0
+    )
+    max_skipped_updates: int = flag(
+        50,
+        "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
+        " state; when that has not helped three times, the run ends",
+        minimum=1,
+    )
+
+    # What tuning and placement ask of every algorithm.
+
+    @property
+    def segment_steps(self) -> int:
+        """Steps between recorded recurrent states: there are none."""
+        return self.rollout
+
+    @property
+    def num_batches_per_iteration(self) -> int:
+        """Minibatches collected before training on them."""
+        return 1
+
+    @property
+    def ppo_epochs(self) -> float:
+        """Times that a step is used."""
+        return self.replay_ratio or 1.0
+
+    @property
+    def macro_batch_columns(self) -> int:
+        """Trajectories that have as many steps as a batch."""
+        return self.batch_size // self.rollout
+
+    @property
+    def updates_per_publication(self) -> int:
+        """Optimizer steps from one publication of weights to the next."""
+        return max(1, round(self.max_weight_sync_delay * (self.replay_ratio or 1.0) / self.batch_size))
+
+    def one_update(self, size: int) -> "ApexConfig":
+        """Return flags with which so many new samples are trained on once, for measuring its time."""
+        return replace(self, batch_size=size, replay_ratio=1.0, learning_starts=1, replay_capacity=16 * size)
+
+    def check(self) -> None:
+        """Refuse flags that contradict each other (UsageError)."""
+        if self.batch_size % self.rollout:
+            raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
+        if self.learning_starts > self.replay_capacity:
+            raise UsageError(
+                f"--learning_starts={self.learning_starts} is above --replay_capacity={self.replay_capacity}"
+            )
+        if self.lr_schedule.startswith("kl_adaptive"):
+            raise UsageError(f"--lr_schedule={self.lr_schedule}: Q-learning has no policy whose KL divergence it is")
+
+
+METRICS = {
+    "loss": "mean weighted loss of the errors",
+    "td_error": "mean absolute error of Q",
+    "q_mean": "mean value of the actions taken, in units of the network",
+    "target_mean": "mean of the targets, in units of the network",
+    "weight_mean": "mean importance weight; the largest of a batch is 1",
+    "grad_norm": "L2 norm of the gradient before it is clipped",
+    "learning_rate": "step size of Adam",
+    "skipped": "share of updates that were skipped because something was not finite",
+}
+"""What its learner reports, in this order."""
+
+PANEL = {"loss": "loss", "td_error": "error", "q_mean": "q", "grad_norm": "gradient", "learning_rate": "rate"}

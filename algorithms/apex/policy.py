@@ -1,0 +1,92 @@
+"""The policy of Q-learning: the greedy choice, or with the probability that its row has, a random one."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from algorithms.models.flat_module import FlatModule
+from algorithms.models.q_network import QNetwork
+from algorithms.ops import q_learning
+from algorithms.runtime.memory.slots import Trajectories
+from algorithms.runtime.sampling.policy import FastPolicy
+from envs.spec import MASK_KEY, EnvSpec
+
+
+class ExploringRandom(NamedTuple):
+    """A source of random numbers.
+
+    Attributes:
+        generator: by torch.
+    """
+
+    generator: Generator
+
+
+class EpsilonGreedyPolicy:
+    """Acts by a Q-network; it records "q_taken" [N] and "q_max" [N], means over branches in units of return.
+
+    Args:
+        flat: the network, ready to act, with its weights in one vector.
+        spec: of the environment.
+        epsilon: [N] how often each row of the run acts at random; None: a player's, which is always greedy.
+        rescaled: whether the network predicts h(return).
+    """
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec, epsilon: Tensor | None, *, rescaled: bool) -> None:
+        assert isinstance(flat.module, QNetwork)
+        self.flat, self.model, self.rescaled = flat, flat.module, rescaled
+        self.epsilon = None if epsilon is None else epsilon.to(flat.flat.device)
+        self.rnn_state_size = flat.module.rnn_state_size
+        self._dtype = getattr(torch, spec.action.dtype)
+
+    def random(self, seed: int, rows: int) -> ExploringRandom:
+        """Make a source of random numbers for acting in groups of R rows."""
+        return ExploringRandom(torch.Generator(self.flat.flat.device).manual_seed(seed))
+
+    def act(
+        self,
+        obs: dict[str, Tensor],
+        first: Tensor,
+        state: Tensor,
+        rows: Tensor | None,
+        random: ExploringRandom | None,
+        *,
+        greedy: bool | Tensor = False,
+        whole_groups: bool = False,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Act in N rows; arguments and results are those of `Policy.act`."""
+        sizes = self.model.sizes
+        q, _, state = self.model.act(obs, first, state)
+        mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
+        q = q_learning.allowed_only(q, mask)
+        best = action = q_learning.greedy_action(q, sizes)
+        if greedy is not True and rows is not None and self.epsilon is not None:
+            assert random is not None
+            action = self._explored(q, best, self.epsilon[rows], random.generator)
+            if isinstance(greedy, Tensor):
+                action = torch.where(greedy, best, action)
+        values = {"q_taken": q_learning.taken(q, action, sizes), "q_max": q_learning.taken(q, best, sizes)}
+        recorded = {name: self._in_units_of_return(value.mean(-1)) for name, value in values.items()}
+        return {"action": action.to(self._dtype), **recorded}, state
+
+    def _explored(self, q: Tensor, best: Tensor, epsilon: Tensor, generator: Generator) -> Tensor:
+        """Replace the best choices [N, K] in rows that explore now: by uniform ones, in all branches, of the allowed.
+
+        As many numbers are drawn whatever comes out, so that rows do not depend on each other.
+        """
+        noise = torch.rand(q.shape, generator=generator, device=q.device)
+        explores = torch.rand(len(q), generator=generator, device=q.device) < epsilon
+        chance = q_learning.greedy_action(q_learning.allowed_only(noise, q > q_learning.FORBIDDEN), self.model.sizes)
+        return torch.where(explores.unsqueeze(1), chance, best)
+
+    def _in_units_of_return(self, value: Tensor) -> Tensor:
+        return q_learning.unscaled_value(value) if self.rescaled else value
+
+    def final(self, obs: dict[str, Tensor], first: Tensor, state: Tensor) -> dict[str, Tensor]:
+        """Record nothing: the replay keeps no values of true final observations."""
+        return {}
+
+    def fast(self, trajectories: Trajectories, random: ExploringRandom) -> FastPolicy | None:
+        """Return None: there is no twin without torch."""
+        return None

@@ -1,0 +1,89 @@
+"""Presets of Ape-X stand under the names that `envs.presets` gives to environments; given flags overrule them.
+
+Those of small environments start from Stable-Baselines3's tuned DQN (rl-baselines3-zoo, hyperparams/dqn.yml), that of
+Atari is Horgan et al. 2018, arXiv:1803.00933, section 4.1.
+"""
+
+from envs.presets import Preset
+
+SMALL: Preset = {
+    "use_rnn": False,
+    "normalize_input": False,
+    "nonlinearity": "relu",
+    "rollout": 16,
+    "priority_beta_final": 1.0,
+    "max_grad_norm": 10.0,
+    "max_weight_sync_delay": 0,
+    "num_workers": 1,
+    "num_envs_per_worker": 4,
+}
+CARTPOLE: Preset = {
+    **SMALL,
+    "encoder_mlp_layers": (256, 256),
+    "batch_size": 64,
+    "learning_rate": 1e-3,
+    "lr_schedule": "linear",
+    "gamma": 0.99,
+    "n_steps": 3,
+    "learning_starts": 1000,
+    "replay_capacity": 100_000,
+    "replay_ratio": 32.0,
+    "target_update_interval": 200,
+    "train_for_env_steps": 60_000,  # where the rate reaches 0
+}
+ACROBOT: Preset = {
+    **CARTPOLE,
+    "train_for_env_steps": 100_000,
+}
+LUNAR_LANDER: Preset = {
+    **CARTPOLE,
+    "learning_rate": 5e-4,
+    "replay_capacity": 300_000,
+    "target_update_interval": 500,
+    "learning_starts": 5000,
+    "train_for_env_steps": 300_000,
+}
+ATARI: Preset = {
+    "use_rnn": False,
+    "rollout": 32,
+    "batch_size": 512,
+    "learning_rate": 1e-4,
+    "adam_eps": 1.5e-4,
+    "max_grad_norm": 40.0,
+    "n_steps": 3,
+    "priority_alpha": 0.6,
+    "priority_beta": 0.4,
+    "priority_beta_final": 0.4,
+    "target_update_interval": 2500,
+    "learning_starts": 50_000,
+    "replay_capacity": 1_000_000,
+    "replay_ratio": 8.0,
+    "max_weight_sync_delay": 400,
+    "normalize_images": False,
+}
+
+PRESETS: dict[str, Preset] = {
+    "toy": {"use_rnn": False},
+    "CartPole": CARTPOLE,
+    "Acrobot": ACROBOT,
+    "LunarLander": LUNAR_LANDER,
+    "atari": ATARI,
+}
+"""By the name of a preset; a known environment that is missing here is learned with `NUMBERS`."""
+
+NUMBERS: Preset = {name: CARTPOLE[name] for name in ("use_rnn", "batch_size", "learning_rate", "learning_starts")} | {
+    "rollout": 16,
+    "replay_capacity": 200_000,
+    "target_update_interval": 500,
+}
+IMAGES: Preset = {"use_rnn": False, "learning_starts": 10_000, "replay_capacity": 200_000}
+
+
+def learning_preset(name: str) -> Preset:
+    """Return flag -> value of learning for the name of a preset, as `envs.presets.find_name` returns it."""
+    return PRESETS.get(name, {"use_rnn": False, "replay_capacity": 200_000, "learning_starts": 10_000})
+
+
+def learning_by_kind(*, images: bool) -> Preset:
+    """Return flag -> value of learning for an unknown environment, by whether it shows images."""
+    return IMAGES if images else NUMBERS

@@ -1,0 +1,472 @@
+"""The memory of a replay: columns of T steps in shared memory, where they survive whoever writes them.
+
+A column is inserted by one process, that of the learner, and the word of its place says how far that is: odd while it
+is written, then twice its number. All totals lie in a note beside it, so they become true with that one store; cursor,
+totals and the tree over the leaves are found again from words, notes and leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from algorithms.apex.frames import FrameRing, stack_of
+from algorithms.apex.sum_tree import SumTree, padded
+from algorithms.runtime.memory.arena import Arena, Array, Field
+from algorithms.runtime.memory.slots import Trajectories
+from algorithms.runtime.memory.weights import barrier
+from algorithms.runtime.topology import Topology
+from envs.spec import EnvSpec
+
+EVICTED = -1  # the word of a column whose frames are being overwritten
+SEQUENCE_ETA = 0.9  # share of the largest error in the priority of a sequence (R2D2, section 2.3)
+Q_TAKEN, Q_MAX = "q_taken", "q_max"
+"""Recorded by policies that act: the value of the action taken and the largest value, [T, R]."""
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """How a replay keeps steps and gives them away.
+
+    Attributes:
+        capacity: agent steps of the run, shared among its policies.
+        alpha: exponent of priorities; 0 is uniform.
+        priority_epsilon: added to every absolute error.
+        prioritized: whether errors decide what is drawn, else every step is as probable as any other.
+        n_steps: of which rewards are summed, at most.
+        gamma: discount per step.
+        batch_size: B, samples of a batch: single steps, or columns if `sequences`.
+        replay_ratio: uses per agent step; 0: as many as the learner manages.
+        learning_starts: agent steps that a policy has before the first batch.
+        sequences: whether samples are whole columns.
+    """
+
+    capacity: int
+    alpha: float
+    priority_epsilon: float
+    prioritized: bool
+    n_steps: int
+    gamma: float
+    batch_size: int
+    replay_ratio: float
+    learning_starts: int
+    sequences: bool = False
+
+
+class Note(NamedTuple):
+    """What is noted with a column; totals are those of all columns up to it, dropped ones those that made room for it.
+
+    Attributes:
+        place: slot * R + row that it came from.
+        sequence: of the hand-over that it came with.
+        samples, env_steps: valid steps inserted, and frames behind them.
+        unsampled: of them, steps that are never drawn, as nothing is known of what came after.
+        dropped: steps that were overwritten before any batch had them.
+    """
+
+    place: int = 0
+    sequence: int = 0
+    samples: int = 0
+    env_steps: int = 0
+    unsampled: int = 0
+    dropped: int = 0
+
+
+class Samples(NamedTuple):
+    """Which steps were drawn, [B]; of sequences the step is 0.
+
+    Attributes:
+        column, step: where.
+        word: of the column at that time.
+        probability: with which each was drawn.
+    """
+
+    column: Array
+    step: Array
+    word: Array
+    probability: Array
+
+
+class Outcomes(NamedTuple):
+    """Rewards and ends of steps, flat, as n-step returns need them.
+
+    Attributes:
+        valid, reward, terminated, truncated: of the step.
+        same_step: the observation after a truncated step is of the next episode, so that nothing can follow it.
+    """
+
+    valid: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    same_step: bool
+
+
+class NStep(NamedTuple):
+    """N-step returns, [B].
+
+    Attributes:
+        length: m, steps that are summed; 0: the step was not taken, or nothing is known of what came after.
+        reward: sum over k < m of gamma^k r_{t+k}.
+        discount: gamma^m, the factor of the value of observation t+m; 0 after a terminated step.
+        terminated, truncated: how the last of the steps ended.
+    """
+
+    length: Array
+    reward: Array
+    discount: Array
+    terminated: Array
+    truncated: Array
+
+
+def n_step_returns(outcomes: Outcomes, start: Array, room: Array, stride: int, n_steps: int, gamma: float) -> NStep:
+    """Sum rewards over at most n steps, fewer where the episode ends or the column does.
+
+    Args:
+        outcomes: of all steps, flat.
+        start: [B] where the first steps are in them.
+        room: [B] steps from there to the end of the column, at least 1.
+        stride: from one step to the next in `outcomes`.
+        n_steps: n.
+        gamma: discount per step.
+    """
+    length, reward, factor = np.zeros(len(start), np.int64), np.zeros(len(start)), np.ones(len(start))
+    terminated, truncated = np.zeros((2, len(start)), np.bool_)
+    going = np.ones(len(start), np.bool_)
+    last = start + (room - 1) * stride
+    for k in range(n_steps):
+        at = np.minimum(start + k * stride, last)
+        going = going & (k < room) & outcomes.valid[at]
+        if outcomes.same_step:
+            going &= ~outcomes.truncated[at]
+        reward += np.where(going, factor * outcomes.reward[at], 0.0)
+        factor = np.where(going, factor * gamma, factor)
+        length += going
+        terminated |= going & outcomes.terminated[at]
+        truncated |= going & outcomes.truncated[at]
+        going = going & ~terminated & ~truncated
+    return NStep(length, reward, np.where(terminated, 0.0, factor), terminated, truncated)
+
+
+def num_columns(plan: ReplayPlan, rollout: int, num_policies: int) -> int:
+    """Return N, the columns of T steps that a policy has; the newest one is never overwritten, so there are two."""
+    return max(2, -(-plan.capacity // (rollout * num_policies)))
+
+
+def replay_fields(
+    plan: ReplayPlan, spec: EnvSpec, topology: Topology, rnn_state_size: int = 0, recurrence: int = 0
+) -> list[Field]:
+    """Declare the shared memory of the replays of all policies that learn.
+
+    Args:
+        plan: of each.
+        spec: of the environment.
+        topology: how many policies there are, and how long rollouts are.
+        rnn_state_size: H.
+        recurrence: steps of a BPTT segment; 0: a whole rollout.
+    """
+    rollout, fields = topology.rollout, []
+    n = num_columns(plan, rollout, topology.num_policies)
+    segments = rollout // (recurrence or rollout)
+    for policy in range(topology.num_policies):
+        prefix = f"replay.{policy}"
+        fields += [
+            Field(f"{prefix}.word", (n,), "int64"),
+            Field(f"{prefix}.note", (n, len(Note._fields)), "int64"),
+            Field(f"{prefix}.leaf", (padded(n * (1 if plan.sequences else rollout)),), "float64"),
+            Field(f"{prefix}.largest", (1,), "float64"),  # error so far
+            Field(f"{prefix}.pace", (len(Pace._fields),), "int64"),
+        ]
+        for name, (shape, dtype) in _of_column(spec, rollout, segments, rnn_state_size).items():
+            fields.append(Field(f"{prefix}.{name}", (n, *shape), dtype, fills=True))
+        for key, observation in spec.observations.items():
+            stack = stack_of(observation)
+            if stack is None:
+                shape = (n, rollout + 1, *observation.shape)
+                fields.append(Field(f"{prefix}.obs.{key}", shape, observation.dtype, fills=True))
+            else:
+                fields += FrameRing.declare(f"{prefix}.obs.{key}", stack, n, rollout)
+    return fields
+
+
+class Pace(NamedTuple):
+    """What a replay knows of its pace.
+
+    Attributes:
+        used: samples that batches have had.
+        starts: samples inserted when the first batch was due, and one; 0: it is not yet due.
+        samples, env_steps: of the learner before the first insertion of this start.
+        known: 1 if these are noted.
+    """
+
+    used: int = 0
+    starts: int = 0
+    samples: int = 0
+    env_steps: int = 0
+    known: int = 0
+
+
+def _of_column(
+    spec: EnvSpec, rollout: int, segments: int, rnn_state_size: int
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> shape and dtype of what a column holds beside observations, as `Trajectories` have it."""
+    return {
+        "first": ((rollout + 1,), "bool"),
+        "valid": ((rollout,), "bool"),
+        "reward": ((rollout,), "float32"),
+        "terminated": ((rollout,), "bool"),
+        "truncated": ((rollout,), "bool"),
+        "num_frames": ((rollout,), "int32"),
+        "action": ((rollout, spec.action.num_values), spec.action.dtype),
+        "policy_version": ((rollout,), "int64"),
+        "rnn_state": ((segments, rnn_state_size), "float32"),
+        "drawn": ((rollout,), "bool"),
+    }
+
+
+class ReplayStorage:
+    """The replay of one policy, as it is when it is attached to: what another process has left, or nothing.
+
+    Args:
+        plan: of the replay.
+        spec: of the environment.
+        arena: shared memory with the fields of `replay_fields`.
+        policy: whose.
+
+    Attributes:
+        columns: N.
+        rollout: T.
+        arrays: what columns hold beside observations, by name, [N, ...].
+        obs: observations by key that are stored as they are, [N, T+1, *].
+        rings: those by key that are stacks.
+        tree: over the leaves, one a step, or one a column if samples are columns.
+        newest: number of the column that was inserted last, counted from 1.
+        size: samples that can be drawn.
+        totals: note of the newest column.
+    """
+
+    def __init__(self, plan: ReplayPlan, spec: EnvSpec, arena: Arena, policy: int) -> None:
+        self.plan, self.spec, self.arena, self._prefix = plan, spec, arena, f"replay.{policy}"
+        self.word, self._note = self._array("word"), self._array("note")
+        self.largest, self.pace = self._array("largest"), self._array("pace")
+        self.columns: int
+        self.rollout: int
+        self.columns, self.rollout = self._array("valid").shape
+        self.per_column = 1 if plan.sequences else self.rollout
+        self.arrays = {name: self._array(name) for name in _of_column(spec, 1, 1, 1)}
+        stacks = {key: stack_of(observation) for key, observation in spec.observations.items()}
+        self.rings = {
+            key: FrameRing(arena, f"{self._prefix}.obs.{key}", stack) for key, stack in stacks.items() if stack
+        }
+        self.obs = {key: self._array(f"obs.{key}") for key, stack in stacks.items() if not stack}
+        self._leaf = self._array("leaf")[: self.columns * self.per_column].reshape(self.columns, self.per_column)
+        self._recover()
+
+    def _array(self, name: str) -> Array:
+        return self.arena[f"{self._prefix}.{name}"]
+
+    def _recover(self) -> None:
+        """Find cursor, totals and tree again; a column whose insertion was cut off is as if it had not been begun."""
+        self._leaf[self.word % 2 == 1] = 0.0
+        complete = self.word[(self.word > 0) & (self.word % 2 == 0)] // 2
+        self.newest = int(complete.max(initial=0))
+        self.oldest = int(complete.min(initial=self.newest + 1))
+        self.totals = Note(*self._note[self._place(self.newest)].tolist()) if self.newest else Note()
+        self.size = int(np.count_nonzero(self._leaf))
+        self.tree = SumTree(self._array("leaf"))
+        self._ready_columns = 0  # whose memory is reserved
+
+    def _place(self, number: int) -> int:
+        return (number - 1) % self.columns
+
+    # ---- in
+
+    def holds(self, place: int, sequence: int) -> bool:
+        """Whether the newest column is this one: then only its slot does not say so."""
+        return (self.totals.place, self.totals.sequence) == (place, sequence)
+
+    def insert(self, trajectories: Trajectories, slot: int, row: int, valid: Array, error: Array) -> int:
+        """Insert a column in place of the oldest one, which nobody sees before it is whole; the valid steps in it.
+
+        Args:
+            trajectories: the shared arrays.
+            slot: where the column is.
+            row: in the slot.
+            valid: [T] steps of the policy.
+            error: [T] first priorities as `first_errors` gives them.
+        """
+        number = self.newest + 1
+        place = self._place(number)
+        stacked = {key: trajectories.obs[key][slot, :, row] for key in self.rings}
+        plans = {key: self.rings[key].plan(obs) for key, obs in stacked.items()}
+        dropped = self._make_room(number, {key: int(np.count_nonzero(plan)) for key, plan in plans.items()})
+        self.word[place] = 2 * number - 1
+        barrier()
+        self._reserve(place)
+        for name, array in self.arrays.items():
+            if name not in ("valid", "drawn"):
+                array[place] = getattr(trajectories, name)[slot, :, row]
+        self.arrays["valid"][place], self.arrays["drawn"][place] = valid, False
+        for key, array in self.obs.items():
+            array[place] = trajectories.obs[key][slot, :, row]
+        for key, obs in stacked.items():
+            self.rings[key].write(place, self._end(key), obs, plans[key])
+        priority = self._sequence_error(error[None], valid[None]) if self.plan.sequences else error
+        leaf = np.where(priority >= 0, self._leaf_of(np.maximum(priority, 0.0)), 0.0)
+        self.tree.set(place * self.per_column + np.arange(self.per_column), leaf)
+        count, frames = int(np.count_nonzero(valid)), int(self.arrays["num_frames"][place][valid].sum())
+        before = self.totals
+        self.totals = Note(
+            place=slot * trajectories.valid.shape[2] + row,
+            sequence=int(trajectories.sequence[slot]),
+            samples=before.samples + count,
+            env_steps=before.env_steps + frames,
+            unsampled=before.unsampled + int(np.count_nonzero(valid & (error < 0))),
+            dropped=before.dropped + dropped,
+        )
+        self._note[place] = self.totals
+        barrier()
+        self.word[place] = 2 * number
+        self.newest, self.size = number, self.size + int(np.count_nonzero(leaf))
+        return count
+
+    def _make_room(self, number: int, frames: Mapping[str, int]) -> int:
+        """Evict the columns in whose place, or in whose frames, the next one lies; steps of them no batch has had."""
+        dropped = 0
+        while self.oldest <= self.newest and (
+            self.oldest <= number - self.columns
+            or any(
+                self._end(key) + count - int(self.rings[key].frames_of(self._place(self.oldest))[0])
+                > self.rings[key].size
+                for key, count in frames.items()
+            )
+        ):
+            place = self._place(self.oldest)
+            self.word[place] = EVICTED
+            barrier()
+            leaf = self._leaf[place]
+            self.size -= int(np.count_nonzero(leaf))
+            dropped += int(np.count_nonzero(self.arrays["valid"][place] & ~self.arrays["drawn"][place]))
+            self.tree.set(place * self.per_column + np.arange(self.per_column), np.zeros(self.per_column))
+            self.oldest += 1
+        return dropped
+
+    def _end(self, key: str) -> int:
+        """Where the frames of the next column begin."""
+        return int(self.rings[key].frames_of(self._place(self.newest))[1]) if self.newest else 0
+
+    def _reserve(self, place: int) -> None:
+        if place < self._ready_columns:
+            return
+        self._ready_columns = min(self.columns, place + 64)
+        for name in (*self.arrays, *(f"obs.{key}" for key in self.obs), *(f"obs.{key}.index" for key in self.rings)):
+            array = self._array(name)
+            self.arena.reserve(f"{self._prefix}.{name}", self._ready_columns * (array.nbytes // self.columns))
+
+    def first_errors(self, trajectories: Trajectories, slot: int, valid: Array) -> Array:
+        """Return the absolute n-step errors [T, R] of a slot by the values that acting recorded; -1: not to be drawn.
+
+        Where no value of observation t+m is recorded, as at the end of a column, it is the column's largest error; in
+        one without any, the largest error so far.
+
+        Args:
+            trajectories: the shared arrays.
+            slot: in them.
+            valid: [T, R] steps of the policy.
+        """
+        t = trajectories
+        rollout, rows = valid.shape
+        flat = [a.ravel() for a in (valid, t.reward[slot], t.terminated[slot], t.truncated[slot])]
+        outcomes = Outcomes(flat[0], flat[1], flat[2], flat[3], self.spec.same_step)
+        start = np.arange(rollout * rows)
+        step = start // rows
+        returns = n_step_returns(outcomes, start, rollout - step, rows, self.plan.n_steps, self.plan.gamma)
+        error = np.full(rollout * rows, np.nan)
+        if Q_TAKEN in t.recorded:
+            later = np.minimum(start + returns.length * rows, rollout * rows - rows + start % rows)
+            value = np.where(returns.terminated, 0.0, t.recorded[Q_MAX][slot].ravel()[later])
+            known = returns.terminated | (step + returns.length < rollout)
+            error = np.abs(returns.reward + returns.discount * value - t.recorded[Q_TAKEN][slot].ravel())
+            error[~known] = np.nan
+        drawable = returns.length > 0
+        error[~(np.isfinite(error) & drawable)] = -1.0
+        table = error.reshape(rollout, rows)
+        largest = table.max(axis=0)
+        self.largest[0] = max(self.largest[0], largest.max())
+        largest = np.where(largest < 0, self.largest[0] or 1.0, largest)
+        drawn: Array = np.where(drawable.reshape(rollout, rows), np.where(table < 0, largest, table), -1.0)
+        return drawn
+
+    def _leaf_of(self, error: Array) -> Array:
+        """Return what leaves hold: (error + epsilon)^alpha (arXiv:1511.05952, eq. 1); 1 if errors do not decide."""
+        if not self.plan.prioritized:
+            return np.ones(error.shape)
+        leaf: Array = (error + self.plan.priority_epsilon) ** self.plan.alpha
+        return leaf
+
+    def _sequence_error(self, error: Array, valid: Array) -> Array:
+        """Return the priority [C] of sequences of steps [C, T]: 0.9 of the largest and 0.1 of the mean error."""
+        counted = valid & (error >= 0)
+        number = counted.sum(axis=1)
+        error = np.where(counted, error, 0.0)
+        mixed = SEQUENCE_ETA * error.max(axis=1) + (1 - SEQUENCE_ETA) * error.sum(axis=1) / np.maximum(number, 1)
+        priority: Array = np.where(number > 0, mixed, -1.0)
+        return priority
+
+    # ---- out
+
+    def draw(self, count: int, random: np.random.Generator) -> Samples:
+        """Draw samples in proportion to their leaves, one from each of `count` equal parts of the sum."""
+        leaf = self.tree.sample(count, random)
+        column, step = np.divmod(leaf, self.per_column)
+        return Samples(column, step, self.word[column], self.tree.levels[0][leaf] / self.tree.total)
+
+    def note_drawn(self, samples: Samples) -> None:
+        """Note that a batch has these: what is overwritten from now on has not been dropped."""
+        if self.plan.sequences:
+            self.arrays["drawn"][samples.column] = True
+        else:
+            self.arrays["drawn"][samples.column, samples.step] = True
+
+    def returns_of(self, samples: Samples) -> NStep:
+        """Return the n-step returns of samples."""
+        flat = [self.arrays[name].reshape(-1) for name in ("valid", "reward", "terminated", "truncated")]
+        outcomes = Outcomes(flat[0], flat[1], flat[2], flat[3], self.spec.same_step)
+        start = samples.column * self.rollout + samples.step
+        return n_step_returns(outcomes, start, self.rollout - samples.step, 1, self.plan.n_steps, self.plan.gamma)
+
+    def read_obs(self, key: str, column: Array, step: Array, out: Array) -> None:
+        """Copy the observations [B, *] at these places into contiguous memory; steps are from 0 to T."""
+        if key in self.rings:
+            self.rings[key].read(column, step, out)
+            return
+        flat = self.obs[key].reshape(self.columns * (self.rollout + 1), -1)
+        place = column * (self.rollout + 1) + step
+        flat.take(place, axis=0, out=out.reshape(len(column), -1), mode="clip")
+
+    def update(self, samples: Samples, error: Array) -> int:
+        """Give samples the priorities of these absolute errors [B]; how many.
+
+        Those whose column has been overwritten meanwhile are left out, and errors that are not finite.
+        """
+        if not self.plan.prioritized:
+            return 0
+        current = (self.word[samples.column] == samples.word) & np.isfinite(error)
+        error = np.abs(error[current].astype(np.float64))
+        self.largest[0] = max(self.largest[0], error.max(initial=0.0))
+        index = samples.column[current] * self.per_column + samples.step[current]
+        self.tree.set(index, self._leaf_of(error))
+        return len(index)
+
+    def samples_before(self, column: Array) -> Array:
+        """Return how many steps had been inserted with each of these columns, [B]: their age follows."""
+        counted: Array = self._note[column, Note._fields.index("samples")]
+        return counted
+
+    @property
+    def mean_priority(self) -> float:
+        """The mean of all leaves that can be drawn; 0 without any."""
+        return self.tree.total / self.size if self.size else 0.0

@@ -1,0 +1,75 @@
+"""The network of Q-learning: a value of every choice, on the encoders and cores that actor-critics have."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.models.actor_critic import ActorCritic, Tower, model_inputs
+from algorithms.models.build import build_tower
+from algorithms.models.config import ModelConfig
+from algorithms.models.encoders import DictEncoder, Observations
+from algorithms.ops import q_learning
+from envs.spec import EnvSpec
+
+OUTPUT_GAIN = 0.01
+"""Of the last layers: all values begin near 0, so that the first maximum overestimates little."""
+
+
+class QNetwork(ActorCritic):
+    """Values of all choices, which stand in the place of logits: the most probable action is the greedy one.
+
+    Args:
+        env_spec: of the environment, with categorical actions alone.
+        config: says how observations are scaled.
+        tower: encoder and core.
+        dueling: the values are a state's and an advantage of every choice.
+
+    Attributes:
+        sizes: choices of every branch.
+    """
+
+    def __init__(self, env_spec: EnvSpec, config: ModelConfig, tower: Tower, *, dueling: bool) -> None:
+        super().__init__(env_spec, config, tower.state_size)
+        self.tower, self.dueling = tower, dueling
+        self.sizes = [part.size for part in env_spec.action.parts]
+        self.q_head = nn.Linear(tower.output_size, sum(self.sizes))
+        heads = [self.q_head]
+        if dueling:
+            self.value_head = nn.Linear(tower.output_size, 1)
+            heads.append(self.value_head)
+        for head in heads:
+            nn.init.orthogonal_(head.weight, gain=OUTPUT_GAIN)
+            nn.init.zeros_(head.bias)
+        for key, encoder in tower.encoder.items() if isinstance(tower.encoder, DictEncoder) else ():
+            if encoder.num_image_layers and not env_spec.observations[key].dtype.startswith("float"):
+                encoder.scale_with(self.scaling_of(key))
+                self.keys_scaled_later |= {key}
+
+    def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q [N, L], the greedy value [N] without a mask, and the next state."""
+        features, rnn_state = self.tower.step(obs, first, rnn_state)
+        q = self._q(features)
+        return q, self._greedy_value(q), rnn_state
+
+    def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
+        """Q [T, B, L] and greedy values [T+1, B] without masks."""
+        q = self._q(self.tower.unroll(obs, first, rnn_state))
+        return q[:-1], self._greedy_value(q)
+
+    def _q(self, features: Tensor) -> Tensor:
+        features = features.float()
+        q: Tensor = self.q_head(features)
+        return q_learning.dueling(self.value_head(features), q, self.sizes) if self.dueling else q
+
+    def _greedy_value(self, q: Tensor) -> Tensor:
+        return torch.stack([branch.amax(-1) for branch in torch.split(q, self.sizes, dim=-1)], dim=-1).mean(-1)
+
+
+def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool) -> QNetwork:
+    """Make the network of an environment; its weights are drawn from torch's global generator.
+
+    Raises:
+        UsageError: the flags name an encoder that cannot read these observations.
+    """
+    return QNetwork(env_spec, config, build_tower(config, model_inputs(env_spec)), dueling=dueling)

@@ -1,0 +1,116 @@
+"""The epsilon-greedy policy: how often which rows explore, what masks forbid, what is recorded; what APEX refuses."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from algorithms.apex.algorithm import APEX
+from algorithms.apex.config import ApexConfig
+from algorithms.apex.policy import EpsilonGreedyPolicy
+from algorithms.models.flat_module import FlatModule
+from algorithms.models.q_network import build_q_network
+from algorithms.ops.q_learning import unscaled_value
+from algorithms.runtime.algorithm import Context
+from envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
+from tests.unit.models.cases import GAUSSIAN, config_of, env_spec_of
+from utils.errors import UsageError
+
+SPEC = env_spec_of(ActionPart("categorical", 4), ActionPart("categorical", 3))
+ROWS = 6000
+
+
+def policy_of(spec: EnvSpec = SPEC, epsilon: torch.Tensor | None = None, **flags: Any) -> EpsilonGreedyPolicy:
+    torch.manual_seed(1)
+    flat = FlatModule(build_q_network(config_of(use_rnn=False), spec, dueling=True))
+    return EpsilonGreedyPolicy(flat, spec, epsilon, rescaled=bool(flags.get("rescaled")))
+
+
+def act(policy: EpsilonGreedyPolicy, obs: dict[str, torch.Tensor], rows: torch.Tensor | None, **how: Any) -> Any:
+    count = len(next(iter(obs.values())))
+    random = policy.random(3, count)
+    with torch.inference_mode():
+        return policy.act(obs, torch.zeros(count, dtype=torch.bool), torch.zeros(count, 0), rows, random, **how)[0]
+
+
+def test_rows_explore_as_often_as_the_ladder_says() -> None:
+    policy = policy_of(epsilon=torch.tensor([0.9, 0.3, 0.0]))
+    obs = {"obs": torch.ones(ROWS, 5)}
+    best = act(policy, obs, None)["action"]
+    for row, epsilon in enumerate((0.9, 0.3, 0.0)):
+        action = act(policy, obs, torch.full((ROWS,), row))["action"]
+        differs = float((action != best).any(1).float().mean())
+        # One of 12 random actions is the best one; five standard deviations of 6,000 draws.
+        assert differs == pytest.approx(epsilon * 11 / 12, abs=5 * (0.25 / ROWS) ** 0.5 if epsilon else 0)
+        assert action.dtype == torch.int32
+
+
+def test_players_and_who_asks_for_it_act_greedily() -> None:
+    policy, obs = policy_of(epsilon=torch.tensor([1.0])), {"obs": torch.randn(ROWS, 5)}
+    rows = torch.zeros(ROWS, dtype=torch.long)
+    best = act(policy, obs, None)["action"]
+    assert torch.equal(act(policy, obs, rows, greedy=True)["action"], best)
+    first_alone = act(policy, obs, rows, greedy=torch.tensor([True, False]))["action"]
+    assert torch.equal(first_alone[:, 0], best[:, 0])
+    assert not torch.equal(first_alone[:, 1], best[:, 1])
+
+
+def test_what_a_mask_forbids_is_never_done() -> None:
+    spec = replace(
+        env_spec_of(
+            *SPEC.action.parts, obs=ObservationSpec((5,), "float32"), **{MASK_KEY: ObservationSpec((7,), "uint8")}
+        ),
+        action_mask=7,
+    )
+    mask = (torch.rand(ROWS, 7, generator=torch.Generator().manual_seed(0)) < 0.5).to(torch.uint8)
+    mask[:, [1, 6]] = 1
+    obs = {"obs": torch.randn(ROWS, 5), MASK_KEY: mask}
+    for epsilon in (0.0, 1.0):
+        action = act(policy_of(spec, torch.tensor([epsilon])), obs, torch.zeros(ROWS, dtype=torch.long))[
+            "action"
+        ].long()
+        assert mask.gather(1, action[:, :1]).all()
+        assert mask.gather(1, 4 + action[:, 1:]).all()
+
+
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_values_of_what_was_done_and_of_the_best_are_recorded(rescaled: bool) -> None:
+    policy, obs = policy_of(epsilon=torch.tensor([1.0]), rescaled=rescaled), {"obs": torch.randn(50, 5)}
+    said = act(policy, obs, torch.zeros(50, dtype=torch.long))
+    q, _, _ = policy.model.act(obs, torch.zeros(50, dtype=torch.bool), torch.zeros(50, 0))
+    for i in range(50):
+        first, second = said["action"][i].tolist()
+        taken, best = (q[i, first] + q[i, 4 + second]) / 2, (q[i, :4].max() + q[i, 4:].max()) / 2
+        if rescaled:
+            taken, best = unscaled_value(taken), unscaled_value(best)
+        assert float(said["q_taken"][i]) == pytest.approx(float(taken.detach()), abs=1e-6)
+        assert float(said["q_max"][i]) == pytest.approx(float(best.detach()), abs=1e-6)
+
+
+def test_the_third_that_explores_least_says_how_good_it_is() -> None:
+    algorithm = APEX()
+    assert [algorithm.explores(row, 8) for row in range(8)] == [True] * 5 + [False] * 3
+    assert [algorithm.explores(row, 2) for row in range(2)] == [True, False]
+    assert not algorithm.explores(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "spec", "words"),
+    [
+        ({}, env_spec_of(*GAUSSIAN), "continuous"),
+        ({}, env_spec_of(ActionPart("bernoulli", 3)), "MultiBinary"),
+        ({"batch_size": 100}, None, "--batch_size=100 is not a multiple of --rollout=32"),
+        ({"learning_starts": 11, "replay_capacity": 10}, None, "--learning_starts=11 is above"),
+        ({"lr_schedule": "kl_adaptive_epoch"}, None, "kl_adaptive_epoch"),
+    ],
+)
+def test_what_it_cannot_learn_is_refused(flags: dict[str, Any], spec: EnvSpec | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        APEX().check(ApexConfig(**flags), spec)
+
+
+def test_a_memory_is_refused() -> None:
+    context = Context(SPEC, ApexConfig(), config_of(use_rnn=True), "fp32", "cpu")
+    with pytest.raises(UsageError, match="--use_rnn=False"):
+        APEX().make_model(context)
