@@ -70,8 +70,21 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 # How a person or a scheduler ends a run.
 
 
+LIKE_SIGTERM = (signal.SIGQUIT, signal.SIGUSR2, signal.SIGALRM)
+"""Signals that end a run as SIGTERM does: those of a terminal, of a scheduler that warns, of a timer."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, *LIKE_SIGTERM)
+"""Signals that main ends with."""
+
+QUIET = (*ENDING, signal.SIGHUP)
+"""Signals that are meant for main alone; its processes do not hear them."""
+
+
 class SignalWatch:
     """While entered: notes the first SIGINT or SIGTERM, raises `StopNow` at the second SIGINT, outlives SIGHUP.
+
+    SIGQUIT, SIGUSR2 and SIGALRM do as SIGTERM, unless the program has a use of its own for them: a handler that is
+    there stays, and a SIGALRM that an environment in this process takes stays taken.
 
     A third SIGINT ends the process on the spot; the kernel then ends its children. In a thread that is not the main one
     Python allows no handlers: signals then stay what they are to the caller.
@@ -88,12 +101,14 @@ class SignalWatch:
             signal.SIGINT: self._interrupt,
             signal.SIGTERM: self._terminate,
             signal.SIGHUP: signal.SIG_IGN,
+            **dict.fromkeys(LIKE_SIGTERM, self._terminate),
         }
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "SignalWatch":
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
+            ours = {n: h for n, h in self._handlers.items() if n not in LIKE_SIGTERM or _is_free(n)}
+            self._previous = {number: signal.signal(number, handler) for number, handler in ours.items()}
             if came():
                 self._pressed = time.monotonic()
                 self._ask(Interrupted("interrupted by Ctrl-C"))
@@ -113,7 +128,7 @@ class SignalWatch:
             Interrupted: a signal has come.
         """
         for number in self._previous:
-            if signal.getsignal(number) != self._handlers[number]:
+            if signal.getsignal(number) != self._handlers[number] and number != signal.SIGALRM:
                 signal.signal(number, self._handlers[number])
         if self.request is not None:
             raise self.request
@@ -145,9 +160,14 @@ class SignalWatch:
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         if self.request is None:
-            self._ask(Terminated("ended by SIGTERM"))
+            self._ask(Terminated(f"ended by {signal.Signals(number).name}"))
 
     def _ask(self, request: Interrupted) -> None:
         self.request = request
         if self._raising:
             raise request
+
+
+def _is_free(number: signal.Signals) -> bool:
+    """Whether nobody has a use for a signal."""
+    return signal.getsignal(number) is signal.SIG_DFL

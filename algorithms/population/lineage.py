@@ -3,11 +3,13 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.messages import PolicyTraits
 from utils.errors import UsageError
 from utils.files import read_mapping, write_json_atomic
@@ -65,7 +67,7 @@ class Lineage:
         self._path = RunFolder(directory).lineage
         self._num_policies = len(traits)
         self.events = [_settle(event, traits) for event in _earlier_events(directory)]
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="lineage")
+        self._writer = DiskThread("lineage")
         self._pending: Future[None] | None = None
 
     def add(self, event: Event) -> None:
@@ -91,11 +93,11 @@ class Lineage:
 
     def close(self) -> None:
         """Wait until the file has all events."""
-        self._writer.shutdown(wait=True)
+        self._writer.finish(f"writing {LINEAGE_FILE}")
 
     def _write(self) -> None:
         content = {"num_policies": self._num_policies, "events": [asdict(event) for event in self.events]}
-        self._pending = self._writer.submit(_write, self._path, content)
+        self._pending = self._writer.submit(partial(_write, self._path, content))
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

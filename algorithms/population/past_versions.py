@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import LearnerState, Table, decode, encode
 from utils import checkpoint_files
@@ -37,7 +39,7 @@ class PastVersions:
 
     def __init__(self, folder: Path, table: Table) -> None:
         self.folder, self.table = folder, table
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="past")
+        self._writer = DiskThread("past")
         self._pending: list[Future[None]] = []
 
     def load(self, newest: int, limit: int) -> list[Version]:
@@ -71,7 +73,7 @@ class PastVersions:
 
     def close(self) -> None:
         """Wait until everything is on disk."""
-        self._writer.shutdown(wait=True)
+        self._writer.finish("saving past versions")
         self._look()
 
     def _read(self, path: Path) -> Version:
@@ -83,7 +85,7 @@ class PastVersions:
 
     def _do(self, act: Callable[[], object]) -> None:
         self._look()
-        self._pending.append(self._writer.submit(_carefully, act))
+        self._pending.append(self._writer.submit(partial(_carefully, act)))
 
     def _look(self) -> None:
         done = [one for one in self._pending if one.done()]

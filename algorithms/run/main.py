@@ -212,6 +212,7 @@ class Run:
         monitor = observers.monitor(resumed, budget, machine)
         start_tracking(monitor, config, seed, self.janitor)
         self.status.counters, self.status.budget = monitor.status, budget.plain()
+        monitor.disk = self.status.disk
         tables = [model.table for model in models]
         checkpointing = Checkpointing(self.directory, with_saves_to_evaluate(config), blocks, tables, monitor)
         workers = segments.begin() if segments else self._workers(blueprint, arena)

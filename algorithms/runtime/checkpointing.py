@@ -10,12 +10,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from algorithms.runtime.config import RunConfig
+from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.memory.learner_state import (
     OF_MAIN,
     LearnerState,
@@ -36,6 +37,7 @@ from utils.run_folder import RunFolder
 log = logging.getLogger(__name__)
 
 Kind = Literal["regular", "milestone", "best"]
+SAVING = "saving what was learned"
 
 
 class Checkpointing:
@@ -55,7 +57,7 @@ class Checkpointing:
         self.config, self.blocks, self.tables, self.monitor = config, blocks, tables, monitor
         self.folder = RunFolder(directory)
         self._best = [Best(self.folder.checkpoints(policy, "best"), config) for policy in range(len(blocks))]
-        self._writer = _new_writer()
+        self._writer = DiskThread("checkpoint")
         self._pending: dict[int, Future[None]] = {}
         self._saved_steps: dict[int, int] = {}
         self._owed: list[set[Kind]] = [set() for _ in blocks]  # asked for and not on disk yet
@@ -82,7 +84,9 @@ class Checkpointing:
             if last is None or last.done():
                 if last is not None:
                     last.result()  # whatever is no `AppoError` is a bug, and must not pass unnoticed in a thread
-                self._pending[message.policy] = self._writer.submit(self._write, self._order(message.policy))
+                self._pending[message.policy] = self._writer.submit(
+                    functools.partial(self._write, self._order(message.policy))
+                )
         elif isinstance(message, WorkerRestarted) and any(self._owed):  # a learner may have died with the request
             self._due = min(self._due, time.monotonic())
 
@@ -105,7 +109,7 @@ class Checkpointing:
                 yield SaveState(policy)
 
     def finish(self, *, regular: bool = True) -> None:
-        """Write the latest state of every policy, and wait until it is on disk.
+        """Write the latest state of every policy, and wait until it is on disk, however long it does not answer.
 
         Args:
             regular: as a checkpoint to go on from, too; without, only if it is the best.
@@ -113,11 +117,12 @@ class Checkpointing:
         Raises:
             AppoError: it cannot be written.
         """
-        self._writer.shutdown(wait=True)
-        self._writer = _new_writer()
+        self._writer.finish(SAVING)
         kinds: tuple[Kind, ...] = ("regular", "best") if regular else ("best",)
         for policy in range(len(self.blocks)):
-            self._save(self._order(policy, *kinds))
+            saving = self._writer.submit(functools.partial(self._save, self._order(policy, *kinds)))
+            self._writer.finish(SAVING)
+            saving.result(0.0)  # it is done
 
     def _order(self, policy: int, *kinds: Kind) -> "_Order":
         """What is to be written of a policy: these kinds, and those that are owed."""
@@ -157,10 +162,6 @@ class Checkpointing:
             best.save(name, encode(best.mark(state, order.better), table), order.better)
         self._owed[policy] -= order.kinds
         checkpoint_files.prune(parent, self.config.keep_checkpoints)
-
-
-def _new_writer() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
 
 class _Order(NamedTuple):

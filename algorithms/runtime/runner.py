@@ -11,7 +11,7 @@ from algorithms.runtime.messages import Message
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.overview import Status
 from algorithms.runtime.processes.pool import POLL_SECONDS, Workers
-from utils.errors import ResourceError
+from utils.errors import ResourceError, StopNow
 from utils.interrupts import SignalWatch
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class Runner:
             Interrupted: a signal ended it, after saving.
             AppoError: a worker failed.
         """
+        at_once = False
         try:
             try:
                 reason = yield from self._train()
@@ -107,10 +108,13 @@ class Runner:
                 raise
             self._finish()
             return reason
+        except StopNow:
+            at_once = True
+            raise
         finally:
             self.workers.close()
             self.monitor.close()
-            if self.population:
+            if self.population and not at_once:  # the disk may never answer
                 self.population.close()
 
     def _save_what_can_be(self) -> None:

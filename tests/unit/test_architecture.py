@@ -217,13 +217,13 @@ WITHOUT_END = {
     "algorithms.run.tuning.measure: pipe.recv()": "only after poll()",
     "algorithms.runtime.monitor.panel: captured.get()": "no wait: the text that was drawn",
     "algorithms.runtime.checkpointing: last.result()": "only when it is done",
-    "algorithms.runtime.checkpointing: self._writer.shutdown(wait=True)": "what was learned must be on disk",
     "algorithms.population.lineage: self._pending.result()": "only when it is done",
-    "algorithms.population.lineage: self._writer.shutdown(wait=True)": "what was decided must be on disk",
     "algorithms.population.past_versions: one.result()": "only when it is done",
-    "algorithms.population.past_versions: self._writer.shutdown(wait=True)": "the pool must be on disk",
     "algorithms.playing.video: process.communicate()": "ffmpeg must end the file; Ctrl-C ends it",
     "algorithms.playing.video: self._process.communicate()": "it has just been killed",
+    "algorithms.runtime.disk: self._queue.put(run)": "a queue without a bound takes all",
+    "algorithms.runtime.disk: self._queue.put(None)": "the same",
+    "algorithms.runtime.disk: actions.get()": "of a daemon thread, which waits for something to do",
     "utils.lock: self.acquire()": "our own, which refuses at once",
 }
 """Waits that may last for ever as far as their arguments tell, and why they do not."""

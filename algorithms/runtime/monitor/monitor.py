@@ -3,12 +3,14 @@
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks
 from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.messages import (
     EpisodesDone,
     LearnerReport,
@@ -30,6 +32,8 @@ from utils.tensorboard import EventWriter
 
 FIRST_SUMMARY_SECONDS = 0.25
 
+CLOSE_SECONDS = 3.0  # for figures that are not on disk yet
+
 LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate only says that no budget was set
 
 
@@ -50,6 +54,7 @@ class Monitor:
         started: monotonic time from which this start counts.
         elapsed_before: seconds of earlier starts, up to what was saved of them.
         tracker: is handed every record too, if there is one.
+        disk: writes the records.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Monitor:
         self.times: dict[str, ProcessTimes] = {}
         self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
         self.tracker: Tracker | None = None
+        self.disk = DiskThread("files")
         folder = RunFolder(directory)
         first_start = not (folder.metrics.exists() and folder.metrics.stat().st_size)
         self.metrics_log = MetricsLog(folder.metrics)
@@ -142,7 +148,7 @@ class Monitor:
         for policy in range(len(self.policies)):
             record = self.record(policy, now) | (found.tags() if found else {})
             record |= self.custom(policy, record)
-            self.metrics_log.append(record)
+            self.disk.do(partial(self.metrics_log.append, record))
             if self.tracker is not None:
                 self.tracker.add(policy, record)
             if self.writers:
@@ -264,9 +270,11 @@ class Monitor:
         self.console.close()
         if not self._ended:
             self.write_last()
-        self.metrics_log.close()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        if self.disk.finish("writing figures", CLOSE_SECONDS):  # else the thread still needs the file
+            self.metrics_log.close()
         for writer in self.writers:
-            writer.close()
+            writer.close(max(0.0, deadline - time.monotonic()))
         if self.tracker is not None:
             self.tracker.close()
         if self.hooks is not None:

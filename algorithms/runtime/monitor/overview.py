@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.monitor.performance import Performance
 from utils import machine
 from utils.files import write_json_atomic
@@ -82,6 +84,8 @@ memory = MemoryMeter()  # of this process and its descendants, of which there is
 
 STATUS_SECONDS = 2.0
 
+DURABLE_SECONDS = 3.0  # that a state which lasts may take to be on disk
+
 
 class Status:
     """Writes the state of a run with its counters. A full disk costs what would have been written, nothing else.
@@ -92,12 +96,14 @@ class Status:
     Attributes:
         counters: what else is written each time, as soon as there is something to count.
         budget: of the run, as plain values, as soon as it is known.
+        disk: does the writing, here and for others of the run in main.
     """
 
     def __init__(self, directory: Path) -> None:
         self.path = RunFolder(directory).status
         self.counters: Callable[[], Mapping[str, object]] = dict
         self.budget: dict[str, float | None] = {}
+        self.disk = DiskThread("files")
         self._due = -math.inf
 
     def tick(self, now: float) -> None:
@@ -113,7 +119,14 @@ class Status:
     def _write(self, state: str, reason: str, *, durable: bool) -> None:
         status = {"state": state, "reason": reason, "pid": os.getpid(), "time": time.time()}
         status |= self.counters()
-        with contextlib.suppress(OSError):
-            write_json_atomic(
-                self.path, {"totals": {}, "return_mean": [], **status, "budget": self.budget}, durable=durable
-            )
+        status = {"totals": {}, "return_mean": [], **status, "budget": self.budget}
+        write = partial(_write_status, self.path, status, durable=durable)
+        if durable:
+            self.disk.do(write, DURABLE_SECONDS)
+        else:
+            self.disk.do(write, keep=False)  # there will be a newer one
+
+
+def _write_status(path: Path, status: Mapping[str, object], *, durable: bool) -> None:
+    with contextlib.suppress(OSError):
+        write_json_atomic(path, status, durable=durable)

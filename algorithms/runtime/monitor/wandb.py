@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PIPE_BYTES = 1 << 20
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 5.0
 WAITING_RECORDS = 1000
 LONGEST_NAME = 100  # of a run in its id, which has 128 characters at most
 LOCATION_FLAGS = ("train_dir", "experiments_root", "config", "init_from")
@@ -175,8 +175,8 @@ class _Lines(threading.Thread):
 
 
 def _main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # main ends it
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("INT", "TERM", "HUP", "QUIT", "USR2", "ALRM"):  # main ends it
+        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
     first = sys.stdin.buffer.readline()
     if not first:
         return

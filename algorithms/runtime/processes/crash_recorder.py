@@ -6,8 +6,10 @@ process or hangs takes its actor with it; its journal stays in the arena.
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
+from algorithms.runtime.disk import within
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.processes.restarts import Death
 from algorithms.runtime.roles import ACTOR
@@ -17,6 +19,8 @@ from envs.journal import JournalMemory, Story, unfinished
 from envs.spec import EnvSpec
 
 log = logging.getLogger(__name__)
+
+WRITE_SECONDS = 3.0  # for an incident, on a disk that may not answer
 
 
 def declare(topology: Topology, spec: EnvSpec) -> list[Field]:
@@ -58,7 +62,8 @@ class CrashRecorder:
             self.look(name)
         for index, story in self._found.pop(name, ()):
             ending = Ending(death.ending, death.cause, death.traceback)
-            path = IncidentFolder(self.incidents, name, self.flags).write_of_process(index, ending, story)
+            folder = IncidentFolder(self.incidents, name, self.flags)
+            path = within(WRITE_SECONDS, partial(folder.write_of_process, index, ending, story), None)
             if path:
                 log.info("%s: what led to it is in %s", death.cause, path)
         for memory in self._memories(name):

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.process
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
@@ -11,21 +12,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 from algorithms.runtime.messages import Message
 from algorithms.runtime.processes.janitor import Janitor
 from utils.errors import UsageError
+from utils.interrupts import QUIET
 
 Outbox = Callable[[Message], None]
 
 StartMethod = Literal["spawn", "forkserver"]
 
-QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 POLL_SECONDS = 0.1
+
+END_SECONDS = 0.5  # in which the kernel takes a process away, unless that waits for a disk
 
 MOST_BELLS = 150  # of a process that is forked: the server takes 251 descriptors with it, and some are for queues
 
@@ -59,35 +61,35 @@ def signals_blocked() -> Iterator[None]:
 def server_must_answer() -> Iterator[None]:
     """While entered: a fork server that has stopped is ended, or no start would ever return.
 
-    Only in the main thread: Python allows no handler elsewhere.
-
-    So is one whose socket somebody has removed, a cleaner of temporary files for example. And one that has just died is
-    started again by multiprocessing itself, which must find what ours finds.
+    A thread does that: whoever waits for an answer then finds that there is nobody to give one. So is one ended whose
+    socket somebody has removed, a cleaner of temporary files for example. And one that has just died is started again
+    by multiprocessing itself, which must find what ours finds.
 
     Raises:
         TimeoutError: it took too long.
         FileNotFoundError: the socket is not there.
     """
+    given_up = threading.Event()
 
-    def give_up(number: int, frame: FrameType | None) -> None:
+    def give_up() -> None:
+        given_up.set()
         _kill_server()
-        raise TimeoutError(f"the fork server did not answer within {ANSWER_SECONDS:g} s")
 
-    if threading.current_thread() is not threading.main_thread():
-        with _server_environment():
-            yield
-        return
-    handler = signal.signal(signal.SIGALRM, give_up)
-    timer = signal.setitimer(signal.ITIMER_REAL, ANSWER_SECONDS)
+    watch = threading.Timer(ANSWER_SECONDS, give_up)
+    watch.daemon = True
+    watch.start()
     try:
         with _server_environment():
             yield
     except FileNotFoundError:
         _kill_server()
         raise
+    except (OSError, EOFError):
+        if given_up.is_set():
+            raise TimeoutError(f"the fork server did not answer within {ANSWER_SECONDS:g} s") from None
+        raise
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+        watch.cancel()
 
 
 def _kill_server() -> None:
@@ -167,6 +169,25 @@ def stop_fork_server_of_thread() -> None:
     if pid is not None and _Server.starter is thread and thread is not threading.main_thread():
         os.kill(pid, signal.SIGKILL)
         multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def abandon(processes: Sequence[BaseProcess]) -> None:
+    """Wait no more for processes that were killed and whose end nobody reports; the interpreter's exit would.
+
+    The end of a process that was forked is told by the server. One that stands stopped tells nothing, so it is ended.
+    """
+    if processes:
+        _kill_server()
+    for process in processes:
+        process.join(END_SECONDS)
+        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
+
+
+def wake_tracker() -> None:
+    """Let multiprocessing's resource tracker go on, should somebody have stopped it: main's exit may wait for it."""
+    if pid := getattr(multiprocessing.resource_tracker._resource_tracker, "_pid", None):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _server_pid() -> int | None:

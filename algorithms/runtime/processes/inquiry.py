@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from algorithms.runtime.messages import WorkerFailed
-from algorithms.runtime.processes.fork_server import POLL_SECONDS, StartMethod, context, signals_blocked
+from algorithms.runtime.processes.fork_server import POLL_SECONDS, StartMethod, abandon, context, signals_blocked
 from algorithms.runtime.processes.janitor import Janitor, kill_group
 from algorithms.runtime.processes.process import cause_of_death, crash_report, stack_of
 from algorithms.runtime.processes.supervisor import WorkerError
@@ -72,6 +72,7 @@ class Inquiry:
         finally:
             self._process.kill()
             self._process.join(1.0)
+            abandon([self._process] if self._process.is_alive() else [])
             kill_group(self._process.pid or 0)
             self.janitor.forget(self._process.pid or 0)
 

@@ -67,6 +67,8 @@ class Janitor:
         self._process = subprocess.Popen(  # noqa: S603 (our own file)
             command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, bufsize=0, start_new_session=True
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # it may stand stopped
         for thing in self._things:
             self._tell("+", thing)
 
@@ -109,13 +111,18 @@ class Janitor:
 
     def _tell(self, sign: str, thing: int | Path) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # killed: it will be told again when it has been revived
-            self._process.stdin.write(f"{sign}{thing}\n".encode())
+        line = f"{sign}{thing}\n".encode()
+        try:
+            os.write(self._process.stdin.fileno(), line)  # so short a line goes as a whole or not at all
+        except BrokenPipeError:  # killed: it will be told again when it has been revived
+            return
+        except BlockingIOError:  # it has stood stopped for a thousand lines
+            self._process.kill()
 
 
 def _main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("INT", "TERM", "HUP", "QUIT", "USR2", "ALRM"):  # those are main's
+        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
     things: set[str] = set()
     for line in sys.stdin:
         (things.add if line[0] == "+" else things.discard)(line[1:].rstrip("\n"))

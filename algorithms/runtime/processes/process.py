@@ -33,6 +33,7 @@ from algorithms.runtime.processes.channels import Channels, ProcessLinks
 from algorithms.runtime.roles import Role
 from utils import failpoints, logging, machine
 from utils.errors import AppoError, without_gpu_memory
+from utils.interrupts import QUIET
 from utils.timing import ENV, PHASES, clock
 
 # The workers that share a process, and how messages pass between them.
@@ -268,7 +269,7 @@ def isolate(name: str, log_path: Path, *, leads_group: bool) -> None:
     prctl.die_with_parent(prctl.server_pid or main_pid())
     if leads_group:
         os.setpgid(0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # only main reacts; it will tell us
+    for number in QUIET:  # only main reacts; it will tell us
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # main blocks signals while it starts a process
     logging.configure(name, log_path)

@@ -7,10 +7,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
+from algorithms.runtime.disk import within
 from algorithms.runtime.memory.heartbeat import Heartbeat, Pulse
 from algorithms.runtime.messages import (
     Address,
@@ -24,6 +26,7 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.processes.channels import Links, Postbox
 from algorithms.runtime.processes.crash_recorder import CrashRecorder
+from algorithms.runtime.processes.fork_server import abandon, wake_tracker
 from algorithms.runtime.processes.janitor import Janitor, kill_group
 from algorithms.runtime.processes.prctl import sleeps
 from algorithms.runtime.processes.process import (
@@ -45,6 +48,7 @@ log = logging.getLogger(__name__)
 JOIN_SECONDS = 1.0
 EXIT_CODE_SECONDS = 0.5
 PAUSE_SECONDS = 1.0
+LOOK_SECONDS = 3.0  # for a log, on a disk that may not answer
 
 
 class WorkerError(AppoError):
@@ -86,7 +90,7 @@ class Seat:
         self.process.join(EXIT_CODE_SECONDS)
         code = self.process.exitcode
         from_outside = code in (None, LOST, -signal.SIGKILL)
-        report = crash_report(self.plan.log_path)
+        report = within(LOOK_SECONDS, partial(crash_report, self.plan.log_path), "")
         ending = "" if from_outside else ending_of(code)
         cause = cause_of_death(name, code)
         return Death(cause, not from_outside, traceback=report, collateral=code == LOST, ending=ending)
@@ -223,6 +227,8 @@ class Supervisor:
         deadline = time.monotonic() + JOIN_SECONDS
         for seat in self.seats.values():
             seat.bury(self.janitor, deadline)
+        wake_tracker()
+        abandon([seat.process for seat in self.seats.values() if seat.process.is_alive()])
         self.seats.clear()
 
     def _death(self, seat: Seat, heard: list[Message], *, ended: bool) -> Death | None:
@@ -237,7 +243,8 @@ class Supervisor:
         if hang is None:
             return None
         self._recorder.look(seat.plan.name)  # what it was doing; asking for its stacks interrupts it
-        return replace(hang, traceback=stack_of(seat.process, seat.plan.log_path))
+        look = partial(stack_of, seat.process, seat.plan.log_path)
+        return replace(hang, traceback=within(LOOK_SECONDS, look, ""))
 
     def _renew_queue(self, seat: Seat, peer: int) -> Death:
         """Give both ends of a queue a new one, as somebody has died in the old one and holds its mutex for ever."""

@@ -2,7 +2,6 @@ import json
 import logging
 import math
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from algorithms.population.lineage import Lineage, read_events
 from algorithms.run.config import parse_train
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.messages import (
     CopyWeights,
     EpisodesDone,
@@ -35,11 +35,11 @@ FLAGS = (
 SHAPING = {"health": 1.0}
 
 
-class AtOnce(ThreadPoolExecutor):
+class AtOnce(DiskThread):
     """Done when `submit` returns."""
 
-    def submit(self, function, *arguments):  # type: ignore[no-untyped-def]
-        future = super().submit(function, *arguments)
+    def submit(self, action):  # type: ignore[no-untyped-def]
+        future = super().submit(action)
         future.exception(60)
         return future
 
@@ -48,7 +48,7 @@ class Population:
     """A controller, and learners that do at once what they are told, if they live."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *words: str, policies: int = 3) -> None:
-        monkeypatch.setattr("algorithms.population.lineage.ThreadPoolExecutor", AtOnce)
+        monkeypatch.setattr("algorithms.population.lineage.DiskThread", AtOnce)
         config = parse_train([*FLAGS, f"--num_policies={policies}", *words])
         self.directory, self.exploit_explore = directory, ExploitExplore.of(config, SHAPING, seed=1)
         logging_config = LoggingConfig(tensorboard=False, stats_avg=4)

@@ -25,17 +25,24 @@ from utils.interrupts import SignalWatch
 
 
 def test_a_fork_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it finds that it has gone, as multiprocessing does."""
     handler = signal.getsignal(signal.SIGALRM)
-    server = subprocess.Popen(["sleep", "1000"])
+    answer, silent = os.pipe()
+    server = subprocess.Popen(["sleep", "1000"], pass_fds=[silent])
+    os.close(silent)
     monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", server.pid)
     monkeypatch.setattr(fork_server, "ANSWER_SECONDS", 0.05)
-    answer, silent = os.pipe()
     with pytest.raises(TimeoutError, match=r"did not answer within 0.05 s"), fork_server.server_must_answer():
-        os.read(answer, 1)
+        read_to_its_end(answer)
     assert server.wait(60.0) == -signal.SIGKILL
     assert signal.getsignal(signal.SIGALRM) == handler
-    for descriptor in (answer, silent):
-        os.close(descriptor)
+    os.close(answer)
+
+
+def read_to_its_end(descriptor: int) -> None:
+    """As multiprocessing reads an answer."""
+    if not os.read(descriptor, 1):
+        raise EOFError
 
 
 def test_a_fork_server_whose_socket_is_gone_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +181,6 @@ def test_timers_of_others_go_on() -> None:
     before = signal.setitimer(signal.ITIMER_REAL, 1000.0)
     try:
         with fork_server.server_must_answer():
-            assert signal.getitimer(signal.ITIMER_REAL)[0] <= fork_server.ANSWER_SECONDS
-        assert fork_server.ANSWER_SECONDS < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000.0
+            assert fork_server.ANSWER_SECONDS < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000.0
     finally:
         signal.setitimer(signal.ITIMER_REAL, *before)
