@@ -65,6 +65,7 @@ def test_other_signals_save_as_sigterm_does(tmp_path: Path, number: int) -> None
         assert "starting it again" not in run.stderr
 
 
+@pytest.mark.slow
 def test_a_disk_that_does_not_answer_stops_neither_supervision_nor_ctrl_c(tmp_path: Path) -> None:
     """Figures and status cannot be written, checkpoints can."""
     with TrainingRun(tmp_path, "--inference=central", failpoints="disk.files:sleep=1000@20") as run:
@@ -77,6 +78,7 @@ def test_a_disk_that_does_not_answer_stops_neither_supervision_nor_ctrl_c(tmp_pa
         assert left(run, signal.SIGINT) == INTERRUPTED
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_leaves_though_the_last_checkpoint_is_never_written(tmp_path: Path) -> None:
     with TrainingRun(tmp_path, "--inference=local", failpoints="disk.checkpoint:sleep=1000") as run:
         run.wait_for_env_steps()

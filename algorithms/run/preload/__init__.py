@@ -13,6 +13,8 @@ NETWORK = (
     "algorithms.ppo.learner",
     "algorithms.ppo.streaming",
     "algorithms.a3c.worker",
+    "algorithms.apex.learner",
+    "algorithms.apex.policy",
 )
 
 
