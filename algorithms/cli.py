@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from utils.command_line import (
 )
 from utils.errors import AppoError, Interrupted, UsageError, without_gpu_memory
 from utils.flags import Flag, flags_of
+from utils.user_modules import keep_out_of
 from utils.values import nearest, shown
 
 
@@ -266,6 +268,8 @@ def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
         arguments += (tuple(argv[end + 1 :]),)
     elif command.training == "flags":
         arguments += ({flag: value for flag, value in given.items() if flag not in flags},)
+    if train_dir := getattr(config, "train_dir", ""):
+        keep_out_of(Path(train_dir))
     if command.check:
         resolve_name(command.check)(*arguments)
     return arguments

@@ -104,7 +104,7 @@ class Incident:
         Raises:
             UsageError: there is none, or it is damaged.
         """
-        content = read_mapping(path)
+        content = read_mapping(path, own=True)
         kinds = get_type_hints(cls)
         for field in fields(cls):
             kind = getattr(kinds[field.name], "__origin__", kinds[field.name])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from types import ModuleType
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -26,7 +28,7 @@ from envs.agents.multi_agent import loop_over
 from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, OnFailure, SingleEnv
-from envs.families import Family, envpool
+from envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
 from envs.spaces import num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toys.toy import register_toys
@@ -82,6 +84,30 @@ def check_name(config: EnvConfig) -> None:
         UsageError: there is no such module, attribute or id (with the nearest ids), or its package is not installed.
     """
     _resolve(config.env)
+
+
+def harmful_arguments(name: str, arguments: Mapping[str, object]) -> list[str]:
+    """List the arguments of an environment that a run of a stranger may not set; nothing is imported or made.
+
+    Args:
+        name: of the environment, as the flag has it.
+        arguments: of its constructor.
+    """
+    harmless = {**OF_ALL, **_harmless_arguments(name)}
+    return [word for word, value in arguments.items() if not is_harmless(harmless, word, value)]
+
+
+def _harmless_arguments(name: str) -> Harmless:
+    register_toys()
+    if pettingzoo.ID.fullmatch(name):
+        return pettingzoo.HARMLESS
+    registered = gymnasium.registry.get(name)
+    entry_point = registered.entry_point if registered is not None else ""
+    if not isinstance(entry_point, str):  # a class that a plug-in has registered
+        entry_point = f"{getattr(entry_point, '__module__', '')}."
+    of_families = (family.harmless for family in FAMILIES if family.is_adapted(name, entry_point))
+    elsewhere = (harmless for begin, harmless in ALWAYS_THERE.items() if re.match(begin, entry_point))
+    return next(chain(of_families, elsewhere), {})
 
 
 def make_group(

@@ -2,6 +2,12 @@
 
 import os
 import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 # Whoever runs the suite in the background of a script makes it ignore Ctrl-C, and so every run it starts: the tests of
 # Ctrl-C would wait for ever. A handler, unlike an ignored signal, is not handed on to a program that is started.
@@ -12,3 +18,22 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # Encoders divide images between threads, and tests of that say how many there are; two cores are soon oversubscribed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The key that marks runs as the user's own is one of the suite, not the one of whoever runs it. Processes that tests
+# start inherit the place; a test that needs another one sets it.
+_CONFIGURATION = tempfile.TemporaryDirectory(prefix="appo-tests-")
+os.environ["XDG_CONFIG_HOME"] = _CONFIGURATION.name
+
+
+@pytest.fixture
+def no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A place for configuration that cannot be written, whoever asks: it lies below a file."""
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "a-file"))
+
+
+@pytest.fixture(autouse=True)
+def _folders_open_again() -> Iterator[None]:
+    """Folders of runs that one test has closed to imports are those of code in another."""
+    yield
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "_ClosedFolders"]

@@ -32,7 +32,8 @@ class Flag:
 
     `minimum` and `maximum` are inclusive and hold for every element of a tuple. `synonyms` maps an accepted spelling to
     the choice it stands for. `fixed_on_resume` marks what a saved run cannot change. A mutation stays within
-    `mutation_range`, inclusive. `alone` is what the name without a value means, where that may be.
+    `mutation_range`, inclusive. `alone` is what the name without a value means, where that may be. `harmless` says
+    that no value of it can run, read, write or send anything; None: numbers and choices cannot, texts can.
     """
 
     name: str
@@ -49,6 +50,14 @@ class Flag:
     fixed_on_resume: bool = False
     aliases: tuple[str, ...] = ()
     alone: str | None = None
+    harmless: bool | None = None
+
+    @property
+    def reaches_out(self) -> bool:
+        """Whether a value of it could run, read, write or send something: a stranger's needs to be trusted."""
+        if self.harmless is not None:
+            return not self.harmless
+        return self.kind in ("str", "strs", "dict") and not self.choices
 
 
 def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are keywords)
@@ -64,6 +73,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     aliases: Sequence[str] = (),
     synonyms: Mapping[str, str] | None = None,
     alone: str | None = None,
+    harmless: bool | None = None,
 ) -> T:
     """Declare a flag: the default and description of a dataclass field (see `Flag` for the arguments)."""
     metadata = {
@@ -77,6 +87,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
         "fixed_on_resume": fixed_on_resume,
         "aliases": tuple(aliases),
         "alone": alone,
+        "harmless": harmless,
     }
     if isinstance(default, dict):
         content = default

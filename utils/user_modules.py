@@ -6,6 +6,7 @@ example, the user's modules get that one when they import `utils`, and ours all 
 """
 
 import builtins
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -22,6 +23,9 @@ OURS = ("algorithms", "envs", "utils")
 ROOT = Path(__file__).resolve().parent.parent
 
 FOLDER = "user_files"
+
+LIBRARIES = (sys.prefix, sys.base_prefix, sys.exec_prefix)
+"""Folders of what is installed."""
 
 
 def import_user_module(name: str) -> ModuleType:
@@ -40,8 +44,66 @@ def import_user_module(name: str) -> ModuleType:
         folder = ModuleType(FOLDER)
         folder.__path__ = [str(here)]
         sys.modules[FOLDER] = folder
-        sys.meta_path.insert(0, _UserFinder(here, names))
+        sys.meta_path.insert(isinstance(sys.meta_path[0], _ClosedFolders), _UserFinder(here, names))
     return import_module(f"{FOLDER}.{name}" if _has(here, names, name) else name)
+
+
+def keep_out_of(*folders: Path) -> None:
+    """Let nothing that lies below these folders be imported by this process from now on, whoever imports it.
+
+    Folders of runs lie below the working directory, from which modules are imported; what is in them may come from
+    elsewhere.
+    """
+    finder = next((one for one in sys.meta_path if isinstance(one, _ClosedFolders)), None)
+    if finder is None:
+        finder = _ClosedFolders()
+        sys.meta_path.insert(0, finder)
+    finder.close(*(os.path.realpath(folder) for folder in folders if "\0" not in str(folder)))
+
+
+class _ClosedFolders(MetaPathFinder):
+    """Refuses modules whose files lie below closed folders, links resolved; all others are for the next finder."""
+
+    def __init__(self) -> None:
+        self.folders: set[str] = set()
+        self._suspects: dict[str, bool] = {}  # by entry of a search path
+
+    def close(self, *folders: str) -> None:
+        """Close folders, by their real paths."""
+        if not self.folders.issuperset(folders):
+            self.folders.update(folders)
+            self._suspects.clear()
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Raise ImportError for a module of a closed folder."""
+        places = sys.path if path is None else path
+        suspects = [place for place in places if self._is_suspect(place)]
+        if not suspects or self._folder_of(PathFinder.find_spec(name, suspects)) is None:
+            return
+        if (folder := self._folder_of(PathFinder.find_spec(name, path))) is not None:  # no other one comes first
+            raise ImportError(f"module {name} lies below {folder}: code in a folder of runs is never imported")
+
+    def _is_suspect(self, place: str) -> bool:
+        """Whether modules found there may lie in a closed folder: libraries are asked for too often to look twice."""
+        if not place:
+            place = os.getcwd()
+        if place not in self._suspects:
+            real = os.path.realpath(place)
+            near = any(_is_below(real, folder) or _is_below(folder, real) for folder in self.folders)
+            self._suspects[place] = near or not any(_is_below(real, os.path.realpath(p)) for p in LIBRARIES)
+        return self._suspects[place]
+
+    def _folder_of(self, spec: ModuleSpec | None) -> str | None:
+        """The closed folder in which a module or a part of its package lies."""
+        if spec is None:
+            return None
+        places = [spec.origin, *(spec.submodule_search_locations or ())]
+        found = [os.path.realpath(place) for place in places if place and os.path.isabs(place)]
+        return next((folder for folder in self.folders for place in found if _is_below(place, folder)), None)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 class _UserFinder(MetaPathFinder):

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from algorithms.run.folder import check_folders
+from algorithms.runtime.config import RunConfig
 from envs.config import EnvConfig
 from utils.errors import UsageError
-from utils.flags import flag
+from utils.flags import flag, same_flag
 from utils.run_folder import CHECKPOINT_FOLDERS
 from utils.values import shown
 
@@ -29,6 +30,7 @@ class EvaluationConfig:
     experiment: str = flag("", "name of the run's folder; empty = the newest run of --env")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
     train_dir: str = flag("./train_dir", "folder of all runs")
+    trust: bool = same_flag(RunConfig, "trust")
     policy_index: int = flag(0, "which policy of the run plays", minimum=0)
     load_checkpoint_kind: str = flag(
         "latest",

@@ -16,6 +16,7 @@ from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Player, load_player
 from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.run.folder import find_run_folder
+from algorithms.run.trust import ANSWERS, PLAYED, permitted_flags
 from algorithms.runtime.memory.arena import Array
 from envs.config import EnvConfig
 from envs.conversion import ActionConverter, ObservationWriter
@@ -35,7 +36,7 @@ Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 """Of the observations and of the actions of one agent."""
 
 
-def load_policy(
+def load_policy(  # noqa: PLR0913 (all but one are keywords)
     run: str | Path,
     *,
     policy: int = 0,
@@ -44,8 +45,9 @@ def load_policy(
     seed: int | None = None,
     spaces: Spaces | None = None,
     train_dir: str | Path = "./train_dir",
+    trust: bool = False,
 ) -> "Policy":
-    """Load a policy of a run; nothing that is read can run code.
+    """Load a policy of a run; nothing that is read can run code, unless the run is the user's own or trusted.
 
         policy = load_policy("train_dir/CartPole-v1_1")
         observation, _ = env.reset()
@@ -59,21 +61,23 @@ def load_policy(
         seed: of the sampling of actions; None: a random one.
         spaces: of the environment; without them it is made once to look at them.
         train_dir: folder of all runs.
+        trust: let a run without a mark of this user use what it names, as `--trust`.
 
     Raises:
-        UsageError: there is no such run or policy, kind of checkpoint or device, or the environment cannot be made.
+        UsageError: there is no such run or policy, kind of checkpoint or device, the environment cannot be made, or
+            what the run names is not to be trusted.
         CheckpointError: the policy has no checkpoint that can be used.
     """
     folder = RunFolder(find_run_folder(str(run), Path(train_dir)))
     flags = flags_of(EvaluationConfig)
-    asked = {"policy_index": policy, "load_checkpoint_kind": which, "device": device}
+    asked = {"policy_index": policy, "load_checkpoint_kind": which, "device": device, "trust": trust}
     checked: dict[str, Any] = {name: from_plain(flags[name], value) for name, value in asked.items()}
-    config = EvaluationConfig(**checked)
-    saved = load_run(folder, config)
+    config = EvaluationConfig(**checked, train_dir=str(train_dir))
+    saved = load_run(folder, config, PLAYED if spaces is None else ANSWERS)
     seen, spec = look_at(saved.config.env, spaces)
     with torch.random.fork_rng(devices=[]):  # a new model draws weights
         player, env_steps = load_player(saved, spec, config, secrets.randbits(32) if seed is None else seed)
-    return Policy(saved, player, seen, env_steps)
+    return Policy(saved, player, seen, env_steps, trusted=trust or spaces is None)
 
 
 class Policy:
@@ -88,7 +92,8 @@ class Policy:
         spec: the same as arrays: names, shapes, types.
     """
 
-    def __init__(self, run: SavedRun, player: Player, seen: Spaces, env_steps: int) -> None:
+    def __init__(self, run: SavedRun, player: Player, seen: Spaces, env_steps: int, *, trusted: bool = False) -> None:
+        self._trusted = trusted
         self.run, self.env_steps, self.spec = run, env_steps, player.spec
         self.observation_space, self.action_space = seen
         self._player = player
@@ -167,7 +172,13 @@ class Policy:
         self._flat.load(np.concatenate([np.asarray(weights[name], np.float32).reshape(-1) for name in table]))
 
     def make_env(self, render_mode: str | None = None) -> "gymnasium.Env[Any, Any]":
-        """The environment as it was in training: with its arguments, frame skip, stack and other wrappers."""
+        """The environment as it was in training: with its arguments, frame skip, stack and other wrappers.
+
+        Raises:
+            UsageError: it cannot be made, or is not to be trusted.
+        """
+        if not self._trusted:  # its spaces were given, so that nothing was asked of its environment yet
+            permitted_flags(self.run.directory, PLAYED)
         return make_single(self.run.config.env, render_mode)
 
     @property

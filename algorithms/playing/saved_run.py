@@ -1,17 +1,20 @@
 """A run of before as it is played: its folder, its flags, and the files of one checkpoint."""
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.playing.config import EvaluationConfig
 from algorithms.run.config import Config
-from algorithms.run.folder import newest_run, saved_flags
+from algorithms.run.folder import newest_run
+from algorithms.run.trust import PLAYED, permitted_flags
 from algorithms.runtime.checkpointing import load_best
 from algorithms.runtime.memory.learner_state import decode
 from utils import checkpoint_files
 from utils.errors import CheckpointError, UsageError
 from utils.run_folder import RunFolder
+from utils.user_modules import keep_out_of
 from utils.values import shown
 
 EVALUATED_METRIC = "eval/mean"
@@ -51,14 +54,21 @@ def find_run(config: EvaluationConfig) -> SavedRun:
     return load_run(RunFolder(directory), config)
 
 
-def load_run(folder: RunFolder, config: EvaluationConfig) -> SavedRun:
+def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str] = PLAYED) -> SavedRun:
     """Load the flags of a run, and the checkpoint that `config` asks for.
 
+    Args:
+        folder: of the run.
+        config: which of its policies and checkpoints; and whether the user trusts it.
+        needed: flags of the run that the caller uses, see `run/trust.py`.
+
     Raises:
-        UsageError: there is no such run, policy or milestone.
+        UsageError: there is no such run, policy or milestone, or what it needs is not to be trusted.
         CheckpointError: there is no such checkpoint, or none of them verifies.
     """
-    name, flags = folder.path.name, saved_flags(folder.path)
+    keep_out_of(Path(config.train_dir))  # for callers from Python
+    given = ("env",) if config.env else ()
+    name, flags = folder.path.name, permitted_flags(folder.path, needed, trust=config.trust, given=given)
     if not flags:
         raise UsageError(f"there is no run {shown(str(folder.path))}")
     saved = Config.from_flat(flags)

@@ -54,7 +54,9 @@ class PopulationConfig:
     )
     pbt_optimize_batch_size: bool = flag(False, "mutate batch_size too")
     pbt_target_objective: str = flag(
-        "true_reward", "episode statistic by which policies are ranked: reward, len, or one that the env reports"
+        "true_reward",
+        "episode statistic by which policies are ranked: reward, len, or one that the env reports",
+        harmless=True,
     )
     pbt_min_episodes: int = flag(
         10,

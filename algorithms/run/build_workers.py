@@ -101,6 +101,7 @@ class Blueprint(RunPlan):
 
     def __call__(self, plan: ProcessPlan, heartbeat: Heartbeat) -> Mapping[Address, Worker]:
         """Make the workers of a process, ready to begin."""
+        self.config.run.keep_code_out()
         make: dict[str, Callable[[Address], Worker]] = {ACTOR.name: partial(make_actor, self, plan, heartbeat)}
         if any(address.facts.has_network for address in plan.workers):
             from algorithms.run.build_learner import make_policy_worker

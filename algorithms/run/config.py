@@ -17,7 +17,8 @@ from algorithms.population.config import (
     values_per_policy,
 )
 from algorithms.run.algorithms import DEFAULT, FlagTable, find_algorithm, flag_table
-from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
+from algorithms.run.folder import check_folders, check_writable, find_source, new_name
+from algorithms.run.trust import LOOKED_AT, TRAINED, permitted_flags
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
@@ -27,7 +28,7 @@ from utils.errors import UsageError
 from utils.files import read_mapping
 from utils.flags import flattened
 from utils.machine import choose_device
-from utils.values import from_plain, nearest, shown
+from utils.values import TRUE_WORDS, from_plain, nearest, shown
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Config:
 FLAGS_BY_PART, FLAGS = flag_table(DEFAULT).by_part, flag_table(DEFAULT).flags
 """The flags of a run that trains with the default algorithm; what differs from one to another is `learning`."""
 
-LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior")
+LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust")
 """Flags that a saved run does not decide: they say where it is, as its folder may have been moved, and what of it."""
 
 TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
@@ -136,6 +137,8 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
     words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
     given = {name: word for name, word in words.items() if word}
+    if "--trust" in argv:
+        given["trust"] = TRUE_WORDS[0]
     if wants_help(argv):
         algo = given.get("algo", DEFAULT)
         groups = {part.capitalize(): flags for part, flags in flag_table(algo).by_part.items()}
@@ -163,10 +166,13 @@ def algorithm_of(given: Mapping[str, object]) -> str:
         asked = str(contents.get("algo") or (part.get("algo") if isinstance(part, Mapping) else None) or "")
     where = {name: str(given[name]) for name in ("experiment", "experiments_root", "train_dir") if name in given}
     run = RunConfig(**where)  # type: ignore[arg-type]
+    run.keep_code_out()
     if not run.experiment or given.get("restart_behavior", "resume") != "resume":
         return asked or DEFAULT
     check_folders(run.train_dir, run.experiments_root, run.experiment)
-    saved = saved_flags(run.run_directory)
+    trust = str(given.get("trust", False)).lower() in TRUE_WORDS
+    told = {"algo"} if asked else set()
+    saved = permitted_flags(run.run_directory, LOOKED_AT, trust=trust, given=told, remember=False)
     before = str(saved.get("algo", DEFAULT)) if saved else asked or DEFAULT
     if asked and asked != before:
         raise UsageError(f"run {run.experiment} cannot change algo {before} -> {asked}; give another --experiment")
@@ -353,7 +359,8 @@ def _saved_run(run: RunConfig, asked: Mapping[str, object], table: FlagTable) ->
     """Return the flags of the run that is to be resumed, nothing for a new one; refuse changes it cannot take."""
     if not run.experiment:
         return {}
-    stored = typed(saved_flags(run.run_directory), f"saved configuration of run {run.experiment}", table)
+    own = permitted_flags(run.run_directory, TRAINED, trust=run.trust, given=asked.keys(), remember=False)
+    stored = typed(own, f"saved configuration of run {run.experiment}", table)
     saved = {name: value for name, value in stored.items() if name not in LOCATION}
     fixed = {name: value for name, value in asked.items() if table.flags[name].fixed_on_resume}
     before = {name: table.flags[name].default for name in fixed} | saved  # an older version may not have had the flag

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 MEASURED = "measured"
 """What config.json holds beside flags: what a run's first start has measured, see `tuning.py`."""
 
+MARK = "mark"
+"""The other thing beside flags: that the run is the user's own, see `trust.py`."""
+
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -83,7 +86,8 @@ def saved_flags(directory: Path) -> dict[str, object]:
     Raises:
         UsageError: the stored configuration is damaged or not readable.
     """
-    return {name: value for name, value in RunFolder(directory).read_config().items() if name != MEASURED}
+    content = RunFolder(directory).read_config()
+    return {name: value for name, value in content.items() if name not in (MEASURED, MARK)}
 
 
 def saved_measurement(directory: Path) -> dict[str, Any]:
@@ -196,11 +200,14 @@ def journal(
 ) -> None:
     """Store the flags of a start, and what has changed, at which env steps of each policy; and what was measured.
 
+    Flags may come with their `MARK`, which is of no use in the history.
+
     Raises:
         ResourceError: the disk does not take it.
     """
     run = RunFolder(directory)
-    start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": flags}
+    own = {name: value for name, value in flags.items() if name != MARK}
+    start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": own}
     try:
         write_json_atomic(run.config, {**flags, **({MEASURED: measured} if measured else {})})
         append_json_line(run.history, start)

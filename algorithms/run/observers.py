@@ -22,6 +22,7 @@ from algorithms.population.self_play import Pool, SelfPlay
 from algorithms.run.config import FLAGS_BY_PART, Config
 from algorithms.run.folder import begun_at
 from algorithms.run.page import unusual
+from algorithms.run.trust import PLAYED, reason_to_ask
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import Callbacks, Hooks
 from algorithms.runtime.config import RunConfig
@@ -157,7 +158,10 @@ def evaluation_words(config: Config) -> tuple[str, ...]:
     """The command that evaluates as the flags of training say."""
     values = ((name, json.dumps(getattr(config.logging, name))) for name in EVALUATION_FLAGS)
     given = (f"--{name.removeprefix(EVALUATION)}={value}" for name, value in values)
-    return ("evaluate", str(config.run.run_directory.absolute()), *given)
+    # Where no mark can be written, main still knows what it has written itself.
+    refusal = reason_to_ask(config.run.run_directory, config.run.folder.read_config(), PLAYED)
+    trust = ("--trust",) if refusal else ()
+    return ("evaluate", str(config.run.run_directory.absolute()), *given, *trust)
 
 
 def with_saves_to_evaluate(config: Config) -> RunConfig:

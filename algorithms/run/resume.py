@@ -12,6 +12,7 @@ import numpy as np
 from algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
 from algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
 from algorithms.run.plan import SEED_BRANCHES, RunPlan
+from algorithms.run.trust import marked
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.checkpointing import load_best, resume
@@ -123,7 +124,8 @@ def fill(
     resumed = resume(config.run.run_directory, blocks, models, flags_changed)
     begin_from(config, blocks, models)
     env_steps = [int(state.get("env_steps", 0)) for state in resumed]
-    journal(config.run.run_directory, config.to_flat() | {"seed": seed}, changed, env_steps, measured)
+    flags = marked(config.to_flat() | {"seed": seed})
+    journal(config.run.run_directory, flags, changed, env_steps, measured)
     return resumed
 
 

@@ -5,6 +5,13 @@ from pathlib import Path
 
 from utils.flags import flag
 from utils.run_folder import RunFolder
+from utils.user_modules import keep_out_of
+
+TRUST = (
+    "let a run that has no mark of this user use what it names: modules, arguments of environments, paths (see"
+    " docs/security.md); it is marked and need not be asked for again"
+)
+"""Description of the flag `--trust`, which every command that plays or resumes runs has."""
 
 ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # limits from which on there is none
 
@@ -36,6 +43,7 @@ class RunConfig:
     )
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
     train_dir: str = flag("./train_dir", "folder of all runs")
+    trust: bool = flag(False, TRUST)
     config: str = flag(
         "",
         "JSON, TOML or YAML file of flags, also in sections such as learning; the command line overrules it, it"
@@ -74,6 +82,7 @@ class RunConfig:
     save_best_metric: str = flag(
         "reward/mean",
         "what the best has most of, over stats_avg episodes: reward, len or stats/<name>, then /mean, /min or /max",
+        harmless=True,
     )
     save_best_every_sec: float = flag(10, "seconds between looks whether there is a new best checkpoint", minimum=0.1)
     train_for_env_steps: int = flag(
@@ -88,6 +97,10 @@ class RunConfig:
     def run_directory(self) -> Path:
         """The folder of the run: train_dir/experiments_root/experiment."""
         return Path(self.train_dir, self.experiments_root, self.experiment)
+
+    def keep_code_out(self) -> None:
+        """Let no module be imported by this process that lies in a folder of runs."""
+        keep_out_of(Path(self.train_dir), self.run_directory)
 
     @property
     def folder(self) -> RunFolder:
@@ -241,7 +254,9 @@ class LoggingConfig:
     eval_env_kwargs: dict[str, object] = flag(
         {}, "arguments of the environment in evaluations that differ from those of training"
     )
-    with_wandb: bool = flag(False, "send all figures to Weights & Biases too, from a process of their own")
+    with_wandb: bool = flag(
+        False, "send all figures to Weights & Biases too, from a process of their own", harmless=False
+    )
     wandb_project: str = flag("appo", "project at Weights & Biases")
     wandb_user: str = flag("", "user or team at Weights & Biases; empty = the default one")
     wandb_group: str = flag("", "group of runs at Weights & Biases; empty = experiments_root")

@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 from algorithms.run.algorithms import DEFAULT, flag_table
 from algorithms.run.folder import find_run, saved_flags
 from algorithms.run.summary import summary
+from algorithms.run.trust import LOOKED_AT, reason_to_ask
 from algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
 from algorithms.tools.flags import CompareConfig
 from utils.command_line import say, words_of
 from utils.metrics import duration, short_number
+from utils.run_folder import RunFolder
 from utils.values import json_text, shown
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
-LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config")
+LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config", "trust")
 """Flags that differ between any two runs."""
 
 
@@ -67,8 +69,9 @@ def read_run(name: str, group: Path) -> Run:
 
 def flags_of_run(directory: Path) -> dict[str, object]:
     """The flags a run was last started with; what its version did not know yet had its default."""
-    saved = saved_flags(directory)
-    table = flag_table(str(saved.get("algo", DEFAULT)))
+    saved, content = saved_flags(directory), RunFolder(directory).read_config()
+    # A stranger's algorithm is not imported to be compared: then its own flags have no defaults.
+    table = flag_table(DEFAULT if reason_to_ask(directory, content, LOOKED_AT) else str(saved.get("algo", DEFAULT)))
     defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in table.flags.items()}
     return defaults | saved
 

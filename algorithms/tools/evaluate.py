@@ -193,6 +193,8 @@ class Evaluator:
             max_num_frames=self.config.max_num_frames,
             deterministic=deterministic,
             no_render=True,
+            train_dir=self.config.train_dir,
+            trust=self.config.trust,
         )
 
     def _evaluate(self, run: SavedRun, policy: int, mode: str) -> Evaluation:

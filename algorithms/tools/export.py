@@ -59,7 +59,8 @@ def export(config: ExportConfig) -> int:
     if missing:
         raise UsageError(f'appo export needs {" and ".join(missing)}: pip install "appo[onnx]"')
     kind: Any = config.load_checkpoint_kind
-    policy = load_policy(config.run, policy=config.policy_index, which=kind, train_dir=config.train_dir)
+    asked = {"policy": config.policy_index, "which": kind, "train_dir": config.train_dir, "trust": config.trust}
+    policy = load_policy(config.run, **asked)
     path = Path(config.output)
     exported = export_policy(policy, path)
     say(f"{path}: policy {config.policy_index} of {policy.run.directory.name} at {policy.env_steps} env steps")

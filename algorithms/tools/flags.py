@@ -9,7 +9,7 @@ from typing import Any
 from algorithms.playing.config import CHECKPOINT_KINDS, VIDEO_SUFFIXES
 from algorithms.run.config import parse_train_flags
 from algorithms.run.folder import check_folders, check_name
-from algorithms.runtime.config import LoggingConfig
+from algorithms.runtime.config import LoggingConfig, RunConfig
 from utils.errors import UsageError
 from utils.flags import flag, same_flag
 from utils.values import shown
@@ -79,6 +79,7 @@ class EvaluateConfig:
 
     run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
     train_dir: str = flag("./train_dir", "folder of all runs")
+    trust: bool = same_flag(RunConfig, "trust")
     every_sec: float = same_flag(
         LoggingConfig,
         "eval_every_sec",
@@ -107,6 +108,7 @@ class MatchConfig:
     a: str = flag("", f"{REFERENCE}; its environment is played; it may be the first word without a name")
     b: str = flag("", "the same of the other one; it may be the second word without a name")
     train_dir: str = flag("./train_dir", "folder of all runs")
+    trust: bool = same_flag(RunConfig, "trust")
     policy_a: int = flag(0, "which policy of run A plays", minimum=0)
     policy_b: int = flag(0, "which policy of run B plays", minimum=0)
     episodes: int = flag(100, "episodes of the environment; who plays which agents alternates", minimum=2)
@@ -124,6 +126,7 @@ class ExportConfig:
     run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
     output: str = flag("policy.onnx", "file to be written; -o is the same")
     train_dir: str = flag("./train_dir", "folder of all runs")
+    trust: bool = same_flag(RunConfig, "trust")
     policy_index: int = flag(0, "which policy of the run is exported", minimum=0)
     load_checkpoint_kind: str = flag(
         "latest", "which checkpoint is exported, as that of enjoy", choices=CHECKPOINT_KINDS
@@ -140,6 +143,7 @@ class HubConfig:
     dry_run: bool = flag(False, "say what would be uploaded or downloaded, and do nothing")
     output: str = flag("", "folder in which to keep what is uploaded; empty = none")
     train_dir: str = flag("./train_dir", "folder of all runs")
+    trust: bool = same_flag(RunConfig, "trust")
     experiment: str = flag("", "name of the run that a download becomes; empty = that of the repository")
     policy_index: int = flag(0, "which policy of the run is uploaded", minimum=0)
     load_checkpoint_kind: str = flag(
@@ -173,6 +177,7 @@ class ReplayConfig:
     """Flags of `appo replay`."""
 
     incident: str = flag("", "file of the incident, in incidents/ of a run; it may be the first word without a name")
+    trust: bool = same_flag(RunConfig, "trust")
     render: bool = flag(False, "open a window and show every step")
     hang_seconds: float = flag(
         30.0,

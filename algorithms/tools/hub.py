@@ -22,6 +22,7 @@ from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.run.config import Config, find_preset
 from algorithms.run.defaults import flags_by_kind
 from algorithms.run.folder import find_run_folder, saved_flags
+from algorithms.run.trust import LOOKED_AT, PLAYED, uses
 from algorithms.runtime.memory.learner_state import decode, read_plain
 from algorithms.runtime.monitor.wandb import LOCATION_FLAGS
 from algorithms.tools.flags import HubConfig
@@ -73,8 +74,10 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
         ResourceError: the checkpoint cannot be written. Whatever is raised, no new folder is left.
     """
     source, bundle = RunFolder(find_run_folder(config.run, Path(config.train_dir))), RunFolder(folder)
-    flags = EvaluationConfig(policy_index=config.policy_index, load_checkpoint_kind=config.load_checkpoint_kind)
-    run = load_run(source, flags)
+    flags = EvaluationConfig(
+        policy_index=config.policy_index, load_checkpoint_kind=config.load_checkpoint_kind, trust=config.trust
+    )
+    run = load_run(source, flags, LOOKED_AT)
     if config.video and not os.path.isfile(config.video):
         raise UsageError(f"--video={shown(config.video)}: there is no such file")
     try:
@@ -120,7 +123,8 @@ def model_card(run: SavedRun, config: HubConfig) -> str:
     env, figures = run.config.env.env, Figures.of(run)
     name = config.repo or run.directory.name
     code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
-    own = f"\nIts own code is not part of this repository: {', '.join(f'`{text}`' for text in code)}.\n" if code else ""
+    names = ", ".join(f"`{text}`" for text in code)
+    own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if code else ""
     changed = {key: value for key, value in run.config.to_flat().items() if _is_told(run.config, key, value)}
     flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
     versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "gymnasium", "numpy"))
@@ -262,15 +266,17 @@ def _examine(folder: Path) -> str:
         UsageError: its flags are none.
         CheckpointError: a checkpoint is damaged, or is something else than it says.
     """
-    run = Config.from_flat(saved_flags(folder))
+    flags = saved_flags(folder)
+    asks = uses(flags, PLAYED)
+    if not uses(flags, LOOKED_AT):  # an algorithm of its own has flags that nobody here knows
+        Config.from_flat(flags)
     parents = RunFolder(folder).checkpoint_folders()
     if not parents:
         raise CheckpointError("there is no checkpoint in it")
     for parent in parents:
         checkpoint_files.load(parent, check=decode)
-    code = [text for text in (run.env.env, run.model.encoder_custom) if ":" in text]
-    trust = f"; it imports {', '.join(map(shown, code))} from your folders when it is played" if code else ""
-    return f"a policy of {shown(run.env.env)}{trust}"
+    trust = f"; to be played with --trust only, as it would use {', '.join(asks)}" if asks else ""
+    return f"a policy of {shown(flags.get('env'))}{trust}"
 
 
 def _library() -> Any:

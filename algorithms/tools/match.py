@@ -119,7 +119,13 @@ def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
 
 def _flags(config: MatchConfig) -> EvaluationConfig:
     """How both play."""
-    return EvaluationConfig(max_num_episodes=config.episodes, deterministic=config.deterministic, no_render=True)
+    return EvaluationConfig(
+        max_num_episodes=config.episodes,
+        deterministic=config.deterministic,
+        no_render=True,
+        train_dir=config.train_dir,
+        trust=config.trust,
+    )
 
 
 def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:

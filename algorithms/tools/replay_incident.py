@@ -17,6 +17,7 @@ import numpy as np
 
 from algorithms.playing.episodes import EpisodeRecorder
 from algorithms.run.config import Config
+from algorithms.run.trust import PLAYED, is_marked, uses
 from algorithms.runtime.processes.process import ending_of
 from algorithms.tools.flags import ReplayConfig
 from envs.agents.multi_agent import loop_over
@@ -26,6 +27,8 @@ from envs.make import make_group, make_single
 from envs.spec import Array, EnvSpec, StepRow
 from utils.command_line import say
 from utils.errors import EnvironmentFailure, UsageError
+from utils.run_folder import RunFolder
+from utils.user_modules import keep_out_of
 from utils.values import shown
 
 NOT_REPRODUCED = 1
@@ -55,6 +58,7 @@ def replay(config: ReplayConfig) -> int:
         UsageError: the incident cannot be read or repeated.
     """
     incident = Incident.read(Path(config.incident))
+    _require_trust(config, incident)
     env = Config.from_flat(incident.flags).env
     if incident.num_steps > len(incident.actions):
         raise UsageError(
@@ -76,6 +80,29 @@ def replay(config: ReplayConfig) -> int:
     same = outcome.error == incident.error
     say(f"{'reproduced' if same else 'not reproduced'}: {outcome.message} ({_when(incident, outcome.num_steps)})")
     return 0 if same else NOT_REPRODUCED
+
+
+def _require_trust(config: ReplayConfig, incident: Incident) -> None:
+    """Refuse to make an environment that neither the run of the incident, if it is the user's own, nor the user names.
+
+    Raises:
+        UsageError: in one line, with what would be used.
+    """
+    path = Path(config.incident).absolute()
+    run = RunFolder(path.parent.parent)
+    is_of_run = run.incidents == path.parent
+    if is_of_run:
+        keep_out_of(run.path)
+    used = [] if config.trust else uses(incident.flags, PLAYED)
+    if not used:
+        return
+    content = run.read_config() if is_of_run else {}
+    alike = all(content.get(name) == value for name, value in incident.flags.items())
+    if not (alike and is_marked(content)):
+        raise UsageError(
+            f"{shown(config.incident)} is of no run of yours, and would use {', '.join(used)}: --trust if you know"
+            " where it comes from"
+        )
 
 
 def repeat(

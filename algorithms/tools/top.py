@@ -73,7 +73,9 @@ class ObservedRun:
         overview = _overview(status, last_records(self.folder.metrics), found)
         env, state = (found.env or "?", found.state) if found else ("?", "gone")
         algo = self.folder.read_config().get("algo", DEFAULT)
-        losses = find_algorithm(algo).panel if algo in ALGORITHMS else {}  # a stranger's module is not imported
+        losses = (
+            find_algorithm(algo).panel if isinstance(algo, str) and algo in ALGORITHMS else {}
+        )  # a stranger's module is not imported
         return Snapshot(self.directory.name, env, state, aim_of(numbers), overview, self._traces.best(), losses)
 
     @property

@@ -16,12 +16,22 @@ import numpy as np
 from envs.agents.common_spaces import CommonSpaces
 from envs.agents.multi_agent import ACTIVE_KEY
 from envs.conversion import one_line
+from envs.families import Harmless
 from envs.spec import MASK_KEY
 from utils.errors import SpaceMismatch, UsageError
 from utils.values import nearest
 
 ID = re.compile(r"(?:pettingzoo[./](\w+)|(atari|butterfly|classic|sisl))[./](\w+?)[-_]v(\d+)")
 """As its registry has them, `sisl/pursuit-v5`, or like its modules, `pettingzoo.sisl.pursuit_v5`."""
+
+HARMLESS: Harmless = {
+    **dict.fromkeys(("max_cycles", "num_agents"), 1e6),
+    **dict.fromkeys(("n_pursuers", "n_evaders", "n_poisons", "n_coop", "n_obstacles", "n_sensors", "n_walkers"), 64.0),
+    **dict.fromkeys(("x_size", "y_size", "obs_range", "n_catch"), 128.0),
+    **dict.fromkeys(("freeze_evaders", "shared_reward", "continuous_actions", "continuous", "surround"), 1.0),
+    **dict.fromkeys(("tag_reward", "catch_reward", "urgency_reward", "local_ratio", "constraint_window"), 1e6),
+}
+"""Arguments that a run of a stranger may set."""
 
 Factory = Callable[..., Any]
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+Harmless = Mapping[str, float | str]
+"""Argument of an environment that a run of a stranger may set -> its largest size as a number, or a regular expression
+of the words it may be. What is not listed may name a program, a file or a module, or take all memory."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Family:
             user registered; None: none can be known by their entry points.
         register: imports what registers the ids with gymnasium; None if nothing has to be imported.
         flags: of `EnvConfig`, which only this family understands.
+        harmless: arguments that can neither run, read nor write anything, nor ask for more memory than there is.
     """
 
     name: str
@@ -39,6 +44,7 @@ class Family:
     entry_points: str | None = None
     register: Callable[[], object] | None = None
     flags: tuple[str, ...] = ()
+    harmless: Harmless = field(default_factory=dict, compare=False)
 
     def has_id(self, text: str) -> bool:
         """Return whether a text begins like an id of the family."""
@@ -54,13 +60,77 @@ class Family:
         return any(self.has_entry_point(text) or (self.claims_ids and self.has_id(text)) for text in texts)
 
 
+WEIGHT, MANY_STEPS, PIXELS = 1e9, 1e7, 1024.0
+LONGEST_LIST = 64
+
+OF_ALL: Harmless = {"max_episode_steps": MANY_STEPS, "disable_env_checker": 1, "render_mode": r"rgb_array"}
+"""Arguments of gymnasium itself."""
+
+OF_MUJOCO: Harmless = {
+    **dict.fromkeys(
+        (
+            "forward_reward_weight", "ctrl_cost_weight", "contact_cost_weight", "healthy_reward", "reset_noise_scale",
+            "healthy_z_range", "healthy_state_range", "healthy_angle_range", "contact_force_range",
+            "contact_cost_range", "uph_cost_weight", "impact_cost_weight", "impact_cost_range", "reward_near_weight",
+            "reward_dist_weight", "reward_control_weight",
+        ),
+        WEIGHT,
+    ),
+    **dict.fromkeys(
+        (
+            "terminate_when_unhealthy", "exclude_current_positions_from_observation",
+            "include_cfrc_ext_in_observation", "include_cinert_in_observation", "include_cvel_in_observation",
+            "include_qfrc_actuator_in_observation",
+        ),
+        1.0,
+    ),
+    "frame_skip": 100,
+    "width": PIXELS,
+    "height": PIXELS,
+}  # fmt: skip
+
+OF_BOX2D: Harmless = {
+    **dict.fromkeys(("continuous", "hardcore", "enable_wind", "domain_randomize", "verbose"), 1.0),
+    **dict.fromkeys(("gravity", "wind_power", "turbulence_power", "lap_complete_percent"), 100.0),
+}
+
 WITHOUT_ADAPTER = (
-    Family("MuJoCo", "mujoco", "mujoco", entry_points=r"gymnasium\.envs\.mujoco"),
-    Family("Box2D", "Box2D", "box2d", entry_points=r"gymnasium\.envs\.box2d"),
+    Family("MuJoCo", "mujoco", "mujoco", entry_points=r"gymnasium\.envs\.mujoco", harmless=OF_MUJOCO),
+    Family("Box2D", "Box2D", "box2d", entry_points=r"gymnasium\.envs\.box2d", harmless=OF_BOX2D),
 )
 """Families that are made as gymnasium makes them."""
+
+ALWAYS_THERE: Mapping[str, Harmless] = {
+    r"gymnasium\.envs\.classic_control": {"sutton_barto_reward": 1, "goal_velocity": 10, "g": 1000},
+    r"gymnasium\.envs\.toy_text": {
+        **dict.fromkeys(("natural", "sab", "is_slippery", "is_rainy", "fickle_passenger", "success_rate"), 1.0),
+        "map_name": r"4x4|8x8",
+        "reward_schedule": WEIGHT,
+    },
+    r"envs\.toys\.": {
+        **dict.fromkeys(("delay", "num_cues", "length", "num_axes", "num_agents", "num_rounds"), 1e4),
+        **dict.fromkeys(("max_steps", "num_steps", "episode_steps", "obs_bytes"), MANY_STEPS),
+        **dict.fromkeys(("observation", "action", "mask"), r"\w{0,40}"),
+        "autoreset_mode": r"NextStep|SameStep",
+    },
+}
+"""Harmless arguments of environments that need no further package, by how their entry points begin."""
 
 
 def adapter_names() -> list[str]:
     """Find the dotted names of all adapters."""
     return [f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)]
+
+
+def is_harmless(harmless: Harmless, name: str, value: object) -> bool:
+    """Return whether an argument of an environment may be a stranger's: it is listed, and within its bounds."""
+    limit = harmless.get(name)
+    if limit is None:
+        return False
+    if isinstance(value, list):
+        return len(value) <= LONGEST_LIST and all(
+            not isinstance(part, list) and is_harmless(harmless, name, part) for part in value
+        )
+    if isinstance(limit, str):
+        return isinstance(value, str) and re.fullmatch(limit, value) is not None
+    return value is None or (isinstance(value, bool | int | float) and abs(value) <= limit)

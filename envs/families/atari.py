@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from envs.config import EnvConfig
-from envs.families import Family
+from envs.families import MANY_STEPS, PIXELS, Family
 from envs.wrappers import make_registered
 from utils.errors import UsageError
 
@@ -27,7 +27,23 @@ FAMILY = Family(
     ids=r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d",
     entry_points=r"ale_py\.",
     register=partial(import_module, "ale_py"),
-)
+    harmless={
+        **dict.fromkeys(
+            (
+                "repeat_action_probability", "full_action_space", "continuous", "continuous_action_threshold",
+                "grayscale", "maxpool", "episodic_life", "life_loss_info", "reward_clipping", "use_fire_reset",
+            ),
+            1.0,
+        ),
+        **dict.fromkeys(("frameskip", "stack_num", "num_threads"), 64.0),
+        **dict.fromkeys(("mode", "difficulty"), 255.0),
+        **dict.fromkeys(("img_height", "img_width"), PIXELS),
+        "noop_max": 1000,
+        "max_num_frames_per_episode": MANY_STEPS,
+        "obs_type": r"rgb|grayscale|ram",
+        "autoreset_mode": r"NextStep|SameStep",
+    },
+)  # fmt: skip
 
 FRAME_SKIP = 4
 FRAME_STACK = 4

@@ -17,13 +17,31 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envs.config import EnvConfig
-from envs.families import Family
+from envs.families import MANY_STEPS, PIXELS, Family
 from envs.spec import MASK_KEY
 from envs.wrappers import join_rows, joined_space
 from utils.errors import UsageError
 from utils.values import nearest
 
-FAMILY = Family("envpool", package="envpool", extra="envpool", ids=r"envpool[:/]")
+FAMILY = Family(
+    "envpool",
+    package="envpool",
+    extra="envpool",
+    ids=r"envpool[:/]",
+    # Its VizDoom takes paths of programs and scenarios as well.
+    harmless={
+        **dict.fromkeys(
+            (
+                "episodic_life", "reward_clip", "gray_scale", "use_fire_reset", "use_inter_area_resize",
+                "full_action_space", "zero_discount_on_life_loss", "repeat_action_probability",
+            ),
+            1.0,
+        ),
+        **dict.fromkeys(("frame_skip", "stack_num", "num_threads", "noop_max"), 64.0),
+        **dict.fromkeys(("img_height", "img_width"), PIXELS),
+        "max_episode_steps": MANY_STEPS,
+    },
+)  # fmt: skip
 
 FRAMES_PER_SECOND = {"envpool.atari": 60, "envpool.vizdoom": 35}
 """Where games are that count their frames, and how many they show in a second."""

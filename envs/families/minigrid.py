@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from envs.config import EnvConfig
-from envs.families import Family
+from envs.families import MANY_STEPS, Family
 from envs.spec import Array
 from envs.wrappers import RepeatAction, make_registered
 from utils.errors import UsageError
@@ -25,6 +25,13 @@ FAMILY = Family(
     extra="minigrid",
     ids=r"MiniGrid-|BabyAI-",
     register=functools.partial(import_module, "minigrid"),
+    harmless={
+        **dict.fromkeys(("size", "width", "height", "room_size", "tile_size", "agent_view_size"), 64.0),
+        **dict.fromkeys(("num_rows", "num_cols", "num_quarters", "num_rooms_visited", "num_doors"), 32.0),
+        **dict.fromkeys(("num_crossings", "n_obstacles", "num_dists", "num_objs", "agent_start_dir"), 64.0),
+        **dict.fromkeys(("see_through_walls", "random_length", "highlight", "key_in_box", "blocked"), 1.0),
+        "max_steps": MANY_STEPS,
+    },
 )
 
 MISSION_SIZE = 64

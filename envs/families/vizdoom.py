@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from envs.config import EnvConfig
-from envs.families import Family
+from envs.families import MANY_STEPS, WEIGHT, Family
 from envs.spec import SINGLE_KEY
 from envs.wrappers import make_registered, stack_frames
 from utils.errors import UsageError
@@ -29,6 +29,18 @@ FAMILY = Family(
     ids=r"Vizdoom",
     register=partial(import_module, "vizdoom.gymnasium_wrapper"),
     flags=("res_w", "res_h"),
+    # All others go to the engine's own settings, of which `vizdoom_path` is the program that it starts.
+    harmless={
+        "frame_skip": 64,
+        "max_buttons_pressed": 16,
+        "treat_episode_timeout_as_truncation": 1,
+        "use_multi_binary_action_space": 1,
+        "screen_resolution": r"RES_\d{3,4}X\d{3,4}",
+        "doom_skill": 5,
+        "episode_timeout": MANY_STEPS,
+        "living_reward": WEIGHT,
+        "death_penalty": WEIGHT,
+    },
 )
 
 FRAME_SKIP = 4

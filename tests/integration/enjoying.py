@@ -10,6 +10,7 @@ import pytest
 
 from algorithms import cli
 from algorithms.playing.config import EvaluationConfig
+from algorithms.run.trust import marked
 from utils import checkpoint_files
 
 
@@ -82,7 +83,7 @@ def copied(runs: Path, experiment: str, train_dir: Path, *places: str, config: d
     directory = train_dir / experiment
     directory.mkdir()
     flags = json.loads((runs / experiment / "config.json").read_text()) | (config or {})
-    (directory / "config.json").write_text(json.dumps(flags))
+    (directory / "config.json").write_text(json.dumps(marked(flags)))
     loaded = checkpoint_files.load(runs / experiment / "checkpoint_p0")
     assert loaded is not None
     for place in places:

@@ -204,6 +204,7 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
         from envs.env_set import OnFailure
         from envs.make import make_group
 
+        config.run.keep_code_out()
         begin, bytes_before = time.perf_counter(), held_bytes()
         with contextlib.ExitStack() as made, _send_failures(pipe):  # first, as what is broken may take long to close
             envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
@@ -225,6 +226,7 @@ def measure_network(pipe: Connection, log_path: Path, config: Config, spec: EnvS
     with _send_failures(pipe):
         from algorithms.run.tuning.network import NetworkTimer
 
+        config.run.keep_code_out()
         network = NetworkTimer(config, spec)
         pipe.send(network.descriptions)
         if measure:

@@ -47,6 +47,7 @@ def probe(config: Config) -> Probe:
         UsageError: the environment or the model cannot be made as the flags ask.
         EnvironmentFailure: the environment raised.
     """
+    config.run.keep_code_out()
     envs = make_group(config.env, 1)
     spec = envs.spec
     envs.close()

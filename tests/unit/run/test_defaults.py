@@ -22,6 +22,7 @@ from algorithms.run.defaults import (
 from algorithms.run.folder import journal
 from algorithms.run.page import command_line
 from algorithms.run.training import _convert_flags
+from algorithms.run.trust import marked
 from envs import presets as env_presets
 from envs.presets import MANY_NUMBERS
 from envs.spaces import Space, spec_of
@@ -174,7 +175,7 @@ def test_a_preset_wins_whole(env: str) -> None:
 def test_a_saved_run_stays_as_it_is() -> None:
     config = config_of("--experiment=a", "--gamma=0.5")
     config.run.run_directory.mkdir(parents=True)
-    journal(config.run.run_directory, config.to_flat() | {"seed": 5}, [], [0])
+    journal(config.run.run_directory, marked(config.to_flat() | {"seed": 5}), [], [0])
     again, origins = resolve(parse_train_flags(["--experiment=a", "--ppo_epochs=2"]))
     assert again.undecided == frozenset()
     found = completed(again, spec())
@@ -184,7 +185,7 @@ def test_a_saved_run_stays_as_it_is() -> None:
     # A run that was begun with the defaults of a version that knew no kinds.
     old = Config.from_flat({"env": "my.games:Maze", "experiment": "b"})
     old.run.run_directory.mkdir(parents=True)
-    journal(old.run.run_directory, old.to_flat() | {"seed": 5}, [], [0])
+    journal(old.run.run_directory, marked(old.to_flat() | {"seed": 5}), [], [0])
     found = completed(resolve(parse_train_flags(["--experiment=b"]))[0], spec())
     assert (found.model.use_rnn, found.learning.learning_rate, found.model.hidden_size) == (True, 1e-4, 512)
 

@@ -27,6 +27,7 @@ from algorithms.run.resume import (
     seed_of_resumed,
     seed_of_segment,
 )
+from algorithms.run.trust import marked
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Arena
@@ -70,7 +71,7 @@ def started(*words: str, env_steps: int = 0) -> Config:
 def write_down(
     config: Config, changed: list[str], env_steps: list[int], measured: dict[str, Any] | None = None
 ) -> None:
-    journal(config.run.run_directory, config.to_flat() | {"seed": 5}, changed, env_steps, measured)
+    journal(config.run.run_directory, marked(config.to_flat() | {"seed": 5}), changed, env_steps, measured)
 
 
 def state_at(env_steps: int, returns: tuple[float, ...] = ()) -> LearnerState:
@@ -210,7 +211,7 @@ def test_every_start_is_written_down_with_what_changed(caplog: pytest.LogCapture
     first, second = (json.loads(line) for line in lines)
     assert (first["changed"], first["env_steps"]) == ([], [0])
     assert (second["changed"], second["env_steps"]) == (["learning_rate 0.001 -> 0.0005", "gamma 0.99 -> 0.9"], [1234])
-    assert second["flags"] == json.loads((config.run.run_directory / "config.json").read_text())
+    assert second["flags"] == saved_flags(config.run.run_directory)
     assert second["flags"]["seed"] == 5
     assert changes(flags()) == []
 

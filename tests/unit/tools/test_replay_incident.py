@@ -85,7 +85,7 @@ def incident_of(folder: Path, env: str, seed: int = 3, **kwargs: object) -> Path
 
 def changed(path: Path, **content: object) -> ReplayConfig:
     path.write_text(json.dumps(json.loads(path.read_text()) | content))
-    return ReplayConfig(str(path))
+    return ReplayConfig(str(path), trust=True)
 
 
 def test_actions_of_several_agents_come_again(tmp_path: Path, capsys: Any) -> None:
@@ -96,7 +96,7 @@ def test_actions_of_several_agents_come_again(tmp_path: Path, capsys: Any) -> No
     with pytest.raises(EnvironmentFailure, match="unlucky"):
         collect(group, 1000, [3, 4], lambda obs: rng.integers(6, size=(4, 1)).astype(np.int32))
     path = next(tmp_path.glob("env_*.json"))
-    assert replay(ReplayConfig(str(path))) == 0
+    assert replay(ReplayConfig(str(path), trust=True)) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("reproduced: ")
     assert all(len(actions) == 2 for actions in Incident.read(path).actions)
 
@@ -129,7 +129,7 @@ def test_the_random_numbers_of_a_later_episode_come_again(tmp_path: Path, seed: 
 )
 def test_every_place_of_a_failure(tmp_path: Path, capsys: Any, where: str, fault: str, at: int, line: str) -> None:
     path = incident_of(tmp_path, HOSTILE, where=where, fault=fault, at=at)
-    assert replay(ReplayConfig(str(path))) == 0
+    assert replay(ReplayConfig(str(path), trust=True)) == 0
     assert capsys.readouterr().out.splitlines()[-1] == line.format(HOSTILE)
 
 
@@ -182,14 +182,14 @@ def test_of_a_vector_everything_comes_again(tmp_path: Path, seed: int, capsys: A
     incident = Incident.read(tmp_path / "env_actor_0_0.json")
     assert (incident.index, incident.seeds, incident.place) == (-1, [seed, 5, 6], "step")
     assert np.shape(incident.actions) == (incident.num_steps, players, 1)
-    assert replay(ReplayConfig(str(tmp_path / "env_actor_0_0.json"))) == 0
+    assert replay(ReplayConfig(str(tmp_path / "env_actor_0_0.json"), trust=True)) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == f"reproduced: {incident.message} (in step {incident.num_steps})"
     assert err.splitlines()[-1] == incident.traceback.splitlines()[-1]
 
 
 def test_numbers_that_are_not_finite_come_again(tmp_path: Path, capsys: Any) -> None:
-    assert replay(ReplayConfig(str(incident_of(tmp_path, HOSTILE, reward="nan", at=0)))) == 0
+    assert replay(ReplayConfig(str(incident_of(tmp_path, HOSTILE, reward="nan", at=0)), trust=True)) == 0
     assert "reproduced: " in capsys.readouterr().out
 
 
@@ -237,7 +237,7 @@ def test_the_command_line(tmp_path: Path, capsys: Any, monkeypatch: pytest.Monke
     assert cli.parse("replay", [f"--incident={path}"]) == (ReplayConfig(str(path)),)
     with pytest.raises(UsageError, match="needs the file of an incident"):
         cli.parse("replay", [])
-    monkeypatch.setattr("sys.argv", ["appo", "replay", str(path)])
+    monkeypatch.setattr("sys.argv", ["appo", "replay", str(path), "--trust"])
     assert cli.main() == 0
     assert "reproduced" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["appo", "replay", str(tmp_path / "none.json")])

@@ -1,0 +1,252 @@
+"""The mark of trust: which saved runs are this user's own, and what of all others is not used unasked.
+
+Whatever in a run's config.json could run, read, write or send something is covered by a keyed hash beside it, written
+whenever a run starts. The key lies in the user's own configuration folder. A run without a valid mark is data: its
+weights can be played, with the environment and the network that the user's own installation provides.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
+from algorithms.run.folder import MARK, MEASURED
+from utils.errors import UsageError
+from utils.files import write_json_atomic
+from utils.flags import Flag
+from utils.run_folder import RunFolder
+from utils.user_modules import keep_out_of
+from utils.values import shown
+
+log = logging.getLogger(__name__)
+
+KEY_BYTES = 32
+CONTEXT = b"appo run 1\0"  # another key or another meaning of the mark gets another number
+MOST_SHOWN = 6  # things in the line that lists what a run would use
+
+LOOKED_AT = frozenset({"algo"})
+"""Flags that decide something wherever flags of a run are read."""
+ANSWERS = LOOKED_AT | {"encoder_custom"}
+"""Flags that a network needs which answers observations."""
+PLAYED = ANSWERS | {"env", "env_kwargs"}
+"""Flags that an episode needs."""
+TRAINED = None
+"""All flags."""
+
+OWN_PLACE = frozenset({"config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust"})
+"""Flags of a saved run that are never read."""
+
+
+class NoKey(Exception):
+    """There is no key, and none can be made; the text says why, in a few words."""
+
+
+def key_path() -> Path:
+    """Return where the key of this user lies.
+
+    Raises:
+        NoKey: it is not known where the user's configuration is.
+    """
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    try:
+        folder = Path(given) if os.path.isabs(given) else Path.home() / ".config"
+    except RuntimeError:
+        raise NoKey("there is no home folder, set XDG_CONFIG_HOME") from None
+    return folder / "appo" / "key"
+
+
+def read_key() -> bytes:
+    """Return the key of this user.
+
+    Raises:
+        NoKey: there is none, or others could have read or made it.
+    """
+    path = key_path()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            key = os.read(descriptor, KEY_BYTES + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise NoKey(f"cannot read {shown(str(path))}: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode) or len(key) != KEY_BYTES:
+        raise NoKey(f"{shown(str(path))} is no key: remove it, another one is made")
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise NoKey(f"{shown(str(path))} can be read by others than you: chmod 600, or remove it")
+    return key
+
+
+def make_key() -> bytes:
+    """Return the key of this user, which is made where there is none.
+
+    Raises:
+        NoKey: it cannot be read or made.
+    """
+    path = key_path()
+    if not os.path.lexists(path):
+        temporary = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, secrets.token_bytes(KEY_BYTES))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            with contextlib.suppress(FileExistsError):  # another run has made one in this moment
+                os.link(temporary, path)
+        except OSError as error:
+            raise NoKey(f"cannot write {shown(str(path))}: {error.strerror}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+    return read_key()
+
+
+def mark_of(flags: Mapping[str, object], key: bytes) -> str:
+    """Return the mark of the flags of a run: numbers, which can do nothing but count, are not covered.
+
+    Args:
+        flags: as config.json has them.
+        key: of the user.
+    """
+    covered = {name: value for name, value in flags.items() if name not in OWN_PLACE and _is_covered(name, value)}
+    text = json.dumps(covered, sort_keys=True, separators=(",", ":"))
+    return hmac.new(key, CONTEXT + text.encode(), hashlib.sha256).hexdigest()
+
+
+def _is_covered(name: str, value: object) -> bool:
+    if name in (MARK, MEASURED) or value is None:
+        return False
+    known = flag_table(DEFAULT).flags.get(name)
+    return not isinstance(value, bool | int | float) or (known is not None and known.reaches_out)
+
+
+def marked(flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags of a run with their mark, as config.json has them; without one where there can be no key.
+
+    That is said in one line: the run will be as a stranger's to later commands.
+    """
+    try:
+        return {**flags, MARK: mark_of(flags, make_key())}
+    except NoKey as error:
+        log.info("no mark of yours on this run, later commands may ask for --trust: %s", error)
+        return dict(flags)
+
+
+def is_marked(content: Mapping[str, object]) -> bool:
+    """Return whether what a config.json holds was written or trusted by this user, and has not been changed since."""
+    mark = content.get(MARK)
+    if not isinstance(mark, str) or not mark.isascii():
+        return False
+    try:
+        return hmac.compare_digest(mark, mark_of(content, read_key()))
+    except (NoKey, RecursionError):
+        return False
+
+
+def permitted_flags(
+    directory: Path,
+    needed: Collection[str] | None,
+    *,
+    trust: bool = False,
+    given: Collection[str] = (),
+    remember: bool = True,
+) -> dict[str, object]:
+    """Return the flags of a saved run as stored, {} for none, if what is needed of them may be used.
+
+    Args:
+        directory: of the run, from below which no code is imported from now on.
+        needed: the flags that are used, such as `PLAYED`; `TRAINED`: all.
+        trust: the user says so; the run is marked then.
+        given: flags that the user has given alike, which need no trust.
+        remember: write the mark; without, a start of the run does it.
+
+    Raises:
+        UsageError: the stored configuration is damaged, or needs to be trusted; one line lists what would be used.
+    """
+    content = RunFolder(directory).read_config()
+    flags = {name: value for name, value in content.items() if name not in (MARK, MEASURED)}
+    refusal = reason_to_ask(directory, content, needed, given)
+    if refusal and not trust:
+        raise UsageError(refusal)
+    if trust and remember and flags and not is_marked(content):
+        _remember(directory, content)
+    return flags
+
+
+def reason_to_ask(
+    directory: Path, content: Mapping[str, object], needed: Collection[str] | None, given: Collection[str] = ()
+) -> str:
+    """Return the line that refuses to use what a run names; empty if all that is needed of it may be used.
+
+    From now on no code is imported from below the folder of the run, whatever the answer.
+    """
+    keep_out_of(directory)
+    used = uses(content, needed, given)
+    if not used or is_marked(content):
+        return ""
+    more = f" and {len(used) - MOST_SHOWN} more" if len(used) > MOST_SHOWN else ""
+    return (
+        f"run {shown(directory.name)} has no mark of yours, or was changed since, and would use "
+        f"{', '.join(used[:MOST_SHOWN])}{more}: --trust if you know where it comes from"
+    )
+
+
+def _remember(directory: Path, content: Mapping[str, object]) -> None:
+    with_mark = marked({name: value for name, value in content.items() if name != MARK})
+    try:
+        write_json_atomic(RunFolder(directory).config, with_mark)
+    except OSError as error:
+        log.warning("run %s is trusted this once: cannot write its mark: %s", directory.name, error.strerror)
+
+
+def uses(
+    content: Mapping[str, object], needed: Collection[str] | None = TRAINED, given: Collection[str] = ()
+) -> list[str]:
+    """List, as flag=value, what of the flags of a run could run, read, write or send something.
+
+    Args:
+        content: of a config.json, whoever wrote it.
+        needed: names of the flags that count; None: all.
+        given: names of the flags that do not.
+    """
+    algo = content.get("algo", DEFAULT)
+    is_ours = isinstance(algo, str) and algo in ALGORITHMS
+    table = flag_table(str(algo) if is_ours else DEFAULT)
+    found = [] if is_ours or "algo" in given else [_shown("algo", algo)]
+    for word, value in content.items():
+        name = table.aliases.get(word, word)
+        flag = table.flags.get(name)
+        skipped = name in given or name in OWN_PLACE or name == "algo" or (needed is not None and name not in needed)
+        if flag is not None and not skipped:
+            found += _uses_of(flag, value, content)
+    return found
+
+
+def _uses_of(flag: Flag, value: object, content: Mapping[str, object]) -> list[str]:
+    if flag.name == "env":
+        module, colon, _ = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        return [_shown("env", value)] if colon and module != "envpool" else []
+    if flag.name in ("env_kwargs", "eval_env_kwargs") and isinstance(value, dict):
+        if not value:
+            return []
+        from envs.make import harmful_arguments  # only now: it imports gymnasium, which most commands do not need
+
+        names = harmful_arguments(str(content.get("env", "")), value)
+        return [_shown(f"{flag.name} {shown(name)}", value[name]) for name in names]
+    empty = flag.default if not isinstance(flag.default, tuple) else list(flag.default)
+    return [_shown(flag.name, value)] if flag.reaches_out and value not in (empty, None, "", [], {}, False) else []
+
+
+def _shown(name: str, value: object) -> str:
+    return f"{name}={shown(value)}"
