@@ -27,11 +27,12 @@ def left(run: TrainingRun, number: int) -> int:
     return ended.exit_code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "role",
-    ["fork_server", *(pytest.param(role, marks=pytest.mark.slow) for role in ("janitor", "tracker", "actor_0"))],
+    ["fork_server", "janitor", "tracker", "actor_0"],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_main_leaves_though_a_process_stands_stopped(tmp_path: Path, role: str, number: int) -> None:
     with TrainingRun(tmp_path, "--inference=central") as run:
         run.wait_for_env_steps()

@@ -209,6 +209,7 @@ def test_what_others_have_gathered_is_merged() -> None:
         other = RunningStatistics(merged.model, normalize_returns=True)
         before = buffer(merged, "mean").clone()
         other.gather(batch, targets)
+        other.settle()
         assert torch.equal(buffer(merged, "mean"), before)
         merged.merge(other.to_array())
     assert merged.to_array().tolist() == whole.to_array().tolist()
