@@ -97,9 +97,9 @@ class A3C(Defaults):
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
         """Return what the state of a learner holds: weights, what its optimizer shares, running statistics."""
-        from algorithms.a3c.learner import layout_of
+        from algorithms.a3c.learner import A3CLearner
 
-        return layout_of(flat, context.flags)
+        return A3CLearner(flat, context.flags).layout
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device

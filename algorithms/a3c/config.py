@@ -41,12 +41,6 @@ class A3CConfig(OptimizerConfig):
         0, "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout", minimum=0
     )
     grads_per_step: int = flag(100, "gradients that the losses of a report are means of, at least", minimum=1)
-    max_skipped_updates: int = flag(
-        50,
-        "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
-        " state; when that has not helped three times, the run ends",
-        minimum=1,
-    )
     gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
     gae_lambda: float = flag(
         1.0, "mixing of n-step estimates by GAE; 1 = the return to the end of the trajectory", minimum=0, maximum=1

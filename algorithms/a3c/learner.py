@@ -16,14 +16,13 @@ from algorithms.models.flat_module import FlatModule, split
 from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import gae
-from algorithms.parts.optimizer import FlatAdam, adam_layout
-from algorithms.parts.rmsprop import FlatRMSProp, rmsprop_layout
-from algorithms.parts.statistics import STATISTICS, RunningStatistics
+from algorithms.parts.learner import FlatLearner
+from algorithms.parts.optimizer import FlatAdam
+from algorithms.parts.rmsprop import FlatRMSProp
+from algorithms.parts.statistics import RunningStatistics
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.learning.gradients import FIGURES, GRADIENT
-from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, empty_vectors
 from envs.spec import MASK_KEY, EnvSpec
 
 NAMES = tuple(METRICS)
@@ -108,7 +107,7 @@ class TrajectoryGradient:
         return loss, target, torch.stack((loss, *means[:3], std, value_mean, error)).detach()
 
 
-class A3CLearner:
+class A3CLearner(FlatLearner):
     """Applies gradients one by one, as they come; its weights are what all actors share.
 
     Args:
@@ -119,16 +118,14 @@ class A3CLearner:
         version, updates: published weight sets, counted from 1, and optimizer steps so far.
     """
 
+    names = NAMES
+    config: A3CConfig
+
     def __init__(self, flat: FlatModule, config: A3CConfig) -> None:
-        assert isinstance(flat.module, ActorCritic)
-        self.flat, self.config, weights = flat, config, flat.flat[: flat.num_parameters]
-        self.version, self.updates = 1, 0
-        self.statistics = RunningStatistics(flat.module, config.normalize_returns)
+        weights = flat.flat[: flat.num_parameters]
+        optimizer = FlatRMSProp(weights, config) if config.optimizer == "rmsprop" else FlatAdam(weights, config)
+        super().__init__(flat, config, optimizer, normalize_returns=config.normalize_returns)
         self._num_statistics = len(self.statistics.to_array())
-        self.optimizer: FlatRMSProp | FlatAdam = (
-            FlatRMSProp(weights, config) if config.optimizer == "rmsprop" else FlatAdam(weights, config)
-        )
-        self._metric_sum, self._metric_count = np.zeros(len(NAMES)), 0
         self._idle_since: float | None = None
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
@@ -152,48 +149,9 @@ class A3CLearner:
         self._idle_since = time.perf_counter()
         seconds = np.array((waited, applied - taken, self._idle_since - applied))
         scalars = [float(x) for x in (norm, self.optimizer.learning_rate, skipped)]
-        self._metric_sum += np.concatenate((computed, scalars, 1000 * seconds))
+        self._metric_sum += torch.from_numpy(np.concatenate((computed, scalars, 1000 * seconds)))
         self._metric_count += 1
-
-    def configure(self, config: A3CConfig) -> None:
-        """Follow other flags from now on, between two gradients."""
-        self.config = config
-        self.optimizer.configure(config)
 
     def metrics(self) -> dict[str, float]:
         """Means over `--grads_per_step` gradients or more since the last that were reported; {}: not as many yet."""
-        if self._metric_count < self.config.grads_per_step:
-            return {}
-        means = (self._metric_sum / self._metric_count).tolist()
-        self._metric_sum[:], self._metric_count = 0.0, 0
-        return {**dict(zip(NAMES, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
-
-    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
-        """Everything that training continues from, its vectors in memory that is given, or in new one."""
-        vectors = empty_vectors(layout_of(self.flat, self.config).vectors) if into is None else into
-        vectors[WEIGHTS][:] = self.flat.flat.numpy()
-        self.optimizer.save(vectors)
-        vectors[STATISTICS][:] = self.statistics.to_array()
-        return LearnerState(vectors, {"version": self.version, "updates": self.updates, **self.optimizer.meta()})
-
-    def restore(self, state: LearnerState) -> None:
-        """Continue from a state; the version is the caller's to raise.
-
-        Raises:
-            ValueError: the state belongs to another model.
-        """
-        if len(state.weights) != len(self.flat.flat):
-            raise ValueError(f"the state has {len(state.weights)} weights, the model {len(self.flat.flat)}")
-        self.flat.flat.copy_(torch.from_numpy(state.weights))
-        self.optimizer.restore(state.vectors, state.meta)
-        self.statistics.load_array(state.vectors[STATISTICS])
-        self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
-
-
-def layout_of(flat: FlatModule, config: A3CConfig) -> StateLayout:
-    """Return what the state of a learner of this network holds."""
-    assert isinstance(flat.module, ActorCritic)
-    others = {STATISTICS: RunningStatistics(flat.module, config.normalize_returns).vector}
-    if config.optimizer == "rmsprop":
-        return rmsprop_layout(len(flat.flat), config, others)
-    return adam_layout(len(flat.flat), config, others)
+        return super().metrics() if self._metric_count >= self.config.grads_per_step else {}

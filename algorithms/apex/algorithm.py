@@ -98,9 +98,9 @@ class APEX(Defaults):
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
         """Return what the state of a learner holds: weights, those of the target network, moments, statistics."""
-        from algorithms.apex.learner import layout_of
+        from algorithms.apex.learner import ApexLearner
 
-        return layout_of(flat, context.flags)
+        return ApexLearner(flat, context.flags).layout
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare the memory of the replay."""

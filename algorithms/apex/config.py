@@ -63,12 +63,6 @@ class ApexConfig(OptimizerConfig):
     max_weight_sync_delay: int = flag(
         400, "agent steps that weights act before newer ones are published; 0 = publish after every update", minimum=0
     )
-    max_skipped_updates: int = flag(
-        50,
-        "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
-        " state; when that has not helped three times, the run ends",
-        minimum=1,
-    )
 
     # What tuning and placement ask of every algorithm.
 

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from algorithms.apex.config import METRICS, ApexConfig
-from algorithms.models.flat_module import FlatModule, split
+from algorithms.models.flat_module import FlatModule
 from algorithms.models.q_network import QNetwork
 from algorithms.ops import q_learning
-from algorithms.parts.optimizer import FlatAdam, adam_layout
-from algorithms.parts.statistics import STATISTICS, RunningStatistics
+from algorithms.parts.config import STEP_METRICS
+from algorithms.parts.learner import FlatLearner
+from algorithms.parts.optimizer import adam_of
 from algorithms.runtime.learning.batches import Batch, Feedback
-from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Vector, empty_vectors
 from envs.spec import MASK_KEY
 
 NAMES = tuple(METRICS)
@@ -27,7 +25,7 @@ TARGET = "target"
 """Name of the vector in a state that holds the weights of the target network."""
 
 
-class ApexLearner:
+class ApexLearner(FlatLearner):
     """Trains one policy.
 
     Args:
@@ -39,22 +37,15 @@ class ApexLearner:
         target: the network whose values stand in for what comes after n steps.
     """
 
+    names = NAMES
+    config: ApexConfig
+
     def __init__(self, flat: FlatModule, config: ApexConfig) -> None:
         assert isinstance(flat.module, QNetwork)
-        self.flat, self.model, self.config = flat, flat.module, config
-        self.version, self.updates = 1, 0
+        super().__init__(flat, config, adam_of(flat, config), normalize_returns=False)
+        self.model = flat.module
         self.target = FlatModule(copy.deepcopy(flat.module).requires_grad_(False))
-        self.statistics = RunningStatistics(self.model, normalize_returns=False)
-        self.optimizer = FlatAdam(flat.flat[: flat.num_parameters], config)
-        views = split(self.optimizer.gradient, flat.parameter_table)
-        for parameter, view in zip(self.model.parameters(), views, strict=True):
-            parameter.grad = view
-        self._metric_sum, self._metric_count = torch.zeros(len(NAMES), device=flat.flat.device), 0
-
-    def configure(self, config: ApexConfig) -> None:
-        """Follow other flags from now on, between two batches."""
-        self.config = config
-        self.optimizer.configure(config)
+        self.further = {TARGET: self.target.flat}
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback]:
         """Make one optimizer step; yields the absolute errors of the batch, which are its priorities.
@@ -70,8 +61,7 @@ class ApexLearner:
         self.optimizer.gradient.zero_()
         loss, error, metrics = self.loss(batch, self.beta(progress))
         loss.backward()  # type: ignore[no-untyped-call]
-        norm, skipped = self.optimizer.step(loss.detach().isfinite(), torch.zeros_like(loss.detach()))
-        self._metric_sum += torch.cat((metrics, torch.stack((norm, self.optimizer.learning_rate, skipped))))
+        self.step(batch.valid, torch.cat((metrics, metrics.new_zeros(len(STEP_METRICS)))))
         self._metric_count += 1
         self.statistics.update(batch, [])
         self.updates += 1
@@ -115,43 +105,3 @@ class ApexLearner:
         value = q_learning.bootstrap_value(target_q, online_q, self.model.sizes)
         discount = batch.recorded["discount"][0]
         return q_learning.n_step_target(batch.reward[0], discount, value, rescaled=self.config.value_rescaling)
-
-    def metrics(self) -> dict[str, float]:
-        """Means since the last call, and updates skipped since the last good one; waits for the device."""
-        if not self._metric_count:
-            return {}
-        means = (self._metric_sum / self._metric_count).tolist()
-        self._metric_sum.zero_()
-        self._metric_count = 0
-        return {**dict(zip(NAMES, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
-
-    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
-        """Everything that training continues from, its vectors in memory that is given, or in new one."""
-        vectors = empty_vectors(layout_of(self.flat, self.config).vectors) if into is None else into
-        vectors[WEIGHTS][:] = self.flat.flat.cpu().numpy()
-        vectors[TARGET][:] = self.target.flat.cpu().numpy()
-        self.optimizer.save(vectors)
-        vectors[STATISTICS][:] = self.statistics.to_array()
-        return LearnerState(vectors, {"version": self.version, "updates": self.updates, **self.optimizer.meta()})
-
-    def restore(self, state: LearnerState) -> None:
-        """Continue from a state; the version is the caller's to raise.
-
-        Raises:
-            ValueError: the state belongs to another model.
-        """
-        if len(state.weights) != len(self.flat.flat):
-            raise ValueError(f"the state has {len(state.weights)} weights, the model {len(self.flat.flat)}")
-        self.flat.flat.copy_(torch.from_numpy(state.weights))
-        self.target.flat.copy_(torch.from_numpy(state.vectors[TARGET]))
-        self.optimizer.restore(state.vectors, state.meta)
-        self.statistics.load_array(state.vectors[STATISTICS])
-        self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
-
-
-def layout_of(flat: FlatModule, config: ApexConfig) -> StateLayout:
-    """Return what the state of a learner of this network holds."""
-    assert isinstance(flat.module, QNetwork)
-    statistics = RunningStatistics(flat.module, normalize_returns=False)
-    others = {TARGET: Vector(len(flat.flat), inherited=True), STATISTICS: statistics.vector}
-    return adam_layout(len(flat.flat), config, others)

@@ -21,7 +21,7 @@ from algorithms.runtime.messages import SlotReleased, TrajectoryReady
 OF_STEP = ("action", "num_frames", "policy_version")
 
 METRICS = {
-    "replay/size": "steps (with --batch_replay sequences) that can be drawn",
+    "replay/size": "steps that can be drawn",
     "replay/uses_per_step": "uses per agent step since training began, which --replay_ratio sets",
     "replay/age_samples": "mean age of what was drawn, in agent steps",
     "replay/age_updates": "the same in versions of the weights",
@@ -44,7 +44,7 @@ class ReplaySource:
     one that died goes on with the same replay, pace and counts.
 
     Batches are of single steps, [1, B] with observations [2, B, *] at t and t+m, n-step rewards and, among what is
-    recorded, `discount` and `weight`; or of whole columns with `weight` [T, B]. Weights are 1 / (N P(i)) over the
+    recorded, `discount` and `weight`. Weights are 1 / (N P(i)) over the
     largest of the batch; the learner raises them to beta, as it knows how far training is.
 
     Args:
@@ -144,14 +144,10 @@ class ReplaySource:
                 inserted += count
             self.queued_samples -= count
             note_columns_used(t, message, row + 1)
-        if not self.pace.starts and self.storage.totals.samples and self._holds_enough():
+        if not self.pace.starts and self.storage.size >= self.plan.learning_starts:
             self._set_pace(starts=self.storage.totals.samples + 1)
         if inserted:
             self._figures.add("insert_us", 1e6 * (time.perf_counter() - began) / inserted)
-
-    def _holds_enough(self) -> bool:
-        held = self.storage.size * (self.storage.rollout if self.plan.sequences else 1)
-        return self.storage.size > 0 and held >= self.plan.learning_starts
 
     def _mine(self, slot: int) -> Array:
         """[T, R] valid steps of this policy."""

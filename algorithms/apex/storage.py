@@ -22,7 +22,6 @@ from algorithms.runtime.topology import Topology
 from envs.spec import EnvSpec
 
 EVICTED = -1  # the word of a column whose frames are being overwritten
-SEQUENCE_ETA = 0.9  # share of the largest error in the priority of a sequence (R2D2, section 2.3)
 Q_TAKEN, Q_MAX = "q_taken", "q_max"
 """Recorded by policies that act: the value of the action taken and the largest value, [T, R]."""
 
@@ -38,10 +37,9 @@ class ReplayPlan:
         prioritized: whether errors decide what is drawn, else every step is as probable as any other.
         n_steps: of which rewards are summed, at most.
         gamma: discount per step.
-        batch_size: B, samples of a batch: single steps, or columns if `sequences`.
+        batch_size: B, steps of a batch.
         replay_ratio: uses per agent step; 0: as many as the learner manages.
         learning_starts: agent steps that a policy has before the first batch.
-        sequences: whether samples are whole columns.
     """
 
     capacity: int
@@ -53,7 +51,6 @@ class ReplayPlan:
     batch_size: int
     replay_ratio: float
     learning_starts: int
-    sequences: bool = False
 
 
 class Note(NamedTuple):
@@ -76,7 +73,7 @@ class Note(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Which steps were drawn, [B]; of sequences the step is 0.
+    """Which steps were drawn, [B].
 
     Attributes:
         column, step: where.
@@ -176,7 +173,7 @@ def replay_fields(
         fields += [
             Field(f"{prefix}.word", (n,), "int64"),
             Field(f"{prefix}.note", (n, len(Note._fields)), "int64"),
-            Field(f"{prefix}.leaf", (padded(n * (1 if plan.sequences else rollout)),), "float64"),
+            Field(f"{prefix}.leaf", (padded(n * rollout),), "float64"),
             Field(f"{prefix}.largest", (1,), "float64"),  # error so far
             Field(f"{prefix}.pace", (len(Pace._fields),), "int64"),
         ]
@@ -242,7 +239,7 @@ class ReplayStorage:
         arrays: what columns hold beside observations, by name, [N, ...].
         obs: observations by key that are stored as they are, [N, T+1, *].
         rings: those by key that are stacks.
-        tree: over the leaves, one a step, or one a column if samples are columns.
+        tree: over the leaves, one a step.
         newest: number of the column that was inserted last, counted from 1.
         size: samples that can be drawn.
         totals: note of the newest column.
@@ -255,14 +252,13 @@ class ReplayStorage:
         self.columns: int
         self.rollout: int
         self.columns, self.rollout = self._array("valid").shape
-        self.per_column = 1 if plan.sequences else self.rollout
         self.arrays = {name: self._array(name) for name in _of_column(spec, 1, 1, 1)}
         stacks = {key: stack_of(observation) for key, observation in spec.observations.items()}
         self.rings = {
             key: FrameRing(arena, f"{self._prefix}.obs.{key}", stack) for key, stack in stacks.items() if stack
         }
         self.obs = {key: self._array(f"obs.{key}") for key, stack in stacks.items() if not stack}
-        self._leaf = self._array("leaf")[: self.columns * self.per_column].reshape(self.columns, self.per_column)
+        self._leaf = self._array("leaf")[: self.columns * self.rollout].reshape(self.columns, self.rollout)
         self._recover()
 
     def _array(self, name: str) -> Array:
@@ -314,9 +310,8 @@ class ReplayStorage:
             array[place] = trajectories.obs[key][slot, :, row]
         for key, obs in stacked.items():
             self.rings[key].write(place, self._end(key), obs, plans[key])
-        priority = self._sequence_error(error[None], valid[None]) if self.plan.sequences else error
-        leaf = np.where(priority >= 0, self._leaf_of(np.maximum(priority, 0.0)), 0.0)
-        self.tree.set(place * self.per_column + np.arange(self.per_column), leaf)
+        leaf = np.where(error >= 0, self._leaf_of(np.maximum(error, 0.0)), 0.0)
+        self.tree.set(place * self.rollout + np.arange(self.rollout), leaf)
         count, frames = int(np.count_nonzero(valid)), int(self.arrays["num_frames"][place][valid].sum())
         before = self.totals
         self.totals = Note(
@@ -350,7 +345,7 @@ class ReplayStorage:
             leaf = self._leaf[place]
             self.size -= int(np.count_nonzero(leaf))
             dropped += int(np.count_nonzero(self.arrays["valid"][place] & ~self.arrays["drawn"][place]))
-            self.tree.set(place * self.per_column + np.arange(self.per_column), np.zeros(self.per_column))
+            self.tree.set(place * self.rollout + np.arange(self.rollout), np.zeros(self.rollout))
             self.oldest += 1
         return dropped
 
@@ -407,29 +402,17 @@ class ReplayStorage:
         leaf: Array = (error + self.plan.priority_epsilon) ** self.plan.alpha
         return leaf
 
-    def _sequence_error(self, error: Array, valid: Array) -> Array:
-        """Return the priority [C] of sequences of steps [C, T]: 0.9 of the largest and 0.1 of the mean error."""
-        counted = valid & (error >= 0)
-        number = counted.sum(axis=1)
-        error = np.where(counted, error, 0.0)
-        mixed = SEQUENCE_ETA * error.max(axis=1) + (1 - SEQUENCE_ETA) * error.sum(axis=1) / np.maximum(number, 1)
-        priority: Array = np.where(number > 0, mixed, -1.0)
-        return priority
-
     # ---- out
 
     def draw(self, count: int, random: np.random.Generator) -> Samples:
         """Draw samples in proportion to their leaves, one from each of `count` equal parts of the sum."""
         leaf = self.tree.sample(count, random)
-        column, step = np.divmod(leaf, self.per_column)
+        column, step = np.divmod(leaf, self.rollout)
         return Samples(column, step, self.word[column], self.tree.levels[0][leaf] / self.tree.total)
 
     def note_drawn(self, samples: Samples) -> None:
         """Note that a batch has these: what is overwritten from now on has not been dropped."""
-        if self.plan.sequences:
-            self.arrays["drawn"][samples.column] = True
-        else:
-            self.arrays["drawn"][samples.column, samples.step] = True
+        self.arrays["drawn"][samples.column, samples.step] = True
 
     def returns_of(self, samples: Samples) -> NStep:
         """Return the n-step returns of samples."""
@@ -457,7 +440,7 @@ class ReplayStorage:
         current = (self.word[samples.column] == samples.word) & np.isfinite(error)
         error = np.abs(error[current].astype(np.float64))
         self.largest[0] = max(self.largest[0], error.max(initial=0.0))
-        index = samples.column[current] * self.per_column + samples.step[current]
+        index = samples.column[current] * self.rollout + samples.step[current]
         self.tree.set(index, self._leaf_of(error))
         return len(index)
 

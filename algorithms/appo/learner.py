@@ -97,7 +97,7 @@ class Learner(ActorCriticLearner):
     def update(self, batch: Batch) -> Tensor:
         """Make one optimizer step on a minibatch [T, B]; its value targets [T, B] in units of return."""
         target, metrics = self.differentiate(batch)
-        self.step(batch, metrics)
+        self.step(batch.valid, metrics)
         return target
 
     def differentiate(self, batch: Batch) -> tuple[Tensor, Tensor]:

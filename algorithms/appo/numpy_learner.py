@@ -61,7 +61,7 @@ class NumpyUpdate:
         compared = self._differed or self._calls % COMPARE_EVERY == 0
         self._calls += 1
         target, metrics = self._compared(batch) if compared else self.differentiate(batch)
-        self.learner.step(batch, metrics)
+        self.learner.step(batch.valid, metrics)
         return target
 
     def _compared(self, batch: Batch) -> tuple[Tensor, Tensor]:

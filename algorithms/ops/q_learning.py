@@ -1,4 +1,4 @@
-"""Maths of Q-learning: values of branches, targets of n steps, errors, value rescaling, priorities of sequences.
+"""Maths of Q-learning: values of branches, targets of n steps, errors, value rescaling.
 
 An action has K parts, each a branch with values of its own; they lie side by side in the last dimension, L in all.
 """
@@ -89,13 +89,6 @@ def unscaled_value(x: Tensor) -> Tensor:
     y, e = x.double(), RESCALING_EPS
     root = (((1 + 4 * e * (y.abs() + 1 + e)).sqrt() - 1) / (2 * e)).square() - 1
     return (y.sign() * root).to(x.dtype)
-
-
-def sequence_priority(error: Tensor, valid: Tensor, eta: float) -> Tensor:
-    """Return eta * max + (1 - eta) * mean of the absolute errors [T, B] of valid steps, [B] (R2D2, section 2.3)."""
-    size = torch.where(valid, error.abs(), torch.zeros_like(error))
-    mean = size.sum(0) / valid.sum(0).clamp(min=1)
-    return eta * size.amax(0) + (1 - eta) * mean
 
 
 def epsilon_ladder(rows: int, epsilon: float, alpha: float) -> Tensor:

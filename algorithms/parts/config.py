@@ -31,6 +31,12 @@ class OptimizerConfig:
         mutation="scale",
         mutation_range=(1e-2, 1e3),
     )
+    max_skipped_updates: int = flag(
+        50,
+        "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
+        " state; when that has not helped three times, the run ends",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,6 @@ class ColumnsConfig(OptimizerConfig):
     )
     num_batches_per_iteration: int = flag(
         1, "batches collected before training on them; more allow shuffling and add policy lag", minimum=1
-    )
-    max_skipped_updates: int = flag(
-        50,
-        "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
-        " state; when that has not helped three times, the run ends",
-        minimum=1,
     )
     gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
     normalize_returns: bool = flag(

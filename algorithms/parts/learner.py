@@ -1,4 +1,4 @@
-"""What learners of actor-critics share: Adam, running statistics, counters, metrics, and the state of them all."""
+"""Parts that learners share: optimizer step, running statistics, counters, metrics, and the state of them all."""
 
 import base64
 from abc import ABC, abstractmethod
@@ -13,7 +13,8 @@ from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.flat_module import FlatModule
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.parts.config import STEP_METRICS
-from algorithms.parts.optimizer import FlatAdam, adam_layout, adam_of
+from algorithms.parts.optimizer import FlatAdam, adam_of
+from algorithms.parts.rmsprop import FlatRMSProp
 from algorithms.parts.statistics import STATISTICS, RunningStatistics
 from algorithms.runtime.learning.batches import Batch, Feedback
 from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
@@ -26,53 +27,36 @@ KL = "kl_divergence"
 """The metric that kl_adaptive schedules of the learning rate follow."""
 
 
-class ActorCriticLearner(ABC):
-    """A learner of one policy but for how it learns: `learn`, and the loss behind it, are a subclass's.
+class FlatLearner(ABC):
+    """A learner whose weights, optimizer, statistics and further tensors are its state; how it learns is a subclass's.
 
     Args:
         flat: the model with all its weights in one vector, on its device.
-        spec: of the environment.
         config: the learning flags.
-        seed: of the generator.
+        optimizer: that trains it.
+        normalize_returns: whether the critic predicts in units of the returns' standard deviation.
 
     Attributes:
-        names: of its metrics: "loss" first, those of `STEP_METRICS` last.
+        names: of its metrics, those of `STEP_METRICS` last unless it makes its steps in a way of its own.
         version, updates: published weight sets, counted from 1, and optimizer steps so far.
-        generator: random numbers on the host that go on after a restart, as for the order of minibatches.
-        further: tensors by name that are part of the state, and so of every checkpoint, beside weights, Adam and
+        further: tensors by name that are part of the state, and so of every checkpoint, beside weights, optimizer and
             statistics. A subclass puts them here in its `__init__` and changes them in place only.
     """
 
     names: ClassVar[tuple[str, ...]]
     config: Any
+    optimizer: FlatAdam | FlatRMSProp
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, config: Any, seed: int) -> None:
+    def __init__(
+        self, flat: FlatModule, config: Any, optimizer: FlatAdam | FlatRMSProp, *, normalize_returns: bool
+    ) -> None:
         assert isinstance(flat.module, ActorCritic)
-        self.flat, self.model, self.config, self.parts = flat, flat.module, config, spec.action.parts
-        self.masked = bool(spec.action_mask)
+        self.flat, self.config, self.optimizer = flat, config, optimizer
         self.version, self.updates = 1, 0
-        self.generator = torch.Generator().manual_seed(seed)
         self.further: dict[str, Tensor] = {}
-        self.statistics = RunningStatistics(self.model, config.normalize_returns)
-        # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.
-        self.optimizer = adam_of(flat, config)
+        self.statistics = RunningStatistics(flat.module, normalize_returns)
         self._metric_sum, self._metric_count = torch.zeros(len(self.names), device=flat.flat.device), 0
         self._kl = self.names.index(KL) if KL in self.names else None
-
-    def add_network(self, name: str, module: nn.Module) -> FlatAdam:
-        """Put a network of a subclass, and the Adam that trains it, into the state; call it in `__init__`.
-
-        Args:
-            name: of the vector of its weights; those of Adam begin with it.
-            module: on the device of the model. Its weights become views of one vector.
-
-        Returns:
-            The optimizer, see `FlatAdam.descend`.
-        """
-        flat = FlatModule(module)
-        optimizer = adam_of(flat, self.config)
-        self.further |= {name: flat.flat, **optimizer.named(f"{name}.")}
-        return optimizer
 
     @abstractmethod
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
@@ -83,30 +67,15 @@ class ActorCriticLearner(ABC):
         self.config = config
         self.optimizer.configure(config)
 
-    def unroll(self, batch: Batch) -> tuple[ActionDistribution, Tensor]:
-        """Return the current policy [T, B] and values [T+1, B] in units of the critic."""
-        logits, value = self.model.unroll(batch.obs, batch.first, batch.rnn_state, self.config.segment_steps)
-        mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
-        return ActionDistribution(self.parts, logits, mask), value
-
-    def descend(self, batch: Batch, loss: Tensor, *metrics: Tensor) -> None:
-        """Make one optimizer step down a loss, and raise `updates` and `version`.
+    def step(self, learnable: Tensor, metrics: Tensor) -> None:
+        """Apply the gradient; the last of the metrics, `STEP_METRICS`, are for this to fill in.
 
         Args:
-            batch: [T, B] that the loss is of.
-            loss: scalar with gradient.
-            metrics: scalars, the values of `names` between the loss and `STEP_METRICS`.
+            learnable: [*] bool: false everywhere, nothing in the batch is valid.
+            metrics: the values of `names`, the loss first.
         """
-        self.optimizer.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.step(batch, torch.stack((loss, *metrics, *loss.new_zeros(len(STEP_METRICS)))).detach())
-        self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
-
-    def step(self, batch: Batch, metrics: Tensor) -> None:
-        """Apply the gradient of a minibatch; the last of the metrics, `STEP_METRICS`, are for this to fill in."""
-        learnable = batch.valid.any() & metrics[0].isfinite()
         kl = metrics.new_zeros(()) if self._kl is None else metrics[self._kl]
-        norm, skipped = self.optimizer.step(learnable, kl)
+        norm, skipped = self.optimizer.step(learnable.any() & metrics[0].isfinite(), kl)
         metrics[-len(STEP_METRICS) :] = torch.stack((norm, self.optimizer.learning_rate, skipped))
         self._metric_sum += metrics
 
@@ -126,7 +95,7 @@ class ActorCriticLearner(ABC):
             name: Vector(tensor.numel(), str(tensor.dtype).removeprefix("torch."), inherited=True)
             for name, tensor in self.further.items()
         }
-        return adam_layout(len(self.flat.flat), self.config, {STATISTICS: self.statistics.vector, **further})
+        return self.optimizer.layout(len(self.flat.flat), {STATISTICS: self.statistics.vector, **further})
 
     def state(self, into: dict[str, Array] | None = None) -> LearnerState:
         """Everything that training continues from, its vectors in memory that is given, or in new one."""
@@ -136,16 +105,10 @@ class ActorCriticLearner(ABC):
         vectors[STATISTICS][:] = self.statistics.to_array()
         for name, tensor in self.further.items():
             vectors[name][:] = tensor.reshape(-1).cpu().numpy()
-        meta = {
-            "version": self.version,
-            "updates": self.updates,
-            **self.optimizer.meta(),
-            "generator": base64.b64encode(self.generator.get_state().numpy().tobytes()).decode(),
-        }
-        return LearnerState(vectors, meta)
+        return LearnerState(vectors, {"version": self.version, "updates": self.updates, **self.optimizer.meta()})
 
     def restore(self, state: LearnerState) -> None:
-        """Continue from a state; the version is the caller's to raise. One without random state keeps that of the seed.
+        """Continue from a state; the version is the caller's to raise.
 
         Raises:
             ValueError: the state belongs to another model.
@@ -158,6 +121,73 @@ class ActorCriticLearner(ABC):
         for name, tensor in self.further.items():
             tensor.copy_(torch.from_numpy(state.vectors[name]).view_as(tensor))
         self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
+
+
+class ActorCriticLearner(FlatLearner):
+    """A learner of an actor-critic by Adam, but for its `learn` and the loss behind it.
+
+    Args:
+        flat: the model with all its weights in one vector, on its device.
+        spec: of the environment.
+        config: the learning flags.
+        seed: of the generator.
+
+    Attributes:
+        generator: random numbers on the host that go on after a restart, as for the order of minibatches.
+    """
+
+    optimizer: FlatAdam
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec, config: Any, seed: int) -> None:
+        assert isinstance(flat.module, ActorCritic)
+        self.model, self.parts, self.masked = flat.module, spec.action.parts, bool(spec.action_mask)
+        self.generator = torch.Generator().manual_seed(seed)
+        # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.
+        super().__init__(flat, config, adam_of(flat, config), normalize_returns=config.normalize_returns)
+
+    def add_network(self, name: str, module: nn.Module) -> FlatAdam:
+        """Put a network of a subclass, and the Adam that trains it, into the state; call it in `__init__`.
+
+        Args:
+            name: of the vector of its weights; those of Adam begin with it.
+            module: on the device of the model. Its weights become views of one vector.
+
+        Returns:
+            The optimizer, see `FlatAdam.descend`.
+        """
+        flat = FlatModule(module)
+        optimizer = adam_of(flat, self.config)
+        self.further |= {name: flat.flat, **optimizer.named(f"{name}.")}
+        return optimizer
+
+    def unroll(self, batch: Batch) -> tuple[ActionDistribution, Tensor]:
+        """Return the current policy [T, B] and values [T+1, B] in units of the critic."""
+        logits, value = self.model.unroll(batch.obs, batch.first, batch.rnn_state, self.config.segment_steps)
+        mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
+        return ActionDistribution(self.parts, logits, mask), value
+
+    def descend(self, batch: Batch, loss: Tensor, *metrics: Tensor) -> None:
+        """Make one optimizer step down a loss, and raise `updates` and `version`.
+
+        Args:
+            batch: [T, B] that the loss is of.
+            loss: scalar with gradient.
+            metrics: scalars, the values of `names` between the loss and `STEP_METRICS`.
+        """
+        self.optimizer.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.step(batch.valid, torch.stack((loss, *metrics, *loss.new_zeros(len(STEP_METRICS)))).detach())
+        self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
+
+    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
+        """Everything that training continues from, its vectors in memory that is given, or in new one."""
+        state = super().state(into)
+        state.meta["generator"] = base64.b64encode(self.generator.get_state().numpy().tobytes()).decode()
+        return state
+
+    def restore(self, state: LearnerState) -> None:
+        """Continue from a state; one without random numbers goes on with those of the seed. See `FlatLearner`."""
+        super().restore(state)
         if "generator" in state.meta:
             _restore_generator(self.generator, state.meta["generator"])
 

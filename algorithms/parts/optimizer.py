@@ -18,13 +18,6 @@ from algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def adam_layout(num_weights: int, flags: OptimizerConfig, others: Mapping[str, Vector]) -> StateLayout:
-    """Return the layout of a state with P weights, both moments of Adam and other vectors."""
-    moments = {name: Vector(num_weights) for name in MOMENTS}
-    vectors = {WEIGHTS: Vector(num_weights, inherited=True), **moments, **others}
-    return StateLayout(vectors, {"adam_steps": 0.0, "learning_rate": flags.learning_rate})
-
-
 def adam_of(flat: FlatModule, config: OptimizerConfig) -> "FlatAdam":
     """Make Adam for all parameters of a module; their gradients become views of its one vector."""
     optimizer = FlatAdam(flat.flat[: flat.num_parameters], config)
@@ -126,6 +119,12 @@ class FlatAdam:
             factor = torch.where(kl > 2 * threshold, 1 / 1.5, torch.where(kl < 0.5 * threshold, 1.5, 1.0))
             self.learning_rate.mul_(factor).clamp_(self.config.lr_adaptive_min, self.config.lr_adaptive_max)
         self._kl.zero_()
+
+    def layout(self, num_weights: int, others: Mapping[str, Vector]) -> StateLayout:
+        """Return the layout of a state with P weights, both moments and other vectors."""
+        moments = {name: Vector(num_weights) for name in MOMENTS}
+        vectors = {WEIGHTS: Vector(num_weights, inherited=True), **moments, **others}
+        return StateLayout(vectors, {"adam_steps": 0.0, "learning_rate": self.config.learning_rate})
 
     def save(self, vectors: Mapping[str, Array]) -> None:
         """Put the moments into vectors [P] by name, with zeros for what is no parameter."""

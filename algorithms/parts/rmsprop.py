@@ -43,12 +43,6 @@ class RMSPropFlags(Protocol):
         ...
 
 
-def rmsprop_layout(num_weights: int, flags: RMSPropFlags, others: Mapping[str, Vector]) -> StateLayout:
-    """Return the layout of a state with P weights, the squares of RMSProp and other vectors."""
-    vectors = {WEIGHTS: Vector(num_weights, inherited=True), SQUARES: Vector(num_weights), **others}
-    return StateLayout(vectors, {"learning_rate": flags.learning_rate})
-
-
 class FlatRMSProp:
     """RMSProp without momentum on all weights at once, as Mnih et al. share it among actors.
 
@@ -101,6 +95,11 @@ class FlatRMSProp:
         self.weights.addcdiv_(self.gradient, root, value=-float(self.learning_rate))
         self.skipped_in_a_row.zero_()
         return norm, torch.zeros(())
+
+    def layout(self, num_weights: int, others: Mapping[str, Vector]) -> StateLayout:
+        """Return the layout of a state with P weights, the squares and other vectors."""
+        vectors = {WEIGHTS: Vector(num_weights, inherited=True), SQUARES: Vector(num_weights), **others}
+        return StateLayout(vectors, {"learning_rate": self.config.learning_rate})
 
     def save(self, vectors: Mapping[str, Array]) -> None:
         """Put the squares into their vector [P], with zeros for what is no parameter."""

@@ -46,12 +46,6 @@ class PPOConfig(OptimizerConfig):
     recompute_advantages: bool = flag(
         False, "estimate advantages and value targets anew before every epoch instead of once per iteration"
     )
-    max_skipped_updates: int = flag(
-        50,
-        "updates in a row that are not finite, and therefore skipped, after which training goes back to the last good"
-        " state; when that has not helped three times, the run ends",
-        minimum=1,
-    )
     gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
     gae_lambda: float = flag(0.95, "mixing of n-step estimates by GAE", minimum=0, maximum=1)
     normalize_returns: bool = flag(

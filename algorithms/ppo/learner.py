@@ -9,24 +9,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.flat_module import FlatModule, split
+from algorithms.models.flat_module import FlatModule
 from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
 from algorithms.ops.returns import Returns, gae
-from algorithms.parts.optimizer import FlatAdam, GradientSum, adam_layout
-from algorithms.parts.statistics import STATISTICS, RunningStatistics, faded
+from algorithms.parts.config import STEP_METRICS
+from algorithms.parts.learner import ActorCriticLearner
+from algorithms.parts.optimizer import GradientSum
+from algorithms.parts.statistics import faded
 from algorithms.ppo.config import METRICS, PPOConfig
 from algorithms.ppo.minibatch import Minibatch, cleaned, gather
 from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Vector, empty_vectors
 from envs.spec import MASK_KEY, EnvSpec
 
 NAMES = tuple(METRICS)
-STEPPED = NAMES[:-3]
+STEPPED = NAMES[: -len(STEP_METRICS)]
 """Metrics that are known before the step."""
 KL, RATIO_MAX, ADVANTAGE_STD = (NAMES.index(name) for name in ("kl_divergence", "ratio_max", "advantage_std"))
 
@@ -37,19 +35,14 @@ KL_TOLERANCE = 1.5
 """Factor of `--target_kl` at which an iteration ends, as in Stable-Baselines3."""
 
 
-class PPOLearner:
+class PPOLearner(ActorCriticLearner):
     """Trains one policy.
 
     A version is what the weights are after an iteration: between its updates there is nothing that should act.
 
     Args:
-        flat: the model with all its weights in one vector, on its device.
-        spec: of the environment.
-        config: the flags.
+        flat, spec, config: the model, the environment and the flags.
         seed: of the order of minibatches.
-
-    Attributes:
-        version, updates: published weight sets, counted from 1, and optimizer steps so far.
 
     Raises:
         UsageError: the flags contradict each other, or the model.
@@ -57,21 +50,23 @@ class PPOLearner:
     Source: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
     """
 
+    names = NAMES
+    config: PPOConfig
+
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: PPOConfig, seed: int) -> None:
-        assert isinstance(flat.module, ActorCritic)
-        self.flat, self.model, self.config, self.parts = flat, flat.module, config, spec.action.parts
+        super().__init__(flat, spec, config, seed)
         config.check(recurrent=self.model.rnn_state_size > 0)
-        self.masked, self.seed = bool(spec.action_mask), seed
-        self.version, self.updates = 1, 0
-        device = flat.flat.device
-        self.statistics = RunningStatistics(self.model, config.normalize_returns)
-        self.advantages = Moments.empty((), device)
-        self.clip_ratio = torch.tensor(config.ppo_clip_ratio, device=device)
-        self.optimizer = FlatAdam(flat.flat[: flat.num_parameters], config)
-        views = split(self.optimizer.gradient, flat.parameter_table)
-        for parameter, view in zip(self.model.parameters(), views, strict=True):
-            parameter.grad = view
-        self._metric_sum, self._metric_count = torch.zeros(len(NAMES), device=device), 0
+        self.clip_ratio = torch.tensor(config.ppo_clip_ratio, device=flat.flat.device)
+        self.further = {ADVANTAGES: flat.flat.new_zeros(3, dtype=torch.float64)}
+
+    @property
+    def advantages(self) -> Moments:
+        """Running moments of advantages."""
+        return Moments(*self.further[ADVANTAGES].clone().unbind())
+
+    @advantages.setter
+    def advantages(self, moments: Moments) -> None:
+        self.further[ADVANTAGES].copy_(torch.stack((moments.count, moments.mean, moments.m2)))
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Train on the columns of an iteration; yields after each optimizer step, and when the version is raised.
@@ -92,9 +87,8 @@ class PPOLearner:
             metrics = self.differentiate(minibatch)
             if self.has_moved_too_far(metrics):
                 break
-            self.step(minibatch.valid, metrics)
+            self.descend_by(minibatch.valid, metrics)
             self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
-            self.updates += 1
             yield
         # Not before: acting and all epochs must see the observations on one scale.
         self.statistics.update(batch, [(batch.recorded["target"], batch.valid)])
@@ -113,7 +107,7 @@ class PPOLearner:
         return target > 0 and float(metrics[KL]) > KL_TOLERANCE * target
 
     def differentiate(self, minibatch: Minibatch) -> Tensor:
-        """Set the gradient of a minibatch; its metrics, of which the last three are for `step` to fill in."""
+        """Set the gradient of a minibatch; the values of `STEPPED`."""
         size = self.config.microbatch_size // self.segment_steps
         if not size:
             self.optimizer.gradient.zero_()
@@ -127,12 +121,10 @@ class PPOLearner:
             total.add(part.valid, *self.loss(part, moments))
         return total.finish()
 
-    def step(self, valid: Tensor, metrics: Tensor) -> None:
-        """Apply the gradient of a minibatch with these valid steps."""
-        learnable = valid.any() & metrics[0].isfinite()
-        norm, skipped = self.optimizer.step(learnable, metrics[KL])
-        self._metric_sum += torch.cat((metrics, torch.stack((norm, self.optimizer.learning_rate, skipped))))
-        self._metric_count += 1
+    def descend_by(self, valid: Tensor, metrics: Tensor) -> None:
+        """Make an optimizer step by the gradient that there is, of a minibatch with these values of `STEPPED`."""
+        self.step(valid, torch.cat((metrics, metrics.new_zeros(len(STEP_METRICS)))))
+        self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
 
     def loss(self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """The PPO objective, to be minimized, and the values of `STEPPED`.
@@ -181,9 +173,8 @@ class PPOLearner:
     def returns(self, batch: Batch) -> Returns:
         """Advantages and value targets [T, B] by the current values, in units of return."""
         c = self.config
-        width = max(
-            1, (c.microbatch_size or c.batch_size) // c.rollout
-        )  # in parts that take no more memory than training does
+        # In parts that take no more memory than training does.
+        width = max(1, (c.microbatch_size or c.batch_size) // c.rollout)
         parts = [batch.columns(slice(i, i + width)) for i in range(0, batch.valid.shape[1], width)]
         values = [self.model.unroll(part.obs, part.first, part.rnn_state, c.segment_steps)[1] for part in parts]
         return gae(
@@ -200,45 +191,6 @@ class PPOLearner:
             return normalize(advantage, self.advantages.mean.float(), inv_std(self.advantages), float("inf"))
         return advantage / self.model.return_std
 
-    def configure(self, config: PPOConfig) -> None:
-        """Follow other flags from now on, between two batches."""
-        self.config = config
-        self.optimizer.configure(config)
-
-    def metrics(self) -> dict[str, float]:
-        """Means since the last call, and updates skipped since the last good one; waits for the device."""
-        if not self._metric_count:
-            return {}
-        means = (self._metric_sum / self._metric_count).tolist()
-        self._metric_sum.zero_()
-        self._metric_count = 0
-        return {**dict(zip(NAMES, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
-
-    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
-        """Everything that training continues from, its vectors in memory that is given, or in new one."""
-        vectors = empty_vectors(layout_of(self.flat, self.config).vectors) if into is None else into
-        vectors[WEIGHTS][:] = self.flat.flat.cpu().numpy()
-        self.optimizer.save(vectors)
-        vectors[STATISTICS][:] = self.statistics.to_array()
-        m = self.advantages
-        vectors[ADVANTAGES][:] = torch.stack((m.count, m.mean, m.m2)).cpu().numpy()
-        return LearnerState(vectors, {"version": self.version, "updates": self.updates, **self.optimizer.meta()})
-
-    def restore(self, state: LearnerState) -> None:
-        """Continue from a state; the version is the caller's to raise.
-
-        Raises:
-            ValueError: the state belongs to another model.
-        """
-        if len(state.weights) != len(self.flat.flat):
-            raise ValueError(f"the state has {len(state.weights)} weights, the model {len(self.flat.flat)}")
-        self.flat.flat.copy_(torch.from_numpy(state.weights))
-        self.optimizer.restore(state.vectors, state.meta)
-        self.statistics.load_array(state.vectors[STATISTICS])
-        moments = torch.from_numpy(state.vectors[ADVANTAGES].copy()).to(self.flat.flat.device)
-        self.advantages = Moments(*moments.unbind())
-        self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
-
     @property
     def segment_steps(self) -> int:
         """S: what is drawn into minibatches and evaluated as one piece."""
@@ -247,11 +199,9 @@ class PPOLearner:
     def _plan(self, batch: Batch) -> list[Tensor]:
         """The segments [N] of every minibatch of every epoch, numbered in the order of `Batch.rnn_state` [*, B]."""
         c, count = self.config, batch.valid.numel() // self.segment_steps
-        # A count that is saved anyway takes the place of a random state; seeds of runs are far apart.
-        generator = torch.Generator().manual_seed(self.seed + self.updates)
         plan: list[Tensor] = []
         for _ in range(c.ppo_epochs):
-            order = torch.randperm(count, generator=generator) if c.shuffle_minibatches else torch.arange(count)
+            order = torch.randperm(count, generator=self.generator) if c.shuffle_minibatches else torch.arange(count)
             order = order.to(batch.valid.device, non_blocking=True)
             plan += torch.split(order, c.batch_size // self.segment_steps)
         return plan
@@ -270,14 +220,6 @@ class PPOLearner:
             value = value[:-1]
         mask = m.obs[MASK_KEY][: len(m.valid)].flatten(2) > 0 if self.masked else None
         return ActionDistribution(self.parts, logits, mask), value
-
-
-def layout_of(flat: FlatModule, config: PPOConfig) -> StateLayout:
-    """Return what the state of a learner of this network holds."""
-    assert isinstance(flat.module, ActorCritic)
-    statistics = RunningStatistics(flat.module, config.normalize_returns)
-    others = {STATISTICS: statistics.vector, ADVANTAGES: Vector(3, "float64", inherited=True)}
-    return adam_layout(len(flat.flat), config, others)
 
 
 def with_advantages(moments: Moments, advantage: Tensor, valid: Tensor) -> Moments:

@@ -75,9 +75,8 @@ class StreamingLearner:
         metrics = self._sum.finish()
         metrics[ADVANTAGE_STD] = std(self._of_batch, eps=0.0)
         if not self.learner.has_moved_too_far(metrics):
-            self.times.measure("update", lambda: self.learner.step(self._sum.num_valid, metrics))
+            self.times.measure("update", lambda: self.learner.descend_by(self._sum.num_valid, metrics))
             self.learner.optimizer.adapt(end_of_epoch=True, minibatches=1)
-            self.learner.updates += 1
             yield
         self.learner.statistics.apply()
         self.learner.advantages = faded(self._advantages)

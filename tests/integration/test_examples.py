@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,17 +9,14 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.utils.env_checker import check_env
 
 from algorithms import cli
 from examples.custom_env import STEPS, GridWalk
 from examples.custom_model import LeakyCore, LinearPolicy, ResidualEncoder
 from examples.replay import AGE
-from examples.synchronous_ppo import LEARNING, NUM_ENVS, ROLLOUT, make_worker, train
 from tests.integration.runs import DEADLINE_SECONDS, ROOT, Run, command_line, record, run_command
 from tests.integration.test_learning import GOAL, MEMORY
-from tests.states import stacked
 from tests.unit.models import custom_parts
 
 GRID = f"{GridWalk.__module__}:{GridWalk.__name__}"
@@ -135,43 +131,6 @@ def test_a_network_that_breaks_its_contract_ends_the_run_before_it_begins(tmp_pa
     assert error.startswith(f"error: --encoder_custom={path} failed: ValueError: its output of unroll differs by ")
     assert "Traceback" not in run.stdout + run.stderr
     assert not list(run.directory.glob("checkpoint_*"))
-
-
-def test_synchronous_ppo_learns_grid_walk_without_any_policy_lag() -> None:
-    mean_return, report = train(GRID, env_steps=25_000)
-    assert NEARLY_BEST <= mean_return <= GridWalk().best_return + 0.05
-    totals, minibatches = report.totals, NUM_ENVS * ROLLOUT // LEARNING.batch_size
-    assert totals["updates"] == totals["batches"] * LEARNING.ppo_epochs * minibatches
-    assert totals["trajectories"] == totals["released"] == totals["batches"]
-    assert totals["discarded"] == 0
-    assert report.metrics["train/policy_lag_max"] == 0
-
-
-def test_synchronous_ppo_continues_from_its_state() -> None:
-    """From the same state and the same batch, the same weights."""
-    worker, rollouts = make_worker(GRID, env_steps=10**9, seed=1)
-    list(worker.work())
-    learner, state = worker.learner, worker.learner.state()
-    list(rollouts.fill(learner.version))
-    batch = rollouts.take()
-    assert batch is not None
-    ends = []
-    for _ in range(2):
-        learner.restore(state)
-        torch.manual_seed(7)
-        assert sum(1 for _ in learner.learn(batch, 0.0)) == learner.updates - state.meta["updates"] == 16
-        ends.append(learner.state())
-    rollouts.group.envs.close()
-    assert np.array_equal(stacked(ends[0]), stacked(ends[1]))
-    assert not np.array_equal(stacked(ends[0]), stacked(state))
-    assert ends[0].meta == ends[1].meta
-
-
-def test_synchronous_ppo_is_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    program = ROOT / "examples" / "synchronous_ppo.py"
-    monkeypatch.setattr(sys, "argv", [str(program), "CartPole-v1", "2000"])
-    runpy.run_path(str(program), run_name="__main__")
-    assert " env steps, mean return " in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.a3c.config import COMPUTED, METRICS, A3CConfig
-from algorithms.a3c.learner import A3CLearner, TrajectoryGradient, layout_of
+from algorithms.a3c.learner import A3CLearner, TrajectoryGradient
 from algorithms.a3c.worker import GradientWorker
 from algorithms.models.flat_module import FlatModule
 from algorithms.ppo.config import PPOConfig
@@ -290,7 +290,7 @@ def test_a_state_goes_on_bit_for_bit(optimizer: str) -> None:
         beside.commit(seed)
         beside.apply()
     state = beside.learner.state()
-    assert state.vectors.keys() == layout_of(beside.shared, beside.config).vectors.keys()
+    assert state.vectors.keys() == A3CLearner(beside.shared, beside.config).layout.vectors.keys()
     expected = {"rmsprop": {"square_avg"}, "adam": {"exp_avg", "exp_avg_sq"}}[optimizer]
     assert state.vectors.keys() - {"weights", "statistics"} == expected
     assert all(state.vectors[name].any() for name in expected)

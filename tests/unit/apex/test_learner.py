@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.apex.config import METRICS, ApexConfig
-from algorithms.apex.learner import TARGET, ApexLearner, layout_of
+from algorithms.apex.learner import TARGET, ApexLearner
 from algorithms.models.flat_module import FlatModule
 from algorithms.models.q_network import QNetwork, build_q_network
 from algorithms.runtime.learning.batches import Batch
@@ -248,7 +248,7 @@ def test_training_goes_on_from_a_state_as_without_it() -> None:
     for seed in range(3):
         learn(learner, batch_of(seed=seed))
     state = learner.state()
-    assert set(state.vectors) == set(layout_of(learner.flat, learner.config).vectors)
+    assert set(state.vectors) == set(learner.layout.vectors)
     assert not np.array_equal(state.vectors[TARGET], state.weights)
     other = learner_of(seed=5, target_update_interval=2, normalize_input=True)
     other.restore(state)

@@ -87,12 +87,6 @@ def test_huber_is_linear_beyond_one() -> None:
     assert q_learning.td_loss(error, huber=False).tolist() == [4.5, 0.125, 0.0, 0.5, 8.0]
 
 
-def test_priorities_of_sequences_mix_the_largest_and_the_mean_error_of_valid_steps() -> None:
-    error = torch.tensor([[1.0, math.nan], [-3.0, 2.0], [math.inf, 4.0]])
-    valid = torch.tensor([[True, False], [True, True], [False, True]])
-    assert q_learning.sequence_priority(error, valid, 0.9).tolist() == pytest.approx([2.9, 3.9])
-
-
 def test_the_ladder_is_that_of_the_paper() -> None:
     ladder = q_learning.epsilon_ladder(8, 0.4, 7.0).tolist()
     assert ladder == pytest.approx([0.4 ** (1 + i) for i in range(8)])

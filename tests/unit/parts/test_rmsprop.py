@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from algorithms.a3c.config import A3CConfig
-from algorithms.parts.rmsprop import SQUARES, FlatRMSProp, rmsprop_layout
+from algorithms.parts.rmsprop import SQUARES, FlatRMSProp
 
 YES, NONE = torch.tensor(True), torch.zeros(())
 
@@ -57,7 +57,7 @@ def test_harmful_gradients_are_skipped_and_counted() -> None:
 
 
 def test_squares_are_a_vector_of_the_state() -> None:
-    layout = rmsprop_layout(4, A3CConfig(), {})
+    layout = optimizer_of(1.0, 2.0).layout(4, {})
     assert {name: (v.size, v.inherited) for name, v in layout.vectors.items()} == {
         "weights": (4, True),
         SQUARES: (4, False),

@@ -13,7 +13,7 @@ from torch import Tensor
 from algorithms.models.flat_module import FlatModule
 from algorithms.parts.statistics import RETURN_MEMORY_SAMPLES
 from algorithms.ppo.config import METRICS, PPOConfig
-from algorithms.ppo.learner import ADVANTAGES, Minibatch, PPOLearner, layout_of
+from algorithms.ppo.learner import ADVANTAGES, Minibatch, PPOLearner
 from algorithms.runtime.learning.batches import Batch
 from envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of, same
@@ -385,7 +385,7 @@ def test_a_restored_learner_continues_bit_for_bit(core: str, flags: dict[str, ob
 
 def test_the_layout_is_that_of_the_state() -> None:
     learner = learner_of(normalize_input=True)
-    layout = layout_of(learner.flat, learner.config)
+    layout = learner.layout
     assert {name: (v.size, v.dtype) for name, v in layout.vectors.items()} == {
         name: (array.size, str(array.dtype)) for name, array in learner.state().vectors.items()
     }
