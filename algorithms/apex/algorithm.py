@@ -37,6 +37,7 @@ class APEX(Defaults):
     flags: ClassVar[type[ApexConfig]] = ApexConfig
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    replays: ClassVar[bool] = True
 
     def check(self, flags: ApexConfig, spec: EnvSpec | None) -> None:
         """Refuse flags that contradict each other, or an environment whose actions are no choices (UsageError)."""

@@ -37,6 +37,7 @@ MEMBERS = (
     "workers",
     "needs_actors",
     "synchronous",
+    "replays",
     "streams",
     "explores",
 )

@@ -87,7 +87,7 @@ def _learner(
         alone=b.topology.num_policies == 1 or not b.topology.num_actors,
         pause_env_steps=b.pause_env_steps,
         version_env_steps=c.population.self_play_period_env_steps if b.topology.num_past else 0,
-        has_actors=b.topology.num_actors > 0,
+        measures_lag=b.topology.num_actors > 0 and not b.algorithm.replays,
     )
     flags = context.flags
 

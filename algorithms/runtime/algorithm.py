@@ -71,12 +71,14 @@ class Defaults:
         needs_actors: environments are played for it. Without, a run has learners alone: no slots, no policy workers,
             no returns; its source reads in the learner's process, and its budget counts the steps that are read.
         synchronous: sampling stops while a single policy trains, so that nothing is learned from older weights.
+        replays: steps are used long after they were acted, so that a policy lag says nothing.
         whole_rollouts: one set of weights acts a whole trajectory and stays until its slot is released, for workers of
             the algorithm's own that compute with it. So actors act themselves (`local`), in one group with one slot.
     """
 
     needs_actors: ClassVar[bool] = True
     synchronous: ClassVar[bool] = False
+    replays: ClassVar[bool] = False
     whole_rollouts: ClassVar[bool] = False
 
     def streams(self, flags: Any) -> bool:
@@ -131,6 +133,11 @@ class Algorithm(Protocol):
     @property
     def needs_actors(self) -> bool:
         """Whether environments are played for it, see `Defaults`."""
+        ...
+
+    @property
+    def replays(self) -> bool:
+        """Whether steps are used long after they were acted, see `Defaults`."""
         ...
 
     @property

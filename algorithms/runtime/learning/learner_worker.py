@@ -97,7 +97,7 @@ class TrainingPlan:
         alone: no other policy is trained that would play with this one, so that it ends with its budget.
         pause_env_steps: training stops here too, whatever is left of the budget; None: it does not.
         version_env_steps: after so many, each time, a past version is due; 0: never.
-        has_actors: policies of this run have acted what it trains on; else batches have no age.
+        measures_lag: newer weights make a batch worse; batches from files and from a replay have no such age.
     """
 
     budget: Budget
@@ -108,7 +108,7 @@ class TrainingPlan:
     alone: bool = True
     pause_env_steps: int | None = None
     version_env_steps: int = 0
-    has_actors: bool = True
+    measures_lag: bool = True
 
     def passes_version(self, before: int, after: int) -> bool:
         """Whether a past version is due between these env steps, which depends on nothing that a crash could lose."""
@@ -383,7 +383,7 @@ class LearnerWorker:
         self.totals["batches"] += entered.whole
         if entered.whole:
             self.totals["used"] += int(batch.valid.sum()) + entered.earlier
-        if self.plan.has_actors:
+        if self.plan.measures_lag:
             self._lag.add((self.learner.version - batch.policy_version)[batch.valid])
 
     def _enter(self) -> Entered:
