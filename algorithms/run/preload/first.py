@@ -14,7 +14,7 @@ prctl.server_pid = os.getpid()
 import gymnasium  # noqa: E402, F401 - imported for the children
 import psutil  # noqa: E402, F401 - imported for the children
 
-from algorithms.run import plan  # noqa: E402, F401 - imported for the children
+from algorithms.run import build_workers  # noqa: E402, F401 - what a child unpickles first
 from algorithms.runtime.processes import fork_server  # noqa: E402
 
 fork_server.restore_environment()

@@ -5,6 +5,11 @@ import sys
 
 import pytest
 
+from algorithms.appo.algorithm import APPO
+from algorithms.run.build_workers import Blueprint
+from algorithms.run.config import Config
+from algorithms.runtime.processes.process import run_process
+
 SCRIPT = """
 import os, sys
 os.environ["APPO_MAIN_PID"] = str(os.getppid())
@@ -27,6 +32,15 @@ algorithm.make_policy(context, algorithm.make_model(context))
 algorithm.make_learner(context, algorithm.make_model(context), device_of("cpu"))
 print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] in ("algorithms", "envs", "utils")))
 """
+UNPICKLED = {run_process.__module__, Blueprint.__module__, Config.__module__, APPO.__module__}
+
+
+def test_the_plan_of_a_process_is_of_modules_that_are_there() -> None:
+    """Every child would load, for itself, the modules of the classes that it unpickles."""
+    script = SCRIPT[: SCRIPT.index("from algorithms.models.config")].replace("(FIRST, LAST)", "(LAST,)")
+    script += f"print(sorted(set({sorted(UNPICKLED)}) - set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
 @pytest.mark.parametrize("name", ["APPO", "PPO", "A3C"])
