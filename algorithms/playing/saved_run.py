@@ -14,7 +14,6 @@ from algorithms.runtime.memory.learner_state import decode
 from utils import checkpoint_files
 from utils.errors import CheckpointError, UsageError
 from utils.run_folder import RunFolder
-from utils.user_modules import keep_out_of
 from utils.values import shown
 
 EVALUATED_METRIC = "eval/mean"
@@ -66,9 +65,9 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
         UsageError: there is no such run, policy or milestone, or what it needs is not to be trusted.
         CheckpointError: there is no such checkpoint, or none of them verifies.
     """
-    keep_out_of(Path(config.train_dir))  # for callers from Python
-    given = ("env",) if config.env else ()
-    name, flags = folder.path.name, permitted_flags(folder.path, needed, trust=config.trust, given=given)
+    given, closed = ("env",) if config.env else (), (Path(config.train_dir),)
+    name = folder.path.name
+    flags = permitted_flags(folder.path, needed, trust=config.trust, given=given, closed=closed)
     if not flags:
         raise UsageError(f"there is no run {shown(str(folder.path))}")
     saved = Config.from_flat(flags)

@@ -161,6 +161,7 @@ def permitted_flags(
     trust: bool = False,
     given: Collection[str] = (),
     remember: bool = True,
+    closed: Collection[Path] = (),
 ) -> dict[str, object]:
     """Return the flags of a saved run as stored, {} for none, if what is needed of them may be used.
 
@@ -170,10 +171,12 @@ def permitted_flags(
         trust: the user says so; the run is marked then.
         given: flags that the user has given alike, which need no trust.
         remember: write the mark; without, a start of the run does it.
+        closed: further folders from below which no code is imported from now on.
 
     Raises:
         UsageError: the stored configuration is damaged, or needs to be trusted; one line lists what would be used.
     """
+    keep_out_of(*closed)
     content = RunFolder(directory).read_config()
     flags = {name: value for name, value in content.items() if name not in (MARK, MEASURED)}
     refusal = reason_to_ask(directory, content, needed, given)

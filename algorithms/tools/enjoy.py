@@ -12,7 +12,7 @@ from algorithms.playing.episodes import Episode, agent_means, team_mean
 from algorithms.playing.player import load_player, play
 from algorithms.playing.saved_run import SavedRun, find_run
 from algorithms.playing.video import Recorder, VideoFile
-from algorithms.runtime.callbacks import HookedEnvs, Hooks, find_callbacks
+from algorithms.runtime.callbacks import HookedEnvs, Hooks
 from envs.make import make_alone
 from envs.spec import GroupEnv
 from utils import machine
@@ -40,8 +40,6 @@ def enjoy(config: EvaluationConfig) -> int:
         ResourceError: the video cannot be written.
     """
     run = find_run(config)
-    for name in config.callbacks:
-        find_callbacks(name)
     machine.limit_threads(1)  # a batch of one row gains nothing from more
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
