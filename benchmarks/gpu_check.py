@@ -33,7 +33,8 @@ from algorithms.run.config import parse_train
 from algorithms.run.tuning.network import probe
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.devices import device_of
-from algorithms.runtime.learning.gpu_batches import DeviceBatches
+from algorithms.runtime.learning.batches import ColumnBatches
+from algorithms.runtime.learning.gpu_batches import DeviceStaging
 from algorithms.runtime.learning.learner_worker import LearnerWorker
 from algorithms.runtime.memory.arena import Arena, Array
 from algorithms.runtime.memory.slots import Trajectories
@@ -216,7 +217,7 @@ def slot_copies(report: Report) -> str:
     for name, array in arrays(t).items():
         if name not in ("owner", "sequence", "released", "columns_used", "policy_version"):
             array[:] = rng.random(array.shape) * 100
-    batches = DeviceBatches(t, 0, GROUPS * SLOTS * ROWS, 10**9, False, 1, device)
+    batches = ColumnBatches(DeviceStaging(t, device), 0, GROUPS * SLOTS * ROWS, 10**9, False, 1)
     for slot in range(GROUPS * SLOTS):
         batches.add(TrajectoryReady(0, slot, int(t.sequence[slot]), 0))
     batch, released, deadline = None, 0, time.monotonic() + WAIT_SECONDS

@@ -12,9 +12,9 @@ from algorithms.runtime.learning.batches import (
     ColumnBatches,
     Entered,
     Feedback,
-    LockstepBatches,
+    HostStaging,
 )
-from algorithms.runtime.learning.gpu_batches import DeviceBatches
+from algorithms.runtime.learning.gpu_batches import DeviceStaging
 from algorithms.runtime.memory.slots import Trajectories, columns_used
 from algorithms.runtime.messages import SlotReleased
 
@@ -41,13 +41,17 @@ def make_column_batches(
     columns, lag = context.flags.macro_batch_columns, sampling.max_policy_lag
     if max_policy_lag is not None:
         lag = min(lag, max_policy_lag)
-    if sampling.lockstep:
-        return LockstepBatches(trajectories, context.policy, columns, lag)
     if hold is None:
         hold = sampling.num_minibatches_to_accumulate == 0
-    if context.buffered:
-        return DeviceBatches(trajectories, context.policy, columns, lag, hold, context.num_policies, device)
-    return ColumnBatches(trajectories, context.policy, columns, lag, hold, context.num_policies)
+    return ColumnBatches(
+        DeviceStaging(trajectories, device) if context.buffered else HostStaging(trajectories),
+        context.policy,
+        columns,
+        lag,
+        hold,
+        context.num_policies,
+        rounds=sampling.lockstep,
+    )
 
 
 class StreamedBatches:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algorithms.run import main
-from algorithms.runtime.learning.gpu_batches import DeviceBatches
+from algorithms.runtime.learning.gpu_batches import DeviceStaging
 from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
 from benchmarks import gpu_check
 from benchmarks.twin import BufferedBlueprint, TwinRun
@@ -26,7 +26,7 @@ def test_in_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mod
         pass
     worker, policy_worker = run.worker("learner"), run.worker("policy_worker")
     assert isinstance(policy_worker.engine, GpuEngine)
-    assert isinstance(worker.batches, DeviceBatches)
+    assert isinstance(worker.batches.staging, DeviceStaging)
     assert worker.learner.learner.quick_update._steps
     assert worker.learner.compared == worker.totals["samples"] >= 1500
     assert worker.learner.largest <= TOLERANCE

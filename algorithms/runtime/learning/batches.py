@@ -48,11 +48,11 @@ class Batch:
     @classmethod
     def of_slot(cls, trajectories: Trajectories, slot: int) -> Self:
         """Return all columns of a slot, in the memory of the slot; valid are the steps of every policy."""
-        return cls.of({name: torch.from_numpy(array[slot]) for name, array in _named(trajectories).items()})
+        return cls.of({name: torch.from_numpy(array[slot]) for name, array in named_fields(trajectories).items()})
 
     def named(self) -> dict[str, Tensor]:
         """Return all tensors by their names: those of the fields, obs.KEY, and recorded.NAME."""
-        return _named(self)
+        return named_fields(self)
 
     def signals(self) -> dict[str, Any]:
         """Return what estimates of returns read (`ops.returns`), by the names of their arguments."""
@@ -79,7 +79,7 @@ class Batch:
         return self.of({name: function(tensor) for name, tensor in self.named().items()})
 
 
-def _named(source: Batch | Trajectories) -> dict[str, Any]:
+def named_fields(source: Batch | Trajectories) -> dict[str, Any]:
     """Return the fields of a batch, or of trajectories as far as batches have them, one by one by their names."""
     named: dict[str, Any] = {}
     for field in fields(Batch):
@@ -181,31 +181,136 @@ class BatchSource(Protocol):
         ...
 
 
-class ColumnBatches:
-    """FIFO batches of one policy.
+class Staging(Protocol):
+    """Memory of the batches of `ColumnBatches`: columns are copied into it, slots go back when nothing reads them.
+
+    Attributes:
+        trajectories: the shared arrays that are copied from.
+        late: whether copies arrive later, so that `take` has to be tried again.
+    """
+
+    trajectories: Trajectories
+    late: bool
+
+    def allocate(self, columns: int) -> None:
+        """Make memory for batches of so many columns."""
+        ...
+
+    def copy(self, slot: int, index: Array | slice, start: int, mine: Array) -> None:
+        """Copy columns of a slot to `start` and behind; `mine` [T, columns] are the steps of the policy that trains."""
+        ...
+
+    def take(self) -> Batch | None:
+        """Return the batch that is full, or None while a copy is on its way."""
+        ...
+
+    def counted(self) -> tuple[Array, Array]:
+        """Return what is counted of the batch that `take` returned last: valid and num_frames, [T, B]."""
+        ...
+
+    def give_back(self, message: TrajectoryReady) -> None:
+        """Note a slot of which nothing more is copied."""
+        ...
+
+    def given_back(self) -> Iterator[TrajectoryReady]:
+        """Yield slots, each once, that no copy reads any more."""
+        ...
+
+    @property
+    def on_their_way(self) -> int:
+        """Slots that were given back and are still read."""
+        ...
+
+
+class HostStaging:
+    """Memory on the host for one batch: a slot is free as soon as it is copied.
 
     Args:
         trajectories: the shared arrays.
+    """
+
+    late = False
+
+    def __init__(self, trajectories: Trajectories) -> None:
+        self.trajectories = trajectories
+        self.sources: dict[str, Array] = named_fields(trajectories)
+        self._free: deque[TrajectoryReady] = deque()
+        self.batch: dict[str, Array] = {}
+
+    def allocate(self, columns: int) -> None:
+        """Make memory for batches of so many columns."""
+        self.batch = {name: staging_for(array, columns) for name, array in self.sources.items()}
+
+    def copy(self, slot: int, index: Array | slice, start: int, mine: Array) -> None:
+        """Copy columns of a slot to `start` and behind."""
+        end = start + mine.shape[1]
+        for name, staging in self.batch.items():
+            staging[:, start:end] = self.sources[name][slot][:, index]
+        self.batch["valid"][:, start:end] = mine
+
+    def take(self) -> Batch:
+        """Return the batch; it is overwritten by the next copies."""
+        return Batch.of({name: torch.from_numpy(array) for name, array in self.batch.items()})
+
+    def counted(self) -> tuple[Array, Array]:
+        """Return valid and num_frames [T, B] of the batch."""
+        return self.batch["valid"], self.batch["num_frames"]
+
+    def give_back(self, message: TrajectoryReady) -> None:
+        """Note a slot of which nothing more is copied."""
+        self._free.append(message)
+
+    def given_back(self) -> Iterator[TrajectoryReady]:
+        """Yield the slots that were given back: nothing reads them."""
+        while self._free:
+            yield self._free.popleft()
+
+    @property
+    def on_their_way(self) -> int:
+        """Nothing: what is copied has arrived."""
+        return 0
+
+
+def staging_for(source: Array, columns: int) -> Array:
+    """Return [steps, columns, ...] zeros for a field [S, steps, R, ...]."""
+    return np.zeros((source.shape[1], columns, *source.shape[3:]), source.dtype)
+
+
+class ColumnBatches:
+    """Batches of one policy from whole columns, each used once.
+
+    Args:
+        staging: memory of the batches; it says where their columns come from.
         policy: whose steps count.
         columns: trajectories per macro batch.
         max_policy_lag: a column whose oldest valid step was acted this many versions ago is discarded.
         hold: release slots only after training (synchronous runs of a single policy).
         num_policies: a column without a step of `policy` is skipped.
+        rounds: take slots in rounds, one of every group in the order of the groups, and release a round as a whole
+            (lockstep; there is one slot for each group); else first in, first out.
     """
 
     def __init__(
-        self, trajectories: Trajectories, policy: int, columns: int, max_policy_lag: int, hold: bool, num_policies: int
+        self,
+        staging: Staging,
+        policy: int,
+        columns: int,
+        max_policy_lag: int,
+        hold: bool,
+        num_policies: int,
+        *,
+        rounds: bool = False,
     ) -> None:
-        self.trajectories, self.policy, self.num_columns = trajectories, policy, columns
-        self.max_policy_lag, self.hold, self.num_policies = max_policy_lag, hold and num_policies == 1, num_policies
+        self.staging, self.trajectories, self.policy, self.num_columns = staging, staging.trajectories, policy, columns
+        self.max_policy_lag, self.num_policies, self.rounds = max_policy_lag, num_policies, rounds
+        self.hold = rounds or (hold and num_policies == 1)
         self.queue: deque[TrajectoryReady] = deque()
         self.held: list[TrajectoryReady] = []
         self.filled, self._next_columns = 0, columns
         self.staged_samples = self.queued_samples = 0
         self.discarded = self.released = self.trajectories_seen = 0
-        self._sources: dict[str, Array] = _named(trajectories)
         self._entered = Entered()
-        self._allocate()
+        self.staging.allocate(columns)
 
     def add(self, message: TrajectoryReady) -> None:
         """Queue a slot unless the message is of an earlier hand-over."""
@@ -213,6 +318,8 @@ class ColumnBatches:
             self.queue.append(message)
             self.trajectories_seen += 1
             self.queued_samples += int(np.count_nonzero(self._mine(message.slot)[:, self._next_column(message) :]))
+        if self.rounds:
+            self.queue = deque(sorted(self.queue))
 
     def resize(self, columns: int) -> None:
         """Make batches of so many columns, from the next one on that is begun."""
@@ -225,9 +332,10 @@ class ColumnBatches:
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
         """Copy waiting columns into the batch until it is full; release the slots that are used up."""
+        yield from self._release_free()
         if not self.filled and self._next_columns != self.num_columns:
             self.num_columns = self._next_columns
-            self._allocate()
+            self.staging.allocate(self.num_columns)
         num_rows = self.trajectories.valid.shape[2]
         while self.queue and self.filled < self.num_columns:
             message = self.queue[0]
@@ -246,16 +354,21 @@ class ColumnBatches:
             if self.hold:
                 self.held.append(message)
             else:
-                yield from self._used_up(message)
+                self.staging.give_back(message)
+                yield from self._release_free()
         if self.filled < self.num_columns and len(self.held) == len(self.trajectories.owner):
             yield from self.trained()  # with every slot of the run held, nothing could arrive to fill the batch
 
     def take(self) -> Batch | None:
-        """The batch when it is full, else None; its tensors are overwritten by the next `fill`."""
+        """The batch when it is full and has arrived, else None; its tensors are overwritten later, see `staging`."""
         if self.filled < self.num_columns:
             return None
-        self._enter()
-        return Batch.of({name: torch.from_numpy(a) for name, a in self._staging.items()})
+        batch = self.staging.take()
+        if batch is not None:
+            valid, num_frames = self.staging.counted()
+            self._entered = Entered(self.staged_samples, int(num_frames[valid].sum()))
+            self.filled = self.staged_samples = 0
+        return batch
 
     def entered(self) -> Entered:
         """Return the steps of the batch, once."""
@@ -267,26 +380,26 @@ class ColumnBatches:
         return {}
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Release what was held during training."""
-        held, self.held = self.held, []
-        for message in held:
-            yield self._release(message)
+        """Release what was held during training, of rounds when the whole round is used up."""
+        if self.rounds and self.queue:
+            return
+        for message in self.held:
+            self.staging.give_back(message)
+        self.held = []
+        yield from self._release_free()
 
     @property
     def waiting(self) -> int:
-        """Slots that are not used up."""
-        return len(self.queue)
+        """Slots that are not used up, of rounds only complete ones, or still read; and a batch that has not arrived."""
+        complete = not self.rounds or len(self.queue) + len(self.held) == len(self.trajectories.owner)
+        arriving = self.staging.on_their_way + (self.staging.late and self.filled == self.num_columns)
+        return arriving + (len(self.queue) if complete else 0)
 
     def counts(self) -> BatchCounts:
         """What became of the trajectories."""
-        in_flight, held = self.staged_samples + self.queued_samples, len(self.queue) + len(self.held)
+        in_flight = self.staged_samples + self.queued_samples
+        held = len(self.queue) + len(self.held) + self.staging.on_their_way
         return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
-
-    def _enter(self) -> None:
-        """Note that the batch is full and leaves."""
-        valid, num_frames = self._staging["valid"], self._staging["num_frames"]
-        self._entered = Entered(self.staged_samples, int(num_frames[valid].sum()))
-        self.filled = self.staged_samples = 0
 
     def _next_column(self, message: TrajectoryReady) -> int:
         """The first column of a hand-over that no batch has had, one of a learner that died in this place included."""
@@ -312,61 +425,19 @@ class ColumnBatches:
         """Copy columns of a slot to the end of the batch; the valid steps in them."""
         if not len(columns):
             return 0
-        start, end = self.filled, self.filled + len(columns)
         whole = columns[-1] - columns[0] + 1 == len(columns)
         index: Any = slice(int(columns[0]), int(columns[-1]) + 1) if whole else columns
-        for name, staging in self._staging.items():
-            staging[:, start:end] = self._sources[name][slot][:, index]
         mine = self._mine(slot)[:, index]
-        self._staging["valid"][:, start:end] = mine
-        self.filled = end
+        self.staging.copy(slot, index, self.filled, mine)
+        self.filled += len(columns)
         samples = int(np.count_nonzero(mine))
         self.staged_samples += samples
         return samples
 
-    def _used_up(self, message: TrajectoryReady) -> Iterator[SlotReleased]:
-        """All columns of a slot have been copied, and it need not be held."""
-        yield self._release(message)
-
-    def _release(self, message: TrajectoryReady) -> SlotReleased:
-        self.released += 1
-        return SlotReleased(self.policy, message.slot, message.sequence)
-
-    def _allocate(self) -> None:
-        """Memory for the batch that is being filled."""
-        self._staging = {name: self._staging_for(a) for name, a in self._sources.items()}
-
-    def _staging_for(self, source: Array) -> Array:
-        """[steps, columns, ...] for a field [S, steps, R, ...]."""
-        return np.zeros((source.shape[1], self.num_columns, *source.shape[3:]), source.dtype)
-
-
-class LockstepBatches(ColumnBatches):
-    """Batches of rounds: one trajectory of every group, in the order of the groups.
-
-    Args:
-        trajectories: the shared arrays, with one slot for each group.
-        policy, columns, max_policy_lag: as `ColumnBatches`.
-    """
-
-    def __init__(self, trajectories: Trajectories, policy: int, columns: int, max_policy_lag: int) -> None:
-        super().__init__(trajectories, policy, columns, max_policy_lag, hold=True, num_policies=1)
-
-    @property
-    def waiting(self) -> int:
-        """Slots that are not used up, once the round is complete."""
-        complete = len(self.queue) + len(self.held) == len(self.trajectories.owner)
-        return len(self.queue) if complete else 0
-
-    def add(self, message: TrajectoryReady) -> None:
-        """Note a slot of the round."""
-        super().add(message)
-        self.queue = deque(sorted(self.queue))
-
-    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Release all slots when the round is used up, and none before."""
-        if not self.queue:
-            yield from super().trained()
+    def _release_free(self) -> Iterator[SlotReleased]:
+        for message in self.staging.given_back():
+            self.released += 1
+            yield SlotReleased(self.policy, message.slot, message.sequence)
 
 
 class ReadBatches:

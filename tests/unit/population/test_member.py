@@ -8,7 +8,7 @@ import pytest
 from algorithms.population.member import PopulationMember
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.learning import learner_worker as module
-from algorithms.runtime.learning.batches import ColumnBatches
+from algorithms.runtime.learning.batches import ColumnBatches, HostStaging
 from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.weights import WeightRing
@@ -46,7 +46,7 @@ class TrainedMember:
         self.ring, self.block = memory.ring, memory.block
         self.learner, self.tuned = CountingLearner(), []
         self.columns = columns
-        self.batches = ColumnBatches(world.trajectories, policy, columns, LAG, False, 2)
+        self.batches = ColumnBatches(HostStaging(world.trajectories), policy, columns, LAG, False, 2)
         plan = TrainingPlan(Budget(10**9), LAG, "cpu", 4, Path("unused"), alone=False)
         self.member = PopulationMember(traits, self.tune, self.batches, self.block)
         self.worker = LearnerWorker(Address("learner", policy), plan, self.learner, self.batches, memory, self.member)

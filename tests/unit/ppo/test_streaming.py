@@ -15,8 +15,8 @@ from algorithms.ppo.streaming import StreamingLearner
 from algorithms.run.config import Config
 from algorithms.run.placement import Sampling, topology_of
 from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.batches import Batch, ColumnBatches, Entered, LockstepBatches
-from algorithms.runtime.learning.gpu_batches import BUFFERS, DeviceBatches
+from algorithms.runtime.learning.batches import Batch, ColumnBatches, Entered, HostStaging
+from algorithms.runtime.learning.gpu_batches import BUFFERS, DeviceStaging
 from algorithms.runtime.memory.slots import Trajectories, sizes_of
 from algorithms.runtime.messages import SlotReleased
 from envs.spec import ObservationSpec
@@ -191,7 +191,7 @@ def test_a_microbatch_that_is_no_part_is_refused(flags: dict[str, object], core:
 
 def source_of(world: World, parts: int, columns: int, *, lockstep: bool = False) -> StreamedBatches:
     t = world.trajectories
-    source = LockstepBatches(t, 0, columns, 100) if lockstep else ColumnBatches(t, 0, columns, 100, False, 1)
+    source = ColumnBatches(HostStaging(t), 0, columns, 100, False, 1, rounds=lockstep)
     return StreamedBatches(source, parts, on_policy=True)
 
 
@@ -304,8 +304,9 @@ def test_memory_does_not_grow_with_the_batch() -> None:
 def test_staging_and_device_hold_two_microbatches() -> None:
     world = one_slot_each()
     t = world.trajectories
-    device = DeviceBatches(t, 0, 3, 100, False, 1, HostDevice())
+    staging = DeviceStaging(t, HostDevice())
+    device = ColumnBatches(staging, 0, 3, 100, False, 1)
     streamed = StreamedBatches(device, 1000, on_policy=True)
     assert streamed.source is device
-    assert len(device._buffers) == 2
-    assert {tensor.shape[1] for buffer in device._buffers for tensor in buffer.values()} == {3}
+    assert len(staging.buffers) == 2
+    assert {tensor.shape[1] for buffer in staging.buffers for tensor in buffer.values()} == {3}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.runtime.learning.batches import Batch, BatchCounts, ColumnBatches
+from algorithms.runtime.learning.batches import Batch, BatchCounts, ColumnBatches, HostStaging
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from tests.unit.runtime.worlds import SPEC, World, columns_in, copy_of, hand_over, number_all, world_of
 
@@ -20,7 +20,7 @@ def numbered_world(**counts: object) -> World:
 def batches_of(
     world: World, columns: int, *, policy: int = 0, max_policy_lag: int = 100, hold: bool = False, num_policies: int = 1
 ) -> ColumnBatches:
-    return ColumnBatches(world.trajectories, policy, columns, max_policy_lag, hold, num_policies)
+    return ColumnBatches(HostStaging(world.trajectories), policy, columns, max_policy_lag, hold, num_policies)
 
 
 def fill(batches: ColumnBatches, version: int = 1) -> list[SlotReleased]:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.gpu_batches import COUNTED, DeviceBatches
+from algorithms.runtime.learning.batches import ColumnBatches
+from algorithms.runtime.learning.gpu_batches import COUNTED, DeviceStaging
 from algorithms.runtime.messages import SlotReleased
 from tests.unit.runtime.devices import LateDevice
 from tests.unit.runtime.worlds import SPEC, World, columns_in, copy_of, hand_over, number_all, world_of
@@ -18,12 +19,13 @@ def numbered_world() -> World:
     return world
 
 
-def batches_of(world: World, columns: int, device: HostDevice | None = None, **more: object) -> DeviceBatches:
+def batches_of(world: World, columns: int, device: HostDevice | None = None, **more: object) -> ColumnBatches:
     given = {"max_policy_lag": 100, "hold": False, "num_policies": 1} | more
-    return DeviceBatches(world.trajectories, 0, columns, **given, device=device or HostDevice())  # type: ignore[arg-type]
+    staging = DeviceStaging(world.trajectories, device or HostDevice())
+    return ColumnBatches(staging, 0, columns, **given)  # type: ignore[arg-type]
 
 
-def give(batches: DeviceBatches, world: World, *slots: int) -> None:
+def give(batches: ColumnBatches, world: World, *slots: int) -> None:
     for slot in slots:
         batches.add(hand_over(world, slot))
 

@@ -11,7 +11,7 @@ from torch import nn
 from algorithms.models.flat_module import FlatModule
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.learning import learner_worker as module
-from algorithms.runtime.learning.batches import Batch, ColumnBatches
+from algorithms.runtime.learning.batches import Batch, ColumnBatches, HostStaging
 from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, empty_vectors
@@ -99,7 +99,7 @@ class Training:
         limits = {"env_steps": 10**9, "samples": 10**9, "max_policy_lag": 20, "max_skipped_updates": 4, **plan}
         limits["budget"] = Budget(limits.pop("env_steps"), limits.pop("samples"))
         self.learner = CountingLearner()
-        batches = ColumnBatches(world.trajectories, 0, ROWS, limits["max_policy_lag"], False, 1)
+        batches = ColumnBatches(HostStaging(world.trajectories), 0, ROWS, limits["max_policy_lag"], False, 1)
         plans = TrainingPlan(**limits, device="cpu", incidents=incidents)
         self.worker = LearnerWorker(Address("learner", 0), plans, self.learner, batches, memory)
 

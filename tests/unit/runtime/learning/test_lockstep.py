@@ -1,9 +1,13 @@
+from collections.abc import Callable
 from itertools import permutations
 
 import numpy as np
 import pytest
 
-from algorithms.runtime.learning.batches import BatchCounts, LockstepBatches
+from algorithms.runtime.devices import HostDevice
+from algorithms.runtime.learning.batches import BatchCounts, ColumnBatches, HostStaging, Staging
+from algorithms.runtime.learning.gpu_batches import DeviceStaging
+from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from tests.unit.runtime.worlds import World, columns_in, copy_of, hand_over, number_all, world_of
 
@@ -16,7 +20,7 @@ def world_of_groups() -> World:
     return world
 
 
-def consume(batches: LockstepBatches, version: int = 1) -> tuple[list[dict[str, np.ndarray]], list[int]]:
+def consume(batches: ColumnBatches, version: int = 1) -> tuple[list[dict[str, np.ndarray]], list[int]]:
     """Work as a learner does, while there is something to do: batches, and after how many of them slots went back."""
     trained: list[dict[str, np.ndarray]] = []
     released_after: list[int] = []
@@ -32,10 +36,13 @@ def consume(batches: LockstepBatches, version: int = 1) -> tuple[list[dict[str, 
     return trained, released_after
 
 
+@pytest.mark.parametrize("staging", [HostStaging, lambda trajectories: DeviceStaging(trajectories, HostDevice())])
 @pytest.mark.parametrize("order", list(permutations(range(GROUPS))))
-def test_batches_are_the_same_whoever_comes_first(order: tuple[int, ...]) -> None:
+def test_batches_are_the_same_whoever_comes_first(
+    order: tuple[int, ...], staging: Callable[[Trajectories], Staging]
+) -> None:
     world = world_of_groups()
-    batches = LockstepBatches(world.trajectories, 0, 4, 100)
+    batches = ColumnBatches(staging(world.trajectories), 0, 4, 100, True, 1, rounds=True)
     places = [(slot, row) for slot in range(GROUPS) for row in range(ROWS)]
     for number in range(2):
         messages = {slot: hand_over(world, slot) for slot in order}
@@ -53,7 +60,7 @@ def test_batches_are_the_same_whoever_comes_first(order: tuple[int, ...]) -> Non
 
 def test_a_slot_that_waits_for_its_round_is_counted() -> None:
     world = world_of_groups()
-    batches = LockstepBatches(world.trajectories, 0, 4, 100)
+    batches = ColumnBatches(HostStaging(world.trajectories), 0, 4, 100, True, 1, rounds=True)
     batches.add(hand_over(world, 2))
     assert batches.waiting == 0
     assert batches.counts() == BatchCounts(1, 0, 0, in_flight=ROWS * 4, held=1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms.runtime.budget import Budget
-from algorithms.runtime.learning.batches import ColumnBatches
+from algorithms.runtime.learning.batches import ColumnBatches, HostStaging
 from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.slots import (
@@ -103,7 +103,7 @@ class Run:
         self.send(self.group.begin())
 
     def new_learner(self) -> None:
-        batches = ColumnBatches(self.world.trajectories, 0, self.columns, 20, False, 1)
+        batches = ColumnBatches(HostStaging(self.world.trajectories), 0, self.columns, 20, False, 1)
         arena, plan = self.world.arena, TrainingPlan(Budget(10**9), 20, "cpu", 50, Path("unused"))
         memory = LearnerMemory.attach(arena, self.world.trajectories, 0)
         self.learner = LearnerWorker(Address("learner", 0), plan, CountingLearner(), batches, memory)
