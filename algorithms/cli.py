@@ -14,14 +14,16 @@ from typing import Any, Literal
 
 from utils import interrupts
 from utils.command_line import (
+    complain,
     flush_or_drop,
     format_help,
     leading_words,
+    open_closed_streams,
     parse_command_line,
     print_and_exit,
     wants_help,
 )
-from utils.errors import AppoError, Interrupted, UsageError, without_gpu_memory
+from utils.errors import AppoError, Interrupted, UsageError, lack_of
 from utils.flags import Flag, flags_of
 from utils.user_modules import keep_out_of
 from utils.values import nearest, shown
@@ -192,6 +194,7 @@ def main() -> int:
 
 def run_command(command: Callable[[], int]) -> int:
     """Run a command and return its exit code; a failure the user can act on is one line on stderr, not a traceback."""
+    open_closed_streams()
     with interrupts.kept():
         try:
             return command()
@@ -200,20 +203,20 @@ def run_command(command: Callable[[], int]) -> int:
         except Exception as error:
             if interrupts.is_behind(error):
                 return _interrupted()
-            told = error if isinstance(error, AppoError) else without_gpu_memory(error)
+            told = error if isinstance(error, AppoError) else lack_of(error)
             if told is None:
                 raise
-            sys.stderr.write(f"error: {' '.join(str(told).split())}\n")
+            complain(f"error: {' '.join(str(told).split())}\n")
             if told.exit_code != UsageError.exit_code:
-                cause = error if told is not error else error.__cause__
-                sys.stderr.write(told.traceback or "".join(traceback.format_exception(cause) if cause else ()))
+                cause = error.__cause__ if told is error else None
+                complain(told.traceback or "".join(traceback.format_exception(cause) if cause else ()))
             return told.exit_code
         finally:
             flush_or_drop()
 
 
 def _interrupted() -> int:
-    sys.stderr.write("error: interrupted\n")
+    complain("error: interrupted\n")
     return Interrupted.exit_code
 
 

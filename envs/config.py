@@ -21,12 +21,14 @@ class EnvConfig:
         None,
         "env frames per action, every frame counted as an env step; none = the environment's own",
         minimum=1,
+        maximum=1000,
         fixed_on_resume=True,
     )
     env_framestack: int | None = flag(
         None,
         "consecutive observations stacked into one; none = the environment's own",
         minimum=1,
+        maximum=1000,
         fixed_on_resume=True,
     )
     horizon: int | None = flag(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
 import traceback
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ import numpy as np
 
 from envs.journal import Story
 from utils.errors import EnvironmentFailure, UsageError
-from utils.files import read_mapping, write_json_atomic
+from utils.run_folder import names_in_own, own_folder, read_own_mapping, write_json_atomic
 from utils.values import shown
 
 log = logging.getLogger(__name__)
@@ -104,7 +106,7 @@ class Incident:
         Raises:
             UsageError: there is none, or it is damaged.
         """
-        content = read_mapping(path, own=True)
+        content = read_own_mapping(path)
         kinds = get_type_hints(cls)
         for field in fields(cls):
             kind = getattr(kinds[field.name], "__origin__", kinds[field.name])
@@ -144,10 +146,10 @@ class IncidentFolder:
     def _write(self, incident: Incident) -> Path | None:
         """A disk that is full costs only the incident."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            path = self.path / self._new_name()
-            write_json_atomic(path, asdict(incident), durable=False, indent=None)
-            self._remove_oldest()
+            with own_folder(self.path, make=True) as folder:
+                path = self.path / self._new_name()
+                write_json_atomic(path, asdict(incident), durable=False, indent=None)
+                self._remove_oldest(folder)
         except (OSError, ValueError) as error:
             log.warning("what led to a failure of env %d is not kept: %s", incident.index, error)
             return None
@@ -155,13 +157,16 @@ class IncidentFolder:
 
     def _new_name(self) -> str:
         stem = f"env_{self.worker}_"
-        used = (path.stem.removeprefix(stem) for path in self.path.glob(f"{stem}*.json"))
+        files = (name for name in names_in_own(self.path) if name.startswith(stem) and name.endswith(".json"))
+        used = (name.removeprefix(stem).removesuffix(".json") for name in files)
         return f"{stem}{max((int(number) for number in used if number.isdecimal()), default=-1) + 1}.json"
 
-    def _remove_oldest(self) -> None:
-        incidents = sorted((path.stat().st_mtime_ns, path) for path in self.path.glob("env_*.json"))
-        for _, path in incidents[:-MAX_INCIDENTS]:
-            path.unlink(missing_ok=True)  # another worker may have done it
+    def _remove_oldest(self, folder: int) -> None:
+        files = [name for name in os.listdir(folder) if name.startswith("env_") and name.endswith(".json")]
+        incidents = sorted((os.lstat(name, dir_fd=folder).st_mtime_ns, name) for name in files)
+        for _, name in incidents[:-MAX_INCIDENTS]:
+            with contextlib.suppress(FileNotFoundError):  # another worker may have done it
+                os.unlink(name, dir_fd=folder)
 
 
 def _plain(value: Any) -> Any:

@@ -36,7 +36,7 @@ from envs.vector import AnyVectorEnv, GymVector
 from envs.wrappers import RepeatAction, know_actions_sooner, make_registered, stack_frames
 from utils.errors import CannotBeDrawn, UsageError
 from utils.user_modules import import_user_module
-from utils.values import nearest
+from utils.values import nearest, printable
 
 Factory = Callable[..., Any]
 
@@ -160,7 +160,7 @@ def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
         try:
             return make_group(alone, 1, render_mode="human")
         except CannotBeDrawn as error:
-            sys.stderr.write(f"warning: no window: {error}\n")
+            sys.stderr.write(printable(f"warning: no window: {error}\n"))
     try:
         return make_group(alone, 1)
     except UsageError:  # an argument of --env_kwargs that only the vector knows

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from utils import machine
-from utils.errors import CheckpointError, ResourceError
+from utils.errors import CheckpointError, ResourceError, UsageError
 from utils.failpoints import failpoint
-from utils.files import make_durable, replace_directory, sync_directory
+from utils.files import remove_tree, replace_directory
 from utils.hashed_files import Content, Entry, chunks, opened, write_file
+from utils.run_folder import CORRUPT, enter, names_in_own, own_folder
 
 MANIFEST = "MANIFEST.json"
 FORMAT_VERSION = 1
 TEMPORARY = ".tmp-"
-CORRUPT = "corrupt"
 
 _NAME = re.compile(r"ckpt_(\d{12,})")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -32,6 +32,13 @@ _READ_ATTEMPTS = 100
 _SMALL_BYTES = 64 << 20  # there is always memory for it
 
 T = TypeVar("T")
+
+
+class Limit(NamedTuple):
+    """How large a checkpoint may be that is read into memory, and what a larger one is or needs, in words."""
+
+    num_bytes: int
+    reason: str
 
 
 class Damaged(NamedTuple):
@@ -80,19 +87,20 @@ def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
     for component in (name, *files):
         if not _COMPONENT.fullmatch(component) or component == MANIFEST:
             raise ValueError(f"{component!r} cannot name a checkpoint or a file in one")
-    temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = f"{TEMPORARY}{name}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        make_durable(parent)
-        temporary.mkdir()
-        _fill(temporary, files)
-        failpoint("ckpt.rename")
-        replace_directory(temporary, parent / name)
-        failpoint("ckpt.parentsync")
-        sync_directory(parent)
+        with own_folder(parent, make=True) as folder:
+            try:
+                os.mkdir(temporary, dir_fd=folder)
+                _fill(folder, temporary, files)
+                failpoint("ckpt.rename")
+                replace_directory(temporary, name, dir_fd=folder)
+                failpoint("ckpt.parentsync")
+                os.fsync(folder)
+            finally:
+                remove_tree(temporary, dir_fd=folder)  # after success there is nothing of that name
     except OSError as error:
         raise ResourceError(_describe(error, parent / name)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # after success there is nothing of that name
     return parent / name
 
 
@@ -138,6 +146,7 @@ def load(
     worth: Callable[[Path], float] = lambda path: 0.0,
     check: Callable[[dict[str, bytes]], object] = lambda files: None,
     at_most: int | None = None,
+    limit: Limit | None = None,
 ) -> Loaded | None:
     """As `newest` (of those worth most), with its files; goes on to the next when one is pruned before it was read.
 
@@ -146,13 +155,14 @@ def load(
         worth: how good one is, before its step counts.
         check: raises CheckpointError for files that verify and still cannot be used; the next older one is taken then.
         at_most: largest step that is looked at; None: any.
+        limit: of its size, see `contents`.
 
     Raises:
         CheckpointError: there are checkpoints and none can be used.
     """
 
     def examine(path: Path) -> dict[str, bytes]:
-        files = contents(path)
+        files = contents(path, limit)
         try:
             check(files)
         except CheckpointError as error:
@@ -185,53 +195,57 @@ def prune(parent: Path, keep: int) -> list[Path]:
 
 def remove(path: Path) -> None:
     """Remove a checkpoint; readers see all of it or nothing. ResourceError: the directory cannot be changed."""
-    temporary = path.with_name(f"{TEMPORARY}pruned-{path.name}-{secrets.token_hex(4)}")
+    temporary = f"{TEMPORARY}pruned-{path.name}-{secrets.token_hex(4)}"
     failpoint("ckpt.prune")
     try:
-        os.rename(path, temporary)
+        with own_folder(path.parent) as folder:
+            os.rename(path.name, temporary, src_dir_fd=folder, dst_dir_fd=folder)
+            failpoint("ckpt.prune")
+            remove_tree(temporary, dir_fd=folder)
     except OSError as error:
         raise ResourceError(f"cannot remove the old checkpoint {path}: {error.strerror}") from error
-    failpoint("ckpt.prune")
-    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:
     """Move damaged checkpoints into `corrupt/`, where they neither count nor hide a good one; returns the new paths."""
     moved = []
     for path, _ in damaged:
-        target = parent / CORRUPT / path.name
-        if target.exists():
-            target = target.with_name(f"{path.name}-{secrets.token_hex(4)}")
         try:
-            target.parent.mkdir(exist_ok=True)
-            os.rename(path, target)
+            with own_folder(parent) as folder, own_folder(parent / CORRUPT, make=True) as corrupt:
+                name = path.name if path.name not in os.listdir(corrupt) else f"{path.name}-{secrets.token_hex(4)}"
+                os.rename(path.name, name, src_dir_fd=folder, dst_dir_fd=corrupt)
         except OSError as error:
             raise ResourceError(f"cannot move the damaged checkpoint {path}: {error.strerror}") from error
-        moved.append(target)
+        moved.append(parent / CORRUPT / name)
     return moved
 
 
 def clean_temporaries(parent: Path) -> list[Path]:
     """Remove what an interrupted save or prune left. Only for the process that holds the lock of the run."""
-    if parent.is_symlink():
-        return []
-    leftovers = sorted(parent.glob(TEMPORARY + "*"))
-    for path in leftovers:
-        shutil.rmtree(path, ignore_errors=True)
-    return leftovers
+    leftovers = [name for name in names_in_own(parent) if name.startswith(TEMPORARY)]
+    if leftovers:
+        with own_folder(parent) as folder:
+            for name in leftovers:
+                remove_tree(name, dir_fd=folder)
+    return [parent / name for name in leftovers]
 
 
-def _fill(directory: Path, files: Mapping[str, Content]) -> None:
-    entries = {name: write_file(directory / name, content) for name, content in files.items()}
-    _sync(directory)
-    failpoint("ckpt.manifest")
-    write_file(directory / MANIFEST, _encode(entries))
-    _sync(directory)
+def _fill(folder: int, name: str, files: Mapping[str, Content]) -> None:
+    """Write the files of a checkpoint, and last its manifest, into a new directory."""
+    directory = enter(folder, name)
+    try:
+        entries = {file: write_file(directory, file, content) for file, content in files.items()}
+        _sync(directory)
+        failpoint("ckpt.manifest")
+        write_file(directory, MANIFEST, _encode(entries))
+        _sync(directory)
+    finally:
+        os.close(directory)
 
 
-def _sync(directory: Path) -> None:
+def _sync(directory: int) -> None:
     failpoint("ckpt.dirsync")
-    sync_directory(directory)
+    os.fsync(directory)
 
 
 def _describe(error: OSError, path: Path) -> str:
@@ -276,16 +290,23 @@ def _checked_manifest(directory: int, path: Path) -> dict[str, Entry]:
     return manifest
 
 
-def contents(path: Path) -> dict[str, bytes]:
+def contents(path: Path, limit: Limit | None = None) -> dict[str, bytes]:
     """All files of a checkpoint, by name.
+
+    Args:
+        path: of the checkpoint.
+        limit: of the sizes of its files together, looked at before the first byte is read.
 
     Raises:
         CheckpointError: it does not verify.
         ResourceError: it is larger than the memory that is free; that is no damage.
+        UsageError: it is larger than the limit.
     """
     with opened(path) as directory:
         manifest = _checked_manifest(directory, path)
         size = sum(entry.size for entry in manifest.values())
+        if limit is not None and size > limit.num_bytes:
+            raise UsageError(f"{path} has {size >> 20:,} MiB, more than {limit.num_bytes >> 20:,} MiB: {limit.reason}")
         if size > _SMALL_BYTES and size > (free := machine.available_memory_bytes()):  # before the first byte is read
             raise ResourceError(f"{path} has {size >> 20} MiB, of memory {free >> 20} MiB are free")
         return {name: b"".join(chunks(directory, path, name, entry)) for name, entry in manifest.items()}
@@ -330,14 +351,14 @@ def _looks_whole(path: Path) -> bool:
 
 def listed(parent: Path) -> list[tuple[int, Path]]:
     """Step and path of everything that is named as a checkpoint, highest step first."""
-    if parent.is_symlink():  # a run that came from elsewhere must not have others read, pruned or moved
-        raise CheckpointError(f"{parent} is a link: checkpoints must lie in the folder of their run")
     try:
-        matches = [(match, entry) for entry in os.listdir(parent) if (match := _NAME.fullmatch(entry))]
+        with own_folder(parent, to_read=True) as folder:
+            entries = os.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise CheckpointError(f"{parent}: cannot list checkpoints: {error.strerror}") from None
+    matches = [(match, entry) for entry in entries if (match := _NAME.fullmatch(entry))]
     return sorted(((int(match[1]), parent / entry) for match, entry in matches), reverse=True)
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from utils.errors import UsageError
 from utils.flags import Flag
-from utils.values import nearest, parse_bool, parse_json_word, parse_text, parse_words, shown
+from utils.values import nearest, parse_bool, parse_json_word, parse_text, parse_words, printable, shown
 
 METAVARS = {
     "int": "INT",
@@ -87,12 +87,35 @@ def print_and_exit(text: str) -> NoReturn:
 def say(text: str) -> None:
     """Print a line on stdout; when its reader has gone or the disk is full, this and all that follows is dropped.
 
-    Characters that the encoding of stdout does not know become question marks.
+    Nothing in it can command a terminal, whatever file it was read from; see `printable`. Characters that the encoding
+    of stdout does not know become question marks.
     """
+    text = printable(text)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError):
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
     flush_or_drop()
+
+
+def complain(text: str) -> None:
+    """Print text on stderr, escaped as by `say`; when nobody can read it, it is dropped."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(printable(text))
+
+
+def open_closed_streams() -> None:
+    """Let stdin, stdout and stderr lead nowhere where the caller has closed them, as a daemon does.
+
+    Python has none of them then, and the next file that is opened would take their place and what others print there.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                descriptor = os.open(os.devnull, os.O_RDWR)
+                if descriptor != number:
+                    os.dup2(descriptor, number)
+                    os.close(descriptor)
+                setattr(sys, name, os.fdopen(number, mode))
 
 
 def flush_or_drop() -> None:

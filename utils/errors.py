@@ -1,5 +1,8 @@
 """Every way a run can end, each with its documented exit code."""
 
+import errno
+import traceback
+
 
 class AppoError(Exception):
     """A failure whose message is one line a user can act on."""
@@ -55,6 +58,33 @@ def text_of(error: BaseException) -> str:
         return " ".join(str(error).split())
     except Exception as another:
         return f"no text, as its __str__ raised {type(another).__name__}"
+
+
+def lack_of(error: BaseException) -> ResourceError | None:
+    """What the user is told when the system had no more of something; None for all other errors.
+
+    That is memory, of the machine or a GPU, processes, threads and open files: libraries have many kinds of errors.
+    """
+    text = text_of(error)[:200]
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
+        return ResourceError(f"too little free memory: lower the sizes of the network or the number of envs ({text})")
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:
+        return ResourceError("no more threads may be started: `ulimit -u`, or pids.max of the cgroup, allows too few")
+    if isinstance(error, OSError) and error.errno in LACKS:
+        return ResourceError(f"{LACKS[error.errno]} ({text})")
+    lack = without_gpu_memory(error)
+    if lack is not None:
+        lack.traceback = "".join(traceback.format_exception(error))
+    return lack
+
+
+LACKS = {
+    errno.ENOMEM: "too little free memory",
+    errno.EAGAIN: "no more processes may be started: `ulimit -u`, or pids.max of the cgroup, allows too few",
+    errno.EMFILE: "too few files may be open: raise `ulimit -n`",
+    errno.ENFILE: "the machine has too many files open",
+}
+"""What the system had no more of, by the number of its error."""
 
 
 def without_gpu_memory(error: BaseException) -> ResourceError | None:

@@ -11,6 +11,7 @@ from typing import BinaryIO, NamedTuple, cast
 
 from utils.errors import CheckpointError
 from utils.failpoints import failpoint
+from utils.run_folder import enter, own_folder
 
 CHUNK_BYTES = 1 << 20
 SMALL_BYTES = 1 << 20
@@ -59,10 +60,11 @@ class HashingFile(io.RawIOBase):
         return Entry(self._size, self._hash.hexdigest())
 
 
-def write_file(path: Path, content: Content) -> Entry:
-    """Write a new file and put it on disk; its entry."""
+def write_file(directory: int, name: str, content: Content) -> Entry:
+    """Write a new file into a directory, given as a descriptor, and put it on disk; its entry."""
     failpoint("ckpt.open")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o666, dir_fd=directory)
     try:
         file = HashingFile(descriptor)
         if callable(content):
@@ -114,7 +116,8 @@ def chunks(directory: int, path: Path, name: str, entry: Entry | None) -> Iterat
 def opened(path: Path) -> Iterator[int]:
     """The directory as a descriptor: all files are of one checkpoint, even when another takes its name meanwhile."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with own_folder(path.parent, to_read=True) as folder:
+            descriptor = enter(folder, path.name)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot open the checkpoint: {error.strerror}") from None
     try:

@@ -83,9 +83,17 @@ MANY = 1 << 16
 def raise_limit() -> None:
     """Take more of the hard limit than shells give, for this process and those it starts from now on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MANY if hard == resource.RLIM_INFINITY else min(MANY, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    wanted = raised_limit()
+    if wanted is not None and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def raised_limit() -> int | None:
+    """How many may be open once `raise_limit` was called; None without a limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    return max(soft, MANY if hard == resource.RLIM_INFINITY else min(MANY, hard))
 
 
 def limit() -> int | None:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from utils.errors import DirectoryInUse, ResourceError, UsageError
+from utils.run_folder import append_to_own
 
 _CONTENT_BYTES = 4096
 _HOLDER_WRITES_WITHIN_SECONDS = 0.2
@@ -63,8 +64,7 @@ class RunLock:
 
 def _open(path: Path) -> int:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        return append_to_own(path, mode=0o600, make=True)
     except OSError as error:
         raise UsageError(f"cannot write in {path.parent}: {error.strerror}") from error
 

@@ -11,6 +11,9 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from utils.run_folder import append_to_own, open_own
+from utils.values import printable
+
 _TAIL_BLOCK_BYTES = 1 << 16
 _RECENT_WARNINGS = 5
 
@@ -31,8 +34,15 @@ class _LineStream(_DropWhenFull, logging.StreamHandler[IO[str]]):
     pass
 
 
-class _LineFile(_DropWhenFull, logging.FileHandler):
-    pass
+class _LineFile(_DropWhenFull, logging.StreamHandler[IO[str]]):
+    """Appends to a file of a run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(os.fdopen(append_to_own(path, make=True), "a", encoding="utf-8", errors="backslashreplace"))
+
+    def close(self) -> None:
+        super().close()
+        self.stream.close()
 
 
 class _Recent(logging.Handler):
@@ -61,6 +71,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(head | said)
 
 
+class _Printable(logging.Formatter):
+    """Writes what files and environments say so that it cannot command the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def recent_warnings() -> tuple[str, ...]:
     """The last warnings and errors that this process has logged, oldest first."""
     return tuple(_recent.lines)
@@ -87,11 +104,10 @@ def configure(role: str, path: Path | None, level: int | str = logging.INFO, *, 
         handlers: list[logging.Handler] = [*_on_terminal(as_json), _recent]
         dump: IO[str] = sys.stderr
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = _LineFile(path, encoding="utf-8", errors="backslashreplace")
+        file = _LineFile(path)
         file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname).1s {role.replace('%', '%%')}: %(message)s"))
         handlers = [file]
-        dump = file.stream or sys.stderr
+        dump = file.stream
     for handler in handlers:
         root.addHandler(handler)
     _dump_stacks_to(dump)
@@ -103,6 +119,8 @@ def _on_terminal(as_json: bool) -> list[logging.Handler]:
         out.setFormatter(JsonLines())
         return [out]
     err = _LineStream(sys.stderr)
+    for stream in (out, err):
+        stream.setFormatter(_Printable())
     out.addFilter(lambda record: record.levelno < logging.WARNING)
     err.setLevel(logging.WARNING)
     return [out, err]
@@ -113,7 +131,7 @@ def tail(path: Path, lines: int) -> list[str]:
     if lines <= 0:
         return []
     try:
-        with path.open("rb") as file:
+        with open_own(path) as file:
             start = file.seek(0, os.SEEK_END)
             content = b""
             while start > 0 and content.count(b"\n") <= lines:

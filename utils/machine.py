@@ -105,6 +105,26 @@ def cgroup_free_bytes(cgroups: Path, proc: Path) -> int | None:
     return None if free is None else int(free)
 
 
+def free_pids() -> int | None:
+    """How many more processes and threads may be started here; None where nothing limits them.
+
+    That of the user counts all of theirs, which nobody tells: they are taken for none.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    free = [] if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else [limit]
+    return min([*free, *[n for n in [cgroup_free_pids(_CGROUPS, _PROC)] if n is not None]], default=None)
+
+
+def cgroup_free_pids(cgroups: Path, proc: Path) -> int | None:
+    """Limit of processes and threads minus those there are, of this process's cgroup and those above it."""
+
+    def free(group: Path) -> int | None:
+        return _free(group, "pids.max", "pids.current", "")
+
+    found = _smallest(cgroups, proc, "pids", free, free)
+    return None if found is None else int(found)
+
+
 def parse_cpu_max(text: str) -> float | None:
     """Cores of a cgroup v2 `cpu.max`: "200000 100000" is 2.0, "max 100000" is None."""
     words = text.split()

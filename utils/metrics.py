@@ -7,12 +7,13 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from utils.errors import UsageError
-from utils.files import open_own
+from utils.run_folder import append_to_own, open_own
 from utils.tensorboard import _plain
 from utils.values import is_number
 
@@ -24,14 +25,14 @@ class MetricsLog:
     are not finite are written as null, as JSON has no word for them.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or is another one, see `append_to_own`.
     """
 
     def __init__(self, path: Path) -> None:
         self.dropped = 0  # records that could not be written
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._descriptor = append_to_own(path)
         with contextlib.suppress(OSError):
-            os.ftruncate(self._descriptor, _end_of_last_line(self._descriptor))
+            _end_last_line(self._descriptor)
 
     def append(self, record: Mapping[str, object]) -> bool:
         """Add a line; False, and counted in `dropped`, when the disk does not take it."""
@@ -54,26 +55,104 @@ class MetricsLog:
         os.close(self._descriptor)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics log; [] without a file. Lines that are no JSON object (a torn last one) are skipped.
+READ_BYTES = 64 << 20
+"""A larger file of lines is sampled: so much of it is read, evenly over all of it."""
+BLOCK_BYTES = 1 << 18
+LONGEST_LINE = 1 << 20
+"""A line that is longer is no record of a run, and is passed over."""
+MOST_RECORDS = 50_000
+
+
+def read_metrics(path: Path, names: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """Return the records of a metrics log, in bounded memory; [] without a file.
+
+    Lines that are no JSON object (a torn last one) are skipped. A file of more than `READ_BYTES` is sampled, and where
+    there are more than `MOST_RECORDS` records every second one of each policy is left out, until they are fewer.
+
+    Args:
+        path: of the log.
+        names: all that is kept of a record; None: everything, of an eighth as many bytes and records.
 
     Raises:
         UsageError: it cannot be read, or is no plain file.
     """
+    share = 8 if names is None else 1
+    records: list[dict[str, Any]] = []
+    skipped, every = Counter[object](), 1
     try:
         with open_own(path) as file:
-            lines = file.read().split(b"\n")
+            for record in map(parse_record, sampled_lines(file, READ_BYTES // share)):
+                if record is None:
+                    continue
+                policy = _policy_of(record)
+                if len(skipped) > MOST_RECORDS:  # so many policies are none
+                    skipped.clear()
+                skipped[policy] = (skipped[policy] + 1) % every
+                if skipped[policy]:
+                    continue
+                records.append(record if names is None else {n: record[n] for n in names if n in record})
+                if len(records) > MOST_RECORDS // share:
+                    records, every = _thinned(records), 2 * every
+                    skipped.clear()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    records = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
     return records
+
+
+def _policy_of(record: Mapping[str, Any]) -> float | None:
+    policy = record.get("policy")
+    return policy if is_number(policy) else None
+
+
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a line is; None for any other line, as a crash may have torn it."""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if isinstance(record, dict):
+            return record
+    return None
+
+
+def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every second record of each policy, or of all where that would leave nearly all of them."""
+    kept, found = [], Counter[object]()
+    for record in records:
+        found[_policy_of(record)] += 1
+        if found[_policy_of(record)] % 2:
+            kept.append(record)
+    return kept if len(kept) < 0.75 * len(records) else records[::2]
+
+
+def sampled_lines(file: BinaryIO, most_bytes: int = READ_BYTES, start: int = 0) -> Iterator[bytes]:
+    """Yield the lines of a file in their order, but for those that are longer than `LONGEST_LINE`.
+
+    Args:
+        file: of lines.
+        most_bytes: of a larger file, those in blocks at equal distances are read, its beginning and its end among them.
+        start: where to begin, which is the start of a line.
+    """
+    end = file.seek(0, os.SEEK_END)
+    blocks = most_bytes // BLOCK_BYTES
+    if end - start <= max(most_bytes, BLOCK_BYTES):
+        yield from _lines_between(file, start, end, whole=True)
+        return
+    for number in range(blocks):
+        place = start + (end - start - BLOCK_BYTES) * number // max(1, blocks - 1)
+        yield from _lines_between(file, place, place + BLOCK_BYTES, whole=place == start)
+
+
+def _lines_between(file: BinaryIO, start: int, end: int, *, whole: bool) -> Iterator[bytes]:
+    """Yield the lines that begin between two places; the first one only if it is known to be whole."""
+    file.seek(start)
+    at, passing = start, not whole
+    while at < end and (line := file.readline(LONGEST_LINE)):
+        at += len(line)
+        is_end = line.endswith(b"\n") or len(line) < LONGEST_LINE  # of the line, or of the file
+        if is_end and not passing:
+            yield line
+        passing = not is_end
 
 
 def without_lost(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -114,13 +193,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def _end_of_last_line(descriptor: int) -> int:
-    """Size of a file without a last line that has no end."""
-    end = os.fstat(descriptor).st_size
-    while end > 0:
-        start = max(0, end - (1 << 16))
-        block = os.pread(descriptor, end - start, start)
-        if (newline := block.rfind(b"\n")) >= 0:
-            return start + newline + 1
-        end = start
-    return 0
+def _end_last_line(descriptor: int) -> None:
+    """Cut off a last line that has no end; where it is longer than any record of ours, end it."""
+    size = os.fstat(descriptor).st_size
+    start = max(0, size - LONGEST_LINE)
+    newline = os.pread(descriptor, size - start, start).rfind(b"\n")
+    if newline < 0 and start:
+        os.write(descriptor, b"\n")
+    else:
+        os.ftruncate(descriptor, start + newline + 1)

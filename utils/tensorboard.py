@@ -9,15 +9,17 @@ import json
 import math
 import os
 import socket
+import struct
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, BinaryIO, NamedTuple, SupportsFloat
 
 from utils.failpoints import failpoint
+from utils.run_folder import new_own, remove_own
 
 # The flags of a run for TensorBoard's table of hyperparameters, as the messages of its plugin.
 
@@ -97,6 +99,33 @@ class _Event(NamedTuple):
     first: Collection[str] = ()  # of these
 
 
+class _RecordFile:
+    """A file of records as TensorFlow frames them: length, its checksum, content, its checksum.
+
+    Args:
+        file: to which they are appended.
+        checksum: CRC-32C of bytes, masked as TensorFlow does.
+    """
+
+    def __init__(self, file: BinaryIO, checksum: Callable[[bytes], int]) -> None:
+        self._file, self._checksum = file, checksum
+
+    def write(self, content: bytes) -> None:
+        length = struct.pack("<Q", len(content))
+        parts = (length, self._checksum_of(length), content, self._checksum_of(content))
+        self._file.write(b"".join(parts))
+
+    def _checksum_of(self, content: bytes) -> bytes:
+        return struct.pack("<I", self._checksum(content))
+
+    def flush(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class EventWriter:
     """TensorBoard event files, written by a daemon thread of its own behind a bounded queue that drops the oldest.
 
@@ -163,7 +192,7 @@ class EventWriter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        file: Any = None
+        file: _RecordFile | None = None
         pause = _RETRY_SECONDS
         while events := self._take():
             try:
@@ -195,12 +224,11 @@ class EventWriter:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, timeout=seconds)
 
-    def _open(self) -> Any:
+    def _open(self) -> _RecordFile:
         """A new event file, with the version record that readers expect first."""
-        self._directory.mkdir(parents=True, exist_ok=True)
         now = time.time_ns()
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
-        file = self._records.RecordWriter(str(self._directory / name))
+        file = _RecordFile(os.fdopen(new_own(self._directory / name, make=True), "wb"), self._records.checksum)
         try:
             file.write(self._records.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             if self._purge_step is not None:
@@ -210,7 +238,7 @@ class EventWriter:
             file.flush()
         except OSError:
             _abandon(file)
-            (self._directory / name).unlink(missing_ok=True)
+            remove_own(self._directory / name)
             raise
         return file
 
@@ -223,7 +251,7 @@ class EventWriter:
 
 
 class _Records(NamedTuple):
-    RecordWriter: Any
+    checksum: Callable[[bytes], int]
     Event: Any
     SessionLog: Any
     Summary: Any
@@ -231,7 +259,7 @@ class _Records(NamedTuple):
 
 
 def _tensorboardx() -> _Records:
-    """The record file and messages of tensorboardX, without running its package module.
+    """The checksum and messages of tensorboardX, without running its package module.
 
     That module imports torch: 1.7 seconds and 200 MB in the main process, which has no other use for it. So the
     submodules are imported under a package that was found but not executed; a later `import tensorboardX` is ordinary.
@@ -245,15 +273,15 @@ def _tensorboardx() -> _Records:
             sys.modules["tensorboardX"] = importlib.util.module_from_spec(spec)
         from tensorboardX.proto import api_pb2, plugin_hparams_pb2, summary_pb2
         from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.record_writer import RecordWriter
+        from tensorboardX.record_writer import masked_crc32c
     finally:
         if present is None:
             del sys.modules["tensorboardX"]
     messages = Messages(api_pb2, plugin_hparams_pb2, summary_pb2)
-    return _Records(RecordWriter, Event, SessionLog, summary_pb2.Summary, messages)
+    return _Records(masked_crc32c, Event, SessionLog, summary_pb2.Summary, messages)
 
 
-def _abandon(file: Any) -> None:
+def _abandon(file: _RecordFile | None) -> None:
     """Close a record file whatever state it is in."""
     if file is not None:
         with contextlib.suppress(OSError):

@@ -97,6 +97,17 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def printable(text: str) -> str:
+    """Return text in which nothing but line ends could command a terminal; applied twice it changes nothing more.
+
+    Whatever else cannot be printed is written as Python spells it: escapes, marks that turn the direction of writing.
+    """
+    if text.isprintable():
+        return text
+    kept = (c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(kept)
+
+
 def nearest(word: str, known: Iterable[str], most: int = 1) -> str:
     """Return `; did you mean X or Y?` with the nearest known words, or nothing if none is near."""
     spellings = {name.lower(): name for name in known}

@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from algorithms.models import encoders
 from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic, model_inputs
-from algorithms.models.config import ENCODERS, ModelConfig, encoder_names
+from algorithms.models.config import ENCODERS, ModelConfig, check_size, encoder_names, refuse_weights
 from algorithms.models.cores import Core, IdentityCore, RecurrentCore
 from algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
 from algorithms.models.encoders import DictEncoder, Encoder, share_images
@@ -37,6 +37,8 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
     if make := custom_class(config, "model"):
         return custom_model(make, config, env_spec)
     observations = model_inputs(env_spec)
+    check_size(config)
+    refuse_weights(count_weights(config, observations))
     actor = build_tower(config, observations)
     critic = None if config.actor_critic_share_weights else build_tower(config, observations)
     policy_head = PolicyHead(
@@ -48,6 +50,20 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
     model = TowerActorCritic(env_spec, config, actor, critic, policy_head)
     _initialize_heads(config, model)
     return model
+
+
+def count_weights(config: ModelConfig, observations: dict[str, ObservationSpec]) -> int:
+    """Count the weights of encoders and cores that flags ask for, but for those of the user; nothing is allocated."""
+    if custom_class(config, "encoder") or custom_class(config, "core"):
+        return 0
+    names = encoder_names(config, observations)
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        parts: list[nn.Module] = [build_encoder(names[key], one.shape, config) for key, one in observations.items()]
+        if config.use_rnn:
+            size = sum(size_of(part, "output_size") for part in parts)
+            parts.append(RecurrentCore(config.rnn_type, size, config.hidden_size, config.rnn_num_layers))
+    towers = 1 if config.actor_critic_share_weights else 2
+    return towers * sum(weight.numel() for part in parts for weight in part.parameters())
 
 
 def build_encoder(subtype: str, shape: Shape, config: ModelConfig) -> Encoder:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from utils.errors import UsageError
+from utils import machine
+from utils.errors import ResourceError, UsageError
 from utils.flags import flag
 
 if TYPE_CHECKING:
     from envs.spec import ObservationSpec
 
 Shape = tuple[int, ...]
+
+MOST_LAYERS = 100
+"""Of one kind: each is an object in every process, however small."""
+COPIES = 3
+"""Of its weights, that whoever makes a network needs at once: the parts, the vector of them and what is loaded."""
 
 
 class EncoderRow(NamedTuple):
@@ -74,7 +80,11 @@ class ModelConfig:
         (512, 512), "units of each layer of the mlp encoder, separated by commas", minimum=1, fixed_on_resume=True
     )
     encoder_extra_fc_layers: int = flag(
-        1, "fully connected layers of hidden_size units after the convolutions", minimum=0, fixed_on_resume=True
+        1,
+        "fully connected layers of hidden_size units after the convolutions",
+        minimum=0,
+        maximum=MOST_LAYERS,
+        fixed_on_resume=True,
     )
     hidden_size: int = flag(
         512, "units of the fully connected layers after convolutions and of the RNN", minimum=1, fixed_on_resume=True
@@ -96,7 +106,7 @@ class ModelConfig:
     use_spectral_norm: bool = flag(False, "spectral normalization of the fully connected layers", fixed_on_resume=True)
     use_rnn: bool = flag(True, "a recurrent core between encoder and heads", fixed_on_resume=True)
     rnn_type: str = flag("gru", "cell of the recurrent core", choices=("gru", "lstm"), fixed_on_resume=True)
-    rnn_num_layers: int = flag(1, "layers of the recurrent core", minimum=1, fixed_on_resume=True)
+    rnn_num_layers: int = flag(1, "layers of the recurrent core", minimum=1, maximum=MOST_LAYERS, fixed_on_resume=True)
     normalize_input: bool = flag(
         True, "normalize float observations by their running mean and standard deviation", fixed_on_resume=True
     )
@@ -114,6 +124,35 @@ class ModelConfig:
         minimum=1e-12,
         fixed_on_resume=True,
     )
+
+
+def check_size(config: ModelConfig) -> None:
+    """Refuse a network that cannot be had whatever it will look at, before anything is made of it.
+
+    Raises:
+        UsageError: it has more layers than any.
+        ResourceError: its weights need more memory than is free.
+    """
+    layers = config.encoder_mlp_layers
+    if len(layers) > MOST_LAYERS:
+        raise UsageError(f"--encoder_mlp_layers has {len(layers)} layers, at most are allowed {MOST_LAYERS}")
+    if config.encoder_custom:
+        return
+    least = sum(size * units for size, units in zip((1, *layers), layers, strict=False))
+    if config.use_rnn:
+        gates = 4 if config.rnn_type == "lstm" else 3
+        least += gates * config.hidden_size**2 * (2 * config.rnn_num_layers - 1)
+    refuse_weights(least * (1 if config.actor_critic_share_weights else 2))
+
+
+def refuse_weights(count: int) -> None:
+    """Refuse a network of so many weights if they need more memory than is free (ResourceError)."""
+    needed, free = 4 * COPIES * count, machine.available_memory_bytes()
+    if needed > free:
+        raise ResourceError(
+            f"a network of {count:,} weights needs {needed >> 20:,} MiB to be made, of memory {free >> 20:,} MiB are "
+            "free: lower --encoder_mlp_layers, --hidden_size or --rnn_num_layers"
+        )
 
 
 def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec]) -> dict[str, str]:

@@ -1,17 +1,18 @@
 """A run of before as it is played: its folder, its flags, and the files of one checkpoint."""
 
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from algorithms.models.config import check_size
 from algorithms.playing.config import EvaluationConfig
 from algorithms.run.config import Config
 from algorithms.run.folder import newest_run
-from algorithms.run.trust import PLAYED, permitted_flags
+from algorithms.run.trust import PLAYED, permitted_flags, size_limit
 from algorithms.runtime.checkpointing import load_best
 from algorithms.runtime.memory.learner_state import decode
 from utils import checkpoint_files
+from utils.command_line import complain
 from utils.errors import CheckpointError, UsageError
 from utils.run_folder import RunFolder
 from utils.values import shown
@@ -78,22 +79,26 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
             f"--policy_index={config.policy_index}: run {name} has {saved.sampling.num_policies} policies, "
             "counted from 0"
         )
-    loaded = _load_checkpoint(folder, config, saved.run.save_best_metric)
+    check_size(saved.model)
+    limit = size_limit(folder, trust=config.trust)
+    loaded = _load_checkpoint(folder, config, saved.run.save_best_metric, limit)
     if loaded is None:
         raise CheckpointError(f"run {name} has no {MISSING[config.load_checkpoint_kind].format(config.policy_index)}")
     for _, reason in loaded.found.damaged:
-        sys.stderr.write(f"warning: damaged checkpoint skipped: {reason}\n")
+        complain(f"warning: damaged checkpoint skipped: {reason}\n")
     return SavedRun(folder, saved, loaded.found.path, loaded.files)
 
 
-def _load_checkpoint(folder: RunFolder, config: EvaluationConfig, best_metric: str) -> checkpoint_files.Loaded | None:
+def _load_checkpoint(
+    folder: RunFolder, config: EvaluationConfig, best_metric: str, limit: checkpoint_files.Limit | None
+) -> checkpoint_files.Loaded | None:
     """Load the checkpoint of the wanted kind: the best, or the newest up to a milestone; None if there is none."""
     kind, milestone = config.load_checkpoint_kind, config.milestone
     parent = folder.checkpoints(config.policy_index, kind)
     if kind in ("best", "best_evaluated"):
-        return load_best(parent, best_metric if kind == "best" else EVALUATED_METRIC, decode)
+        return load_best(parent, best_metric if kind == "best" else EVALUATED_METRIC, decode, limit)
     if milestone is not None:
         first = min((step for step, _ in checkpoint_files.listed(parent)), default=0)
         if first > milestone:
             raise UsageError(f"--milestone={milestone}: the first milestone is at {first} env steps")
-    return checkpoint_files.load(parent, check=decode, at_most=milestone)
+    return checkpoint_files.load(parent, check=decode, at_most=milestone, limit=limit)

@@ -5,6 +5,7 @@ import ctypes.util
 import importlib
 import importlib.util
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -60,8 +61,9 @@ class VideoFile:
         self.path, self.pictures, self.pictures_per_second = path, 0, DEFAULT_FRAMES_PER_SECOND
         self._program = _ffmpeg()
         _check_place(path)
-        # Beside the file, so that it can be renamed; hidden, and of a length that every file system takes.
-        self._temporary = path.absolute().with_name(f".{path.stem[:40]}-{os.getpid()}{path.suffix}")
+        # Beside the file, so that it can be renamed; hidden, of a length that every file system takes, and of a name
+        # under which nobody can have put a link for ffmpeg to follow.
+        self._temporary = path.absolute().with_name(f".{path.stem[:40]}-{secrets.token_hex(8)}{path.suffix}")
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[bytes] | None = None
         self._shape: tuple[int, ...] = ()

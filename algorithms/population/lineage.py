@@ -12,8 +12,7 @@ from typing import Any, Literal, get_args
 from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.messages import PolicyTraits
 from utils.errors import UsageError
-from utils.files import read_mapping, write_json_atomic
-from utils.run_folder import LINEAGE_FILE, RunFolder
+from utils.run_folder import LINEAGE_FILE, RunFolder, read_own_mapping, rename_own, write_json_atomic
 from utils.values import is_number
 
 log = logging.getLogger(__name__)
@@ -122,7 +121,7 @@ def _earlier_events(directory: Path) -> list[Event]:
         return read_events(directory)
     except UsageError as error:
         log.warning("%s; it is %s.damaged now, and another one is begun", error, LINEAGE_FILE)
-        RunFolder(directory).lineage.replace(directory / f"{LINEAGE_FILE}.damaged")
+        rename_own(RunFolder(directory).lineage, f"{LINEAGE_FILE}.damaged")
         return []
 
 
@@ -135,7 +134,7 @@ def read_events(directory: Path) -> list[Event]:
     path = RunFolder(directory).lineage
     if not path.exists():
         return []
-    found = read_mapping(path, own=True).get("events")
+    found = read_own_mapping(path).get("events")
     try:
         if not isinstance(found, list):
             raise TypeError("it holds no events")

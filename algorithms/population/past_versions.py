@@ -1,6 +1,7 @@
 """The past versions of a policy on disk: checkpoints beside its own, so that a run goes on with the pool it had."""
 
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState, Table, decode, encode
+from algorithms.runtime.memory.learner_state import LARGEST_PLAIN, LearnerState, Table, decode, encode
 from utils import checkpoint_files
 from utils.errors import AppoError, CheckpointError
 from utils.values import is_number
@@ -39,6 +40,8 @@ class PastVersions:
 
     def __init__(self, folder: Path, table: Table) -> None:
         self.folder, self.table = folder, table
+        weights = sum(math.prod(shape) for _, shape in table)
+        self._limit = checkpoint_files.Limit(8 * 4 * weights + LARGEST_PLAIN, "it is of another model")
         self._writer = DiskThread("past")
         self._pending: list[Future[None]] = []
 
@@ -77,7 +80,7 @@ class PastVersions:
         self._look()
 
     def _read(self, path: Path) -> Version:
-        state, _ = decode(checkpoint_files.contents(path), self.table)
+        state, _ = decode(checkpoint_files.contents(path, self._limit), self.table)
         rating = state.meta.get(RATING, 0.0)
         if not is_number(rating):
             raise CheckpointError(f"{RATING} in state.json is not what it must be")

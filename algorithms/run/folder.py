@@ -8,15 +8,24 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.errors import ResourceError, UsageError
-from utils.files import append_json_line, open_own, write_json_atomic
 from utils.lock import RunLock
-from utils.run_folder import CONFIG_FILE, STATUS_FILE, RunFolder
+from utils.metrics import BLOCK_BYTES, LONGEST_LINE, READ_BYTES
+from utils.run_folder import (
+    CONFIG_FILE,
+    STATUS_FILE,
+    RunFolder,
+    append_json_line,
+    open_own,
+    own_folder,
+    write_json_atomic,
+)
 from utils.values import is_number, nearest, shown
 
 log = logging.getLogger(__name__)
@@ -108,7 +117,8 @@ def find_run_folder(name: str, train_dir: Path) -> Path:
     """
     for path in (Path(name), train_dir / name):
         if _is_run(path):
-            return path.resolve()
+            # Above the run links are the user's own; whether the folder of the run is one is seen by who writes in it.
+            return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
     raise UsageError(f"there is no run {shown(name)}, neither as a path nor in {shown(str(train_dir))}")
 
 
@@ -221,17 +231,18 @@ def begun_at(directory: Path) -> float:
     """Return when a run began (seconds since 1970), which tells it from others of its name; 0 if that is not known."""
     try:
         with open_own(RunFolder(directory).history) as history:
-            begun = json.loads(history.readline())["time"]
+            begun = json.loads(history.readline(LONGEST_LINE))["time"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return 0.0
     return float(begun) if is_number(begun) else 0.0
 
 
 def count_starts(directory: Path) -> int:
-    """Return how many starts of a run are written down; 0 if that cannot be read."""
+    """Return how many starts of a run are written down, in as much as is read of a file; 0 if that cannot be read."""
     try:
         with open_own(RunFolder(directory).history) as history:
-            return sum(1 for _ in history)
+            blocks = iter(lambda: history.read(min(BLOCK_BYTES, max(0, READ_BYTES - history.tell()))), b"")
+            return sum(block.count(b"\n") for block in blocks)
     except OSError:
         return 0
 
@@ -251,9 +262,10 @@ def lock_run_folder(directory: Path, behavior: str) -> Iterator[None]:
     run = RunFolder(directory)
     with old_run_out_of_the_way(directory, behavior):
         try:
-            run.logs.mkdir(parents=True, exist_ok=True)
+            with own_folder(run.logs, make=True):
+                pass
         except OSError as error:
-            raise UsageError(f"cannot write the run to {directory}: {error.strerror}") from None
+            raise UsageError(f"cannot write the run to {shown(str(directory))}: {error.strerror}") from None
         refuse_unwritable(directory)
         refuse_links(directory)
         with RunLock(run.lock):
@@ -332,13 +344,42 @@ def refuse_unwritable(directory: Path) -> None:
 
 
 def refuse_links(directory: Path) -> None:
-    """Refuse to train in a folder in which something is neither file nor folder (UsageError).
+    """Refuse to write into the folder of a run in which, at any depth, something is no file or folder (UsageError).
 
-    The links of a run that came from elsewhere can lead anywhere, and what is written or pruned there is not ours.
+    The links of a run that came from elsewhere can lead anywhere, and what is written or pruned there is not ours. Each
+    file is opened without following them anyway, see `utils.run_folder`; here it is said before anything begins.
     """
-    for folder in (directory, *RunFolder(directory).checkpoint_folders()):
-        with os.scandir(folder) as entries:
-            others = [e for e in entries if not (e.is_file(follow_symlinks=False) or e.is_dir(follow_symlinks=False))]
-        for entry in others:
-            kind = "a link" if entry.is_symlink() else "neither file nor folder"
-            raise UsageError(f"{shown(entry.path)} is {kind}: what a run writes must lie in its own folder")
+    if directory.is_symlink():
+        raise UsageError(f"{shown(str(directory))} is a link: name the folder of the run itself, where it lies")
+    run = RunFolder(directory)
+    in_place = {run.lock, run.history, run.metrics, run.results}
+    for path, found in _walk(directory):
+        name = shown(str(path))
+        if stat.S_ISDIR(found.st_mode):
+            if path in in_place:
+                raise UsageError(f"{name} is a folder, where a run has a file")
+        elif not stat.S_ISREG(found.st_mode):
+            kind = "a link" if stat.S_ISLNK(found.st_mode) else "neither file nor folder"
+            raise UsageError(f"{name} is {kind}: what a run writes must lie in its own folder")
+        elif (path in in_place or path.parent == run.logs) and found.st_nlink > 1:
+            raise UsageError(
+                f"{name} has a second name (a hard link), which may be that of another file: give a copy this name"
+            )
+
+
+def _walk(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Give all that lies below a folder, and what kind of thing it is; no link is followed, what goes away is left out.
+
+    Raises:
+        UsageError: a folder cannot be read.
+    """
+    waiting = [directory]
+    while waiting:
+        folder = waiting.pop()
+        for name in folders(folder):
+            path = folder / name
+            with contextlib.suppress(FileNotFoundError):  # another process trains, or evaluates
+                found = os.lstat(path)
+                yield path, found
+                if stat.S_ISDIR(found.st_mode):
+                    waiting.append(path)

@@ -27,7 +27,7 @@ from algorithms.run.observers import (
 from algorithms.run.page import leave_page
 from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
 from algorithms.run.preload import preloaded
-from algorithms.run.resources import check_descriptors, free_bytes, memory_plan, reserve
+from algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
 from algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
 from algorithms.run.tuning.choice import choose, is_open, report
 from algorithms.run.tuning.measure import Measurement, measure_run
@@ -123,6 +123,7 @@ class Run:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            check_machine(self.config, self.sampling)
             self._check_names()
             stack.enter_context(lock_run_folder(self.directory, self.config.run.restart_behavior))
             stack.enter_context(self.signals)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import math
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -41,6 +42,7 @@ from algorithms.runtime.processes.janitor import Janitor, kill_group
 from algorithms.runtime.topology import Topology
 from utils.command_line import own_command, words_of
 from utils.errors import UsageError
+from utils.run_folder import append_to_own
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +258,7 @@ class ObserverProcess:
         self.words, self.log_path, self.janitor = words, log_path, janitor
 
     def __enter__(self) -> Self:
-        with self.log_path.open("ab") as output:
+        with os.fdopen(append_to_own(self.log_path), "ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 (our own program)
                 own_command(self.words),
                 stdin=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from utils.command_line import words_of, words_of_flag
 from utils.errors import StopNow
 from utils.machine import choose_device
 from utils.metrics import duration, short_number
-from utils.run_folder import CURVE_FILE, PAGE_FILE, RunFolder
+from utils.run_folder import CURVE_FILE, PAGE_FILE, RunFolder, replace_own
 from utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def leave_page(config: Config, *, with_curve: bool) -> None:
     try:
         if with_curve and config.logging.plot:
             _draw(directory)
-        RunFolder(directory).page.write_text(page(directory, config), encoding="utf-8")
+        replace_own(RunFolder(directory).page, page(directory, config).encode(), durable=False)
     except StopNow:
         log.info("%s is not written: ended by Ctrl-C", PAGE_FILE)
     except Exception as error:  # the run is over and saved; nothing here may make a failure of it
@@ -160,22 +161,26 @@ def _draw(directory: Path) -> None:
     if find_spec("matplotlib") is None:
         log.info("no learning curve is drawn: matplotlib is not installed (pip install appo[plots])")
         return
-    command = [sys.executable, "-P", "-c", PLOT, "plot", str(directory.absolute()), "-o", CURVE_FILE]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    try:
-        done = subprocess.run(  # noqa: S603 (our own interpreter and code)
-            command,
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PLOT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        log.info("no learning curve: drawing took longer than %g s; appo plot does it at leisure", PLOT_SECONDS)
-        return
-    if done.returncode:
-        log.info("no learning curve: %s", " ".join((done.stderr or done.stdout).split())[-300:])
+    with tempfile.TemporaryDirectory(prefix="appo-curve-") as temporary:
+        picture = Path(temporary, "curve.png")
+        command = [sys.executable, "-P", "-c", PLOT, "plot", str(directory.absolute()), "-o", str(picture)]
+        try:
+            done = subprocess.run(  # noqa: S603 (our own interpreter and code)
+                command,
+                cwd=directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PLOT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            log.info("no learning curve: drawing took longer than %g s; appo plot does it at leisure", PLOT_SECONDS)
+            return
+        if done.returncode:
+            log.info("no learning curve: %s", " ".join((done.stderr or done.stdout).split())[-300:])
+        else:
+            replace_own(RunFolder(directory).curve, picture.read_bytes(), durable=False, make=True)

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+from algorithms.models.config import check_size
+from algorithms.run.config import Config
+from algorithms.run.placement import Sampling
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.topology import Topology
 from utils import limits, machine
@@ -12,6 +15,13 @@ MEMORY_SHARE = 0.9
 DESCRIPTORS_OF_PROCESS = 4
 # Metrics, checkpoints, the sockets of a start; and the memory of the queues, which grows in ever larger pieces.
 DESCRIPTORS_OF_MAIN = 32
+# Less than anything that is forked or played has of its own: what needs more than there is even so is refused at once.
+LEAST_PROCESS_BYTES = 12 << 20
+LEAST_ENV_BYTES, LEAST_STEP_BYTES = 1 << 10, 16
+# What loads torch and tries the environment, before any worker starts.
+LEAST_START_BYTES = 128 << 20
+# Janitor, resource tracker, fork server, the two that try environment and network, and threads of main.
+PIDS_OF_START = 12
 
 
 def free_bytes(limit_mb: int) -> int:
@@ -47,16 +57,57 @@ def memory_plan(fields: Sequence[Field]) -> str:
     return f"{_mebibytes(sum(parts.values()))} MiB of shared memory ({items})"
 
 
+def check_machine(config: Config, sampling: Sampling) -> None:
+    """Refuse at once what this machine cannot hold, whatever the environment and the network turn out to need.
+
+    Args:
+        config: all flags.
+        sampling: what they mean as far as nothing is measured.
+
+    Raises:
+        UsageError: the network is none, see `models.config.check_size`.
+        ResourceError: with the numbers.
+    """
+    check_size(config.model)
+    s, free = config.sampling, machine.available_memory_bytes()
+    envs = sampling.num_workers * sampling.num_envs_per_worker
+    others = s.num_policies * (1 + (s.policy_workers_per_policy if sampling.placement == "central" else 0))
+    processes = 0 if sampling.placement == "serial" else sampling.num_workers + others
+    env_bytes = LEAST_ENV_BYTES + config.learning.rollout * LEAST_STEP_BYTES
+    needed = processes * LEAST_PROCESS_BYTES + envs * env_bytes
+    if needed > free:
+        raise ResourceError(
+            f"{processes:,} processes and {envs:,} envs need at least {_mebibytes(needed)} MiB of memory, free are "
+            f"{_mebibytes(free)} MiB: lower --num_workers, --num_envs_per_worker or --policy_workers_per_policy"
+        )
+    if processes and free < LEAST_START_BYTES:
+        raise ResourceError(
+            f"a run needs at least {_mebibytes(LEAST_START_BYTES)} MiB of memory to start, free are "
+            f"{_mebibytes(free)} MiB"
+        )
+    _check_open_files(processes, processes - others, limits.raised_limit())
+    free_pids, needed_pids = machine.free_pids(), processes + PIDS_OF_START
+    if processes and free_pids is not None and needed_pids > free_pids:
+        raise ResourceError(
+            f"a run of {processes:,} processes needs at least {needed_pids:,} processes and threads, {free_pids:,} "
+            "more may be started: raise `ulimit -u` or pids.max of the cgroup, or lower --num_workers"
+        )
+
+
 def check_descriptors(topology: Topology) -> None:
     """Refuse a run for which too few files may be open, before any of its processes starts.
 
     Raises:
         ResourceError: with the numbers.
     """
-    processes, limit, now = len(topology.processes()), limits.limit(), limits.num_open()
+    _check_open_files(len(topology.processes()), topology.num_actors, limits.limit())
+
+
+def _check_open_files(processes: int, actors: int, limit: int | None) -> None:
+    now = limits.num_open()
     needed = now + DESCRIPTORS_OF_MAIN + DESCRIPTORS_OF_PROCESS * processes
     if limit is not None and needed > limit:
-        others = processes - topology.num_actors
+        others = processes - actors
         fitting = (limit - now - DESCRIPTORS_OF_MAIN) // DESCRIPTORS_OF_PROCESS - others
         lower = f" or lower --num_workers to {fitting}" if fitting > 0 else ""
         raise ResourceError(

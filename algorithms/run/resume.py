@@ -12,7 +12,7 @@ import numpy as np
 from algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
 from algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
 from algorithms.run.plan import SEED_BRANCHES, RunPlan
-from algorithms.run.trust import marked
+from algorithms.run.trust import marked, size_limit
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.checkpointing import load_best, resume
@@ -52,7 +52,9 @@ def finished_before(config: Config) -> str | None:
     policies = []
     for policy in range(config.sampling.num_policies):
         try:
-            loaded = checkpoint_files.load(folder.checkpoints(policy), check=decode)
+            loaded = checkpoint_files.load(
+                folder.checkpoints(policy), check=decode, limit=size_limit(folder, trust=config.run.trust)
+            )
         except CheckpointError:
             return None  # resuming says what is wrong
         if loaded is None:
@@ -140,7 +142,8 @@ def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelD
     new = [(block, model) for block, model in zip(blocks, models, strict=True) if not block.writes]
     if not named or not new:
         return
-    loaded = _load_source(find_source(named, config.run.run_directory.parent))
+    largest = max((model.limit for _, model in new), key=lambda limit: limit.num_bytes)
+    loaded = _load_source(find_source(named, config.run.run_directory.parent), largest)
     for block, model in new:
         layout = model.layout
         try:
@@ -155,12 +158,12 @@ def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelD
     log.info("starting from the weights of %s", loaded.found.path)
 
 
-def _load_source(source: Source) -> checkpoint_files.Loaded:
+def _load_source(source: Source, limit: checkpoint_files.Limit) -> checkpoint_files.Loaded:
     """The newest checkpoint of a policy, or the best of its best ones."""
     if source.best:
-        loaded = load_best(source.checkpoints, str(saved_flags(source.run.path).get("save_best_metric")), decode)
+        loaded = load_best(source.checkpoints, str(saved_flags(source.run.path).get("save_best_metric")), decode, limit)
     else:
-        loaded = checkpoint_files.load(source.checkpoints, check=decode)
+        loaded = checkpoint_files.load(source.checkpoints, check=decode, limit=limit)
     assert loaded is not None, "find_source has seen a checkpoint"
     return loaded
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 from algorithms.run.folder import folders
 from algorithms.runtime.config import ENDLESS
 from utils.errors import UsageError
-from utils.files import open_own, read_mapping
-from utils.run_folder import RunFolder
+from utils.metrics import parse_record, sampled_lines
+from utils.run_folder import CONFIG_BYTES, STATUS_BYTES, RunFolder, open_own, read_own_mapping
 from utils.values import is_number
 
 RETURN = "reward/mean"
@@ -21,6 +20,7 @@ RETURN = "reward/mean"
 LIVING_STATES = ("starting", "training")
 
 TAIL_BYTES = 1 << 16
+SAMPLED_BYTES = 1 << 24  # of the reports of a run, where no best checkpoint says how good it was
 
 
 class RunSummary(NamedTuple):
@@ -61,7 +61,7 @@ def summary(directory: Path) -> RunSummary | None:
     times = [_modified(path) for path in (folder.config, folder.status, folder.metrics)]
     if times[0] is None and times[1] is None:
         return None
-    config, status = _mapping(folder.config), _mapping(folder.status)
+    config, status = _mapping(folder.config, CONFIG_BYTES), _mapping(folder.status, STATUS_BYTES)
     damaged = config is None or status is None
     config, status = config or {}, status or {}
     last = last_records(folder.metrics)
@@ -150,11 +150,8 @@ def last_records(metrics: Path) -> list[dict[str, Any]]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     """A line of metrics; None for one that is torn, as the first of a tail is."""
-    with contextlib.suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        if isinstance(record, dict) and isinstance(record.get("policy"), int):
-            return record
-    return None
+    record = parse_record(line)
+    return record if record is not None and isinstance(record.get("policy"), int) else None
 
 
 def _best_return(folder: RunFolder, last: float | None) -> float | None:
@@ -167,15 +164,15 @@ def _best_return(folder: RunFolder, last: float | None) -> float | None:
 
 def _kept_return(path: Path) -> float | None:
     """What a best checkpoint says of itself; None if it is the best by another metric."""
-    kept = (_mapping(path / "state.json") or {}).get("best")
+    kept = (_mapping(path / "state.json", CONFIG_BYTES) or {}).get("best")
     return _number(kept.get("value")) if isinstance(kept, dict) and kept.get("metric") == RETURN else None
 
 
 def _reported_returns(metrics: Path) -> Iterator[float]:
-    """Every mean return of a metrics log. Parsing its lines would take ten times as long."""
+    """Every mean return of a metrics log, sampled. Parsing its lines would take ten times as long."""
     key = f'"{RETURN}":'.encode()
     with contextlib.suppress(OSError), open_own(metrics) as file:
-        for line in file:
+        for line in sampled_lines(file, SAMPLED_BYTES):
             if (at := line.find(key)) >= 0:
                 with contextlib.suppress(ValueError):
                     value = float(line[at + len(key) :].partition(b",")[0].rstrip(b"}\n"))
@@ -183,12 +180,12 @@ def _reported_returns(metrics: Path) -> Iterator[float]:
                         yield value
 
 
-def _mapping(path: Path) -> dict[str, Any] | None:
-    """What a JSON file holds; {} if there is none, None if it is damaged."""
+def _mapping(path: Path, most_bytes: int) -> dict[str, Any] | None:
+    """What a JSON file holds; {} if there is none, None if it is damaged or larger."""
     if not os.path.lexists(path):
         return {}
     try:
-        return read_mapping(path, own=True)
+        return read_own_mapping(path, most_bytes)
     except UsageError:
         return None
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
 from algorithms.run.folder import MARK, MEASURED
+from utils.checkpoint_files import Limit
 from utils.errors import UsageError
-from utils.files import write_json_atomic
 from utils.flags import Flag
-from utils.run_folder import RunFolder
+from utils.run_folder import RunFolder, write_json_atomic
 from utils.user_modules import keep_out_of
 from utils.values import shown
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 CONTEXT = b"appo run 1\0"  # another key or another meaning of the mark gets another number
+OF_STRANGERS = Limit(1 << 30, "--trust if you know where it comes from")
 MOST_SHOWN = 6  # things in the line that lists what a run would use
 
 LOOKED_AT = frozenset({"algo"})
@@ -152,6 +153,16 @@ def is_marked(content: Mapping[str, object]) -> bool:
         return hmac.compare_digest(mark, mark_of(content, read_key()))
     except (NoKey, RecursionError):
         return False
+
+
+def size_limit(folder: RunFolder, *, trust: bool) -> Limit | None:
+    """Return how large a checkpoint may be that is read before it is known which model it is of; None: any that fits.
+
+    Args:
+        folder: of the run.
+        trust: the user says that it may be trusted.
+    """
+    return None if trust or is_marked(folder.read_config()) else OF_STRANGERS
 
 
 def permitted_flags(

@@ -209,7 +209,9 @@ def _resume(
     parent = folder.checkpoints(policy)
     for place in (parent, folder.checkpoints(policy, "milestone")):
         checkpoint_files.clean_temporaries(place)
-    loaded = checkpoint_files.load(parent, check=lambda files: decode(files, model.table, model.layout))
+    loaded = checkpoint_files.load(
+        parent, check=lambda files: decode(files, model.table, model.layout), limit=model.limit
+    )
     if loaded is None:
         return {}
     for path, reason in loaded.found.damaged:
@@ -292,7 +294,10 @@ class Best:
 
 
 def load_best(
-    directory: Path, metric: str, check: Callable[[dict[str, bytes]], object] = lambda files: None
+    directory: Path,
+    metric: str,
+    check: Callable[[dict[str, bytes]], object] = lambda files: None,
+    limit: checkpoint_files.Limit | None = None,
 ) -> checkpoint_files.Loaded | None:
     """The best checkpoint that verifies and stands the check, by this metric; None where there is none.
 
@@ -302,7 +307,7 @@ def load_best(
     Raises:
         CheckpointError: there are checkpoints and none can be read.
     """
-    return checkpoint_files.load(directory, functools.partial(_worth, metric=metric), check)
+    return checkpoint_files.load(directory, functools.partial(_worth, metric=metric), check, limit=limit)
 
 
 def _worth(path: Path, metric: str) -> float:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import statistics
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from algorithms.playing.player import Acts, Player, load_player, play
 from algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
 from algorithms.playing.video import draw_offscreen
 from algorithms.run.config import Config
-from algorithms.run.folder import find_run_folder
+from algorithms.run.folder import find_run_folder, refuse_links
 from algorithms.run.summary import LIVING_STATES
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import read_plain
@@ -29,11 +28,11 @@ from algorithms.tools.flags import EvaluateConfig
 from envs.make import make_alone
 from envs.spec import EnvSpec, GroupEnv
 from utils import checkpoint_files, machine
-from utils.command_line import say
+from utils.command_line import complain, say
 from utils.errors import CheckpointError, EnvironmentFailure, ResourceError, UsageError
 from utils.hashed_files import Content
 from utils.metrics import MetricsLog
-from utils.run_folder import RunFolder
+from utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
 from utils.tensorboard import EventWriter
 
 MODES = {"sampled": False, "most_probable": True}
@@ -122,13 +121,14 @@ class Evaluator:
 
     def __enter__(self) -> Self:
         folder = self.folder.evaluation
+        refuse_links(self.directory)
         try:
-            folder.mkdir(exist_ok=True)
-            self._log = MetricsLog(self.folder.results)
+            with own_folder(folder, make=True):
+                self._log = MetricsLog(self.folder.results)
         except OSError as error:
             if self.config.every_sec:  # nobody may be there to read what is printed
                 raise ResourceError(f"cannot write {folder}: {error.strerror}") from None
-            sys.stderr.write(f"warning: results are not kept: cannot write {folder}: {error.strerror}\n")
+            complain(f"warning: results are not kept: cannot write {folder}: {error.strerror}\n")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -145,7 +145,7 @@ class Evaluator:
             try:
                 self.look()
             except (CheckpointError, EnvironmentFailure, ResourceError) as error:  # the next checkpoint may do better
-                sys.stderr.write(f"warning: {error}\n")
+                complain(f"warning: {error}\n")
                 self._close_envs()
             if not living:  # its last checkpoint was there before it said so
                 return
@@ -231,7 +231,7 @@ class Evaluator:
         state = read_plain(run.files["state.json"]) | {"best": mark | {"settings": self.settings}}
         files: dict[str, Content] = {**run.files, "state.json": json.dumps(state, indent=1).encode()}
         path = checkpoint_files.save(folder, run.checkpoint.name, files)
-        for other in folder.glob("ckpt_*"):
+        for _, other in checkpoint_files.listed(folder):
             if other != path:
                 checkpoint_files.remove(other)
         sure = ""
@@ -315,17 +315,19 @@ class Filming:
         It is the same episode where the environment draws its random numbers from the seed.
         """
         name = f"p{flags.policy_index}_{int(run.checkpoint.name[5:]):012}"
-        for unfinished in self.folder.glob(f".p{flags.policy_index}_*.mp4"):  # of a process that was killed
-            with contextlib.suppress(OSError):  # whatever is in the way says so when the new one is written
-                unfinished.unlink()
+        for unfinished in names_in_own(self.folder):
+            if unfinished.startswith(f".p{flags.policy_index}_"):  # of a process that was killed
+                with contextlib.suppress(OSError):  # whatever is in the way says so when the new one is written
+                    remove_own(self.folder / unfinished)
         path = self.folder / f"{name}.mp4"
         filmed = replace(flags, save_video=str(path), max_num_episodes=1, json=True)
         try:
-            video = play_run(run, filmed, seed).video
-        except (UsageError, EnvironmentFailure, ResourceError) as error:
+            with own_folder(self.folder, make=True):
+                video = play_run(run, filmed, seed).video
+        except (UsageError, EnvironmentFailure, ResourceError, OSError) as error:
             self._failed[flags.policy_index] = time.time()
             if not self._warned:
-                sys.stderr.write(f"warning: no video of an evaluation: {error}\n")
+                complain(f"warning: no video of an evaluation: {error}\n")
             self._warned = True
             return
         self._warned = False

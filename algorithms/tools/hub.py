@@ -30,7 +30,7 @@ from utils import checkpoint_files
 from utils.command_line import say, words_of_flag
 from utils.errors import CheckpointError, ResourceError, UsageError
 from utils.files import replace_directory
-from utils.run_folder import CHECKPOINTS, CONFIG_FILE, PAGE_FILE, RunFolder
+from utils.run_folder import CHECKPOINTS, CONFIG_FILE, PAGE_FILE, RunFolder, replace_own, write_json_atomic
 from utils.values import shown
 
 CHECKPOINT_FILES = r"MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json"
@@ -41,7 +41,7 @@ ALLOWED = re.compile(
 )
 """All names that are uploaded or downloaded: text, JSON, safetensors and videos, none of which can run code."""
 ABSOLUTE_PATH = re.compile(r"""(?:^|[\s"'=,(\[])((?:/|~/|[A-Za-z]:\\)[\w.+-]+[/\\][^\s"',)\]]*)""", re.MULTILINE)
-MOST_BYTES = 4 << 30
+LIMIT = checkpoint_files.Limit(4 << 30, "that is no policy of any size that is shared")
 
 
 def hub(config: HubConfig) -> int:
@@ -85,11 +85,11 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
             folder.mkdir(parents=True)
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             kept = {name: value for name, value in run.config.to_flat().items() if name not in LOCATION_FLAGS}
-            bundle.config.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+            write_json_atomic(bundle.config, kept)
             checkpoint_files.save(bundle.checkpoints(config.policy_index), run.checkpoint.name, dict(run.files))
             if config.video:
                 shutil.copyfile(config.video, folder / f"replay{Path(config.video).suffix.lower()}")
-            bundle.page.write_text(model_card(run, config), encoding="utf-8")
+            replace_own(bundle.page, model_card(run, config).encode())
             _refuse_leaks(folder)
             undo.pop_all()
     except OSError as error:
@@ -253,8 +253,8 @@ def _download(config: HubConfig) -> int:
 
 
 def _keep(fetched: Path, target: Path) -> None:
-    if not fetched.is_file() or fetched.stat().st_size > MOST_BYTES:
-        raise UsageError(f"{target.name} is no plain file of at most {MOST_BYTES >> 30} GiB")
+    if not fetched.is_file() or fetched.stat().st_size > LIMIT.num_bytes:
+        raise UsageError(f"{target.name} is no plain file of at most {LIMIT.num_bytes >> 30} GiB")
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(fetched, target)
 
@@ -274,7 +274,7 @@ def _examine(folder: Path) -> str:
     if not parents:
         raise CheckpointError("there is no checkpoint in it")
     for parent in parents:
-        checkpoint_files.load(parent, check=decode)
+        checkpoint_files.load(parent, check=decode, limit=LIMIT)
     trust = f"; to be played with --trust only, as it would use {', '.join(asks)}" if asks else ""
     return f"a policy of {shown(flags.get('env'))}{trust}"
 

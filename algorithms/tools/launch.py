@@ -23,6 +23,7 @@ from utils.command_line import flag_text, own_command, say
 from utils.errors import Interrupted, ResourceError, StopNow, UsageError
 from utils.flags import Flag
 from utils.interrupts import SignalWatch
+from utils.run_folder import append_to_own
 from utils.values import nearest, shown
 
 POLL_SECONDS = 0.5
@@ -144,7 +145,7 @@ class _Running:
         """Start a run; what it prints goes to a file beside its folder."""
         log_path = folder / f"{job.name}.log"
         try:
-            with log_path.open("ab") as log:
+            with os.fdopen(append_to_own(log_path.parent.resolve() / log_path.name), "ab") as log:
                 process = subprocess.Popen(  # noqa: S603 (our own program; no shell sees the words)
                     own_command(job.words),
                     stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ from algorithms.playing.player import Player, load_player, play
 from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.population.matchmaking import sides_of
 from algorithms.run.folder import find_run_folder
+from algorithms.run.trust import size_limit
 from algorithms.runtime.memory.arena import Array
 from algorithms.tools.evaluate import CONFIDENCE_PERCENT, interval
 from algorithms.tools.flags import MatchConfig
@@ -114,7 +115,7 @@ def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
     kept = which in KINDS
     flags = replace(_flags(config), policy_index=policy, load_checkpoint_kind=which if kept else "latest")
     run = load_run(folder, flags)
-    return run if kept else _near(run, policy, int(which))
+    return run if kept else _near(run, policy, int(which), size_limit(folder, trust=config.trust))
 
 
 def _flags(config: MatchConfig) -> EvaluationConfig:
@@ -128,7 +129,7 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
     )
 
 
-def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
+def _near(run: SavedRun, policy: int, env_steps: int, limit: checkpoint_files.Limit | None) -> SavedRun:
     """The run with another checkpoint: the one nearest to so many env steps, of whatever kind.
 
     Raises:
@@ -137,7 +138,7 @@ def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
     folders = (run.folder.checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
     kept = [found for folder in folders for found in checkpoint_files.listed(folder)]
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
-    return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest))
+    return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest, limit))
 
 
 def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:

@@ -5,7 +5,6 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -25,7 +24,7 @@ from envs.config import EnvConfig
 from envs.incidents import HANG, Incident, error_name, restore_random_state
 from envs.make import make_group, make_single
 from envs.spec import Array, EnvSpec, StepRow
-from utils.command_line import say
+from utils.command_line import complain, say
 from utils.errors import EnvironmentFailure, UsageError
 from utils.run_folder import RunFolder
 from utils.user_modules import keep_out_of
@@ -76,7 +75,7 @@ def replay(config: ReplayConfig) -> int:
         early = outcome.num_steps < incident.num_steps
         say(f"not reproduced: {'its episode ended' if early else 'nothing failed'} after {outcome.num_steps} steps")
         return NOT_REPRODUCED
-    sys.stderr.write(outcome.traceback)
+    complain(outcome.traceback)
     same = outcome.error == incident.error
     say(f"{'reproduced' if same else 'not reproduced'}: {outcome.message} ({_when(incident, outcome.num_steps)})")
     return 0 if same else NOT_REPRODUCED

@@ -1,7 +1,6 @@
 """`appo top`: the panel of a run that another process trains, or has trained. Reads its files and touches nothing."""
 
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -12,7 +11,7 @@ from typing import Any, TypeGuard
 
 from algorithms.run.algorithms import ALGORITHMS, DEFAULT, find_algorithm
 from algorithms.run.folder import find_run
-from algorithms.run.summary import LIVING_STATES, RunSummary, last_records, summaries, summary
+from algorithms.run.summary import LIVING_STATES, SAMPLED_BYTES, RunSummary, last_records, summaries, summary
 from algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants_colour
 from algorithms.runtime.monitor.curves import ReturnTraces
 from algorithms.runtime.monitor.overview import Overview
@@ -24,8 +23,8 @@ from algorithms.tools.flags import TopConfig
 from algorithms.tools.runs import age
 from utils.command_line import say
 from utils.errors import UsageError
-from utils.files import open_own
-from utils.run_folder import RunFolder
+from utils.metrics import LONGEST_LINE, parse_record, sampled_lines
+from utils.run_folder import RunFolder, open_own
 from utils.timing import PHASES
 from utils.values import is_number, shown
 
@@ -97,16 +96,16 @@ class ObservedRun:
     def _read_new_records(self) -> None:
         """Take in the whole lines that have been added to its metrics since the last look."""
         with contextlib.suppress(OSError), open_own(self.folder.metrics) as file:
-            if file.seek(0, os.SEEK_END) < self._read_bytes:  # another run has taken its place
+            size = file.seek(0, os.SEEK_END)
+            if size < self._read_bytes:  # another run has taken its place
                 self._traces, self._read_bytes = ReturnTraces(), 0
-            file.seek(self._read_bytes)
-            lines, newline, _ = file.read().rpartition(b"\n")
-            self._read_bytes += len(lines + newline)
-            for line in lines.split(b"\n"):
-                with contextlib.suppress(ValueError, RecursionError):
-                    record = json.loads(line)
-                    if _is_mapping(record):
+            for line in sampled_lines(file, SAMPLED_BYTES, self._read_bytes):
+                if line.endswith(b"\n"):
+                    self._read_bytes = max(self._read_bytes, file.tell())
+                    if (record := parse_record(line)) is not None:
                         self._traces.add(record)
+            if size - self._read_bytes > LONGEST_LINE:  # no record: another look must not begin there
+                self._read_bytes = size
 
 
 def _directory(config: TopConfig) -> Path:

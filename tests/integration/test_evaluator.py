@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,58 @@ def test_the_newest_checkpoint_plays_the_same_episodes_each_time(
     best = enjoyed(capfd, tmp_path, *words, "--load_checkpoint_kind=best_evaluated")
     assert best["checkpoint"].endswith("checkpoint_p0/best_evaluated/ckpt_000000000600")
     assert best["mean"] == played["mean"]
+
+
+LINKS = {
+    "checkpoint_p0/best_evaluated": "victim/checkpoint_p0",
+    "checkpoint_p0": "victim/checkpoint_p0",
+    "checkpoint_p0/corrupt": "victim",
+    "eval": "outside",
+    "eval/results.jsonl": "outside/keys",
+    "eval/.summary": "outside",
+    "eval/.summary/p0": "outside",
+    "eval/videos": "outside",
+    "eval/videos/p0_000000000600.mp4": "outside/keys",
+    "status.json": "outside/keys",
+    "logs/new.log": "outside/missing",
+}
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "the run itself"])
+@pytest.mark.parametrize("place", LINKS)
+def test_evaluating_a_strangers_run_writes_nothing_outside(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], place: str, kind: str
+) -> None:
+    run, victim = copied(runs, "counter", tmp_path, "/600"), tmp_path / "victim"
+    shutil.copytree(run, victim)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "keys").write_text("a key\n")
+    path, target = run / place, tmp_path / LINKS[place]
+    if kind == "the run itself":
+        shutil.rmtree(run)
+        run.symlink_to(victim)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "hard link" and target.is_file():
+            os.link(target, path)
+        else:
+            path.symlink_to(target)
+    before = contents_of(victim) | contents_of(tmp_path / "outside")
+    words = [str(run), "--episodes=2", "--max_num_frames=20"]
+    code = cli.run_command(lambda: cli.run("evaluate", words))
+    assert contents_of(victim) | contents_of(tmp_path / "outside") == before
+    err = capfd.readouterr().err
+    if kind == "hard link" and place in ("status.json", "eval/videos/p0_000000000600.mp4"):
+        assert code == 0  # nothing is written there in place
+        return
+    assert (code, err.count("\n")) == (2, 1), err
+    assert "is a link" in err or "a hard link" in err
+
+
+def contents_of(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
 
 
 def test_only_a_better_one_takes_the_place_of_the_best(
@@ -147,7 +200,7 @@ def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(
     assert cli.run("evaluate", [str(run), "--episodes=2"]) == 0
     printed = capfd.readouterr()
     assert printed.out.count("policy 0 at 600 env steps, ") == printed.out.count("\n") == 2
-    assert printed.err == f"warning: results are not kept: cannot write {run / 'eval'}: File exists\n"
+    assert printed.err == f"warning: results are not kept: cannot write {run / 'eval'}: Not a directory\n"
     assert sorted(run.rglob("*")) == before
     with (
         pytest.raises(ResourceError, match=r"^cannot write .*eval: File exists$"),

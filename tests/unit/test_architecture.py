@@ -134,7 +134,7 @@ PLAIN_WORDS = {"best", "best_evaluated", "past", "eval", "plots"}
 LAYOUT = {
     part
     for name, value in vars(run_folder).items()
-    if name.isupper()
+    if name.isupper() and not name.startswith("_") and isinstance(value, str | dict)
     for text in (value.values() if isinstance(value, dict) else [value])
     for part in (text, text.partition("/")[0])
     if part

@@ -1,6 +1,8 @@
 """The command line as a user meets it: `train_appo.py` and `enjoy_appo.py` as processes."""
 
+import errno
 import io
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +13,12 @@ import pytest
 import torch
 
 from algorithms.cli import COMMANDS, parse, run_command
+from algorithms.cli import run as cli_run
+from utils import logging
 from utils.command_line import say
+from utils.errors import ResourceError, UsageError
 from utils.flags import flags_of
+from utils.values import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -158,6 +164,121 @@ def test_what_the_encoding_of_stdout_does_not_know_is_replaced(monkeypatch: pyte
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
     say("\u2588 \u00e4 \udc80")
     assert written.getvalue() == b"? \xe4 ?\n"
+
+
+ESCAPES = "\x1b[2J\x1b]0;PWN\x07 \u202egnp.exe \u009b31m \x7f\r\t\u2028"
+
+
+@pytest.mark.parametrize("text", ["", "plain", "two\nlines", "\u00e4\u2588", "\\x1b", ESCAPES, "a\x1b\nb", "\udc80"])
+def test_what_cannot_be_printed_is_spelled_and_only_once(text: str) -> None:
+    escaped = printable(text)
+    assert printable(escaped) == escaped
+    assert all(c == "\n" or c.isprintable() for c in escaped)
+    assert escaped.count("\n") == text.count("\n")
+    assert (escaped == text) == all(c == "\n" or c.isprintable() for c in text)
+
+
+def test_errors_tracebacks_and_lines_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise UsageError(f"no environment {ESCAPES}")
+
+    def fail_with_a_cause() -> int:
+        try:
+            raise ValueError(ESCAPES)
+        except ValueError as error:
+            raise ResourceError(ESCAPES) from error
+
+    say(f"name {ESCAPES}")
+    assert (run_command(fail), run_command(fail_with_a_cause)) == (2, 5)
+    out, err = capsys.readouterr()
+    assert all(c == "\n" or c.isprintable() for c in out + err)
+    assert out.startswith("name \\x1b[2J\\x1b]0;PWN\\x07 \\u202egnp.exe \\x9b31m")
+    assert "error: no environment \\x1b[2J" in err
+    assert "ValueError: \\x1b[2J" in err
+
+
+def test_log_lines_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    logging.configure("main", None)
+    try:
+        logging.logging.getLogger("x").info("resuming %s", ESCAPES)
+        logging.logging.getLogger("x").warning("damaged %s", ESCAPES)
+    finally:
+        logging.logging.getLogger().handlers.clear()
+    out, err = capsys.readouterr()
+    assert all(c == "\n" or c.isprintable() for c in out + err)
+    assert (out.count("\n"), err.count("\n")) == (1, 1)
+
+
+HOSTILE_NAMES = {
+    "env": {"env": f"CartPole{ESCAPES}"},
+    "flag": {"env": "CartPole-v1", f"gam{ESCAPES}ma": 1},
+    "value": {"env": "CartPole-v1", "rnn_type": f"gru{ESCAPES}", "save_best_metric": ESCAPES},
+    "algorithm": {"env": "CartPole-v1", "algo": f"APPO{ESCAPES}"},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_names_in_a_strangers_run_command_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run_name in ("a", "b"):
+        (tmp_path / "train_dir" / run_name).mkdir(parents=True)
+        (tmp_path / "train_dir" / run_name / "metrics.jsonl").write_text("")
+    (tmp_path / "train_dir" / "a" / "config.json").write_text(json.dumps(HOSTILE_NAMES[name]))
+    (tmp_path / "train_dir" / "b" / "config.json").write_text('{"env": "CartPole-v1"}')
+    status = {"state": f"failed{ESCAPES}", "reason": ESCAPES, "warnings": [ESCAPES], "policies": [{ESCAPES: 1}]}
+    (tmp_path / "train_dir" / "a" / "status.json").write_text(json.dumps(status))
+    for words in (
+        ["runs"], ["top", "a", "--once"], ["compare", "a", "b"], ["plot", "a", "-o", "x.png"], ["lineage", "a"],
+        ["enjoy", "--experiment=a"], ["evaluate", "a"], ["match", "a", "b"], ["export", "a"],
+        ["hub", "a", "--dry_run"], ["train", "--experiment=a"],
+    ):  # fmt: skip
+        assert run_command(lambda words=words: cli_run(words[0], words[1:])) in (0, 2, 6), words  # type: ignore[misc]
+        out, err = capsys.readouterr()
+        assert all(c == "\n" or c.isprintable() for c in out + err), words
+        assert "Traceback" not in err
+
+
+LACKING: list[tuple[BaseException, str]] = [
+    (MemoryError(), "too little free memory"),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 160000000000 bytes"), "160000000000"),
+    (RuntimeError("can't start new thread"), "no more threads may be started"),
+    (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no more processes may be started"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "too little free memory"),
+    (OSError(errno.EMFILE, "Too many open files"), "raise `ulimit -n`"),
+]
+
+
+@pytest.mark.parametrize(("error", "expected"), LACKING, ids=[type(error).__name__ for error, _ in LACKING])
+def test_what_the_system_lacks_is_one_line_and_exit_5(
+    capsys: pytest.CaptureFixture[str], error: BaseException, expected: str
+) -> None:
+    def fail() -> int:
+        raise error
+
+    assert run_command(fail) == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert expected in line
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_descriptors_that_the_caller_has_closed_lead_nowhere(tmp_path: Path, closed: str) -> None:
+    command = f'exec "$@" {closed}'
+    words = [sys.executable, str(ROOT / "train_appo.py"), "--env=CartPole-v1", "--print_config=json"]
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.stdout == "") == ("1>" in closed)
+    wrong = [*words, "--wrong=1"]
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", *wrong], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.stderr == "") == ("2>" in closed)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_gpu_without_memory_in_main_is_one_line_and_exit_5(capsys: pytest.CaptureFixture[str]) -> None:

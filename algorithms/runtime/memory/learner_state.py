@@ -16,6 +16,7 @@ from safetensors.numpy import load, save
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from algorithms.runtime.memory.weights import barrier
 from algorithms.runtime.messages import KEY, PolicyTraits
+from utils.checkpoint_files import Limit
 from utils.errors import CheckpointError, UsageError
 from utils.values import is_number, is_plain, shown
 
@@ -194,6 +195,12 @@ class ModelDescription:
         """P."""
         return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in self.table)
 
+    @property
+    def limit(self) -> Limit:
+        """How large a checkpoint may be whose state fits here, headers of files and plain values included."""
+        vectors = sum(vector.size * np.dtype(vector.dtype).itemsize for vector in self.layout.vectors.values())
+        return Limit(2 * vectors + LARGEST_PLAIN, "it belongs to another model")
+
 
 FORMAT = 1
 
@@ -321,6 +328,9 @@ COUNTERS = ("version", "updates", "env_steps", "samples", "discarded")
 
 LARGEST_COUNT = 2**53
 
+LARGEST_PLAIN, MOST_CONTAINERS = 32 << 20, 100_000
+"""Bytes of a state.json and lists and mappings in it: windows of statistics may hold many episodes."""
+
 MAX_BYTES = (1 << 16) - 8
 """Of a learner's own, as JSON."""
 
@@ -338,6 +348,8 @@ def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
     Raises:
         CheckpointError: it is no JSON, or something in it is not what it must be.
     """
+    if len(text) > LARGEST_PLAIN or text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:  # 25 times as much memory
+        raise CheckpointError("state.json holds more than any state does")
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError):

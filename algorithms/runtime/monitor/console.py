@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from algorithms.runtime.config import ENDLESS, LoggingConfig
-from algorithms.runtime.monitor.curves import ReturnTraces
+from algorithms.runtime.monitor.curves import TRACED, ReturnTraces
 from algorithms.runtime.monitor.overview import Overview
 from algorithms.runtime.monitor.terminal import Screen
 from utils.metrics import duration, read_metrics, short_number
@@ -136,7 +136,7 @@ class LivePanel:
         from algorithms.runtime.monitor.panel import Snapshot, draw, render
 
         if self._screen is None or self._traces is None:
-            self._traces = ReturnTraces(read_metrics(RunFolder(self._title.run).metrics))
+            self._traces = ReturnTraces(read_metrics(RunFolder(self._title.run).metrics, TRACED))
             self._screen = self._open_screen()
         overview, title = look(now), self._title
         for record in overview.policies:

@@ -11,6 +11,8 @@ from utils.run_folder import RunFolder
 from utils.values import is_number
 
 RETURN = "reward/mean"
+PLACE = ("policy", "env_steps", "elapsed_seconds")
+"""Where a record stands: names of the numbers that say so."""
 LONGEST_TRACE = 4096  # points; of a longer one every second is forgotten
 
 Axis = Literal["env_steps", "hours"]
@@ -35,8 +37,8 @@ def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
         UsageError: its metrics cannot be read.
     """
     curves: dict[object, list[Point]] = {}
-    for record in without_lost(read_metrics(RunFolder(directory).metrics)):
-        value, env_steps, seconds = (record.get(name) for name in (tag, "env_steps", "elapsed_seconds"))
+    for record in without_lost(read_metrics(RunFolder(directory).metrics, {*PLACE, tag})):
+        value, env_steps, seconds = (record.get(name) for name in (tag, *PLACE[1:]))
         if is_number(value) and is_number(env_steps) and is_number(seconds):
             curves.setdefault(record["policy"], []).append(Point(env_steps, seconds / 3600, value))
     return max(curves.values(), key=lambda curve: curve[-1].value, default=[])
@@ -96,6 +98,10 @@ class Trace:
         return means[1:]
 
 
+TRACED = ("policy", "elapsed_seconds", RETURN)
+"""All that `ReturnTraces` reads of a record."""
+
+
 class ReturnTraces:
     """The mean return of every policy over time.
 
@@ -110,7 +116,7 @@ class ReturnTraces:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take in a record of metrics.jsonl, or what claims to be one."""
-        policy, seconds, value = (record.get(name) for name in ("policy", "elapsed_seconds", RETURN))
+        policy, seconds, value = (record.get(name) for name in TRACED)
         if is_number(policy) and is_number(seconds) and is_number(value):
             self._traces.setdefault(policy, Trace()).add(seconds, value)
 

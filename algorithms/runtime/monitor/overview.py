@@ -13,8 +13,7 @@ from typing import Any
 from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.monitor.performance import Performance
 from utils import machine
-from utils.files import write_json_atomic
-from utils.run_folder import RunFolder
+from utils.run_folder import RunFolder, write_json_atomic
 
 MEMORY_SECONDS = 10.0  # between looks at the memory of all processes
 

@@ -50,8 +50,10 @@ class Tracker:
     """
 
     def __init__(self, settings: Mapping[str, object], log_path: Path, janitor: "Janitor") -> None:
+        from utils.run_folder import append_to_own  # not at the top: as a script this file finds no package of ours
+
         self.log_path, self.janitor, self.dropped = log_path, janitor, 0
-        with log_path.open("ab") as output:
+        with os.fdopen(append_to_own(log_path), "ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 (our own file)
                 [sys.executable, "-P", __file__],
                 stdin=subprocess.PIPE,

@@ -12,6 +12,7 @@ handler.
 """
 
 import contextlib
+import multiprocessing.heap
 import os
 import select
 import struct
@@ -141,6 +142,12 @@ class Mailbox:
                 yield make(int(policy), int(group), slot, step, generation)
 
 
+def _keep_queues_off_what_cannot_be_written() -> None:
+    """Let the memory of queues, which soon has no name, lie in a temporary file where /dev/shm is closed."""
+    arena: Any = multiprocessing.heap.Arena
+    arena._dir_candidates = [place for place in getattr(arena, "_dir_candidates", ()) if os.access(place, os.W_OK)]
+
+
 class Links:
     """All doorbells and queues of a run, made by main before any process starts.
 
@@ -153,6 +160,7 @@ class Links:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.bells = {name: Doorbell() for name in topology.processes()}
+        _keep_queues_off_what_cannot_be_written()
         # A slot is in a queue at most once per policy, so a queue of this size is never full.
         # One that is started again repeats what may have been lost, hence room for some lives.
         slots = topology.slots_per_group * topology.groups_per_actor

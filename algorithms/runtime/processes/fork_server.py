@@ -8,6 +8,7 @@ import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from algorithms.runtime.messages import Message
 from algorithms.runtime.processes.janitor import Janitor
 from utils.errors import UsageError
 from utils.interrupts import QUIET
+from utils.values import shown
 
 Outbox = Callable[[Message], None]
 
@@ -32,6 +34,9 @@ END_SECONDS = 0.5  # in which the kernel takes a process away, unless that waits
 MOST_BELLS = 150  # of a process that is forked: the server takes 251 descriptors with it, and some are for queues
 
 ANSWER_SECONDS = 120.0  # loading torch takes a few, and many times that where the disk is slow
+
+LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")  # bytes: the kernel takes 107 for a socket
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (mkdtemp makes a folder of its own in it)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -125,7 +130,7 @@ def start_fork_server(janitor: Janitor, preload: Sequence[str], *, with_torch: b
     with _server_environment():
         with signals_blocked():  # by itself: starting the tracker unblocks SIGINT and SIGTERM again (CPython 3.11)
             multiprocessing.resource_tracker.ensure_running()
-        directory = Path(multiprocessing.util.get_temp_dir())  # for the server's socket
+        directory = _socket_folder()
         directory.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
         with signals_blocked():
             multiprocessing.forkserver.ensure_running()
@@ -133,6 +138,27 @@ def start_fork_server(janitor: Janitor, preload: Sequence[str], *, with_torch: b
             _Server.starter = threading.current_thread()
         janitor.watch_directory(directory)
     return is_new
+
+
+def _socket_folder() -> Path:
+    """Return the temporary folder of multiprocessing, for the server's socket: of a path that is short enough for one.
+
+    Raises:
+        UsageError: there is none.
+    """
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) <= LONGEST_FOLDER:
+        return Path(multiprocessing.util.get_temp_dir())
+    short = next((place for place in SHORT_FOLDERS if os.access(place, os.W_OK | os.X_OK)), None)
+    if short is None:
+        raise UsageError(
+            f"TMPDIR={shown(usual)} is too long for sockets, which take {LONGEST_FOLDER} characters: set a shorter one"
+        )
+    try:
+        tempfile.tempdir = short
+        return Path(multiprocessing.util.get_temp_dir())
+    finally:
+        tempfile.tempdir = usual
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from algorithms.runtime.processes.fork_server import POLL_SECONDS, StartMethod, 
 from algorithms.runtime.processes.janitor import Janitor, kill_group
 from algorithms.runtime.processes.process import cause_of_death, crash_report, stack_of
 from algorithms.runtime.processes.supervisor import WorkerError
-from utils.errors import AppoError, EnvironmentFailure
+from utils import machine
+from utils.errors import AppoError, EnvironmentFailure, ResourceError
 from utils.interrupts import SignalWatch
 
 CLOSING_SECONDS = 1.0  # that a process that has answered may take to close what it tried
@@ -57,6 +58,13 @@ class Inquiry:
             else:  # the fork server, which has blocked signals itself, answers when it has loaded its modules
                 with self.signals.raising():
                     self._process.start()
+        except EOFError:
+            self._pipe.close()
+            free, pids = machine.available_memory_bytes() >> 20, machine.free_pids()
+            raise ResourceError(
+                f"the fork server ended when it was to start a process: {free} MiB of memory are free, and "
+                f"{'any number of' if pids is None else pids} more processes may be started"
+            ) from None
         except BaseException:
             self._pipe.close()
             raise

@@ -32,8 +32,9 @@ from algorithms.runtime.processes import prctl
 from algorithms.runtime.processes.channels import Channels, ProcessLinks
 from algorithms.runtime.roles import Role
 from utils import failpoints, logging, machine
-from utils.errors import AppoError, without_gpu_memory
+from utils.errors import AppoError, lack_of
 from utils.interrupts import QUIET
+from utils.run_folder import append_to_own
 from utils.timing import ENV, PHASES, clock
 
 # The workers that share a process, and how messages pass between them.
@@ -211,8 +212,8 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
 
 def failure_of(name: str, error: BaseException) -> WorkerFailed:
     """What main is told about an error; one that is a line for the user shows the traceback of its cause, if any."""
-    if lack := without_gpu_memory(error):
-        return WorkerFailed(name, lack.exit_code, str(lack), "".join(traceback.format_exception(error)))
+    if lack := lack_of(error):
+        return WorkerFailed(name, lack.exit_code, str(lack), lack.traceback)
     if not isinstance(error, AppoError):
         return WorkerFailed(name, 1, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
     trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
@@ -316,7 +317,7 @@ def _end(exit_code: int) -> NoReturn:
 
 
 def _redirect_output(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = append_to_own(path)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

@@ -3,12 +3,14 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.models import encoders
-from algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, describe
+from algorithms.models.actor_critic import model_inputs
+from algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, count_weights, describe
 from algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
 from envs.spec import EnvSpec, ObservationSpec
 from tests.unit.models import custom_encoders
 from tests.unit.models.cases import IMAGE, VECTOR, act_through, config_of, env_spec_of, model_of, observation
-from utils.errors import UsageError
+from utils import machine
+from utils.errors import ResourceError, UsageError
 from utils.flags import flags_of
 
 SMALL_IMAGE = ObservationSpec((7, 7, 3), "uint8")
@@ -21,6 +23,48 @@ def build(env_spec: EnvSpec | None = None, **flags: object) -> nn.Module:
 
 def names_of(flags: dict[str, object], **observations: ObservationSpec) -> list[str]:
     return list(encoder_names(config_of(**flags), observations).values())
+
+
+@pytest.mark.parametrize("use_rnn", [True, False])
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE])
+def test_weights_are_counted_before_there_are_any(spec: ObservationSpec, shares: bool, use_rnn: bool) -> None:
+    config = config_of(
+        use_rnn=use_rnn, rnn_num_layers=2, rnn_type="lstm", actor_critic_share_weights=shares, encoder_mlp_layers=(5, 7)
+    )
+    env_spec = env_spec_of(obs=spec)
+    model = build_model(config, env_spec)
+    heads = sum(p.numel() for part in (model.policy_head, model.value_head) for p in part.parameters())
+    counted = count_weights(config, model_inputs(env_spec))
+    assert counted == sum(p.numel() for p in model.parameters()) - heads
+
+
+def test_counting_draws_no_random_number() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert count_weights(ModelConfig(), model_inputs(env_spec_of())) > 1000
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"encoder_mlp_layers": (200_000, 200_000)},
+        {"encoder_mlp_layers": (2**31,)},
+        {"hidden_size": 10**6},
+        {"hidden_size": 100_000, "rnn_num_layers": 100},
+    ],
+)
+def test_a_network_that_no_memory_holds_is_refused_with_the_numbers(flags: dict[str, object]) -> None:
+    with pytest.raises(ResourceError, match=r"a network of [0-9,]+ weights needs [0-9,]+ MiB to be made, of memory"):
+        build(**flags)
+
+
+def test_the_size_of_observations_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 1 << 20)
+    with pytest.raises(ResourceError, match="a network of "):
+        build(env_spec_of(obs=ObservationSpec((3000,), "float32")), encoder_mlp_layers=(100,), use_rnn=False)
+    build(encoder_mlp_layers=(100,), use_rnn=False)
 
 
 def test_defaults_build_and_act() -> None:

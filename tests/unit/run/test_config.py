@@ -36,8 +36,9 @@ from envs import presets as env_presets
 from envs.config import EnvConfig
 from utils.command_line import flag_text, negation, parse_command_line, words_of_flag
 from utils.errors import UsageError
-from utils.files import append_json_line, read_mapping, replaced_when_whole, write_json_atomic
+from utils.files import read_mapping, replaced_when_whole
 from utils.flags import flag, flags_of
+from utils.run_folder import append_json_line, write_json_atomic
 from utils.values import parse_text, shown
 
 

@@ -3,11 +3,13 @@
 import pytest
 
 from algorithms.run import resources
-from algorithms.run.resources import check_descriptors, memory_plan, reserve
+from algorithms.run.config import resolve
+from algorithms.run.placement import plan_workers
+from algorithms.run.resources import check_descriptors, check_machine, memory_plan, reserve
 from algorithms.runtime.memory.arena import Field
 from algorithms.runtime.topology import Topology
 from utils import limits, machine
-from utils.errors import ResourceError
+from utils.errors import ResourceError, UsageError
 
 MIB = 1 << 20
 FIELDS = [
@@ -59,3 +61,79 @@ def test_too_few_descriptors_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(limits, "limit", lambda: 64)
     with pytest.raises(ResourceError, match=r"`ulimit -n` allows 64: raise it$"):
         check_descriptors(topology)
+
+
+# What no machine like this can hold is refused before anything is started.
+
+
+def check(**flags: object) -> None:
+    config, _ = resolve({"env": "CartPole-v1", "inference": "local", "use_rnn": False, **flags})
+    placement = config.sampling.inference
+    check_machine(config, plan_workers(config, 2, placement))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with 8 GiB free, 65,536 open files and no limit of processes."""
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 8192 * MIB)
+    monkeypatch.setattr(machine, "free_pids", lambda: None)
+    monkeypatch.setattr(limits, "raised_limit", lambda: 1 << 16)
+    monkeypatch.setattr(limits, "num_open", lambda: 20)
+
+
+TOO_MUCH: list[tuple[dict[str, object], str]] = [
+    ({"num_workers": 1, "num_envs_per_worker": 10_000_000}, "2 processes and 10,000,000 envs need at least 14"),
+    ({"num_workers": 3000, "num_envs_per_worker": 1}, "3,001 processes and 3,000 envs need at least 3601"),
+    ({"num_workers": 1_000_000}, "1,000,001 processes and 1,000,000 envs need at least 1"),
+    ({"inference": "central", "policy_workers_per_policy": 10**6}, "processes and "),
+    ({"inference": "serial", "num_envs_per_worker": 10**8}, "0 processes and 100,000,000 envs need at least"),
+    ({"encoder_mlp_layers": (200_000, 200_000)}, "a network of 40,000,200,000 weights needs"),
+    ({"use_rnn": True, "hidden_size": 10**6}, "a network of 3,"),
+    ({"use_rnn": True, "hidden_size": 20_000, "rnn_type": "lstm", "rnn_num_layers": 3}, "a network of 8,"),
+]
+
+
+@pytest.mark.usefixtures("_machine")
+@pytest.mark.parametrize(("flags", "expected"), TOO_MUCH, ids=[next(reversed(flags)) for flags, _ in TOO_MUCH])
+def test_what_cannot_fit_is_refused_at_once(flags: dict[str, object], expected: str) -> None:
+    with pytest.raises(ResourceError) as refused:
+        check(**flags)
+    assert expected in str(refused.value)
+    assert "free" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("_machine")
+@pytest.mark.parametrize(
+    "flags", [{"encoder_mlp_layers": (1,) * 101}, {"rnn_num_layers": 101}, {"env_framestack": 10**8}]
+)
+def test_more_layers_than_any_network_has_are_refused(flags: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="at most"):
+        check(**flags)
+
+
+@pytest.mark.usefixtures("_machine")
+def test_what_may_fit_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check()
+    check(num_workers=64, num_envs_per_worker=64, encoder_mlp_layers=(4096, 4096), use_rnn=True, hidden_size=4096)
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: resources.LEAST_START_BYTES)
+    check(num_workers=1, num_envs_per_worker=1)
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: resources.LEAST_START_BYTES - 1)
+    with pytest.raises(ResourceError, match=r"needs at least 128\.0 MiB of memory to start, free are 128\.0 MiB"):
+        check(num_workers=1, num_envs_per_worker=1)
+    check(inference="serial", num_envs_per_worker=1)  # starts nothing
+
+
+@pytest.mark.usefixtures("_machine")
+def test_few_processes_and_files_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 3 + resources.PIDS_OF_START  # two actors and a learner
+    monkeypatch.setattr(machine, "free_pids", lambda: needed)
+    check(num_workers=2)
+    monkeypatch.setattr(machine, "free_pids", lambda: needed - 1)
+    with pytest.raises(ResourceError, match=f"needs at least {needed} processes and threads, {needed - 1} more"):
+        check(num_workers=2)
+    check(inference="serial")
+    monkeypatch.setattr(machine, "free_pids", lambda: None)
+    monkeypatch.setattr(limits, "raised_limit", lambda: 60)
+    with pytest.raises(ResourceError, match="a run of 3 processes needs 64 open files, `ulimit -n` allows 60"):
+        check(num_workers=2)

@@ -35,8 +35,8 @@ from algorithms.runtime.memory.learner_state import LearnerState, ModelDescripti
 from tests.states import adam_layout, adam_state, stacked
 from utils import checkpoint_files
 from utils.errors import DirectoryInUse, ResourceError, UsageError
-from utils.files import write_json_atomic
 from utils.lock import RunLock
+from utils.run_folder import write_json_atomic
 
 MODEL = ModelDescription([("w", (2, 2)), ("b", (2,))], 1, adam_layout(6, 3))
 

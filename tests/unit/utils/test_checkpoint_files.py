@@ -69,9 +69,9 @@ def test_everything_is_on_disk_before_it_gets_its_name_and_the_name_before_save_
         fsync(descriptor)
         calls.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
 
-    def recorded_rename(source: Path, target: Path) -> None:
-        rename(source, target)
-        calls.append(f"rename to {target.name}")
+    def recorded_rename(source: str, target: str, **folders: int) -> None:
+        rename(source, target, **folders)
+        calls.append(f"rename to {target}")
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "rename", recorded_rename)

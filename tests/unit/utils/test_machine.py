@@ -133,6 +133,18 @@ def test_page_cache_counts_as_free_memory(tmp_path):
     assert machine.cgroup_free_bytes(groups, proc) == 0
 
 
+def test_the_smallest_limit_of_processes_counts(tmp_path):
+    proc = write(tmp_path / "proc", {"self/cgroup": "0::/job/step\n9:pids:/m\n"})
+    files = {"job/pids.max": "40\n", "job/pids.current": "30\n", "job/step/pids.max": "max\n"}
+    groups = write(tmp_path / "cgroup", files | {"pids/m/pids.max": "100\n", "pids/m/pids.current": "98\n"})
+    assert machine.cgroup_free_pids(groups, proc) == 2
+    write(groups, {"pids/m/pids.max": "max\n"})
+    assert machine.cgroup_free_pids(groups, proc) == 10
+    write(groups, {"job/pids.max": "5\n"})
+    assert machine.cgroup_free_pids(groups, proc) == 0
+    assert machine.cgroup_free_pids(tmp_path, tmp_path) is None
+
+
 GAME = """
 import sys, time
 def work(seconds):

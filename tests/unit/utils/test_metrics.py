@@ -4,13 +4,14 @@ import struct
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from utils import failpoints
-from utils.metrics import MetricsLog, read_metrics, without_lost
+from utils import failpoints, metrics
+from utils.metrics import BLOCK_BYTES, LONGEST_LINE, MetricsLog, read_metrics, sampled_lines, without_lost
 from utils.tensorboard import DIFFERS, EventWriter
 from utils.windows import RateMeter, RunningStatistic, Window
 
@@ -85,6 +86,83 @@ def test_a_file_that_is_one_torn_line_is_begun_anew(tmp_path):
     path.write_bytes(b"x" * 70_000)
     MetricsLog(path).close()
     assert path.read_bytes() == b""
+
+
+def write_lines(path: Path, count: int, policies: int = 1) -> list[bytes]:
+    lines = [
+        json.dumps({"policy": i % policies, "env_steps": i, "elapsed_seconds": i, "reward/mean": i, "more": "x" * 40})
+        for i in range(count)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return [f"{line}\n".encode() for line in lines]
+
+
+def test_small_files_are_read_whole_and_of_larger_ones_blocks_at_equal_distances(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = write_lines(path, 60_000)
+    size = path.stat().st_size
+    assert size > 20 * BLOCK_BYTES
+    with path.open("rb") as file:
+        assert list(sampled_lines(file)) == lines
+        assert list(sampled_lines(file, start=len(lines[0]))) == lines[1:]
+        found = list(sampled_lines(file, 8 * BLOCK_BYTES))
+    places = [json.loads(line)["env_steps"] for line in found]
+    assert places == sorted(set(places))  # in their order, none twice
+    assert (places[0], places[-1]) == (0, 59_999)
+    assert set(found) < set(lines)
+    assert 0.9 * 8 * BLOCK_BYTES < sum(map(len, found)) < 8 * (BLOCK_BYTES + len(lines[-1]))
+    starts = [place for before, place in zip([-2, *places], places, strict=False) if place != before + 1]
+    assert len(starts) == 8
+    assert max(b - a for a, b in pairwise(starts)) < 1.1 * 60_000 / 7
+
+
+@pytest.mark.parametrize("length", [LONGEST_LINE, LONGEST_LINE + 1, 3 * LONGEST_LINE + 17])
+def test_lines_that_are_too_long_are_passed_over(tmp_path, length):
+    path = tmp_path / "metrics.jsonl"
+    for content, expected in (
+        (b"{}\n" + b"x" * length + b"\n[]\n", [b"{}\n", b"[]\n"]),
+        (b"x" * length, []),
+        (b"x" * length + b"\n{}", [b"{}"]),
+    ):
+        path.write_bytes(content)
+        with path.open("rb") as file:
+            assert list(sampled_lines(file)) == expected
+
+
+def test_of_many_records_every_second_of_each_policy_is_kept(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    write_lines(path, 1000, policies=2)
+    assert len(read_metrics(path)) == 1000
+    monkeypatch.setattr(metrics, "MOST_RECORDS", 100)
+    found = read_metrics(path, ("policy", "env_steps"))
+    assert all(set(record) == {"policy", "env_steps"} for record in found)
+    assert 50 <= len(found) <= 100
+    for policy in range(2):
+        own = [record["env_steps"] for record in found if record["policy"] == policy]
+        assert len(own) >= 25
+        assert own == sorted(own)
+        assert max(b - a for a, b in pairwise(own)) <= 64
+        assert own[-1] > 900
+    monkeypatch.setattr(metrics, "MOST_RECORDS", 8)
+    assert len(read_metrics(path)) <= 1 + 8 // 8
+
+
+def test_as_many_policies_as_records_are_kept_in_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "MOST_RECORDS", 100)
+    path = tmp_path / "metrics.jsonl"
+    write_lines(path, 5000, policies=5000)
+    assert len(read_metrics(path, ("policy",))) <= 100
+
+
+@pytest.mark.parametrize("torn", [b"x" * (LONGEST_LINE + 5), bytes(2 * LONGEST_LINE)])
+def test_what_is_longer_than_any_record_is_ended_and_not_cut(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"a":1}\n' + torn)
+    log = MetricsLog(path)
+    assert log.append({"a": 2})
+    log.close()
+    assert path.read_bytes() == b'{"a":1}\n' + torn + b'\n{"a":2}\n'
+    assert read_metrics(path) == [{"a": 1}, {"a": 2}]
 
 
 def test_records_that_a_crash_took_back_are_left_out():

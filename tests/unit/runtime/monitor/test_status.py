@@ -75,7 +75,7 @@ def test_a_full_disk_costs_nothing_but_the_status(
     status.counters = monitor.status
     status.write("starting")
 
-    def full(source: Path, target: Path) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)

@@ -6,6 +6,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from algorithms.runtime.processes import fork_server
 from algorithms.runtime.processes.inquiry import Inquiry, _failure
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.processes.supervisor import WorkerError
-from utils.errors import EnvironmentFailure
+from utils.errors import EnvironmentFailure, UsageError
 from utils.interrupts import SignalWatch
 
 
@@ -184,3 +185,36 @@ def test_timers_of_others_go_on() -> None:
             assert fork_server.ANSWER_SECONDS < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000.0
     finally:
         signal.setitimer(signal.ITIMER_REAL, *before)
+
+
+LONG = """
+import multiprocessing, os, sys, tempfile
+from pathlib import Path
+from algorithms.runtime.processes import fork_server
+from algorithms.runtime.processes.janitor import Janitor
+with Janitor() as janitor:
+    fork_server.start_fork_server(janitor, [], with_torch=False)
+    process = fork_server.context("forkserver").Process(target=os.getpid)
+    process.start()
+    process.join(60)
+    print(process.exitcode, len(multiprocessing.util.get_temp_dir()) < 50)
+    print(tempfile.gettempdir() == os.environ["TMPDIR"])
+"""
+
+
+def test_a_temporary_folder_with_a_long_name_has_its_socket_elsewhere(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    root = Path(__file__).parents[4]
+    environment = os.environ | {"TMPDIR": str(long), "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", LONG], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("0 True\nTrue\n", "", 0)
+
+
+def test_no_folder_for_a_socket_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "SHORT_FOLDERS", (str(tmp_path / "missing"),))
+    monkeypatch.setattr(fork_server.tempfile, "tempdir", "/" + "y" * 120)
+    with pytest.raises(UsageError, match=r"^TMPDIR=/yy.* is too long for sockets, which take \d+ characters"):
+        fork_server._socket_folder()
