@@ -75,7 +75,7 @@ def random_actions(action: ActionSpec, draws: int, rows: int) -> Array:
     low, high = iter(action.low or ()), iter(action.high or ())
     columns: list[Array] = []
     for part in action.parts:
-        if part.kind == "gaussian":
+        if part.is_real:
             bounds = [(next(low), next(high)) for _ in range(part.size)]
             columns += [rng.uniform(max(a, -1.0), min(b, 1.0), (draws, rows)) for a, b in bounds]
         else:

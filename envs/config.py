@@ -39,6 +39,21 @@ class EnvConfig:
     )
     res_w: int | None = flag(None, "width of VizDoom's images in pixels; none = 128", minimum=1, fixed_on_resume=True)
     res_h: int | None = flag(None, "height of VizDoom's images in pixels; none = 72", minimum=1, fixed_on_resume=True)
+    action_scaling: str = flag(
+        "auto",
+        "units in which a policy acts: auto = [-1, 1] stands for two finite bounds, and -1 or 1 for a single one, which"
+        " is only shifted; numbers without bounds stay as they are; off = the units of the environment",
+        choices=("auto", "off"),
+        fixed_on_resume=True,
+        before="off",
+    )
+    action_distribution: str = flag(
+        "gaussian",
+        "how numbers between two finite bounds are drawn: gaussian = cut at the bounds, tanh_gaussian = squashed"
+        " between them (needs action_scaling=auto)",
+        choices=("gaussian", "tanh_gaussian"),
+        fixed_on_resume=True,
+    )
     reward_scale: float = flag(1.0, "factor on every reward before clipping; reported returns stay unscaled")
     reward_clip: float = flag(
         0.0,

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.spaces import Space, children, choices_of, flat_observation_spaces, observation_specs
-from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, ObservationSpec, row_name
+from envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, EnvSpec, EpisodeStats, ObservationSpec, row_name
 from utils.errors import AppoError, EnvironmentFailure, NotFinite, SpaceMismatch, StopNow, text_of
 
 Path = tuple[str, ...]
@@ -65,24 +65,60 @@ def require_info(name: str, where: str, info: object) -> None:
         )
 
 
+class ActionUnits:
+    """Turns stored numbers [R, A] into those of the environment; choices and bits pass as they are.
+
+    Args:
+        action: what is stored.
+
+    Attributes:
+        differ: whether there is anything to do.
+    """
+
+    def __init__(self, action: ActionSpec):
+        size, real = action.num_values, np.array(action.is_real, np.bool_)
+        self._squashed = np.flatnonzero(action.is_squashed)
+        self._low, self._high = np.full(size, -np.inf), np.full(size, np.inf)
+        self._scale, self._shift = np.ones(size), np.zeros(size)
+        if action.scale is not None:
+            self._low[real], self._high[real] = action.low, action.high
+            self._scale[real], self._shift[real] = action.scale, action.shift
+        # Where [-1, 1] stands for itself, the bounds of the space are all there is to do.
+        self.differ = bool(self._squashed.size or (self._scale != 1.0).any() or self._shift.any())
+
+    def __call__(self, action: Array) -> Array:
+        """The values [R, A] for the environment, float64: rounding may pass a bound by a little."""
+        values = np.clip(action, self._low, self._high).astype(np.float64, copy=False)
+        if self._squashed.size:
+            values[:, self._squashed] = np.tanh(values[:, self._squashed])
+        scaled: Array = values * self._scale + self._shift
+        return scaled
+
+
 class ActionConverter:
     """Turns stored actions [R, A] into what an environment's action space describes.
 
-    Gaussian values are clipped to the bounds for the environment only: the stored, unclipped action is the one whose
-    log-probability was recorded.
+    Real numbers are scaled, and clipped to the bounds, for the environment only: the stored action, as the policy drew
+    it, is the one whose log-probability was recorded.
+
+    Args:
+        space: of the environment.
+        action: how its actions are stored; None: in the units of the environment.
     """
 
-    def __init__(self, space: Space):
+    def __init__(self, space: Space, action: ActionSpec | None = None):
         self._convert, _ = _batch_converter(space, 0)
         self._split = _row_splitter(space)
+        units = None if action is None else ActionUnits(action)
+        self._units = units if units and units.differ else None
 
     def batch(self, action: Array) -> Any:
         """One action of the batched space of R environments."""
-        return self._convert(action)
+        return self._convert(action if self._units is None else self._units(action))
 
     def rows(self, action: Array) -> Sequence[Any]:
         """R actions of the single space: Python ints for Discrete, arrays, tuples or dicts otherwise."""
-        rows: Sequence[Any] = self._split(self._convert(action))
+        rows: Sequence[Any] = self._split(self.batch(action))
         return rows
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from envs.conversion import failure_of, one_line, require_info, reraise
 from envs.incidents import IncidentFolder, random_state
 from envs.journal import Journal, JournalMemory
-from envs.spaces import frames_per_step, num_agents_of, require_spec, spec_of
+from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, num_agents_of, require_spec, spec_of
 from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import EnvironmentFailure, SpaceMismatch
 from utils.timing import RESET, clock
@@ -137,8 +137,12 @@ class EnvSet:
     def __getitem__(self, index: int) -> SingleEnv:
         return self._envs[index]
 
-    def spec(self, known: EnvSpec | None = None) -> EnvSpec:
+    def spec(self, known: EnvSpec | None = None, form: ActionForm = AS_THEY_ARE) -> EnvSpec:
         """What the environments show and accept; one is reset where its info could hold a mask, unless that is known.
+
+        Args:
+            known: what is known of them already.
+            form: how policies act in them, where nothing is known.
 
         Raises:
             SpaceMismatch: something else is known of them.
@@ -149,7 +153,7 @@ class EnvSet:
             return known
         frames, agents = frames_per_step(self._envs[0]), num_agents_of(self._envs[0])
         shaping = default_reward_shaping(self._envs[0], self.name)
-        spec = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames)
+        spec = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames, form=form)
         spec = replace(spec, reward_shaping=shaping)
         if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
             return spec
@@ -158,7 +162,7 @@ class EnvSet:
         except BaseException as error:
             reraise(self.name, error)
         in_info = any(MASK_KEY in one for one in (info if isinstance(info, list | tuple) else [info]))
-        masked = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames, mask_in_info=in_info)
+        masked = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames, mask_in_info=in_info, form=form)
         return replace(masked, reward_shaping=shaping)
 
     def shape_rewards(self, index: int, agent: int, shaping: Mapping[str, Any]) -> None:

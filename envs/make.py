@@ -29,7 +29,7 @@ from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, OnFailure, SingleEnv
 from envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
-from envs.spaces import num_agents_of
+from envs.spaces import ActionForm, num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toys.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
@@ -134,13 +134,14 @@ def make_group(
     _check_flags_of_families(config)
     if _is_native(config, target):
         make = functools.partial(_make_vector, config, target, num_envs)
-        return GymVector(make, name=config.env, spec=spec, on_failure=on_failure)
+        return GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
     return loop_over(
         [lambda: make_single(config, render_mode)] * num_envs,
         name=config.env,
         seed=seed,
         decorrelate_steps=decorrelate_steps if config.decorrelate_envs_on_one_worker else 0,
         spec=spec,
+        form=ActionForm.of(config),
         on_failure=on_failure,
     )
 

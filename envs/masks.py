@@ -58,7 +58,10 @@ def _choices(space: Space, action: Any) -> list[int]:
 
 
 def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.Generator) -> Array:
-    """A stored action [1, A]: any allowed choice, any bits, anything within finite bounds or standard normal."""
+    """A stored action [1, A]: any allowed choice, any bits, anything within finite bounds or standard normal.
+
+    A squashed number is uniform after tanh, but for its outermost thousandth.
+    """
     values: list[float] = []
     num_choices = num_reals = 0
     for kind, size in action.parts:
@@ -70,6 +73,9 @@ def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.
             num_choices += size
         elif kind == "bernoulli":
             values += random.integers(2, size=size).tolist()
+        elif kind == "tanh_gaussian":
+            values += np.arctanh(random.uniform(-0.999, 0.999, size)).tolist()
+            num_reals += size
         else:
             ends = zip(action.low or (), action.high or (), strict=True)
             bounds = list(ends)[num_reals : num_reals + size]

@@ -36,8 +36,12 @@ GAUSSIAN_MLP: Preset = MLP | {"adaptive_stddev": False}
 PRESETS: dict[str, Preset] = {
     "toy": {},  # for tests, which count on what every flag is by default
     **dict.fromkeys(("CartPole", "Acrobot", "MountainCar", "FrozenLake", "CliffWalking", "Taxi", "LunarLander"), MLP),
-    **dict.fromkeys(("MountainCarContinuous", "Pendulum", "LunarLanderContinuous"), GAUSSIAN_MLP),
+    **dict.fromkeys(("MountainCarContinuous", "LunarLanderContinuous"), GAUSSIAN_MLP),
     **dict.fromkeys(("BipedalWalker", "BipedalWalkerHardcore", *MUJOCO_NAMES), GAUSSIAN_MLP),
+    # Bounds other than [-1, 1]: the first deviation is 1 in the units of the environment, with which they were tuned.
+    **dict.fromkeys(("Pendulum", "Pusher"), GAUSSIAN_MLP | {"initial_stddev": 0.5}),
+    "InvertedPendulum": GAUSSIAN_MLP | {"initial_stddev": 0.333},
+    **dict.fromkeys(("Humanoid", "HumanoidStandup"), GAUSSIAN_MLP | {"initial_stddev": 2.5}),
     "dm_control": GAUSSIAN_MLP,
     # The Nature network.
     "atari": {
@@ -88,7 +92,10 @@ NUMBERS: Preset = {"encoder_mlp_layers": (64, 64), "nonlinearity": "tanh", "use_
 # And where it shows images, alone or beside others.
 IMAGES: Preset = {"normalize_images": True, "use_rnn": False}
 CONTINUOUS: Preset = {"adaptive_stddev": False}
-BY_KIND = frozenset(NUMBERS | IMAGES | CONTINUOUS | {"hidden_size": 0})
+# Where policies act in [-1, 1]. A free deviation moves by the learning rate at most, whatever the rest learns: from 1,
+# it cost 8 % of the best return of a single right number after 100,000 steps, from 0.4 less than 5 %.
+SCALED: Preset = {"initial_stddev": 0.4}
+BY_KIND = frozenset(NUMBERS | IMAGES | CONTINUOUS | SCALED | {"hidden_size": 0})
 """Flags that the kind of observation may decide."""
 MANY_NUMBERS = 64
 """Numbers of an observation beyond which layers are twice as large."""

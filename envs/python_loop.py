@@ -19,6 +19,7 @@ from envs.conversion import (
 from envs.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
 from envs.journal import NOBODY
 from envs.masks import ActionMasks, flat_mask, random_action
+from envs.spaces import AS_THEY_ARE, ActionForm
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure, SpaceMismatch
 
@@ -40,6 +41,7 @@ class PythonLoop(ShapedRows):
         decorrelate_steps: Before the first observation env i takes a random number of random steps in
             [0, decorrelate_steps), so that episodes of one group do not end together.
         spec: What is known of the environments already; without it one is reset to see whether its info holds masks.
+        form: How policies act in them, where nothing is known.
         on_failure: What is done about an environment that fails; by default its failure is raised.
     """
 
@@ -51,13 +53,14 @@ class PythonLoop(ShapedRows):
         seed: int | Sequence[int] = 0,
         decorrelate_steps: int = 0,
         spec: EnvSpec | None = None,
+        form: ActionForm = AS_THEY_ARE,
         on_failure: OnFailure = RAISE,
     ):
         self.name, self._envs = name, EnvSet(env_fns, name, on_failure)
         self._inside = self._envs.journal.inside if self._envs.journal else [NOBODY]
-        self.spec = self._envs.spec(spec)
+        self.spec = self._envs.spec(spec, form)
         self.num_rows = len(self._envs) * self.spec.num_agents
-        self._actions = ActionConverter(self._envs[0].action_space)
+        self._actions = ActionConverter(self._envs[0].action_space, self.spec.action)
         self._observations = ObservationWriter(name, self._envs[0].observation_space)
         self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
         self._finite = FiniteCheck(name, self.spec)

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
-from typing import Any
+from itertools import groupby
+from math import inf, prod
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
+from envs.config import EnvConfig
 from envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from utils.errors import SpaceMismatch, UsageError
 
 Space = spaces.Space[Any]
+
+NO_BOUND = 1e9
+"""Size from which on a bound of an action stands for none: many declare the largest number of their type."""
+
+
+class ActionForm(NamedTuple):
+    """How policies act in a Box.
+
+    Attributes:
+        scaled: In [-1, 1] between finite bounds, and from -1 or up to 1 where there is one; else in its own units.
+        squashed: Numbers with two finite bounds are drawn from a Gaussian squashed by tanh.
+    """
+
+    scaled: bool = False
+    squashed: bool = False
+
+    @classmethod
+    def of(cls, config: EnvConfig) -> ActionForm:
+        """Return the form that the flags ask for."""
+        return cls(config.action_scaling == "auto", config.action_distribution == "tanh_gaussian")
+
+
+AS_THEY_ARE = ActionForm()
 
 
 def spec_of(
@@ -23,6 +48,7 @@ def spec_of(
     frames_per_step: int = 1,
     same_step: bool = False,
     mask_in_info: bool = False,
+    form: ActionForm = AS_THEY_ARE,
 ) -> EnvSpec:
     """Describe the spaces of one agent; a mask that comes in `info` counts only where the observation has none.
 
@@ -30,7 +56,7 @@ def spec_of(
         UsageError: a space cannot be learned from or acted in; names the space and the reason.
     """
     observations = observation_specs(observation_space)
-    action = _action_spec(action_space)
+    action = _action_spec(action_space, form)
     num_choices = sum(part.size for part in action.parts if part.kind == "categorical")
     mask_in_info = mask_in_info and MASK_KEY not in observations
     if mask_in_info:
@@ -49,7 +75,8 @@ def require_spec(name: str, spec: EnvSpec, observation_space: Space, action_spac
     Raises:
         SpaceMismatch: it is not.
     """
-    found = spec_of(observation_space, action_space, mask_in_info=spec.mask_in_info)
+    form = ActionForm(spec.action.scale is not None, any(spec.action.is_squashed))
+    found = spec_of(observation_space, action_space, mask_in_info=spec.mask_in_info, form=form)
     for what, own, first in (
         ("observations", found.observations, spec.observations), ("actions", found.action, spec.action)
     ):  # fmt: skip
@@ -163,26 +190,56 @@ def _observation_spec(key: str, space: Space) -> ObservationSpec:
             raise UsageError(f"unsupported observation space {described(space)} (key {key}): {_refusal(space)}")
 
 
-def _action_spec(space: Space) -> ActionSpec:
+def _action_spec(space: Space, form: ActionForm) -> ActionSpec:
     parts: list[ActionPart] = []
-    low: list[float] = []
-    high: list[float] = []
+    numbers: list[_Number] = []
     for leaf in flat_action_spaces(space):
-        parts += _action_parts(leaf)
+        parts += _action_parts(leaf, form)
         if isinstance(leaf, spaces.Box):
-            low += [float(bound) for bound in leaf.low.reshape(-1)]
-            high += [float(bound) for bound in leaf.high.reshape(-1)]
+            numbers += [_stored(low, high, form) for low, high in _bounds(leaf)]
     if not sum(part.num_values for part in parts):
         raise UsageError(f"unsupported action space {space}: it leaves nothing to choose")
-    return ActionSpec(tuple(parts), tuple(low) if low else None, tuple(high) if high else None)
+    if not numbers:
+        return ActionSpec(tuple(parts))
+    low, high, scale, shift = zip(*numbers, strict=True)
+    return ActionSpec(tuple(parts), low, high, *((scale, shift) if form.scaled else ()))
 
 
-def _action_parts(space: Space) -> list[ActionPart]:
+class _Number(NamedTuple):
+    """Bounds of a number as it is stored, and how the environment's is made of it."""
+
+    low: float
+    high: float
+    scale: float
+    shift: float
+
+
+def _stored(low: float, high: float, form: ActionForm) -> _Number:
+    if not form.scaled:
+        return _Number(low, high, 1.0, 0.0)
+    has_low, has_high = low > -NO_BOUND, high < NO_BOUND
+    if has_low and has_high:
+        ends = (-inf, inf) if form.squashed else (-1.0, 1.0)
+        return _Number(*ends, scale=(high - low) / 2, shift=(high + low) / 2)
+    if has_low:
+        return _Number(-1.0, inf, 1.0, low + 1.0)
+    return _Number(-inf, 1.0, 1.0, high - 1.0) if has_high else _Number(-inf, inf, 1.0, 0.0)
+
+
+def _bounds(box: spaces.Box) -> list[tuple[float, float]]:
+    return list(zip(box.low.reshape(-1).tolist(), box.high.reshape(-1).tolist(), strict=True))
+
+
+def _action_parts(space: Space, form: ActionForm) -> list[ActionPart]:
     match space:
         case spaces.Discrete() | spaces.MultiDiscrete():
             return [ActionPart("categorical", size) for size, _ in choices_of(space)]
         case spaces.MultiBinary():
             return [ActionPart("bernoulli", prod(space.shape))]
+        case spaces.Box() if np.issubdtype(space.dtype, np.floating) and form.squashed:
+            within = [low > -NO_BOUND and high < NO_BOUND for low, high in _bounds(space)]
+            runs = [(bounded, len(list(run))) for bounded, run in groupby(within)]
+            return [ActionPart("tanh_gaussian" if bounded else "gaussian", size) for bounded, size in runs]
         case spaces.Box() if np.issubdtype(space.dtype, np.floating):
             return [ActionPart("gaussian", prod(space.shape))]
         case spaces.Box():

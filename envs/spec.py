@@ -30,10 +30,16 @@ class ActionPart(NamedTuple):
     categorical: `size` choices, 1 action value, `size` logits.
     bernoulli: `size` bits, `size` action values, `size` logits.
     gaussian: `size` dimensions, `size` action values, 2 * `size` logits (means, then log standard deviations).
+    tanh_gaussian: as gaussian; what is stored is squashed by tanh before it is scaled.
     """
 
-    kind: Literal["categorical", "bernoulli", "gaussian"]
+    kind: Literal["categorical", "bernoulli", "gaussian", "tanh_gaussian"]
     size: int
+
+    @property
+    def is_real(self) -> bool:
+        """Whether its values are real numbers."""
+        return self.kind in ("gaussian", "tanh_gaussian")
 
     @property
     def num_values(self) -> int:
@@ -43,7 +49,7 @@ class ActionPart(NamedTuple):
     @property
     def num_logits(self) -> int:
         """Outputs of the policy this part needs."""
-        return 2 * self.size if self.kind == "gaussian" else self.size
+        return 2 * self.size if self.is_real else self.size
 
 
 @dataclass(frozen=True)
@@ -67,12 +73,26 @@ class ActionSpec:
 
     Attributes:
         parts: At least one factor.
-        low, high: Flattened bounds of all gaussian dimensions (may be infinite); None without gaussian part.
+        low, high: Flattened bounds of all real numbers as they are stored (may be infinite); None where there are none.
+        scale, shift: Of each of those numbers: what the environment takes is `shift + scale * stored`, where a
+            squashed one counts as its tanh; None: what is stored.
     """
 
     parts: tuple[ActionPart, ...]
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
+    scale: tuple[float, ...] | None = None
+    shift: tuple[float, ...] | None = None
+
+    @property
+    def is_real(self) -> tuple[bool, ...]:
+        """Which of the A stored values are real numbers."""
+        return tuple(part.is_real for part in self.parts for _ in range(part.num_values))
+
+    @property
+    def is_squashed(self) -> tuple[bool, ...]:
+        """Which of the A stored values are squashed by tanh."""
+        return tuple(part.kind == "tanh_gaussian" for part in self.parts for _ in range(part.num_values))
 
     @property
     def num_values(self) -> int:
@@ -87,7 +107,7 @@ class ActionSpec:
     @property
     def dtype(self) -> str:
         """Numpy name of the type in which all values of an action are stored."""
-        return "float32" if any(part.kind == "gaussian" for part in self.parts) else "int32"
+        return "float32" if any(part.is_real for part in self.parts) else "int32"
 
 
 @dataclass(frozen=True)

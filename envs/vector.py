@@ -24,7 +24,7 @@ from envs.conversion import (
 from envs.env_set import RAISE, OnFailure
 from envs.journal import NOBODY, Journal
 from envs.masks import ActionMasks, random_action
-from envs.spaces import frames_per_step, require_spec, spec_of
+from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
 from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, StepRow
 from utils.errors import EnvironmentFailure, UsageError
 
@@ -44,6 +44,7 @@ class GymVector:
         make_vector: Makes the vector environment.
         name: The environment's name in messages.
         spec: What is known of the environment already; without it, it is reset to see whether its infos hold masks.
+        form: How policies act in it, where nothing is known.
         on_failure: Where is written what led to a failure, which is raised all the same.
     """
 
@@ -53,6 +54,7 @@ class GymVector:
         *,
         name: str,
         spec: EnvSpec | None = None,
+        form: ActionForm = AS_THEY_ARE,
         on_failure: OnFailure = RAISE,
     ):
         self.name, self._closed = name, False
@@ -63,10 +65,10 @@ class GymVector:
             self._mode = autoreset_mode(self._env, name)
         if spec is not None:
             require_spec(name, spec, self._env.single_observation_space, self._env.single_action_space)
-        self.spec = spec or self._discover()
+        self.spec = spec or self._discover(form)
         self.num_rows = int(self._env.num_envs)
         self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
-        self._actions = ActionConverter(self._env.single_action_space)
+        self._actions = ActionConverter(self._env.single_action_space, self.spec.action)
         self._observations = ObservationWriter(name, self._env.single_observation_space)
         self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
         self._finite = FiniteCheck(name, self.spec)
@@ -171,18 +173,19 @@ class GymVector:
                 reported = rows & source.get("_num_frames", True)
                 np.copyto(row.num_frames, source["num_frames"], casting="same_kind", where=reported)
 
-    def _discover(self) -> EnvSpec:
+    def _discover(self, form: ActionForm) -> EnvSpec:
         """The spec of the vector, which is reset where its infos could hold masks."""
         spaces = (self._env.single_observation_space, self._env.single_action_space)
         frames, same_step = frames_per_step(self._env), self._mode is not AutoresetMode.NEXT_STEP
-        spec = spec_of(*spaces, frames_per_step=frames, same_step=same_step)
+        spec = spec_of(*spaces, frames_per_step=frames, same_step=same_step, form=form)
         if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
             return spec
         try:
             _, infos = self._env.reset()
         except BaseException as error:
             reraise(self.name, error)
-        return spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=MASK_KEY in (infos or {}))
+        in_info = MASK_KEY in (infos or {})
+        return spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=in_info, form=form)
 
     def _write_masks(
         self, obs: dict[str, Array], infos: Mapping[str, Any], infos_of_restarted: Mapping[str, Any]

@@ -33,7 +33,8 @@ class Flag:
     `minimum` and `maximum` are inclusive and hold for every element of a tuple. `synonyms` maps an accepted spelling to
     the choice it stands for. `fixed_on_resume` marks what a saved run cannot change. A mutation stays within
     `mutation_range`, inclusive. `alone` is what the name without a value means, where that may be. `harmless` says
-    that no value of it can run, read, write or send anything; None: numbers and choices cannot, texts can.
+    that no value of it can run, read, write or send anything; None: numbers and choices cannot, texts can. `before` is
+    the value of runs that were saved before the flag existed, where that is not the default.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Flag:
     aliases: tuple[str, ...] = ()
     alone: str | None = None
     harmless: bool | None = None
+    before: object = None
 
     @property
     def reaches_out(self) -> bool:
@@ -74,6 +76,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     synonyms: Mapping[str, str] | None = None,
     alone: str | None = None,
     harmless: bool | None = None,
+    before: T | None = None,
 ) -> T:
     """Declare a flag: the default and description of a dataclass field (see `Flag` for the arguments)."""
     metadata = {
@@ -88,6 +91,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
         "aliases": tuple(aliases),
         "alone": alone,
         "harmless": harmless,
+        "before": before,
     }
     if isinstance(default, dict):
         content = default

@@ -43,7 +43,7 @@ class APEX(Defaults):
         """Refuse flags that contradict each other, or an environment whose actions are no choices (UsageError)."""
         flags.check()
         kinds = {part.kind for part in spec.action.parts} if spec is not None else set()
-        if "gaussian" in kinds:
+        if spec is not None and any(spec.action.is_real):
             raise UsageError(
                 "--algo=APEX needs discrete actions, the environment has continuous ones: take APPO or PPO"
             )

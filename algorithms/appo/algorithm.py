@@ -35,7 +35,7 @@ class APPO(ActorCriticAlgorithm):
     def check(self, flags: LearningConfig, spec: EnvSpec | None) -> None:
         """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""
         super().check(flags, spec)
-        continuous = spec is not None and any(part.kind == "gaussian" for part in spec.action.parts)
+        continuous = spec is not None and any(spec.action.is_real)
         if continuous and flags.exploration_loss == "symmetric_kl" and flags.exploration_loss_coeff:
             raise UsageError(
                 "--exploration_loss=symmetric_kl: the environment has continuous actions, of which none are uniform;"

@@ -79,10 +79,8 @@ class PolicyHead(nn.Module):
     ) -> None:
         super().__init__()
         self.initial_log_stddev = initial_log_stddev
-        self.gaussian_sizes = [part.size if part.kind == "gaussian" else 0 for part in parts]
-        self.output_sizes = [
-            part.size if part.kind == "gaussian" and not adaptive_stddev else part.num_logits for part in parts
-        ]
+        self.gaussian_sizes = [part.size if part.is_real else 0 for part in parts]
+        self.output_sizes = [part.size if part.is_real and not adaptive_stddev else part.num_logits for part in parts]
         self.linear = nn.Linear(input_size, sum(self.output_sizes))
         self.log_stddev: nn.Parameter | None = None
         if not adaptive_stddev and any(self.gaussian_sizes):

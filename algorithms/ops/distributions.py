@@ -14,6 +14,7 @@ from functools import lru_cache, reduce
 from operator import add
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import log_softmax, softplus
@@ -27,7 +28,14 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 Parts = tuple[tuple[str, int], ...]
-"""(kind, size) of each part of an action; kinds are categorical, bernoulli and gaussian."""
+"""(kind, size) of each part of an action; kinds are categorical, bernoulli, gaussian and tanh_gaussian."""
+
+REAL = ("gaussian", "tanh_gaussian")
+"""Kinds whose values are real numbers."""
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(16)
+NORMAL_NODES, NORMAL_WEIGHTS = _NODES.tolist(), (_WEIGHTS / math.sqrt(2.0 * math.pi)).tolist()
+"""Gauss-Hermite quadrature: E f(x) of a standard normal x is nearly the weighted sum of f at the nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +47,10 @@ class ActionDistribution:
     | categorical | size                             | 1, the index              |
     | bernoulli   | size                             | size, each 0 or 1         |
     | gaussian    | size means, size log deviations  | size                      |
+    | tanh_gaussian | the same, before tanh          | size, before tanh         |
+
+    The density of a tanh_gaussian is that of tanh(value), which lies in (-1, 1): Haarnoja et al. 2018, appendix C
+    (arXiv:1801.01290). Its mode is the tanh of the mean, its most probable value before tanh.
 
     Args:
         parts: (kind, size) of each part.
@@ -69,7 +81,7 @@ class ActionDistribution:
 
     @torch.no_grad()
     def sample(self, generator: Generator | None = None) -> Tensor:
-        """Draw an action, [..., A]: float32 if a part is gaussian, else int32."""
+        """Draw an action, [..., A]: float32 if a part is of real numbers, else int32."""
         return self._joined(part.sample(generator) for part in self._distributions)
 
     @torch.no_grad()
@@ -78,7 +90,7 @@ class ActionDistribution:
         return self._joined(part.mode() for part in self._distributions)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Logarithm of the probability (density where gaussian) of an action.
+        """Logarithm of the probability (density of real numbers) of an action.
 
         Args:
             action: [..., A], indices within range also in rows that are masked out later; see `losses.zero_invalid`.
@@ -97,7 +109,12 @@ class ActionDistribution:
         )
 
     def entropy(self) -> Tensor:
-        """Entropy in nats, summed over the parts, [...] float32."""
+        """Entropy in nats, summed over the parts, [...] float32.
+
+        That of a squashed Gaussian has no closed form. It is the Gaussian's plus E log(1 - tanh(x)^2), which quadrature
+        with 16 nodes gives to within 1e-3 nats per number up to a deviation of 1.5; at 3 it errs by 0.03, and
+        by 0.25 at 7.4, the largest.
+        """
         return reduce(add, (part.entropy() for part in self._distributions))
 
     def kl(self, other: "ActionDistribution") -> Tensor:
@@ -114,7 +131,7 @@ class ActionDistribution:
         """½ [KL(p || u) + KL(u || p)] summed over the parts, [...] float32; u is uniform over what is allowed.
 
         Raises:
-            ValueError: a part is gaussian, for which there is no uniform distribution.
+            ValueError: a part is of real numbers, for which there is no uniform distribution.
         """
         return reduce(add, (part.symmetric_kl_to_uniform() for part in self._distributions))
 
@@ -269,7 +286,31 @@ class _Gaussian(_Part):
         raise ValueError("no uniform distribution over real numbers: use --exploration_loss=entropy")
 
 
-_KINDS: dict[str, type[_Part]] = {"categorical": _Categorical, "bernoulli": _Bernoulli, "gaussian": _Gaussian}
+class _TanhGaussian(_Gaussian):
+    """A Gaussian before tanh: KL and samples are the Gaussian's, as tanh loses nothing."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return super().log_prob(value) - _log_slope_of_tanh(value.float()).sum(-1)
+
+    def entropy(self) -> Tensor:
+        std = self.log_std.exp()
+        nodes = zip(NORMAL_NODES, NORMAL_WEIGHTS, strict=True)
+        slopes = (weight * _log_slope_of_tanh(self.mean + node * std) for node, weight in nodes)
+        entropy: Tensor = super().entropy() + reduce(add, slopes).sum(-1)
+        return entropy
+
+
+def _log_slope_of_tanh(value: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), which is exact where tanh(x) rounds to 1."""
+    return 2.0 * (math.log(2.0) - value - softplus(-2.0 * value))
+
+
+_KINDS: dict[str, type[_Part]] = {
+    "categorical": _Categorical,
+    "bernoulli": _Bernoulli,
+    "gaussian": _Gaussian,
+    "tanh_gaussian": _TanhGaussian,
+}
 
 
 class _PlacedPart(NamedTuple):
@@ -300,5 +341,5 @@ def _layout(parts: Parts) -> _Layout:
         end = _Widths(*(a + b for a, b in zip(start, kind.widths(size), strict=True)))
         placed.append(_PlacedPart(kind, *(slice(a, b) for a, b in zip(start, end, strict=True))))
         start = end
-    dtype = torch.float32 if any(name == "gaussian" for name, _ in parts) else torch.int32
+    dtype = torch.float32 if any(name in REAL for name, _ in parts) else torch.int32
     return _Layout(tuple(placed), start, dtype)

@@ -10,11 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.ops.distributions import HALF_LOG_TWO_PI, LOG_STD_MAX, LOG_STD_MIN
+from algorithms.ops.distributions import (
+    HALF_LOG_TWO_PI,
+    LOG_STD_MAX,
+    LOG_STD_MIN,
+    NORMAL_NODES,
+    NORMAL_WEIGHTS,
+    REAL,
+)
 
 Array = NDArray[Any]
 
-SUPPORTED = ("categorical", "gaussian")
+SUPPORTED = ("categorical", *REAL)
 
 
 class _Part(NamedTuple):
@@ -43,7 +50,11 @@ class ActionSampler:
     """
 
     def __init__(self, parts: Sequence[tuple[str, int]], rows: int, generator: np.random.Generator) -> None:
-        kinds: dict[str, type[_Categorical] | type[_Gaussian]] = {"categorical": _Categorical, "gaussian": _Gaussian}
+        kinds: dict[str, type[_Categorical] | type[_Gaussian]] = {
+            "categorical": _Categorical,
+            "gaussian": _Gaussian,
+            "tanh_gaussian": _TanhGaussian,
+        }
         self.rows = rows
         self._parts = [
             (kinds[part.kind](rows, part.size, generator), part.logits, part.values) for part in _laid_out(parts)
@@ -116,6 +127,19 @@ class _Gaussian:
         return np.add(self._log_prob, self._constant, out=self._log_prob)
 
 
+class _TanhGaussian(_Gaussian):
+    def __call__(self, logits: Array, action: Array) -> Array:
+        """As that of the Gaussian; the density is that of tanh(action)."""
+        log_prob = super().__call__(logits, action)
+        log_prob -= _log_slope_of_tanh(action).sum(axis=1)
+        return log_prob
+
+
+def _log_slope_of_tanh(value: Array) -> Array:
+    slope: Array = np.float32(2.0) * (np.float32(np.log(2.0)) - value - np.logaddexp(np.float32(0.0), -2.0 * value))
+    return slope
+
+
 class PolicyTerms:
     """What the losses read of a policy, for M steps, and how it all depends on the logits.
 
@@ -130,12 +154,17 @@ class PolicyTerms:
     """
 
     def __init__(self, parts: Sequence[tuple[str, int]], logits: Array, action: Array, behavior_logits: Array) -> None:
+        kinds: dict[str, type[_CategoricalTerms] | type[_GaussianTerms]] = {
+            "categorical": _CategoricalTerms,
+            "gaussian": _GaussianTerms,
+            "tanh_gaussian": _TanhGaussianTerms,
+        }
         self._parts: list[_CategoricalTerms | _GaussianTerms] = []
         # A few logits of many steps: side by side, the steps are what numpy loops over.
         logits, behavior_logits, action = (np.ascontiguousarray(a.T) for a in (logits, behavior_logits, action))
         for part in _laid_out(parts):
-            of_kind = _CategoricalTerms if part.kind == "categorical" else _GaussianTerms
-            self._parts.append(of_kind(logits[part.logits], action[part.values], behavior_logits[part.logits]))
+            own = logits[part.logits], action[part.values], behavior_logits[part.logits]
+            self._parts.append(kinds[part.kind](*own))
         self.log_prob, self.entropy, self.kl = (
             sum(getattr(part, name) for part in self._parts) for name in ("log_prob", "entropy", "kl")
         )
@@ -171,6 +200,7 @@ class _GaussianTerms:
         behavior_mean, behavior_raw = np.split(behavior_logits, 2)
         log_std, behavior_log_std = (np.clip(x, LOG_STD_MIN, LOG_STD_MAX) for x in (raw, behavior_raw))
         self._free = (raw >= LOG_STD_MIN) & (raw <= LOG_STD_MAX)
+        self._mean, self._log_std = mean, log_std
         self._precision = np.exp(-log_std)
         self._distance = (action - mean) * self._precision
         self.log_prob = (-0.5 * np.square(self._distance) - log_std - np.float32(HALF_LOG_TWO_PI)).sum(axis=0)
@@ -186,6 +216,29 @@ class _GaussianTerms:
         return both
 
 
+class _TanhGaussianTerms(_GaussianTerms):
+    def __init__(self, logits: Array, action: Array, behavior_logits: Array) -> None:
+        super().__init__(logits, action, behavior_logits)
+        self._std = np.exp(self._log_std)
+        self.log_prob = self.log_prob - _log_slope_of_tanh(action).sum(axis=0)
+        slopes = [weight * _log_slope_of_tanh(self._mean + node * self._std) for node, weight in _QUADRATURE]
+        self.entropy = self.entropy + np.sum(slopes, axis=(0, 1))
+
+    def gradient(self, log_prob: Array, entropy: Array) -> Array:
+        # log(1 - tanh(x)^2) has the derivative -2 tanh(x); x moves with the mean, and by its node with the deviation
+        by_mean, by_log_std = np.zeros_like(self._mean), np.zeros_like(self._mean)
+        for node, weight in _QUADRATURE:
+            slope = -2.0 * weight * np.tanh(self._mean + node * self._std)
+            by_mean += slope
+            by_log_std += node * slope
+        squashing = np.concatenate((by_mean, by_log_std * self._std * self._free)) * entropy
+        gradient: Array = super().gradient(log_prob, entropy) + squashing
+        return gradient
+
+
+_QUADRATURE = [(np.float32(x), np.float32(w)) for x, w in zip(NORMAL_NODES, NORMAL_WEIGHTS, strict=True)]
+
+
 def _log_softmax(logits: Array) -> Array:
     """Over the first dimension of [size, M]."""
     shifted = logits - logits.max(axis=0)
@@ -197,7 +250,7 @@ def most_probable(parts: Sequence[tuple[str, int]], logits: Array, action: Array
     """Fill action [R, A] with the most probable one for logits [R, L]; parts are of the `SUPPORTED` kinds."""
     for part in _laid_out(parts):
         own = logits[:, part.logits]
-        action[:, part.values] = own[:, : part.size] if part.kind == "gaussian" else own.argmax(axis=1, keepdims=True)
+        action[:, part.values] = own[:, : part.size] if part.kind in REAL else own.argmax(axis=1, keepdims=True)
 
 
 def is_supported(parts: Sequence[tuple[str, int]]) -> bool:

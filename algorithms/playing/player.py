@@ -59,8 +59,7 @@ class Player:
         self.rnn_state = torch.zeros(spec.num_agents, policy.rnn_state_size, device=self.device)
         self.greedy: bool | torch.Tensor = config.deterministic
         if not config.deterministic and not config.continuous_actions_sample:
-            kinds = [part.kind for part in spec.action.parts for _ in range(part.num_values)]
-            self.greedy = torch.tensor([kind == "gaussian" for kind in kinds], device=self.device)
+            self.greedy = torch.tensor(spec.action.is_real, device=self.device)
 
     @torch.inference_mode()
     def act(self, obs: dict[str, Array], first: Array, *, deterministic: bool = False) -> Array:

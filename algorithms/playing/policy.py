@@ -23,7 +23,7 @@ from envs.conversion import ActionConverter, ObservationWriter
 from envs.env_set import RAISE, EnvSet
 from envs.make import is_vector_only, make_group, make_single
 from envs.masks import flat_mask
-from envs.spaces import spec_of
+from envs.spaces import ActionForm, spec_of
 from envs.spec import MASK_KEY, BoolArray, EnvSpec
 from envs.vector import GymVector
 from utils.errors import UsageError
@@ -98,7 +98,7 @@ class Policy:
         self.observation_space, self.action_space = seen
         self._player = player
         self._writer = ObservationWriter(run.config.env.env, seen[0])
-        self._actions = ActionConverter(seen[1])
+        self._actions = ActionConverter(seen[1], player.spec.action)
         choices = [part.size for part in player.spec.action.parts if part.kind == "categorical"]
         self._num_choices, self._begins_of_parts = sum(choices), np.cumsum([0, *choices])[:-1]
         self._begins = True  # every row begins an episode
@@ -221,7 +221,7 @@ def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, Env
         EnvironmentFailure: it raised.
     """
     if given is not None:
-        return given, spec_of(*given)
+        return given, spec_of(*given, form=ActionForm.of(config))
     if is_vector_only(config):
         vector = make_group(config, 1)
         assert isinstance(vector, GymVector)
@@ -230,7 +230,7 @@ def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, Env
     envs = EnvSet([lambda: make_single(config)], config.env, RAISE)
     try:
         assert envs.spaces is not None
-        return envs.spaces, envs.spec()
+        return envs.spaces, envs.spec(form=ActionForm.of(config))
     finally:
         envs.close()
 

@@ -71,7 +71,7 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
     flags = permitted_flags(folder.path, needed, trust=config.trust, given=given, closed=closed)
     if not flags:
         raise UsageError(f"there is no run {shown(str(folder.path))}")
-    saved = Config.from_flat(flags)
+    saved = Config.from_saved(flags)
     if config.env and config.env != saved.env.env:
         raise UsageError(f"run {name} is of {shown(saved.env.env)}, not of --env={shown(config.env)}")
     if config.policy_index >= saved.sampling.num_policies:

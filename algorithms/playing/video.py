@@ -21,6 +21,7 @@ from envs.config import EnvConfig
 from envs.conversion import reraise
 from envs.env_set import SingleEnv
 from envs.make import is_vector_only, make_single
+from envs.spaces import ActionForm
 from envs.spec import Array
 from envs.wrappers import DEFAULT_FRAMES_PER_SECOND, natural_steps_per_second
 from utils.errors import EnvironmentFailure, ResourceError, UsageError
@@ -168,7 +169,7 @@ class Recorder:
         self.name = config.env
         self.video = VideoFile(path)
         self._env = make_drawn(config)
-        self.group = loop_over([lambda: self._env], name=config.env)
+        self.group = loop_over([lambda: self._env], name=config.env, form=ActionForm.of(config))
         self.video.pictures_per_second = steps_per_second or natural_steps_per_second(self._env)
         self._last: Array | None = None
 

@@ -75,6 +75,7 @@ class FlagTable:
         by_part: part -> name -> flag.
         flags: name -> flag.
         aliases: other spelling -> name.
+        values_before: name -> value in runs that were saved before the flag existed, where that is not the default.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -94,6 +95,7 @@ class FlagTable:
                 raise UsageError(f"--algo={algorithm.name}: {twice[0]} of {part} is a flag of another part already")
             self.flags |= flags
         self.aliases = {alias: flag.name for flag in self.flags.values() for alias in flag.aliases}
+        self.values_before = {name: flag.before for name, flag in self.flags.items() if flag.before is not None}
 
 
 @cache

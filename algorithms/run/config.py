@@ -17,7 +17,7 @@ from algorithms.population.config import (
     values_per_policy,
 )
 from algorithms.run.algorithms import DEFAULT, FlagTable, find_algorithm, flag_table
-from algorithms.run.folder import check_folders, check_writable, find_source, new_name
+from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
 from algorithms.run.trust import LOOKED_AT, TRAINED, permitted_flags
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
@@ -66,6 +66,15 @@ class Config:
             for part, flags in table.by_part.items()
         }
         return cls(**parts)
+
+    @classmethod
+    def from_saved(cls, flags: Mapping[str, object]) -> Self:
+        """Compose the configuration of a saved run; flags that its version did not have are as they were then.
+
+        Raises:
+            UsageError: as `from_flat`.
+        """
+        return cls.from_flat({**flag_table(str(flags.get("algo", DEFAULT))).values_before, **flags})
 
     @property
     def algorithm(self) -> Algorithm:
@@ -124,6 +133,9 @@ FLAGS_BY_PART, FLAGS = flag_table(DEFAULT).by_part, flag_table(DEFAULT).flags
 
 LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust")
 """Flags that a saved run does not decide: they say where it is, as its folder may have been moved, and what of it."""
+
+ACTION_FLAGS = ("action_scaling", "action_distribution")
+"""Flags that say what the outputs of a network mean as actions."""
 
 TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
 
@@ -208,7 +220,8 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
     device = choose_device(str(asked.get("device") or saved.get("device", "auto")))
     known = find_preset(env, device, find_algorithm(algo))
-    layers += [("saved run", saved), ("env preset", known or {})]
+    source = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
+    layers += [("saved run", saved), ("init_from", source), ("env preset", known or {})]
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env)
     config = Config.from_flat(values)
@@ -243,6 +256,11 @@ def check(config: Config) -> None:
     """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
     _check_sampling(config.sampling)
+    if config.env.action_distribution == "tanh_gaussian" and config.env.action_scaling == "off":
+        raise UsageError(
+            "--action_distribution=tanh_gaussian fills [-1, 1] and no more: it needs --action_scaling=auto, which maps"
+            " that to the bounds"
+        )
     if config.algorithm.synchronous and config.sampling.num_minibatches_to_accumulate > 0:
         waiting = config.sampling.num_minibatches_to_accumulate
         raise UsageError(
@@ -347,6 +365,17 @@ def _check_source(run: RunConfig) -> None:
         )
 
 
+def _inherited(init_from: str, run: RunConfig) -> dict[str, object]:
+    """Return the flags without which weights of another run mean something else: those of its actions."""
+    if not init_from:
+        return {}
+    directory = find_source(init_from, run.run_directory.parent).run.path
+    stored, table = saved_flags(directory), flag_table(DEFAULT)  # of a stranger's run nothing else may decide anything
+    before = {name: table.values_before.get(name, table.flags[name].default) for name in ACTION_FLAGS}
+    found = {name: stored.get(name, value) for name, value in before.items()}
+    return typed(found, f"saved configuration of run {directory.name}", table)
+
+
 def _config_file(path: str, table: FlagTable) -> dict[str, object]:
     source = f"--config={shown(path)}"
     values = typed(flattened(read_mapping(Path(path)), table.by_part, source), source, table)
@@ -361,10 +390,12 @@ def _saved_run(run: RunConfig, asked: Mapping[str, object], table: FlagTable) ->
         return {}
     own = permitted_flags(run.run_directory, TRAINED, trust=run.trust, given=asked.keys(), remember=False)
     stored = typed(own, f"saved configuration of run {run.experiment}", table)
-    saved = {name: value for name, value in stored.items() if name not in LOCATION}
+    if not stored:
+        return {}
+    saved = {name: value for name, value in (table.values_before | stored).items() if name not in LOCATION}
     fixed = {name: value for name, value in asked.items() if table.flags[name].fixed_on_resume}
     before = {name: table.flags[name].default for name in fixed} | saved  # an older version may not have had the flag
-    if saved and (changes := changed_flags(before, fixed)):
+    if changes := changed_flags(before, fixed):
         raise UsageError(f"run {run.experiment} cannot change {', '.join(changes)}; give another --experiment")
     return saved
 

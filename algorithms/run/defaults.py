@@ -76,7 +76,7 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
     """Choose flags by what the environment shows and takes."""
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoder = ModelConfig() if config.model.encoder_custom else config.model
-    continuous, rollout = any(part.kind == "gaussian" for part in spec.action.parts), config.learning.rollout
+    continuous, rollout = any(spec.action.is_real), config.learning.rollout
     images = any(name != MLP for name in encoder_names(encoder, inputs).values())
     if images:
         network = env_presets.network_for_images(continuous=continuous)
@@ -86,4 +86,6 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
             continuous=continuous,
             remembers=config.model.use_rnn and "use_rnn" not in config.undecided,
         )
-    return {**network, **config.algorithm.preset_by_kind(images=images, continuous=continuous, rollout=rollout)}
+    acting = env_presets.SCALED if spec.action.scale is not None else {}
+    learning = config.algorithm.preset_by_kind(images=images, continuous=continuous, rollout=rollout)
+    return {**network, **acting, **learning}

@@ -50,7 +50,7 @@ class Step(NamedTuple):
         first_env: number of the group's first environment in the run.
         num_agents: rows of each environment, side by side.
         observations: [R, *] by key, those that were acted upon.
-        actions: [R, A] as sampled: not clipped to bounds.
+        actions: [R, A] as sampled: in units of the policy, not mapped to bounds.
         rewards: [R] as the environment gave them.
         num_frames: [R] env steps behind it.
         terminated, truncated, valid: [R]; where `valid` is False nothing was taken: an environment was reset.

@@ -28,7 +28,8 @@ from algorithms.runtime.processes.janitor import Janitor
 from algorithms.tools.examine_env import Examination, send_examination
 from algorithms.tools.flags import DoctorConfig
 from envs.make import FAMILIES, check_name
-from envs.spec import EnvSpec
+from envs.spaces import NO_BOUND
+from envs.spec import SINGLE_KEY, ActionSpec, EnvSpec
 from utils import limits, machine
 from utils.command_line import say
 from utils.errors import AppoError, Interrupted
@@ -68,9 +69,14 @@ START_SECONDS, EXAM_SECONDS = 30.0, 20.0
 
 LEAK_BYTES, LEAK_FILES = 8 << 20, 8
 
+# Sizes that a network does not learn from as they are: what it is shown, what its actions mean, what it must predict.
+LARGE_NUMBER, SMALL_NUMBER = 20.0, 0.05
+FAR, WIDEST, NARROWEST, WIDEST_MAPPED = 0.5, 10.0, 0.3, 1e4
+LARGE_REWARD, SMALL_REWARD, RARE_REWARD = 1e3, 1e-3, 1e4
+
 State = Literal["ok", "note", "bad"]
 
-KINDS = {"categorical": "choices", "bernoulli": "bits", "gaussian": "numbers"}
+KINDS = {"categorical": "choices", "bernoulli": "bits", "gaussian": "numbers", "tanh_gaussian": "squashed numbers"}
 
 
 class Finding(NamedTuple):
@@ -187,7 +193,8 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
         with ask(send_examination, (config,)) as examination:
             exam = require_answer(examination.answer(config.sampling.reset_timeout_seconds + EXAM_SECONDS))
-        yield from report_examination(cast(Examination, exam), found.probe.spec)
+        yield from report_examination(cast(Examination, exam), found.probe.spec, found.probe.config.env.horizon)
+        yield from report_scales(cast(Examination, exam), found.probe.spec, found.probe.config)
         if chosen := chosen_in(found.probe.config, config.undecided):
             flags = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
             yield Finding("settings", "ok", told(found.probe.config, config.undecided), flags)
@@ -199,8 +206,8 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         yield Finding("env", "bad", f"{_one_line(error)}{last}")
 
 
-def report_examination(exam: Examination, spec: EnvSpec) -> Iterator[Finding]:
-    """Findings from the figures of an examination."""
+def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = None) -> Iterator[Finding]:
+    """Findings from the figures of an examination of an environment, whose episodes are truncated at `horizon`."""
     if exam.differs_at is None:
         yield Finding("seeding", "ok", f"the same seed and actions gave the same {exam.repeated} steps again")
     else:
@@ -212,8 +219,11 @@ def report_examination(exam: Examination, spec: EnvSpec) -> Iterator[Finding]:
     if exam.episodes:
         length = f"{exam.episode_steps:.0f}"
         yield Finding("episodes", "ok", f"{exam.episodes} of about {length} random steps; a new one begins {kind}")
+    elif horizon is not None:
+        yield Finding("episodes", "ok", f"none ended in {exam.num_steps} random steps, fewer than --horizon={horizon}")
     else:
-        yield Finding("episodes", "note", f"none ended in {exam.num_steps} random steps: returns come late (--horizon)")
+        helps = "an episode without an end has no return: --horizon=1000 truncates it"
+        yield Finding("episodes", "note", f"none ended in {exam.num_steps} random steps; {helps}")
     reset = "" if exam.reset_seconds is None else f"; a reset {_time(exam.reset_seconds)}"
     longest = max(exam.longest_seconds, exam.reset_seconds or 0.0)
     times = (
@@ -224,6 +234,76 @@ def report_examination(exam: Examination, spec: EnvSpec) -> Iterator[Finding]:
     more = f"{_size(max(0, exam.grown_bytes))} and {max(0, exam.grown_files)} open files more"
     grown = f"{more} after {exam.grown_steps:,} steps"
     yield Finding("leaks", "note" if leaks else "ok", f"{grown}{': it leaks, watch the memory of actors' * leaks}")
+
+
+def report_scales(exam: Examination, spec: EnvSpec, config: Config) -> Iterator[Finding]:
+    """Findings about the sizes of observations, actions and rewards, with the flags that help."""
+    if exam.shown:
+        yield _observations(exam.shown, config)
+    if any(spec.action.is_real):
+        yield _actions(spec.action, config)
+    yield _rewards(exam, config)
+
+
+def _observations(shown: Mapping[str, tuple[float, float]], config: Config) -> Finding:
+    model = config.model
+    ranges = ", ".join(f"{key} from {low:.3g} to {high:.3g}" for key, (low, high) in shown.items())
+    if model.normalize_input:
+        return Finding("observations", "ok", f"{ranges}; normalized")
+    for key, ends in shown.items():
+        mean, scale = (model.obs_subtract_mean, model.obs_scale or 1.0) if key == SINGLE_KEY else (0.0, 1.0)
+        size = max(abs(end - mean) / scale for end in ends)
+        if size > LARGE_NUMBER or 0 < size < SMALL_NUMBER:
+            text = f"{ranges}: networks learn from numbers near 1: --normalize_input=True"
+            return Finding("observations", "note", text, {"normalize_input": True})
+    return Finding("observations", "ok", f"{ranges}; as they are")
+
+
+def _actions(action: ActionSpec, config: Config) -> Finding:
+    """How what a policy does at first fits into the bounds of its numbers."""
+    stddev, count = config.model.initial_stddev, len(action.low or ())
+    squashed = [number for number, is_real in zip(action.is_squashed, action.is_real, strict=True) if is_real]
+    scales, shifts = action.scale or (1.0,) * count, action.shift or (0.0,) * count
+    ends = zip(action.low or (), action.high or (), strict=True)
+    for (low, high), scale, shift, squashes in zip(ends, scales, shifts, squashed, strict=True):
+        mapped = action.scale is not None and (squashes or high - low == 2)  # to two bounds
+        least, most = (shift - scale, shift + scale) if mapped else (low + shift, high + shift)
+        half, center = (most - least) / 2, (most + least) / 2
+        begins = f"a number within [{least:.6g}, {most:.6g}]: a policy begins at {shift:.3g} +- {stddev * scale:.3g}"
+        if half >= NO_BOUND:
+            helps = "two bounds tell it where to look, --initial_stddev how far"
+            return Finding("actions", "note", f"{begins}; {helps}")
+        if mapped and scale > WIDEST_MAPPED:
+            return Finding("actions", "note", f"{begins}; narrower bounds, or a smaller --initial_stddev, keep it near")
+        if not mapped and (abs(center) > FAR * half or not NARROWEST * stddev <= half <= WIDEST * stddev):
+            helps = "--action_scaling=auto maps it to the bounds"
+            return Finding("actions", "note", f"{begins}; {helps}", {"action_scaling": "auto"})
+    return Finding("actions", "ok", f"{count} numbers, {'mapped to their bounds' if action.scale else 'as they are'}")
+
+
+def _rewards(exam: Examination, config: Config) -> Finding:
+    """Whether a critic can predict what comes of such rewards."""
+    flags = config.table.by_part["learning"]
+    if not exam.largest_reward:
+        more = "; a larger --exploration_loss_coeff tries more" if "exploration_loss_coeff" in flags else ""
+        return Finding("rewards", "note", f"all 0 in {exam.num_steps} random steps: only chance finds one{more}")
+    scale, clip = config.env.reward_scale, config.env.reward_clip or math.inf
+    usual, largest = (min(abs(scale) * size, clip) for size in (exam.usual_reward, exam.largest_reward))
+    sizes = f"usually of size {usual:.3g}, at most {largest:.3g}"
+    if largest > RARE_REWARD * usual:
+        limit = float(f"{10 * usual:.1g}")
+        text = f"{sizes}: the rare ones hide all others: --reward_clip={limit:g}"
+        return Finding("rewards", "note", text, {"reward_clip": limit})
+    if getattr(config.learning, "normalize_returns", False):
+        return Finding("rewards", "ok", f"{sizes}; returns are normalized")
+    if SMALL_REWARD <= largest <= LARGE_REWARD:
+        return Finding("rewards", "ok", f"{sizes}; as they are")
+    if "normalize_returns" in flags:
+        text = f"{sizes}: a critic predicts numbers near 1: --normalize_returns=True"
+        return Finding("rewards", "note", text, {"normalize_returns": True})
+    factor = float(f"{scale / usual:.1g}")
+    text = f"{sizes}: a critic predicts numbers near 1: --reward_scale={factor:g}"
+    return Finding("rewards", "note", text, {"reward_scale": factor})
 
 
 def recommendation(found: Measurement, cores: int) -> Finding:

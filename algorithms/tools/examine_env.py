@@ -28,6 +28,8 @@ WARM_UP_SHARE = 0.3  # of the time, after which memory and files should not grow
 
 SEED = 7
 
+MOST_REWARDS = 10_000  # whose sizes are kept
+
 
 class Examination(NamedTuple):
     """What was found out.
@@ -40,6 +42,8 @@ class Examination(NamedTuple):
         median_seconds, slow_seconds, longest_seconds: of a step; 99 % take less than the second.
         reset_seconds: median of the steps that reset; None if there were none.
         grown_steps, grown_bytes, grown_files: after warming up, in so many steps, memory and open files grew by these.
+        shown: the least and the largest number of every observation key of floats.
+        usual_reward, largest_reward: median and largest size of the rewards that were not 0; 0 if all were.
     """
 
     repeated: int
@@ -54,6 +58,40 @@ class Examination(NamedTuple):
     grown_steps: int
     grown_bytes: int
     grown_files: int
+    shown: Mapping[str, tuple[float, float]] = {}
+    usual_reward: float = 0.0
+    largest_reward: float = 0.0
+
+
+class Scales:
+    """The sizes of what an environment shows and pays, in memory that does not grow.
+
+    Args:
+        envs: of the group.
+
+    Attributes:
+        shown: as of an `Examination`.
+    """
+
+    def __init__(self, envs: GroupEnv) -> None:
+        floats = [key for key, shown in envs.spec.observations.items() if shown.dtype.startswith("float")]
+        self.shown = dict.fromkeys(floats, (np.inf, -np.inf))
+        self._sizes, self._count, self._largest = np.zeros(MOST_REWARDS), 0, 0.0
+
+    def look(self, row: StepRow) -> None:
+        """Take a step into account."""
+        for key, (low, high) in self.shown.items():
+            self.shown[key] = min(low, float(row.obs[key].min())), max(high, float(row.obs[key].max()))
+        for size in np.abs(row.reward[row.reward != 0]).tolist():
+            self._largest = max(self._largest, size)
+            if self._count < MOST_REWARDS:
+                self._sizes[self._count] = size
+                self._count += 1
+
+    @property
+    def rewards(self) -> tuple[float, float]:
+        """Median and largest size of the rewards that were not 0."""
+        return (float(np.median(self._sizes[: self._count])) if self._count else 0.0), self._largest
 
 
 class Walk:
@@ -64,7 +102,7 @@ class Walk:
     """
 
     def __init__(self, envs: GroupEnv) -> None:
-        self._envs, self._random = envs, np.random.default_rng(0)
+        self.envs, self._random = envs, np.random.default_rng(0)
         rows, shown = envs.num_rows, envs.spec.observations
         obs, final_obs = ({key: np.zeros((rows, *o.shape), o.dtype) for key, o in shown.items()} for _ in range(2))
         first, terminated, truncated, has_final = np.zeros((4, rows), np.bool_)
@@ -76,16 +114,16 @@ class Walk:
     @property
     def took_part(self) -> BoolArray:
         """[R] who took the last step; a step that only resets belongs to no episode."""
-        return np.ones_like(self.row.first) if self._envs.spec.same_step else ~self.row.first
+        return np.ones_like(self.row.first) if self.envs.spec.same_step else ~self.row.first
 
     def reset(self, seed: int) -> str:
         """Begin an episode; what it shows, as a digest."""
-        self._envs.reset([seed], self.row.obs)
+        self.envs.reset([seed], self.row.obs)
         return _digest(self.row.obs)
 
     def action(self) -> Array:
         """A random one that is allowed now."""
-        spec, rows = self._envs.spec, self._envs.num_rows
+        spec, rows = self.envs.spec, self.envs.num_rows
         allowed: Array | list[None] = [None] * rows
         if spec.action_mask:
             allowed = np.not_equal(self.row.obs[MASK_KEY].reshape(rows, -1), 0)
@@ -94,7 +132,7 @@ class Walk:
     def step(self, action: Array) -> float:
         """Take a step; its seconds."""
         begin = time.perf_counter()
-        self._envs.step(action, self.row)
+        self.envs.step(action, self.row)
         return time.perf_counter() - begin
 
     def repeat(self, action: Array) -> str:
@@ -138,6 +176,7 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Examination:
     resets: list[float] = []
     episodes, ended_steps, warm = 0, 0, (0, 0, 0)
     walk.reset(SEED)  # so that every episode is seen from its begin
+    scales = Scales(walk.envs)
     length = np.zeros(len(walk.row.first), np.int64)
     begin = time.perf_counter()
     while (spent := time.perf_counter() - begin) < STEPPING_SECONDS and len(steps) < MOST_STEPS:
@@ -148,6 +187,7 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Examination:
         (resets if walk.row.first.all() else steps).append(seconds)
         ended = walk.row.terminated | walk.row.truncated
         length += walk.took_part
+        scales.look(walk.row)
         episodes, ended_steps = episodes + int(ended.sum()), ended_steps + int(length[ended].sum())
         length[ended] = 0
     end = _holds(len(steps) + len(resets))
@@ -166,6 +206,9 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Examination:
         grown_steps=grown[0],
         grown_bytes=grown[1],
         grown_files=grown[2],
+        shown=scales.shown,
+        usual_reward=scales.rewards[0],
+        largest_reward=scales.rewards[1],
     )
 
 

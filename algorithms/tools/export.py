@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -115,9 +116,13 @@ class _Network(nn.Module):
         is_real: [A] bool: which values of an action are real numbers.
     """
 
+    is_squashed: Tensor
     low: Tensor
     high: Tensor
+    scale: Tensor
     start: Tensor
+    least: Tensor
+    most: Tensor
 
     def __init__(self, model: ActorCritic, spec: EnvSpec, action_space: Space) -> None:
         super().__init__()
@@ -127,8 +132,10 @@ class _Network(nn.Module):
         self.inputs = (*self.keys.values(), *(MEMORY if self.has_memory else ()))
         self.outputs = OUTPUTS if self.has_memory else OUTPUTS[:-1]
         self.specs = {key: spec.observations[key] for key in self.keys}
-        self.is_real = np.array([part.kind == "gaussian" for part in self.parts for _ in range(part.num_values)])
-        for name, values in zip(("low", "high", "start"), _ranges(spec, action_space), strict=True):
+        self.is_real = np.array(spec.action.is_real)
+        self.squashes = any(spec.action.is_squashed)
+        self.register_buffer("is_squashed", torch.tensor(spec.action.is_squashed))
+        for name, values in _ranges(spec, action_space).items():
             self.register_buffer(name, torch.tensor(values, dtype=getattr(torch, spec.action.dtype)))
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -149,7 +156,10 @@ class _Network(nn.Module):
         """What is made of the outputs of the model."""
         mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
         mode = ActionDistribution(self.parts, logits, mask).mode()
-        action = torch.minimum(torch.maximum(mode, self.low), self.high) + self.start
+        if self.squashes:
+            mode = torch.where(self.is_squashed, mode.tanh(), mode)
+        action = torch.minimum(torch.maximum(mode, self.low), self.high) * self.scale + self.start
+        action = torch.minimum(torch.maximum(action, self.least), self.most)  # rounding may pass a bound
         memory = (state,) if self.has_memory else ()
         return (action, logits, self.model.denormalize_value(value), *memory)
 
@@ -195,7 +205,7 @@ def _description(policy: Policy, network: _Network) -> dict[str, Any]:
         inputs["rnn_state"] = {"dtype": "float32", "shape": [policy.model.rnn_state_size]}
     meanings = {
         "action": "the most probable action as the environment takes it, flattened",
-        "logits": "of every part of the action: one per choice or bit; means, then log standard deviations",
+        "logits": "of every part of the action: one per choice or bit; means, then log deviations, not scaled yet",
         "value": "expected return from here",
         "next_rnn_state": "rnn_state of the next step",
     }
@@ -234,24 +244,23 @@ def _as_it_acts(layer: nn.Linear) -> nn.Linear:
     return plain.eval()
 
 
-def _ranges(spec: EnvSpec, action_space: Space) -> tuple[list[float], list[float], list[float]]:
-    """Lowest and highest of every action value as it is stored, and what is added to it for the environment."""
-    low: list[float] = []
-    high: list[float] = []
-    start: list[float] = []
-    bounds = iter(zip(spec.action.low or (), spec.action.high or (), strict=True))
-    for part in spec.action.parts:
-        last = part.size - 1 if part.kind == "categorical" else 1
-        for _ in range(part.num_values):
-            least, most = next(bounds) if part.kind == "gaussian" else (0, last)
-            low.append(least)
-            high.append(most)
+def _ranges(spec: EnvSpec, action_space: Space) -> dict[str, list[float]]:
+    """Limits of every action value as it is stored, what makes it the environment's, and the limits of that."""
+    action, reals = spec.action, len(spec.action.low or ())
+    numbers = zip(
+        action.low or (), action.high or (), action.scale or [1.0] * reals, action.shift or [0.0] * reals, strict=True
+    )
+    rows: list[tuple[float, ...]] = []  # low, high, scale, start, least and most of each value
     for leaf in flat_action_spaces(action_space):
         if isinstance(leaf, CHOICES):
-            start += [first for _, first in choices_of(leaf)]
+            rows += [(0, size - 1, 1, first, first, first + size - 1) for size, first in choices_of(leaf)]
+        elif isinstance(leaf, spaces.Box):
+            bounds = zip(leaf.low.reshape(-1).tolist(), leaf.high.reshape(-1).tolist(), strict=True)
+            rows += [(*number, *own) for own, number in zip(bounds, numbers, strict=False)]
         else:
-            start += [0.0] * int(np.prod(leaf.shape or ()))
-    return low, high, start
+            rows += [(0, 1, 1, 0, 0, 1)] * int(np.prod(leaf.shape or ()))
+    names = ("low", "high", "scale", "start", "least", "most")
+    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
 def _write(network: _Network, metadata: dict[str, Any], path: Path) -> None:

@@ -269,7 +269,7 @@ def _examine(folder: Path) -> str:
     flags = saved_flags(folder)
     asks = uses(flags, PLAYED)
     if not uses(flags, LOOKED_AT):  # an algorithm of its own has flags that nobody here knows
-        Config.from_flat(flags)
+        Config.from_saved(flags)
     parents = RunFolder(folder).checkpoint_folders()
     if not parents:
         raise CheckpointError("there is no checkpoint in it")

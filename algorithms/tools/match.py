@@ -16,7 +16,7 @@ import numpy as np
 
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.episodes import Episode
-from algorithms.playing.player import Player, load_player, play
+from algorithms.playing.player import Acts, Player, load_player, play
 from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.population.matchmaking import sides_of
 from algorithms.run.folder import find_run_folder
@@ -24,6 +24,8 @@ from algorithms.run.trust import size_limit
 from algorithms.runtime.memory.arena import Array
 from algorithms.tools.evaluate import CONFIDENCE_PERCENT, interval
 from algorithms.tools.flags import MatchConfig
+from envs.config import EnvConfig
+from envs.conversion import ActionUnits
 from envs.make import make_alone
 from envs.spec import EnvSpec
 from utils import checkpoint_files, machine
@@ -61,6 +63,22 @@ class Score(NamedTuple):
     losses: int
 
 
+class InUnitsOfEnv:
+    """Acts as a player does; its actions are in the units of the environment.
+
+    Args:
+        player: that acts in units of its own.
+    """
+
+    def __init__(self, player: Player) -> None:
+        self._player, self._units = player, ActionUnits(player.spec.action)
+
+    def act(self, obs: dict[str, Array], first: Array) -> Array:
+        """Actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so."""
+        action = self._player.act(obs, first)
+        return self._units(action).astype(action.dtype) if self._units.differ else action
+
+
 class Pair:
     """Acts for the agents of one environment, half of which each of two players has.
 
@@ -68,7 +86,7 @@ class Pair:
         side: 0: A plays the agents with even numbers, 1: those with odd numbers.
     """
 
-    def __init__(self, a: Player, b: Player, num_agents: int) -> None:
+    def __init__(self, a: Acts, b: Acts, num_agents: int) -> None:
         self.a, self.b, self.num_agents = a, b, num_agents
         self.side = 0
 
@@ -144,7 +162,8 @@ def _near(run: SavedRun, policy: int, env_steps: int, limit: checkpoint_files.Li
 def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
     """Env steps that both have learned from, and the difference of each episode."""
     flags = _flags(config)
-    envs = make_alone(runs[0].config.env)
+    # Both may act in units of their own: what the environment is handed is in its.
+    envs = make_alone(_in_its_units(runs[0].config.env))
     try:
         spec = envs.spec
         if spec.num_agents < 2:
@@ -152,8 +171,10 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
         _check_alike(runs, spec)
         # With the same seed, a checkpoint that plays itself would play mirrored games.
         seeds = np.random.SeedSequence(seed).generate_state(2)
-        players = [load_player(run, spec, flags, int(own)) for run, own in zip(runs, seeds, strict=True)]
-        pair = Pair(players[0][0], players[1][0], spec.num_agents)
+        players = [
+            load_player(run, _as_played(run, spec), flags, int(own)) for run, own in zip(runs, seeds, strict=True)
+        ]
+        pair = Pair(InUnitsOfEnv(players[0][0]), InUnitsOfEnv(players[1][0]), spec.num_agents)
         differences = list(_differences(pair, play(envs, pair, flags, seed)))
         return [steps for _, steps in players], differences
     finally:
@@ -172,10 +193,10 @@ def _differences(pair: Pair, episodes: Iterator[Episode]) -> Iterator[float]:
 
 def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
     """Refuse policies that see or do something else (UsageError)."""
-    a, b = (run.config.env for run in runs)
+    a, b = (_in_its_units(run.config.env) for run in runs)
     if a == b:
         return
-    other = make_alone(runs[1].config.env)
+    other = make_alone(b)
     other.close()
     for what in ("observations", "action"):
         if getattr(spec, what) != getattr(other.spec, what):
@@ -183,6 +204,19 @@ def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
                 f"{shown(a.env)} and {shown(b.env)} have different {what}: {getattr(spec, what)} and "
                 f"{getattr(other.spec, what)}"
             )
+
+
+def _in_its_units(config: EnvConfig) -> EnvConfig:
+    return replace(config, action_scaling="off", action_distribution="gaussian")
+
+
+def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
+    """What the environment is like for the policies of a run, which may act in units of their own."""
+    if not any(spec.action.is_real):
+        return spec
+    own = make_alone(run.config.env)
+    own.close()
+    return own.spec
 
 
 def score_of(differences: Sequence[float]) -> Score:

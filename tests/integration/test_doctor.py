@@ -26,7 +26,8 @@ def test_an_environment_is_examined_and_flags_are_recommended_that_exist(tmp_pat
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     names = [check["name"] for check in found["checks"]]
-    assert names[-6:] == ["env", "seeding", "episodes", "step time", "leaks", "recommended"]
+    sizes = ["observations", "rewards"]
+    assert names[-8:] == ["env", "seeding", "episodes", "step time", "leaks", *sizes, "recommended"]
     assert {check["state"] for check in found["checks"] if check["name"] in ("seeding", "episodes", "leaks")} == {"ok"}
     assert found["recommended"]["num_workers"] >= 1
     assert list(tmp_path.iterdir()) == []

@@ -99,6 +99,7 @@ def test_the_third_that_explores_least_says_how_good_it_is() -> None:
     ("flags", "spec", "words"),
     [
         ({}, env_spec_of(*GAUSSIAN), "continuous"),
+        ({}, env_spec_of(ActionPart("tanh_gaussian", 2)), "continuous"),
         ({}, env_spec_of(ActionPart("bernoulli", 3)), "MultiBinary"),
         ({"batch_size": 100}, None, "--batch_size=100 is not a multiple of --rollout=32"),
         ({"learning_starts": 11, "replay_capacity": 10}, None, "--learning_starts=11 is above"),

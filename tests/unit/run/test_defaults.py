@@ -25,7 +25,7 @@ from algorithms.run.training import _convert_flags
 from algorithms.run.trust import marked
 from envs import presets as env_presets
 from envs.presets import MANY_NUMBERS
-from envs.spaces import Space, spec_of
+from envs.spaces import ActionForm, Space, spec_of
 from envs.spec import EnvSpec
 from utils.errors import UsageError
 
@@ -132,6 +132,17 @@ def test_actions_that_are_numbers_have_settings_of_their_own(action: Space) -> N
     assert found.by_kind == preset_of_numbers(3, continuous=True, remembers=False, rollout=32)
     assert (found.model.adaptive_stddev, found.learning.exploration_loss_coeff) == (False, 0.0)
     assert config_of(action=spaces.MultiBinary(3)).by_kind == config_of().by_kind
+
+
+@pytest.mark.parametrize("observation", [FEW, PICTURE], ids=str)
+def test_policies_begin_nearer_to_the_middle_of_bounds_that_they_are_mapped_to(observation: Space) -> None:
+    config = resolve(parse_train_flags([UNKNOWN]))[0]
+    mapped, off = (spec_of(observation, NUMBER, form=ActionForm(scaled=scaled)) for scaled in (True, False))
+    assert completed(config, mapped).model.initial_stddev == env_presets.SCALED["initial_stddev"] == 0.4
+    assert completed(config, off).model.initial_stddev == 1.0
+    assert completed(config, spec_of(observation, TWO, form=ActionForm(scaled=True))).model.initial_stddev == 1.0
+    given = resolve(parse_train_flags([UNKNOWN, "--initial_stddev=0.7"]))[0]
+    assert completed(given, mapped).model.initial_stddev == 0.7
 
 
 def test_every_value_is_one_that_its_flag_takes() -> None:

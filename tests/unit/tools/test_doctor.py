@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 
 from algorithms import cli
+from algorithms.run.config import Config
 from algorithms.run.tuning.choice import Costs
 from algorithms.run.tuning.measure import Measurement
 from algorithms.tools import doctor, examine_env
-from algorithms.tools.doctor import Finding, of_installation, of_machine, recommendation, report_examination
+from algorithms.tools.doctor import (
+    Finding,
+    of_installation,
+    of_machine,
+    recommendation,
+    report_examination,
+    report_scales,
+)
 from algorithms.tools.examine_env import REPEATED_STEPS, Examination, examine
+from envs.spaces import ActionForm, spec_of
 from tests.unit.run.tuning.test_measure import config_of
 from utils.errors import UsageError
 
@@ -176,3 +185,138 @@ def test_findings_become_lines_or_json_and_an_exit_code(monkeypatch: pytest.Monk
 def test_a_misspelt_flag_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"unknown flag --jsn; did you mean --json\?"):
         cli.run("doctor", ["--jsn"])
+
+
+# ---- sizes
+
+
+def of_sizes(action: gymnasium.spaces.Space[Any] | None = None, **settings: Any) -> dict[str, Finding]:
+    """What is said of an environment with these actions; figures of an examination and flags are told apart."""
+    figures = {name: settings.pop(name) for name in list(settings) if name in Examination._fields}
+    config = Config.from_flat({"env": "none", **settings})
+    seen = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    spec = spec_of(seen, action or gymnasium.spaces.Discrete(2), form=ActionForm.of(config.env))
+    usual = {"shown": {"obs": (-1.0, 1.0)}, "usual_reward": 1.0, "largest_reward": 1.0}
+    return {finding.name: finding for finding in report_scales(EXAM._replace(**(usual | figures)), spec, config)}
+
+
+def numbers(*bounds: tuple[float, float]) -> gymnasium.spaces.Box:
+    low, high = np.array(bounds, np.float32).T
+    return gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def test_what_fits_is_fine() -> None:
+    found = of_sizes(numbers((10, 30), (-0.01, 0.01)))
+    assert {name: (finding.state, finding.text, finding.flags) for name, finding in found.items()} == {
+        "observations": ("ok", "obs from -1 to 1; normalized", {}),
+        "actions": ("ok", "2 numbers, mapped to their bounds", {}),
+        "rewards": ("ok", "usually of size 1, at most 1; returns are normalized", {}),
+    }
+    assert "actions" not in of_sizes()
+    assert "observations" not in of_sizes(shown={})
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "text", "flags"),
+    [
+        (
+            {"normalize_input": False, "shown": {"obs": (0.0, 4000.0)}},
+            "observations",
+            "obs from 0 to 4e+03: networks learn from numbers near 1: --normalize_input=True",
+            {"normalize_input": True},
+        ),
+        ({"normalize_input": False, "shown": {"o": (0.0, 0.01)}}, "observations", "o from 0 to 0.01: networks", None),
+        (
+            {"action": numbers((-1, 1), (10, 30)), "action_scaling": "off"},
+            "actions",
+            "a number within [10, 30]: a policy begins at 0 +- 1; --action_scaling=auto maps it to the bounds",
+            {"action_scaling": "auto"},
+        ),
+        ({"action": numbers((-0.01, 0.01)), "action_scaling": "off"}, "actions", "begins at 0 +- 1; --action", None),
+        ({"action": numbers((-50, 50)), "action_scaling": "off"}, "actions", "begins at 0 +- 1; --action", None),
+        (
+            {"action": numbers((-1, 1), (0, np.inf)), "initial_stddev": 0.4},
+            "actions",
+            "a number within [0, inf]: a policy begins at 1 +- 0.4; two bounds tell it where to look, --initial_stddev",
+            {},
+        ),
+        ({"action": numbers((-np.inf, np.inf))}, "actions", "within [-inf, inf]: a policy begins at 0 +- 1; two", {}),
+        ({"action": numbers((-1e6, 1e6))}, "actions", "begins at 0 +- 1e+06; narrower bounds, or a smaller", {}),
+        (
+            {"action": numbers((-1e6, 1e6)), "action_distribution": "tanh_gaussian"},
+            "actions",
+            "within [-1e+06, 1e+06]: a policy begins at 0 +- 1e+06; narrower bounds",
+            {},
+        ),
+        ({"largest_reward": 0.0}, "rewards", "all 0 in 1000 random steps: only chance finds one; a larger --expl", {}),
+        ({"largest_reward": 0.0, "algo": "APEX"}, "rewards", "all 0 in 1000 random steps: only chance finds one", {}),
+        (
+            {"largest_reward": 2e6, "usual_reward": 3.0},
+            "rewards",
+            "usually of size 3, at most 2e+06: the rare ones hide all others: --reward_clip=30",
+            {"reward_clip": 30.0},
+        ),
+        (
+            {"largest_reward": 5e4, "usual_reward": 2e4, "normalize_returns": False},
+            "rewards",
+            "usually of size 2e+04, at most 5e+04: a critic predicts numbers near 1: --normalize_returns=True",
+            {"normalize_returns": True},
+        ),
+        (
+            {"largest_reward": 5e-5, "usual_reward": 2e-5, "algo": "APEX"},
+            "rewards",
+            "a critic predicts numbers near 1: --reward_scale=50000",
+            {"reward_scale": 5e4},
+        ),
+    ],
+)
+def test_the_flag_that_helps_is_said(settings: dict[str, Any], name: str, text: str, flags: dict | None) -> None:
+    found = of_sizes(**settings)
+    assert [finding.name for finding in found.values() if finding.state == "note"] == [name]
+    assert text in found[name].text
+    if flags is not None:
+        assert found[name].flags == flags
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"normalize_input": False, "shown": {"obs": (0.0, 255.0)}, "obs_scale": 255.0},
+        {"normalize_input": False, "shown": {"obs": (99.0, 101.0)}, "obs_subtract_mean": 100.0},
+        {"action": numbers((-2, 2)), "action_scaling": "off"},
+        {"action": numbers((-1, 1)), "action_distribution": "tanh_gaussian"},
+        {"largest_reward": 2e6, "usual_reward": 3.0, "reward_clip": 30.0},
+        {"largest_reward": 5e4, "usual_reward": 2e4, "normalize_returns": False, "reward_scale": 1e-4},
+        {"largest_reward": 5e4, "usual_reward": 2e4},
+    ],
+)
+def test_what_flags_have_made_right_is_not_said_again(settings: dict[str, Any]) -> None:
+    assert [finding.state for finding in of_sizes(**settings).values() if finding.state != "ok"] == []
+
+
+class Wild(gymnasium.Env[Any, Any]):
+    """Never ends; shows its steps, and pays -5 but for a million in every tenth step and nothing in every second."""
+
+    observation_space, action_space = Odd.observation_space, Odd.action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int):
+        self.steps += 1
+        reward = 1e6 if self.steps % 10 == 0 else -5.0 * (self.steps % 2)
+        return np.float32([self.steps]), reward, False, False, {}
+
+
+def test_sizes_are_measured_where_it_walks() -> None:
+    config = config_of("tests.unit.tools.test_doctor:Wild")
+    exam = examine(config.env)
+    assert (exam.episodes, exam.num_steps, dict(exam.shown)) == (0, 100, {"obs": (1.0, 100.0)})
+    assert (exam.usual_reward, exam.largest_reward) == (5.0, 1e6)
+    spec = spec_of(Wild.observation_space, Wild.action_space)
+    (endless,) = [one for one in report_examination(exam, spec) if one.name == "episodes"]
+    assert (endless.state, "--horizon=1000 truncates it" in endless.text) == ("note", True)
+    (ended,) = [one for one in report_examination(exam, spec, 5000) if one.name == "episodes"]
+    assert (ended.state, ended.text) == ("ok", "none ended in 100 random steps, fewer than --horizon=5000")

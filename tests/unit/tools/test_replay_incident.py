@@ -1,7 +1,7 @@
 """`appo replay`: a failure comes again, or it is said that it does not."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,46 @@ def test_every_place_of_a_failure(tmp_path: Path, capsys: Any, where: str, fault
     path = incident_of(tmp_path, HOSTILE, where=where, fault=fault, at=at)
     assert replay(ReplayConfig(str(path), trust=True)) == 0
     assert capsys.readouterr().out.splitlines()[-1] == line.format(HOSTILE)
+
+
+class Ledge(gymnasium.Env[Any, Any]):
+    """Walks where it is told to, and falls beyond 28."""
+
+    observation_space = spaces.Box(0.0, 30.0, (1,), np.float32)
+    action_space = spaces.Box(10.0, 30.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action[0] > 28:
+            raise ValueError(f"fell at {action[0]:.6f}")
+        return action, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "stored", "place"),
+    [
+        ({}, 0.9, 29.0),
+        ({"action_distribution": "tanh_gaussian"}, float(np.arctanh(0.85)), 28.5),
+        ({"action_scaling": "off"}, 28.25, 28.25),
+    ],
+)
+def test_numbers_come_again_in_the_units_of_the_run(
+    tmp_path: Path, capsys: Any, flags: dict[str, str], stored: float, place: float
+) -> None:
+    config = EnvConfig(f"{__name__}:Ledge", **flags)  # type: ignore[arg-type]
+    failing = OnFailure(0, IncidentFolder(tmp_path, "actor_0", asdict(config)))
+    with pytest.raises(EnvironmentFailure, match=f"fell at {place:.6f}"):
+        collect(make_group(config, 1, on_failure=failing), 1, [0], lambda obs: np.array([[stored]], np.float32))
+    path = tmp_path / "env_actor_0_0.json"
+    if flags.get("action_scaling") == "off":  # as a version of before has written it
+        of_before = {name: value for name, value in Incident.read(path).flags.items() if not name.startswith("action_")}
+        changed(path, flags=of_before)
+    assert replay(ReplayConfig(str(path), trust=True)) == 0
+    said = f"{__name__}:Ledge raised ValueError: fell at {place:.6f}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"reproduced: {said} (in step 1)"
 
 
 ENDED = {"ended_process": True, "traceback": ""}

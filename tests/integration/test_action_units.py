@@ -1,0 +1,151 @@
+"""Policies that act in [-1, 1] and those of before, which act in the units of the environment, played by everything."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from algorithms import cli, load_policy
+from algorithms.run.config import ACTION_FLAGS
+from algorithms.run.trust import marked
+from tests.integration.enjoying import enjoyed
+from tests.integration.runs import Recorded, record
+from tests.reaching import BEST, DUEL, ENV, NUM_STEPS
+from tests.videos import pictures_of
+from utils import checkpoint_files
+
+FLAGS: dict[str, object] = {
+    "inference": "serial",
+    "use_rnn": False,
+    "encoder_mlp_layers": 8,
+    "adaptive_stddev": False,
+    "rollout": 8,
+    "batch_size": 64,
+    "num_envs_per_worker": 4,
+    "train_for_env_steps": 64,
+}
+MEANS = {"auto": 0.5, "squashed": float(np.arctanh(0.5)), "before": 25.0, "worse": 0.0}
+"""By the name of a run, what its policy always does: 25 of Box(10, 30), but the last, which does 20."""
+
+
+@pytest.fixture(scope="module")
+def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one agent and of two (`duel_*`), by what their policies do."""
+    train_dir = tmp_path_factory.mktemp("acting")
+    for prefix, env in (("", {"env": ENV, "env_kwargs": json.dumps({"numbers": [0]})}), ("duel_", {"env": DUEL})):
+        for name, form in (("auto", "gaussian"), ("squashed", "tanh_gaussian")):
+            run = record(train_dir / f"{prefix}{name}", **env, **FLAGS, action_distribution=form)
+            _always(run, MEANS[name])
+        for name in ("before", "worse"):
+            copy = Recorded(train_dir / f"{prefix}{name}", "", [])
+            shutil.copytree(train_dir / f"{prefix}auto", copy.directory)
+            _always(copy, MEANS[name])
+        config = Recorded(train_dir / f"{prefix}before", "", []).directory / "config.json"
+        flags = {name: value for name, value in json.loads(config.read_text()).items() if name not in ACTION_FLAGS}
+        config.write_text(json.dumps(marked(flags)))
+    return train_dir
+
+
+def _always(run: Recorded, mean: float) -> None:
+    """Let the only checkpoint of a run do the same whatever it sees, but for a deviation of 1."""
+    saved, env_steps = run.checkpoint(), run.state()["env_steps"]
+    weights = load(saved["model.safetensors"])
+    for name in weights:
+        if name.startswith("policy_head"):
+            weights[name] = np.full_like(weights[name], mean if name.endswith("bias") else 0.0)
+    shutil.rmtree(run.directory / "checkpoint_p0")
+    name = checkpoint_files.checkpoint_name(env_steps)
+    checkpoint_files.save(run.directory / "checkpoint_p0", name, {**saved, "model.safetensors": save(weights)})
+
+
+@pytest.mark.parametrize("name", ["auto", "squashed", "before"])
+def test_a_policy_answers_in_the_units_of_the_environment(acting: Path, name: str) -> None:
+    policy, seen = load_policy(acting / name, seed=3), np.zeros(1, np.float32)
+    assert policy.act(seen, deterministic=True) == pytest.approx(BEST[0])
+    policy.reset()
+    batch = policy.act_batch(np.zeros((4, 1), np.float32), deterministic=True)
+    assert batch.tolist() == [[pytest.approx(BEST[0])]] * 4
+    policy.reset()
+    drawn = np.array([policy.act(seen)[0] for _ in range(500)])
+    # Deviations of 1: a number in the units of the environment then, half of the bounds now, squashed or cut there.
+    spread = {"before": (0.9, 1.1), "auto": (6.3, 7.1), "squashed": (5.4, 6.2)}[name]
+    assert spread[0] < drawn.std() < spread[1]
+    assert ((drawn >= 10) & (drawn <= 30)).all()
+
+
+@pytest.mark.parametrize("name", ["auto", "squashed", "before"])
+def test_episodes_and_videos_are_played_in_them(acting: Path, tmp_path: Path, capfd: Any, name: str) -> None:
+    flags = (f"--experiment={name}", "--deterministic", "--max_num_episodes=1", "--seed=3")
+    played = enjoyed(capfd, acting, *flags)
+    assert played["episodes"][0]["return"] == pytest.approx(NUM_STEPS, abs=1e-4)
+    filmed = enjoyed(capfd, acting, *flags, f"--save_video={tmp_path / 'x.mp4'}")
+    assert filmed["episodes"][0]["return"] == played["episodes"][0]["return"]
+    white = [picture.mean() > 200 for picture in pictures_of(tmp_path / "x.mp4")]
+    assert white == [False] + [True] * NUM_STEPS
+
+
+@pytest.mark.parametrize("name", ["auto", "squashed", "before"])
+def test_evaluations_act_in_them_without_torch_too(acting: Path, name: str) -> None:
+    assert cli.run("evaluate", [str(acting / name), "--episodes=3", "--seed=7"]) == 0
+    (*_, line) = (acting / name / "eval" / "results.jsonl").read_text().splitlines()
+    found = json.loads(line)
+    assert (found["mode"], found["mean"]) == ("most_probable", pytest.approx(NUM_STEPS, abs=1e-4))
+
+
+@pytest.mark.parametrize("other", ["auto", "squashed", "before"])
+def test_policies_of_both_units_play_each_other(acting: Path, capfd: Any, other: str) -> None:
+    words = ["--deterministic=True", "--episodes=4", "--seed=3", "--json"]
+    for mine, expected in (("before", 0.0), ("auto", 0.0), ("worse", -0.25 * NUM_STEPS)):
+        runs = [str(acting / f"duel_{name}") for name in (mine, other)]
+        assert cli.run("match", [*runs, *words]) == 0
+        found = json.loads(capfd.readouterr().out)
+        assert found["difference"]["mean"] == pytest.approx(expected, abs=1e-3)
+        assert found["losses"] == 4 or mine != "worse"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["auto", "squashed", "before"])
+def test_an_exported_policy_answers_in_them(acting: Path, tmp_path: Path, name: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    path = tmp_path / "policy.onnx"
+    assert cli.run("export", [str(acting / name), "-o", str(path)]) == 0
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (action,) = session.run(["action"], {"obs": np.zeros((2, 1), np.float32)})
+    assert action.tolist() == [[pytest.approx(BEST[0])]] * 2
+
+
+def test_weights_of_before_are_trained_on_in_their_units(acting: Path, tmp_path: Path) -> None:
+    """The first episodes tell: 25 of deviation 1 in the old units; in the new ones 25 would be cut to 30."""
+    of_env = {"env": ENV, "env_kwargs": json.dumps({"numbers": [0]}), "init_from": str(acting / "before")}
+    still = {"learning_rate": 0, "decorrelate_envs_on_one_worker": False, "train_for_env_steps": 160}
+    run = record(tmp_path / "next", **FLAGS | of_env | still)
+    assert run.config["action_scaling"] == "off"
+    returns = np.concatenate([done.episode_return for done in run.episodes])
+    assert len(returns) >= 4
+    assert np.abs(returns - (NUM_STEPS - 0.8)).max() < 0.5  # E|x| of a deviation of 1 is 0.8, of a range of 20
+
+
+BEST_SHARE, STEPS = 0.95, 100_000
+TASKS: dict[str, dict[str, Any]] = {
+    "far": {"numbers": [0]},
+    "tiny": {"numbers": [1]},
+    "half": {"numbers": [2]},
+    "mix": {"numbers": [0, 1, 2]},
+    "dict": {"numbers": [0, 1, 2], "nested": True, "chooses": True},
+    "tuple": {"numbers": [1, 2], "chooses": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["APPO", "PPO"])
+@pytest.mark.parametrize("task", TASKS)
+def test_bounds_far_away_tiny_and_missing_are_learned_within_a_twentieth(tmp_path: Path, algo: str, task: str) -> None:
+    """By defaults alone; the mean return of the last episodes of training, whose actions are drawn."""
+    env_kwargs = json.dumps(TASKS[task])
+    run = record(tmp_path / "run", algo=algo, env=ENV, env_kwargs=env_kwargs, train_for_env_steps=STEPS)
+    assert run.series("reward/mean")[-1] >= BEST_SHARE * NUM_STEPS
