@@ -56,6 +56,10 @@ SECTIONS: dict[str, Section] = {
         " ever idle",
         "perf/limit_ratio": "how near the run is to that",
         "perf/busy_cores": "CPU time per second",
+        "perf/machine_cpu_percent": "CPU time in use on the whole machine, by all programs, since the last record",
+        "perf/machine_memory_percent": "memory in use on the whole machine",
+        "perf/gpu<number>_percent": "time in which a GPU computes, by its number on the machine",
+        "perf/gpu<number>_memory_percent": "its memory in use",
         "perf/<role>/<phase>": "share of the time of a role's processes; roles and phases below",
         "perf/cpu_us/<phase>": "CPU time of one sample in microseconds, all processes together",
     },
@@ -108,6 +112,7 @@ _PLACEHOLDERS = {
     "<phase>": f"({'|'.join(PHASES)})",
     "<actions>": "(sampled|most_probable)",
     "<flag>": "[a-z_]+",
+    "<number>": "\\d+",
     "<name>": ".+",
 }
 

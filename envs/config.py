@@ -1,6 +1,6 @@
 """What to play: the flags of the environment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from utils.flags import flag
 
@@ -35,6 +35,28 @@ class EnvConfig:
         None,
         "env steps of the agent after which an episode is truncated; none = as the environment says",
         minimum=1,
+        fixed_on_resume=True,
+    )
+    soft_horizon: bool = flag(
+        False,
+        "let an episode of training that reaches --horizon end in the statistics alone: the env is not reset, memory"
+        " and values go on; enjoy and evaluate truncate there as ever",
+    )
+    no_done_at_end: bool = flag(
+        False,
+        "store an episode that terminates as one that is truncated: the value of its last observation is bootstrapped",
+    )
+    observe_previous: str = flag(
+        "none",
+        "what of the last step is shown beside the observation, zeros where an episode begins: its action (choices as"
+        " one-hot), its reward as the env gave it, or both; one agent, in the Python loop",
+        choices=("none", "action", "reward", "both"),
+        fixed_on_resume=True,
+    )
+    clip_actions: bool = flag(
+        True,
+        "clip numbers to the bounds of the action space before the env gets them; off = the env gets what was sampled,"
+        " as if it had no bounds",
         fixed_on_resume=True,
     )
     res_w: int | None = flag(None, "width of VizDoom's images in pixels; none = 128", minimum=1, fixed_on_resume=True)
@@ -81,3 +103,8 @@ class EnvConfig:
         "start each env of the Python loop with a different number of random steps; impossible inside a native vector"
         " env",
     )
+
+    @property
+    def as_trained(self) -> "EnvConfig":
+        """The flags by which actors make environments: a soft horizon is kept by actors, which reset nothing then."""
+        return replace(self, horizon=None) if self.soft_horizon else self

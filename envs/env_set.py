@@ -172,9 +172,12 @@ class EnvSet:
 
     def begin(self, index: int, seed: int | None) -> Begun:
         """Begin an episode; None keeps the environment's own random numbers going."""
-        if seed is not None:
-            self._seeds[index] = seed
-        return self._begin(index, seed)
+        if seed is None:
+            return self._begin(index, None)
+        self._seeds[index] = seed
+        begun = self._begin(index, seed)
+        log.debug("env %d of %d has begun, with seed %d", index, len(self), seed)
+        return begun
 
     def forgive(self, index: int, error: BaseException, step: int) -> EnvironmentFailure:
         """The failure that an error means, if the environment may be made again.

@@ -33,7 +33,14 @@ from envs.spaces import ActionForm, num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toys.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
-from envs.wrappers import RepeatAction, know_actions_sooner, make_registered, stack_frames
+from envs.wrappers import (
+    RepeatAction,
+    as_flags_ask,
+    know_actions_sooner,
+    make_registered,
+    stack_frames,
+    vector_as_flags_ask,
+)
 from utils.errors import CannotBeDrawn, UsageError
 from utils.user_modules import import_user_module
 from utils.values import nearest, printable
@@ -194,7 +201,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"{config.env} made a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
     know_actions_sooner(env)
-    return env
+    return as_flags_ask(env, config)
 
 
 def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: dict[str, Any]) -> Any:
@@ -236,10 +243,11 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
     arguments: dict[str, Any] = config.env_kwargs | _vector_arguments(config, target)
     with _construction(config.env):
         if isinstance(target, Registration):
-            return gymnasium.make_vec(target, num_envs, vectorization_mode="vector_entry_point", **arguments)
-        env = target(num_envs=num_envs, **arguments)
-        assert isinstance(env, VectorEnv)
-        return env
+            env: Any = gymnasium.make_vec(target, num_envs, vectorization_mode="vector_entry_point", **arguments)
+        else:
+            env = target(num_envs=num_envs, **arguments)
+    assert isinstance(env, VectorEnv)
+    return vector_as_flags_ask(env, config)
 
 
 def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
@@ -263,6 +271,8 @@ def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
 
 def _unmet_by_vector(config: EnvConfig, target: Registration | Factory) -> str:
     """Return the first flag that the vector environment cannot follow; empty if it can follow all."""
+    if config.observe_previous != "none":
+        return f"--observe_previous={config.observe_previous}"
     accepted = _accepted(target, vector=True)
     taken = _vector_arguments(config, target)
     if not isinstance(_adapter(target), VectorAdapter):

@@ -154,6 +154,8 @@ class StepRow:
         num_frames: [R] int32 of step t: simulator frames behind it; holds `frames_per_step` unless the env says more.
         final_obs: [R, *] per key, SAME_STEP only (else empty): true final observation of the rows that ended.
         has_final: [R] bool, SAME_STEP only (else None): set for rows truncated now, cleared for all others.
+        logical_end: [R] bool, `--soft_horizon` only (else None): the episode ends in the statistics and goes on; set by
+            the group, not by the environment.
     """
 
     obs: dict[str, Array]
@@ -164,6 +166,7 @@ class StepRow:
     num_frames: IntArray
     final_obs: dict[str, Array] = field(default_factory=dict)
     has_final: BoolArray | None = None
+    logical_end: BoolArray | None = None
 
 
 class GroupEnv(Protocol):

@@ -6,18 +6,21 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
+from envs.config import EnvConfig
 from envs.conversion import require_info
 from envs.masks import AllowedActions
-from envs.spaces import Space, frames_per_step
-from envs.spec import MASK_KEY, FloatArray, is_channels_first
+from envs.spaces import Space, frames_per_step, num_agents_of
+from envs.spec import MASK_KEY, SINGLE_KEY, FloatArray, is_channels_first
 from utils.errors import UsageError
 
 DEFAULT_FRAMES_PER_SECOND = 30.0
@@ -132,6 +135,143 @@ class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
         """The numbers in the order of the space."""
         joined: FloatArray = np.concatenate([np.ravel(observation[key]) for key in self._keys], dtype=np.float32)
         return joined
+
+
+# What flags ask of every environment, whoever has made it.
+
+
+if TYPE_CHECKING:
+    AnyVectorWrapper = VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    AnyVectorWrapper = VectorWrapper  # has other parameters in other versions
+
+PREVIOUS_ACTION, PREVIOUS_REWARD = "previous_action", "previous_reward"
+
+
+def as_flags_ask(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    """Wrap an environment as `--clip_actions`, `--no_done_at_end` and `--observe_previous` say.
+
+    Raises:
+        UsageError: it has several agents, or shows something by the name of what was to be added.
+    """
+    if not config.clip_actions:
+        env = FreeActions(env)
+    if config.no_done_at_end:
+        env = NeverTerminates(env)
+    if config.observe_previous != "none":
+        if num_agents_of(env):
+            raise UsageError(f"--observe_previous={config.observe_previous}: {config.env} has several agents")
+        env = PreviousStep(env, config.observe_previous)
+    return env
+
+
+def vector_as_flags_ask(env: VectorEnv[Any, Any, Any], config: EnvConfig) -> VectorEnv[Any, Any, Any]:
+    """Wrap a vector of environments as `--clip_actions` and `--no_done_at_end` say."""
+    if not config.clip_actions:
+        env = FreeVectorActions(env)
+    return VectorNeverTerminates(env) if config.no_done_at_end else env
+
+
+def unbounded(space: Space) -> Space:
+    """The space with no bounds on real numbers; choices and bits keep theirs."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: unbounded(part) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([unbounded(part) for part in space.spaces])
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return spaces.Box(-np.inf, np.inf, space.shape, space.dtype.type)
+    return space
+
+
+class FreeActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows no bounds of actions, so that none is clipped."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.action_space = unbounded(env.action_space)
+
+
+class FreeVectorActions(AnyVectorWrapper):
+    """Shows no bounds of actions, so that none is clipped."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        self.single_action_space = unbounded(env.single_action_space)
+        self.action_space = batch_space(self.single_action_space, env.num_envs)
+
+
+class NeverTerminates(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Says of every end that it is one of patience: what terminates is truncated.
+
+    One of several agents that shows nothing at its end stays terminated: there is nothing to bootstrap from.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._num_agents = num_agents_of(env)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """As the environment says, but for the ends."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if not self._num_agents:
+            return observation, reward, False, bool(terminated or truncated), info
+        both: Any = (terminated, truncated)  # of each agent, or said once for all
+        over, cut = (flags if np.ndim(flags) else [flags] * self._num_agents for flags in both)
+        shown = [one is not None for one in observation]
+        lost = [bool(ends) and not seen for ends, seen in zip(over, shown, strict=True)]
+        kept = [bool(ends or late) and seen for ends, late, seen in zip(over, cut, shown, strict=True)]
+        return observation, reward, lost, [one or bool(late) for one, late in zip(kept, cut, strict=True)], info
+
+
+class VectorNeverTerminates(AnyVectorWrapper):
+    """Says of every end that it is one of patience: what terminates is truncated."""
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """As the vector says, but for the ends."""
+        observation, reward, terminated, truncated, infos = self.env.step(actions)
+        ended = np.not_equal(terminated, 0) | np.not_equal(truncated, 0)
+        return observation, reward, np.zeros_like(ended), ended, infos
+
+
+class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows the action and the reward of the last step beside what the environment shows; zeros at first.
+
+    Args:
+        env: of one agent.
+        shown: what is added: action, reward or both.
+
+    Raises:
+        UsageError: the environment shows something by that name.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], shown: str) -> None:
+        super().__init__(env)
+        own = env.observation_space
+        self._is_dict = isinstance(own, spaces.Dict)
+        parts: dict[str, Space] = dict(own.spaces) if isinstance(own, spaces.Dict) else {SINGLE_KEY: own}
+        sizes = {PREVIOUS_ACTION: spaces.flatdim(env.action_space), PREVIOUS_REWARD: 1}
+        left_out = {"action": PREVIOUS_REWARD, "reward": PREVIOUS_ACTION}.get(shown)
+        self._sizes = {name: size for name, size in sizes.items() if name != left_out}
+        if clash := sorted(parts.keys() & self._sizes.keys()):
+            raise UsageError(f"--observe_previous={shown}: the environment shows {clash[0]} itself")
+        parts |= {name: spaces.Box(-np.inf, np.inf, (size,), np.float32) for name, size in self._sizes.items()}
+        self.observation_space = spaces.Dict(parts)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """What is shown first, with zeros."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._joined(observation, {name: np.zeros(size, np.float32) for name, size in self._sizes.items()}), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """What is shown after the step, with the step."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        taken = spaces.flatten(self.env.action_space, action) if PREVIOUS_ACTION in self._sizes else ()
+        numbers = {PREVIOUS_ACTION: np.asarray(taken, np.float32), PREVIOUS_REWARD: np.array([reward], np.float32)}
+        added = {name: numbers[name] for name in self._sizes}
+        return self._joined(observation, added), reward, terminated, truncated, info
+
+    def _joined(self, observation: Any, added: dict[str, Any]) -> dict[str, Any]:
+        return {**observation, **added} if self._is_dict else {SINGLE_KEY: observation, **added}
 
 
 def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:

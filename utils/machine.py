@@ -396,3 +396,69 @@ def _torch_has_cuda() -> bool:
     if torch is None or torch.origin is None:
         return False
     return runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"] is not None
+
+
+# How busy the machine is, all its programs together.
+
+
+class Usage:
+    """CPU time, memory and GPUs that are in use on this machine, in percent.
+
+    Args:
+        gpus: whom to ask about GPUs; None: NVIDIA's own library, where it and a GPU are there.
+    """
+
+    def __init__(self, gpus: "Nvml | None" = None) -> None:
+        self._gpus = gpus
+        self._looked = False
+
+    def read(self) -> dict[str, float]:
+        """What is in use now, CPU time since the last call: the first one does not know it."""
+        busy, memory = psutil().cpu_percent(), psutil().virtual_memory().percent
+        figures = {"machine_memory_percent": float(memory)}
+        if self._looked:
+            figures["machine_cpu_percent"] = float(busy)
+        elif self._gpus is None:
+            self._gpus = Nvml.find()
+        self._looked = True
+        for index, (computing, used) in enumerate(self._gpus.read() if self._gpus else ()):
+            figures |= {f"gpu{index}_percent": computing, f"gpu{index}_memory_percent": used}
+        return figures
+
+
+class Nvml:
+    """NVIDIA's management library, as far as it says how busy GPUs are (docs.nvidia.com/deploy/nvml-api).
+
+    Args:
+        library: loaded and initialized.
+    """
+
+    NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    @classmethod
+    def find(cls) -> "Nvml | None":
+        """Load it; None where there is no GPU, or no library that can be initialized."""
+        for name in cls.NAMES if has_gpu() else ():
+            with contextlib.suppress(OSError, AttributeError):
+                library = ctypes.CDLL(name)
+                if library.nvmlInit_v2() == 0:
+                    return cls(library)
+        return None
+
+    def read(self) -> list[tuple[float, float]]:
+        """Of every GPU the percent of time in which it computes, and of memory in use; [] where it does not say."""
+        count, found = ctypes.c_uint(), list[tuple[float, float]]()
+        failed = self._library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        for index in range(0 if failed else count.value):
+            gpu, rates, sizes = ctypes.c_void_p(), (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)()
+            failed = self._library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu))
+            failed = failed or self._library.nvmlDeviceGetUtilizationRates(gpu, ctypes.byref(rates))
+            failed = failed or self._library.nvmlDeviceGetMemoryInfo(gpu, ctypes.byref(sizes))
+            if failed:
+                return []
+            total, _, used = sizes
+            found.append((float(rates[0]), 100.0 * used / max(1, total)))
+        return found

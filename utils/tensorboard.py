@@ -13,8 +13,9 @@ import struct
 import sys
 import threading
 import time
+import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, SupportsFloat
 
@@ -97,6 +98,57 @@ class _Event(NamedTuple):
     values: dict[str, float]
     flags: Mapping[str, object] | None = None  # of the run
     first: Collection[str] = ()  # of these
+    drawn: Mapping[str, Mapping[str, object]] = {}  # by tag, fields of TensorBoard's summaries that are no number
+
+
+# Histograms and images of the user's.
+
+
+BUCKETS = 30
+
+PNG_COLOURS = {1: 0, 3: 2, 4: 6}
+"""Channels of a picture -> colour type of PNG (ISO/IEC 15948): grey, RGB, RGBA."""
+
+
+def histogram_of(values: Iterable[SupportsFloat]) -> dict[str, object] | None:
+    """The fields of TensorBoard's HistogramProto: `BUCKETS` of one width; None without a finite value."""
+    numbers = [number for value in values if math.isfinite(number := float(value))]
+    if not numbers:
+        return None
+    low, high = min(numbers), max(numbers)
+    width = (high - low) / BUCKETS or 1.0
+    counts = [0] * BUCKETS
+    for number in numbers:
+        counts[min(int((number - low) / width), BUCKETS - 1)] += 1
+    return {
+        "min": low,
+        "max": high,
+        "num": len(numbers),
+        "sum": sum(numbers),
+        "sum_squares": sum(number * number for number in numbers),
+        "bucket_limit": [low + width * (index + 1) for index in range(BUCKETS)],
+        "bucket": counts,
+    }
+
+
+def image_of(pixels: Any) -> dict[str, object]:
+    """The fields of TensorBoard's Image of an array of bytes [H, W, C], as PNG.
+
+    Raises:
+        ValueError: it is no such array.
+    """
+    if pixels.ndim != 3 or pixels.dtype.name != "uint8" or pixels.shape[2] not in PNG_COLOURS:
+        raise ValueError(f"an image is an array of uint8 [H, W, 1, 3 or 4], got {pixels.dtype} {pixels.shape}")
+    height, width, channels = pixels.shape
+    lines, length = pixels.tobytes(), width * channels
+    raw = b"".join(b"\0" + lines[start : start + length] for start in range(0, len(lines), length))
+    head = struct.pack(">IIBBBBB", width, height, 8, PNG_COLOURS[channels], 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
+    encoded = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
+    return {"height": height, "width": width, "colorspace": channels, "encoded_image_string": encoded}
 
 
 class _RecordFile:
@@ -171,6 +223,24 @@ class EventWriter:
         """
         self._queue_up(_Event(time.time(), int(step), {tag: float(value) for tag, value in values.items()}))
 
+    def add_histogram(self, step: int, tag: str, values: Iterable[SupportsFloat]) -> None:
+        """Queue a histogram of values at a step, if any of them is finite; returns at once."""
+        if (found := histogram_of(values)) is not None:
+            self._queue_up(_Event(time.time(), int(step), {}, drawn={tag: {"histo": found}}))
+
+    def add_image(self, step: int, tag: str, pixels: Any) -> None:
+        """Queue an image at a step; returns at once.
+
+        Args:
+            step: as of `add`.
+            tag: of the image.
+            pixels: [H, W, C] bytes, of 1, 3 or 4 channels.
+
+        Raises:
+            ValueError: it is no such array.
+        """
+        self._queue_up(_Event(time.time(), int(step), {}, drawn={tag: {"image": image_of(pixels)}}))
+
     def describe(self, flags: Mapping[str, object], first: Collection[str] = ()) -> None:
         """Queue the flags of a run for TensorBoard's table of runs, and which of them come first; returns at once."""
         self._queue_up(_Event(time.time(), self._first_step, {}, flags, first))
@@ -244,6 +314,7 @@ class EventWriter:
 
     def _encode(self, event: _Event) -> Any:
         values = [self._records.Summary.Value(tag=tag, simple_value=value) for tag, value in event.values.items()]
+        values += [self._records.Summary.Value(tag=tag, **fields) for tag, fields in event.drawn.items()]
         if event.flags is not None:
             values = table_of_runs(self._records.messages, event.flags, event.first)
         summary = self._records.Summary(value=values)

@@ -27,7 +27,7 @@ def load_player(run: SavedRun, spec: EnvSpec, config: EvaluationConfig, seed: in
     Raises:
         UsageError: the checkpoint belongs to another model than the run's flags describe.
     """
-    context = Context(spec, run.config.learning, run.config.model, "fp32", choose_device(config.device))
+    context = Context(spec, run.config.learning, run.config.model_of(run.policy), "fp32", choose_device(config.device))
     algorithm = run.config.algorithm
     flat = algorithm.make_model(context)
     state, _ = decode(run.files, flat.table)

@@ -18,6 +18,7 @@ from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.run.folder import find_run_folder
 from algorithms.run.trust import ANSWERS, PLAYED, permitted_flags
 from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import vector_of
 from envs.config import EnvConfig
 from envs.conversion import ActionConverter, ObservationWriter
 from envs.env_set import RAISE, EnvSet
@@ -29,7 +30,7 @@ from envs.vector import GymVector
 from utils.errors import UsageError
 from utils.flags import flags_of
 from utils.run_folder import RunFolder
-from utils.values import from_plain, nearest, shown
+from utils.values import from_plain
 
 Which = Literal["latest", "best", "best_evaluated", "milestone", "past"]
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
@@ -162,14 +163,7 @@ class Policy:
         Raises:
             UsageError: a name or a shape is not this model's, or one is missing.
         """
-        table = dict(self._flat.table)
-        for name in [*weights, *table]:
-            if name not in table:
-                raise UsageError(f"the model has no weights {shown(name)}{nearest(name, table)}")
-            if name not in weights or np.shape(weights[name]) != table[name]:
-                given = np.shape(weights[name]) if name in weights else "none"
-                raise UsageError(f"weights {name} must have shape {table[name]}, got {given}")
-        self._flat.load(np.concatenate([np.asarray(weights[name], np.float32).reshape(-1) for name in table]))
+        self._flat.load(vector_of(weights, self._flat.table))
 
     def make_env(self, render_mode: str | None = None) -> "gymnasium.Env[Any, Any]":
         """The environment as it was in training: with its arguments, frame skip, stack and other wrappers.

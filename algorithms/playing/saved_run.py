@@ -36,6 +36,7 @@ class SavedRun(NamedTuple):
     config: Config
     checkpoint: Path
     files: dict[str, bytes]  # of the checkpoint, verified
+    policy: int = 0  # whose it is
 
     @property
     def directory(self) -> Path:
@@ -86,7 +87,7 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
         raise CheckpointError(f"run {name} has no {MISSING[config.load_checkpoint_kind].format(config.policy_index)}")
     for _, reason in loaded.found.damaged:
         complain(f"warning: damaged checkpoint skipped: {reason}\n")
-    return SavedRun(folder, saved, loaded.found.path, loaded.files)
+    return SavedRun(folder, saved, loaded.found.path, loaded.files, config.policy_index)
 
 
 def _load_checkpoint(

@@ -9,8 +9,15 @@ from utils.errors import UsageError
 from utils.flags import Flag, flag
 from utils.values import from_plain, nearest, shown
 
-SHARED = ("rollout", "recurrence", "num_batches_per_iteration", "max_skipped_updates", "normalize_returns")
-"""Learning flags that are the same for all policies: they decide memory, models or the run."""
+SHARED = (
+    "rollout",
+    "recurrence",
+    "num_batches_per_iteration",
+    "max_skipped_updates",
+    "normalize_returns",
+    "encoder_custom",
+)
+"""Flags of learning and of the network that are the same for all policies: they decide memory, or name code."""
 
 ALGO = "algo"
 """Flag of a run that policies could be thought to differ in, and do not: one run has one algorithm."""
@@ -25,8 +32,8 @@ class PopulationConfig:
 
     per_policy: dict[str, object] = flag(
         {},
-        "learning flags in which policies differ, a value for each policy: learning_rate=1e-6,1e-4 gamma=0.99,0.999;"
-        " with --with_pbt what they start with",
+        "flags of learning and of the network in which policies differ, a value for each policy:"
+        " learning_rate=1e-6,1e-4 hidden_size=64,512; with --with_pbt what they start with, and none of the network",
     )
     policy_mapping: str = flag(
         "",
@@ -162,7 +169,7 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
 
     Args:
         config: the flags of populations.
-        flags: of learning.
+        flags: of learning and of the network.
         num_policies: members of the population.
 
     Raises:
@@ -173,7 +180,8 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
     for name, text in config.per_policy.items():
         if name not in own:
             same = name in (*flags, ALGO)
-            reason = "is the same for all policies" if same else f"is no learning flag{nearest(name, own)}"
+            other = f"is no flag of learning or of the network{nearest(name, own)}"
+            reason = "is the same for all policies" if same else other
             raise UsageError(f"--per_policy {shown(name)}: {shown(name)} {reason}")
         words = text if isinstance(text, list) else [word.strip() for word in str(text).split(",")]
         if len(words) != num_policies:

@@ -32,6 +32,7 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
     sampling = blueprint.config.sampling
     groups = []
     on_failure = replace(_on_failure(blueprint.config, str(address)), alive=heartbeat.alive)
+    env = blueprint.config.env.as_trained
     names = blueprint.config.logging.callbacks
     hooks = Hooks.make(names, blueprint.config.to_flat(), address.index) if names else None
     matchmaker = matchmaker_of if blueprint.topology.num_acting > 1 else only_policy
@@ -40,10 +41,10 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
         group_plan = _group_plan(blueprint, index, plan.generation)
         seeds = blueprint.seeds("group", index, plan.generation)
         envs = make_group(
-            blueprint.config.env,
+            env,
             blueprint.topology.rows // blueprint.spec.num_agents,
             seed=(int(seeds.generate_state(1)[0]), index),
-            decorrelate_steps=blueprint.config.learning.rollout,
+            decorrelate_steps=0 if blueprint.config.whole_episodes else blueprint.config.learning.rollout,
             spec=blueprint.spec,
             on_failure=replace(on_failure, memory=crash_recorder.memory_of(plan.arena, index)),
         )
@@ -81,7 +82,7 @@ def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:
         index=index,
         slots=t.slots_of(index),
         # Slots of different groups end at different times from the start on, so learners get them evenly.
-        start=0 if generation else index * t.rollout // t.num_groups,
+        start=0 if generation or c.whole_episodes else index * t.rollout // t.num_groups,
         num_policies=t.num_acting,
         num_past=t.num_past,
         past_share=c.population.self_play_past_share,
@@ -93,6 +94,8 @@ def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:
         keep=c.sampling.sampler_only,
         generation=generation,
         exploring=tuple(exploring) if any(exploring) else (),
+        soft_horizon=(c.env.horizon or 0) * c.env.soft_horizon,
+        whole_episodes=c.whole_episodes,
     )
 
 

@@ -87,9 +87,22 @@ class Config:
         return flag_table(self.run.algo)
 
     @property
+    def differences(self) -> list[dict[str, Any]]:
+        """The flags that `--per_policy` gives each policy, checked."""
+        table = self.table.by_part
+        return values_per_policy(self.population, table["learning"] | table["model"], self.sampling.num_policies)
+
+    @property
     def per_policy(self) -> list[dict[str, Any]]:
-        """The learning flags that `--per_policy` gives each policy, checked, as its keyword arguments."""
-        return values_per_policy(self.population, self.table.by_part["learning"], self.sampling.num_policies)
+        """Those of them that are flags of learning, as keyword arguments."""
+        flags = self.table.by_part["learning"]
+        return [{name: value for name, value in values.items() if name in flags} for values in self.differences]
+
+    def model_of(self, policy: int) -> ModelConfig:
+        """Return the flags of the network of a policy; a past version has that of the first one."""
+        flags, differences = self.table.by_part["model"], self.differences
+        values = differences[policy if policy < len(differences) else 0]
+        return replace(self.model, **{name: value for name, value in values.items() if name in flags})
 
     @property
     def frozen(self) -> frozenset[int]:
@@ -114,6 +127,11 @@ class Config:
             return False
         single = self.sampling.num_policies == 1 and not self.population.self_play
         return self.sampling.lockstep or (single and self.waiting_minibatches == 0)
+
+    @property
+    def whole_episodes(self) -> bool:
+        """Whether a trajectory is one whole episode."""
+        return self.sampling.batch_mode == "complete_episodes"
 
     @property
     def waiting_minibatches(self) -> int:
@@ -255,6 +273,8 @@ def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> 
 def check(config: Config) -> None:
     """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
+    if config.env.soft_horizon and config.env.horizon is None:
+        raise UsageError("--soft_horizon needs --horizon, the steps after which an episode ends in the statistics")
     _check_sampling(config.sampling)
     if config.env.action_distribution == "tanh_gaussian" and config.env.action_scaling == "off":
         raise UsageError(
@@ -267,6 +287,7 @@ def check(config: Config) -> None:
             f"--num_minibatches_to_accumulate={waiting}: --algo={config.algorithm.name} is synchronous, nothing waits"
         )
     _check_repeatable(config)
+    _check_whole_episodes(config)
     _check_whole_rollouts(config)
     _check_without_actors(config)
     name, _, kind = config.run.save_best_metric.rpartition("/")
@@ -279,6 +300,8 @@ def check(config: Config) -> None:
         raise UsageError("--precision=bf16 is for built-in networks; with --encoder_custom all is computed in float32")
     check_population(config.population, config.sampling.num_policies)
     grows = any(flag.mutation == "samples" for flag in config.table.by_part["learning"].values())
+    if config.population.with_pbt and any(config.model_of(p) != config.model for p in range(len(config.differences))):
+        raise UsageError("--with_pbt: policies copy each other's weights, so --per_policy gives them no other networks")
     if config.population.with_pbt and config.population.pbt_optimize_batch_size and not grows:
         raise UsageError(f"--pbt_optimize_batch_size: --algo={config.algorithm.name} has no batch size that can mutate")
     for values in config.per_policy:
@@ -317,6 +340,23 @@ def _check_repeatable(config: Config) -> None:
         raise UsageError(f"{flag} allows no pauses by the clock: leave out --decorrelate_experience_max_seconds")
     if choose_device(run.device) != "cpu":
         raise UsageError(f"{flag} is exact on the CPU only: add --device=cpu")
+
+
+def _check_whole_episodes(config: Config) -> None:
+    """Refuse whole episodes that would not fit into a slot, or would have to wait for others in it."""
+    if not config.whole_episodes:
+        return
+    env, sampling, flag = config.env, config.sampling, "--batch_mode=complete_episodes"
+    if env.horizon is None or env.soft_horizon or config.learning.rollout <= env.horizon:
+        given = f"--horizon={words_of(env.horizon)} and --rollout={config.learning.rollout}"
+        raise UsageError(f"{flag} needs a --rollout above --horizon, after which an env is reset; got {given}")
+    if not 0 < sampling.num_envs_per_worker == sampling.worker_num_splits:
+        given = f"{sampling.num_envs_per_worker} and {sampling.worker_num_splits}"
+        raise UsageError(
+            f"{flag} needs a group per env, as many --num_envs_per_worker as --worker_num_splits; got {given}"
+        )
+    if env.env_vectorization != "python":
+        raise UsageError(f"{flag} needs --env_vectorization=python: vectors begin the next episode unasked")
 
 
 def _check_whole_rollouts(config: Config) -> None:

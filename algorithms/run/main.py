@@ -83,7 +83,7 @@ def train(config: Config, kind: "type[Run] | None" = None) -> int:
     Raises:
         AppoError: what went wrong, with its exit code.
     """
-    configure(MAIN.name, None, as_json=config.logging.log_format == "json")
+    configure(MAIN.name, None, config.logging.log_level.upper(), as_json=config.logging.log_format == "json")
     with (kind or Run)(config) as run:
         return run.train()
 
@@ -325,7 +325,7 @@ class Run:
         supervisor = Supervisor(links, self.janitor, limits, start, progress.of, recorder)
         patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
         stalls = StallWatch(progress, progress.collected if sampling.sampler_only else progress.trained, patience)
-        return Processes(supervisor, topology, stalls, start, self.signals)
+        return Processes(supervisor, topology, stalls, start, self.signals, sampling.max_parallel_starts)
 
     def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:
         workers = blueprint.topology.processes()[name]
@@ -343,6 +343,7 @@ class Run:
             cores=_cores_of(workers[0], blueprint.topology, s, self.cores),
             threads=self.sampling.learner_threads if role.trains else 1 if single else self.cores,
             visible_gpus=gpus,
+            log_level=self.config.logging.log_level.upper(),
         )
 
     def _log_path(self, name: str) -> Path:

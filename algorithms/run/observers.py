@@ -1,11 +1,13 @@
 """Who listens to a run in main: the monitor, what shows it, and the callbacks of the user."""
 
+import contextlib
 import importlib.util
 import json
 import logging
 import math
 import os
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -73,7 +75,7 @@ class Observers:
     def compare(self, monitor: Monitor) -> None:
         """Say how the policies compare that --per_policy has set apart, if nothing else has."""
         if self.config.population.per_policy and not self.config.population.with_pbt:
-            for line in comparison(monitor.policies, self.config.per_policy):
+            for line in comparison(monitor.policies, self.config.differences):
                 log.info("%s", line)
 
 
@@ -160,10 +162,13 @@ def evaluation_words(config: Config) -> tuple[str, ...]:
     """The command that evaluates as the flags of training say."""
     values = ((name, json.dumps(getattr(config.logging, name))) for name in EVALUATION_FLAGS)
     given = (f"--{name.removeprefix(EVALUATION)}={value}" for name, value in values)
-    # Where no mark can be written, main still knows what it has written itself.
+    return ("evaluate", str(config.run.run_directory.absolute()), *given, *trust_words(config))
+
+
+def trust_words(config: Config) -> tuple[str, ...]:
+    """What makes a command of ours play this run: where no mark can be written, main knows what it has written."""
     refusal = reason_to_ask(config.run.run_directory, config.run.folder.read_config(), PLAYED)
-    trust = ("--trust",) if refusal else ()
-    return ("evaluate", str(config.run.run_directory.absolute()), *given, *trust)
+    return ("--trust",) if refusal else ()
 
 
 def with_saves_to_evaluate(config: Config) -> RunConfig:
@@ -280,3 +285,58 @@ class ObserverProcess:
         except subprocess.TimeoutExpired:  # the kernel does not let it go
             log.warning("appo %s does not end", self.words[0])
         self.janitor.forget(self._process.pid)
+
+
+class CommandBeside:
+    """A command of ours whose answer is waited for while training goes on; entered, it runs.
+
+    Args:
+        words: of its command line, after `appo`.
+        janitor: ends it should main be killed.
+    """
+
+    def __init__(self, words: Sequence[str], janitor: Janitor) -> None:
+        self.words, self.janitor = words, janitor
+        self._said, self._complaints = b"", b""
+
+    def __enter__(self) -> Self:
+        self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+        output, errors = self._files
+        self._process = subprocess.Popen(  # noqa: S603 (our own program)
+            own_command(self.words), stdin=subprocess.DEVNULL, stdout=output, stderr=errors, process_group=0
+        )
+        self.janitor.watch(self._process.pid)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        kill_group(self._process.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it go
+            self._process.wait(JOIN_SECONDS)
+        self.janitor.forget(self._process.pid)
+        for file in self._files:
+            file.seek(0)
+        self._said, self._complaints = (file.read() for file in self._files)
+        for file in self._files:
+            file.close()
+
+    def is_running(self, timeout_seconds: float) -> bool:
+        """Whether it has not ended, after waiting for that for so long."""
+        try:
+            self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
+
+    def output(self) -> str:
+        """What it has printed.
+
+        Raises:
+            UsageError: it failed; with its last line.
+        """
+        if code := self._process.returncode:
+            lines = self._complaints.decode(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
+            raise UsageError(f"appo {self.words[0]} failed: {last.removeprefix('error: ')}")
+        return self._said.decode(errors="replace")

@@ -98,6 +98,8 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
     if not sampling.num_workers:
         return Topology(sampling.placement, 0, 0, 0, s.num_policies, 0, rows=num_agents, rollout=learning.rollout)
     rows = sampling.num_envs_per_worker // sampling.num_splits * num_agents
+    if config.whole_episodes and rows > 1:
+        raise UsageError("--batch_mode=complete_episodes is for environments of one agent: others end at other times")
     groups = sampling.num_workers * sampling.num_splits
     accumulate = config.waiting_minibatches
     waiting = 1 if accumulate < 0 else -(-accumulate // learning.num_batches_per_iteration)

@@ -123,7 +123,7 @@ class RunPlan:
         return Context(
             self.spec,
             flags,
-            c.model,
+            c.model_of(policy),
             c.run.precision,
             device,
             policy,

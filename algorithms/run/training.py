@@ -1,10 +1,12 @@
 """Training from a program of one's own: no command line, and the caller's process stays what it was."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,18 +18,22 @@ import threadpoolctl
 from algorithms.run.algorithms import flag_table
 from algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, resolve, typed
 from algorithms.run.main import Run
+from algorithms.run.observers import CommandBeside, trust_words
 from algorithms.runtime.callbacks import Callbacks
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import named
+from algorithms.runtime.memory.learner_state import named, vector_of
+from algorithms.runtime.messages import ReplaceWeights
 from algorithms.runtime.processes import fork_server
+from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.runner import Runner, Turns
 from utils import machine
 from utils.errors import Interrupted, ResourceError, StopNow, Terminated, UsageError
 from utils.flags import flattened
 from utils.run_folder import RunFolder
-from utils.values import shown
+from utils.values import nearest, shown
 
 SAVE_SECONDS = 60.0
+WAIT_SECONDS = 0.1  # for a command, while there is nothing else to do
 OURS = (*machine.THREAD_VARIABLES, "THP_MEM_ALLOC_ENABLE")
 """Environment variables that a run in this process sets."""
 
@@ -96,7 +102,8 @@ class Training:
 
     Args:
         config: flags by name, or by part and name as a configuration file may have them, or a whole `Config`.
-        report_seconds: time between two reports.
+        report_seconds: time between two reports, at least.
+        report_env_steps: env steps between two reports, at least.
         kind: of the run, for variants.
         callbacks: names of classes, as the flag has them; or objects, which are told what happens in this process.
         flags: the same as keywords; they overrule.
@@ -116,6 +123,7 @@ class Training:
         /,
         *,
         report_seconds: float = 1.0,
+        report_env_steps: int = 0,
         kind: type[Run] = Run,
         callbacks: str | Callbacks | Sequence[str | Callbacks] = (),
         **flags: object,
@@ -125,7 +133,7 @@ class Training:
             flags["callbacks"] = names
         self._run = kind(resolve(_convert_flags(config, flags))[0], objects)
         self.directory = self._run.directory
-        self.report_seconds = report_seconds
+        self.report_seconds, self.report_env_steps = report_seconds, report_env_steps
         self._open = contextlib.ExitStack()
         self._turns: Turns | None = None
         self._stopped = False
@@ -162,11 +170,11 @@ class Training:
 
     def __iter__(self) -> Iterator[Report]:
         """Train; a report every `report_seconds`, and the last one when the run has ended."""
-        due = time.monotonic() + self.report_seconds
+        due, reported = time.monotonic() + self.report_seconds, 0
         while self._advance():
             now = time.monotonic()
-            if self._runner is not None and now >= due:
-                due = now + self.report_seconds
+            if self._runner is not None and now >= due and self._env_steps - reported >= self.report_env_steps:
+                due, reported = now + self.report_seconds, self._env_steps
                 yield self.report()
         if self._runner is not None:
             yield self.result.report
@@ -241,11 +249,102 @@ class Training:
         policies = monitor.policies
         return Report(
             seconds=now - monitor.started,
-            env_steps=sum(p.totals["env_steps"] for p in policies),
+            env_steps=self._env_steps,
             samples=sum(p.totals["samples"] for p in policies),
             episode_returns=tuple(p.episode_return.mean if p.episode_return.count else None for p in policies),
             figures=tuple(monitor.record(policy, now) for policy in range(len(policies))),
         )
+
+    def set_weights(self, weights: Mapping[str, Any], policy: int = 0) -> None:
+        """Let the learner of a policy go on with these weights, as `weights` returns them; its optimizer stays.
+
+        They are published and saved when this returns. What was acted with others before counts as too old. What
+        normalizes observations and returns follows the run's own statistics again from the next update on.
+
+        Raises:
+            UsageError: as `save`; or a name or shape is not this model's, or one is missing.
+            ResourceError: as `save`; or the learner ended before it took them over.
+        """
+        if self._runner is None or not 0 <= policy < len(self._runner.checkpointing.tables):
+            raise UsageError(f"there is no policy {policy} whose weights can be set")
+        vector = vector_of(weights, self._runner.checkpointing.tables[policy])
+        if self._result is not None or self.config.run.deterministic_resume:
+            raise UsageError("weights can only be set while a run trains, and not with deterministic_resume")
+        with tempfile.NamedTemporaryFile(prefix="appo-weights-", delete=False) as file:
+            file.write(vector.tobytes())
+        path = Path(file.name)
+        try:
+            self._runner.workers.send(ReplaceWeights(policy, file.name))
+            self.save()  # the learner is asked for its state behind it
+            if path.exists():
+                raise ResourceError("the weights were not taken over: set them again")
+        finally:
+            path.unlink(missing_ok=True)
+
+    def evaluate(self, **flags: object) -> list[dict[str, Any]]:
+        """Play every policy as it is now, by `appo evaluate` in a process beside training, which goes on meanwhile.
+
+        Args:
+            flags: of that command: episodes, seed, env_kwargs, flags, ...
+
+        Returns:
+            What it appends to eval/results.jsonl: policy, mode, mean, low and high end of its interval, ...
+
+        Raises:
+            UsageError: as `save`; or the command fails, with what it says.
+        """
+        self.save()
+        words = (f"--{name}={_word(value)}" for name, value in flags.items())
+        said = self._beside("evaluate", str(self.directory.absolute()), *words, "--json")
+        return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+    def export(self, path: str | Path, policy: int = 0) -> Path:
+        """Write a policy as it is now to an ONNX file, by `appo export` in a process beside training.
+
+        Raises:
+            UsageError: as `save`; or the command fails, with what it says.
+        """
+        self.save()
+        file = Path(path).absolute()
+        self._beside("export", str(self.directory.absolute()), f"--output={file}", f"--policy_index={policy}")
+        return file
+
+    def collect_metrics(self, workers: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
+        """What workers have counted in this start, and shares of their time by phase, by the name of their process.
+
+        Args:
+            workers: names of some, such as actor_0; None: all that have reported.
+
+        Raises:
+            UsageError: the run has not begun, or no such worker has reported.
+        """
+        if self._runner is None:
+            raise UsageError("the run has not begun: iterate over it")
+        monitor = self._runner.monitor
+        found: dict[str, dict[str, float]] = {name: dict(counts) for name, counts in monitor.workers.items()}
+        for name, times in monitor.times.items():
+            window = times.window()
+            length = window.length or 1.0
+            shares = {f"time/{phase}": seconds / length for phase, seconds in window.seconds.items()}
+            found[name] = found.get(name, {}) | shares
+        for name in workers or ():
+            if name not in found:
+                raise UsageError(f"no worker {shown(name)} has reported{nearest(name, found)}")
+        return found if workers is None else {name: found[name] for name in workers}
+
+    def _beside(self, *words: str) -> str:
+        """What a command of ours says that runs while training goes on."""
+        with Janitor() as janitor:  # that of the run ends with it, which may be meanwhile
+            command = CommandBeside((*words, *trust_words(self.config)), janitor)
+            with command:
+                while command.is_running(0.0 if self._turns else WAIT_SECONDS):
+                    self._advance()
+            return command.output()
+
+    @property
+    def _env_steps(self) -> int:
+        """Env steps learned from by all policies."""
+        return 0 if self._runner is None else sum(p.totals["env_steps"] for p in self._runner.monitor.policies)
 
     @property
     def _runner(self) -> Runner | None:
@@ -277,6 +376,11 @@ class Training:
         self._turns = None
         report = self.report() if self._runner is not None else _report_of(self.directory)
         self._result = Result(reason, exit_code, self.directory, report)
+
+
+def _word(value: object) -> str:
+    """A value as a command line has it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, list[Callbacks]]:

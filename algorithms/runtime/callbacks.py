@@ -4,17 +4,20 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import Trajectories
-from algorithms.runtime.messages import LearnerReport
+from algorithms.runtime.messages import EpisodesDone, LearnerReport
 from envs.spec import EpisodeStats, GroupEnv, StepRow
 from utils.errors import UsageError, text_of
 from utils.user_modules import find_function
 from utils.values import nearest
+
+if TYPE_CHECKING:
+    from utils.tensorboard import EventWriter
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ class Episode:
         length: env steps so far.
         terminated, truncated: how it has ended.
         stats: what the environment reported at its end.
+        data: yours, empty at the start; the same object in all calls that tell of this episode.
     """
 
     env: int
@@ -41,6 +45,7 @@ class Episode:
     terminated: bool = False
     truncated: bool = False
     stats: Mapping[str, float] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 class Step(NamedTuple):
@@ -55,6 +60,8 @@ class Step(NamedTuple):
         num_frames: [R] env steps behind it.
         terminated, truncated, valid: [R]; where `valid` is False nothing was taken: an environment was reset.
         policies: [R] who acted.
+        episodes: [R] of the rows, None where nothing was taken; () unless the start or end of episodes is told to
+            somebody too. Their return and length are set at the end.
     """
 
     first_env: int
@@ -67,6 +74,7 @@ class Step(NamedTuple):
     truncated: Array
     valid: Array
     policies: Array
+    episodes: tuple[Episode | None, ...] = ()
 
 
 class Trajectory(NamedTuple):
@@ -128,14 +136,40 @@ class Callbacks:
     def on_episode_end(self, episode: Episode) -> Mapping[str, float] | None:
         """In actors: an episode has ended. Numbers that are returned are averaged as `stats/<name>`."""
 
+    def on_postprocess_trajectory(self, trajectory: Trajectory) -> None:
+        """In actors: a trajectory is full. What you change in its arrays is what is learned from.
+
+        Those of all agents of the group's environments are in it, side by side. `first` and `policies` cannot be
+        written to. A step that you make invalid counts as collected and is never learned from.
+        """
+
     def on_trajectory_end(self, trajectory: Trajectory) -> None:
         """In actors: a trajectory is full, and handed over next."""
+
+    def on_episodes(self, episodes: EpisodesDone) -> None:
+        """In main: some episodes have ended in a group of environments; their returns and lengths one by one."""
 
     def on_report(self, report: LearnerReport) -> None:
         """In main: a learner has reported what it has done since its last report."""
 
+    def on_summaries(
+        self, policy: int, values: Mapping[str, Sequence[float]], env_steps: int, writer: "EventWriter | None"
+    ) -> None:
+        """In main: a record is about to be written. Write histograms and images of your own beside it.
+
+        Args:
+            policy: of the record.
+            values: what its averages are of: the last `--stats_avg` values of reward, len and stats/<name>, oldest
+                first.
+            env_steps: of the record.
+            writer: of the policy's TensorBoard files; None without `--tensorboard`.
+        """
+
     def before_logging(self, policy: int, figures: dict[str, float]) -> None:
         """In main: these figures are about to be written. Add yours under new tags; what is there stays as it is."""
+
+    def on_train_result(self, policy: int, figures: dict[str, float]) -> None:
+        """In main: this is the record that is written next. Change it, add or remove; the counters stay as they are."""
 
     def on_end(self) -> None:
         """In both: the run, or the actor's life, ends in an orderly way."""
@@ -238,6 +272,8 @@ class EpisodeWatch:
         if watches_episodes:
             self._note(step)
         if self.hooks.hears("on_episode_step"):
+            if watches_episodes:
+                step = step._replace(episodes=self._of_rows(step))
             self.hooks.tell("on_episode_step", Step(*(read_only(part) for part in step)))
         if watches_episodes:
             for row in np.flatnonzero((step.terminated | step.truncated) & step.valid).tolist():
@@ -255,6 +291,10 @@ class EpisodeWatch:
         self._playing[:] = step.valid & ~(step.terminated | step.truncated)
         self._return += np.where(step.valid, step.rewards, 0)
         self._length += np.where(step.valid, step.num_frames, 0)
+
+    def _of_rows(self, step: Step) -> tuple[Episode | None, ...]:
+        """The episode of every row in which a step was taken."""
+        return tuple(self._episodes[row] if taken else None for row, taken in enumerate(step.valid.tolist()))
 
     def _end(self, row: int, step: Step, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
         episode = self._episodes.pop(row)
@@ -291,31 +331,32 @@ class GroupHooks:
             rewards=row.reward,
             num_frames=row.num_frames,
             terminated=row.terminated,
-            truncated=row.truncated,
+            truncated=row.truncated if row.logical_end is None else row.truncated | row.logical_end,
             valid=t.valid[slot, step],
             policies=t.policy_id[slot, step],
         )
         return [*stats, *self._watch.see(seen, stats)]
 
     def trajectory(self, slot: int) -> None:
-        """Tell of a trajectory that is full."""
-        if not self._hooks.hears("on_trajectory_end"):
+        """Tell of a trajectory that is full, first those who may change it."""
+        if not self._hooks.hears("on_postprocess_trajectory", "on_trajectory_end"):
             return
         t = self._trajectories
         full = Trajectory(
             first_env=self._first_env,
             num_agents=self._num_agents,
-            observations=read_only({key: array[slot] for key, array in t.obs.items()}),
+            observations={key: array[slot] for key, array in t.obs.items()},
             first=read_only(t.first[slot]),
-            actions=read_only(t.action[slot]),
-            rewards=read_only(t.reward[slot]),
-            terminated=read_only(t.terminated[slot]),
-            truncated=read_only(t.truncated[slot]),
-            valid=read_only(t.valid[slot]),
+            actions=t.action[slot],
+            rewards=t.reward[slot],
+            terminated=t.terminated[slot],
+            truncated=t.truncated[slot],
+            valid=t.valid[slot],
             policies=read_only(t.policy_id[slot]),
-            recorded=read_only({name: array[slot] for name, array in t.recorded.items()}),
+            recorded={name: array[slot] for name, array in t.recorded.items()},
         )
-        self._hooks.tell("on_trajectory_end", full)
+        self._hooks.tell("on_postprocess_trajectory", full)
+        self._hooks.tell("on_trajectory_end", Trajectory(*(read_only(part) for part in full)))
 
 
 class HookedEnvs:

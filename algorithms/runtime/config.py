@@ -144,6 +144,13 @@ class SamplingConfig:
         "with --inference=central policy workers live in their learner's process: a GPU takes turns between processes,"
         " but not between the streams of one",
     )
+    batch_mode: str = flag(
+        "truncate_episodes",
+        "what a trajectory is: truncate_episodes = always --rollout steps, an episode goes on in the next one;"
+        " complete_episodes = one whole episode, padded with invalid steps to --rollout, which must be above --horizon"
+        " (groups of one env, in the Python loop)",
+        choices=("truncate_episodes", "complete_episodes"),
+    )
     num_policies: int = flag(1, "policies trained together", minimum=1, maximum=63, fixed_on_resume=True)
     max_policy_lag: int = flag(
         100, "trajectories whose oldest step was acted this many updates ago, or more, are discarded", minimum=1
@@ -172,6 +179,12 @@ class SamplingConfig:
         "seconds making an env or its first reset may take before the run ends with its stack, or a restarted process"
         " is killed with it",
         minimum=0.001,
+    )
+    max_parallel_starts: int = flag(
+        0,
+        "actors that make and reset their envs at the same time when a run starts, for envs that are heavy to start;"
+        " 0 = all of them",
+        minimum=0,
     )
     step_timeout_seconds: float = flag(
         120,
@@ -231,6 +244,12 @@ class LoggingConfig:
         " report and message, auto = panel on a terminal of 60 x 12 characters and more, plain elsewhere",
         choices=("auto", "panel", "plain", "json"),
     )
+    log_level: str = flag(
+        "info",
+        "what is logged by main on the console and by workers in logs/: messages of this level and above; debug shows"
+        " each environment that begins, warning and error leave out the reports of plain and json too",
+        choices=("debug", "info", "warning", "error"),
+    )
     plot: bool = flag(True, "draw the learning curve into the run's folder at the end, where matplotlib is installed")
     tensorboard: bool = flag(True, "write TensorBoard summaries beside metrics.jsonl")
     eval_every_sec: float = flag(
@@ -254,6 +273,9 @@ class LoggingConfig:
     eval_env_kwargs: dict[str, object] = flag(
         {}, "arguments of the environment in evaluations that differ from those of training"
     )
+    eval_flags: dict[str, object] = flag(
+        {}, "flags of the environment that differ in evaluations, such as horizon=500 env_frameskip=2"
+    )
     with_wandb: bool = flag(
         False, "send all figures to Weights & Biases too, from a process of their own", harmless=False
     )
@@ -270,7 +292,7 @@ class LoggingConfig:
     callbacks: tuple[str, ...] = flag(
         (),
         "classes of yours, package.module:Class, derived from algorithms.Callbacks: told of episodes, trajectories,"
-        " reports and figures (docs/callbacks.md), separated by commas; empty = none",
+        " reports and figures, some of which they may change (docs/callbacks.md), separated by commas; empty = none",
     )
     verify_reproduction: bool = flag(
         False,

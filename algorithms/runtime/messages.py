@@ -273,6 +273,14 @@ class CopyWeights(NamedTuple):
     source: int
 
 
+@to(AddressBook.learner)
+class ReplaceWeights(NamedTuple):
+    """Go on with the weights in this file, [P] float32 in the order of the model's table, and then remove it."""
+
+    policy: int
+    path: str
+
+
 # ---- to main
 
 
@@ -433,6 +441,7 @@ Message = (
     | SaveState
     | SetHyperparameters
     | CopyWeights
+    | ReplaceWeights
     | WorkerReady
     | WorkerFailed
     | EpisodesDone

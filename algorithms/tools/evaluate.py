@@ -25,6 +25,7 @@ from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import read_plain
 from algorithms.tools.enjoy import play_run
 from algorithms.tools.flags import EvaluateConfig
+from envs.config import EnvConfig
 from envs.make import make_alone
 from envs.spec import EnvSpec, GroupEnv
 from utils import checkpoint_files, machine
@@ -34,6 +35,7 @@ from utils.hashed_files import Content
 from utils.metrics import MetricsLog
 from utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
 from utils.tensorboard import EventWriter
+from utils.values import from_plain, json_text, nearest, shown
 
 MODES = {"sampled": False, "most_probable": True}
 """How actions are chosen -> whether the most probable one is taken."""
@@ -47,7 +49,10 @@ MOST_OF_THE_CORES = 0.015
 
 LONGEST_SLEEP_SECONDS = 1.0
 
-SETTINGS = ("best_by", "env_kwargs")
+SAID = ("seed", "env_kwargs", "flags")
+"""Flags that stand beside each result."""
+
+SETTINGS = ("best_by", "env_kwargs", "flags")
 """Flags that means must have in common to be compared."""
 
 
@@ -111,7 +116,7 @@ class Evaluator:
 
     def __init__(self, directory: Path, config: EvaluateConfig) -> None:
         self.directory, self.config = directory, config
-        self.settings = {name: getattr(config, name) for name in SETTINGS}
+        self.settings = {name: value for name in SETTINGS if (value := getattr(config, name)) or name != "flags"}
         self.folder = RunFolder(directory)
         self._seen: dict[int, str] = {}
         self._envs: GroupEnv | None = None
@@ -173,11 +178,11 @@ class Evaluator:
         run = load_run(self.folder, self._flags(policy, deterministic=False))
         found = [self._evaluate(run, policy, mode) for mode in MODES]
         for one in found:
-            say(one.line())
+            say(json_text(one._asdict()) if self.config.json else one.line())
         if self._log is None:
             return found
         for one in found:
-            self._log.append(one._asdict() | {"seed": self.config.seed, "env_kwargs": self.config.env_kwargs})
+            self._log.append(one._asdict() | {name: getattr(self.config, name) for name in SAID})
         self._show(policy, found)
         (chosen,) = (one for one in found if one.mode == self.config.best_by)
         self._keep_if_best(self.folder.checkpoints(policy, "best_evaluated"), run, chosen)
@@ -220,9 +225,10 @@ class Evaluator:
         One that was measured with other flags cannot be compared, and gives way; what plays in another environment
         than the flags of the run describe takes nobody's place.
         """
-        if self.config.env_kwargs != run.config.logging.eval_env_kwargs:
-            say("not kept as the best: --env_kwargs are not the --eval_env_kwargs of the run")
-            return
+        for name in ("env_kwargs", "flags"):
+            if getattr(self.config, name) != getattr(run.config.logging, f"eval_{name}"):
+                self._say(f"not kept as the best: --{name} are not the --eval_{name} of the run")
+                return
         before = read_best(folder)
         comparable = before is not None and before["settings"] in (None, self.settings)
         if not one.episodes or (before and comparable and one.mean <= before["value"]):
@@ -239,7 +245,11 @@ class Evaluator:
             sure = "; the one before was measured with other flags"
         elif before and one.low <= before["high"]:
             sure = "; the intervals overlap, so that may be chance"
-        say(f"the best so far: {path}{sure}")
+        self._say(f"the best so far: {path}{sure}")
+
+    def _say(self, text: str) -> None:
+        if not self.config.json:
+            say(text)
 
     def _close_envs(self) -> None:
         if self._envs is not None:
@@ -270,7 +280,14 @@ def read_best(folder: Path) -> dict[str, Any] | None:
 
 
 def _overrule(saved: Config, config: EvaluateConfig) -> Config:
-    return replace(saved, env=replace(saved.env, env_kwargs={**saved.env.env_kwargs, **config.env_kwargs}))
+    """The flags of the run with what evaluations change."""
+    table = saved.table.by_part["env"]
+    if unknown := next((name for name in config.flags if name not in table), None):
+        reason = f"an evaluation plays, which only flags of the environment change{nearest(unknown, table)}"
+        raise UsageError(f"--flags {shown(unknown)}: {reason}")
+    changed = {name: from_plain(table[name], value) for name, value in config.flags.items()}
+    env = EnvConfig(**{**{name: getattr(saved.env, name) for name in table}, **changed})
+    return replace(saved, env=replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs}))
 
 
 def _give_way() -> None:

@@ -91,9 +91,11 @@ class EvaluateConfig:
     max_num_frames: int = flag(0, "stop each of both after this many env steps (frames); 0 = no limit", minimum=0)
     seed: int = same_flag(LoggingConfig, "eval_seed")
     env_kwargs: dict[str, object] = same_flag(LoggingConfig, "eval_env_kwargs")
+    flags: dict[str, object] = same_flag(LoggingConfig, "eval_flags")
     best_by: str = flag(
         "sampled", "actions by which the best checkpoint is chosen", choices=("sampled", "most_probable")
     )
+    json: bool = flag(False, "print a JSON object per result instead of text")
 
 
 REFERENCE = (

@@ -58,7 +58,7 @@ def replay(config: ReplayConfig) -> int:
     """
     incident = Incident.read(Path(config.incident))
     _require_trust(config, incident)
-    env = Config.from_saved(incident.flags).env
+    env = Config.from_saved(incident.flags).env.as_trained
     if incident.num_steps > len(incident.actions):
         raise UsageError(
             f"{shown(config.incident)} cannot be repeated: {incident.num_steps} steps were too many to keep them"

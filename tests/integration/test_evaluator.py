@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -172,6 +173,30 @@ def test_only_what_was_measured_alike_is_compared(
     ]
 
 
+def test_flags_of_the_environment_may_differ(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = copied(runs, "counter", tmp_path, "/600")
+
+    def means(*words: str) -> list[float]:
+        assert cli.run("evaluate", [str(run), "--episodes=3", "--seed=7", "--json", *words]) == 0
+        lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        assert [one["mode"] for one in lines] == ["sampled", "most_probable"]
+        return [one["mean"] for one in lines]
+
+    plain, short = means(), means("--flags", "horizon=1", "env_vectorization=python")
+    assert all(few < many for few, many in zip(short, plain, strict=True))
+    assert [one["flags"] for one in results(run)] == [{}, {}, *[{"horizon": 1, "env_vectorization": "python"}] * 2]
+    best = read_best(run / "checkpoint_p0" / "best_evaluated")
+    assert best is not None
+    assert best["value"] == plain[0]
+    for words, message in {
+        "gamma=0.9": "--flags gamma: an evaluation plays, which only flags of the environment change",
+        "horizn=3": "; did you mean horizon?",
+        "horizon=0": "--horizon must be at least 1, got 0",
+    }.items():
+        with pytest.raises(UsageError, match=re.escape(message)):
+            cli.run("evaluate", [str(run), "--flags", words])
+
+
 def test_intervals() -> None:
     assert interval([3.0, 3.0, 3.0]) == (3.0, 3.0)
     returns = np.random.default_rng(1).normal(10.0, 2.0, 400).tolist()
@@ -240,10 +265,12 @@ def test_a_full_disk_costs_an_evaluation_and_not_all_that_follow(
 
 def test_what_training_says_of_evaluations_is_understood_by_them() -> None:
     given = {"eval_every_sec": 2.5, "eval_episodes": 3, "eval_seed": 7, "eval_env_kwargs": {"x": [1, None]}}
+    given["eval_flags"] = {"horizon": 9}
     words = evaluation_words(Config.from_flat({"env": "a", "experiment": "b", **given}))
     (found,) = cli.parse(words[0], words[1:])
     assert (found.run, found.every_sec, found.episodes) == (str(Path("train_dir/b").absolute()), 2.5, 3)
     assert (found.seed, found.env_kwargs, found.video_every_min) == (7, {"x": [1, None]}, 0.0)
+    assert found.flags == {"horizon": 9}
 
 
 def test_the_first_episode_is_filmed_now_and_then(

@@ -147,6 +147,77 @@ def test_it_runs_in_any_thread(tmp_path: Path, inference: str) -> None:
     assert not multiprocessing.active_children()
 
 
+def test_weights_can_be_set_while_it_trains(tmp_path: Path) -> None:
+    flags = SMALL | {"train_dir": tmp_path, "experiment": "a", "learning_rate": 0.0, "normalize_input": False}
+    with Training(flags, report_seconds=0.0, normalize_returns=False) as run:
+        for report in run:
+            if report.env_steps:
+                weights = {name: value + 1.0 for name, value in run.weights().items()}
+                run.set_weights(weights)
+                break
+        with pytest.raises(UsageError, match=r"^the model has no weights wrong$"):
+            run.set_weights({**weights, "wrong": 1})
+        name = next(iter(weights))
+        with pytest.raises(UsageError, match=rf"^weights {name} must have shape .*, got none$"):
+            run.set_weights({other: value for other, value in weights.items() if other != name})
+        with pytest.raises(UsageError, match="there is no policy 1 whose weights can be set"):
+            run.set_weights(weights, policy=1)
+    kept = load_policy(run.directory).get_weights()
+    assert all(np.array_equal(kept[name], weights[name]) for name in weights)
+    with pytest.raises(UsageError, match="weights can only be set while a run trains"):
+        run.set_weights(weights)
+    with pytest.raises(UsageError, match="there is no policy 0 whose weights can be set"):
+        Training(flags).set_weights(weights)
+
+
+@pytest.mark.slow
+def test_it_is_evaluated_while_it_trains(tmp_path: Path) -> None:
+    with Training(SMALL, train_dir=tmp_path, experiment="a", report_seconds=0.0) as run:
+        for report in run:
+            if report.env_steps:
+                break
+        before = run.report().env_steps
+        found = run.evaluate(episodes=3, seed=7, flags={"horizon": 2})
+        assert [(one["mode"], one["episodes"]) for one in found] == [("sampled", 3), ("most_probable", 3)]
+        assert all(one["env_steps"] >= report.env_steps for one in found)
+        assert run.report().env_steps > before
+        with pytest.raises(UsageError, match=r"^appo evaluate failed: .*--flags gamma: an evaluation plays"):
+            run.evaluate(flags={"gamma": 0.5})
+    kept = read_metrics(run.directory / "eval" / "results.jsonl")
+    assert [one["mean"] for one in kept] == [one["mean"] for one in found]
+
+
+@pytest.mark.slow
+def test_it_is_exported_while_it_trains(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    with Training(SMALL, train_dir=tmp_path, experiment="a", report_seconds=0.0) as run:
+        for report in run:
+            if report.env_steps:
+                assert run.export(tmp_path / "policy.onnx") == tmp_path / "policy.onnx"
+                break
+    assert (tmp_path / "policy.onnx").stat().st_size > 100
+
+
+def test_reports_wait_for_env_steps_and_metrics_are_of_chosen_workers(tmp_path: Path) -> None:
+    flags = SMALL | {"train_dir": tmp_path, "experiment": "a", "train_for_env_steps": 3000}
+    with Training(flags, report_seconds=0.0, report_env_steps=1000) as run:
+        with pytest.raises(UsageError, match="has not begun"):
+            run.collect_metrics()
+        seen = []
+        for report in run:
+            seen.append(report.env_steps)
+            found = run.collect_metrics()
+    *regular, _ = seen  # the last one comes at the end, whenever that is
+    assert all(later - earlier >= 1000 for earlier, later in zip([0, *regular], regular, strict=False))
+    assert seen[0] >= 1000  # it was looked at after every turn, from 0 on
+    assert found.keys() == {"actor_0", "main"}
+    assert found["actor_0"]["collected"] >= 3000
+    assert sum(found["main"].values()) == pytest.approx(1.0)
+    assert run.collect_metrics(["actor_0"]) == {"actor_0": run.collect_metrics()["actor_0"]}
+    with pytest.raises(UsageError, match=r"^no worker actor_1 has reported; did you mean actor_0\?$"):
+        run.collect_metrics(["actor_1"])
+
+
 @pytest.mark.parametrize(
     ("config", "flags", "message"),
     [

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from algorithms.models.build import computes_in_bf16
+from algorithms.models.config import ModelConfig
 from algorithms.models.encoders import share_images
 from algorithms.population.config import PopulationConfig
 from algorithms.run.build_learner import make_learner, make_policy_worker
@@ -63,7 +64,7 @@ class NetworkTimer:
         spec: of the environment.
 
     Attributes:
-        descriptions: what memory the model of each policy needs; networks are alike, what learners begin with is not.
+        descriptions: what memory the model of each policy needs, and what its learner begins with.
         columns: of the largest minibatch that there was time to train.
 
     Raises:
@@ -75,13 +76,19 @@ class NetworkTimer:
             config.algorithm.check(replace(config.learning, **values), spec)
         self.config, self.spec = config, spec
         flags = [replace(config.learning, **values) for values in config.per_policy]
-        shared = (config.model, config.run.precision, "cpu")
-        contexts = [Context(spec, own, *shared, policy, len(flags)) for policy, own in enumerate(flags)]
+        contexts = [
+            Context(spec, own, config.model_of(policy), config.run.precision, "cpu", policy, len(flags))
+            for policy, own in enumerate(flags)
+        ]
         self.flat = config.algorithm.make_model(contexts[0])
-        size = cast(int, self.flat.module.rnn_state_size)
-        layouts = [config.algorithm.layout(context, self.flat) for context in contexts]
-        self.descriptions = tuple(ModelDescription(self.flat.table, size, layout) for layout in layouts)
+        self.descriptions = tuple(self._describe(context, contexts[0].model) for context in contexts)
         self.columns = 1
+
+    def _describe(self, context: Context, first: ModelConfig) -> ModelDescription:
+        """What memory the model of a policy needs, which is made unless it is as that of the first one."""
+        algorithm = self.config.algorithm
+        flat = self.flat if context.model == first else algorithm.make_model(context)
+        return ModelDescription(flat.table, cast(int, flat.module.rnn_state_size), algorithm.layout(context, flat))
 
     def costs(self) -> tuple[Curve, Curve]:
         """Seconds of forward passes by rows, and of training on a sample in all epochs by given threads, or by one."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from algorithms.runtime.messages import (
     CopyWeights,
     LearnerReport,
     Message,
+    ReplaceWeights,
     SaveState,
     SetHyperparameters,
     SlotReleased,
@@ -251,22 +253,31 @@ class LearnerWorker:
             case TrajectoryReady():
                 if self.ledger.accept(message):
                     self.batches.add(message)
-            case Begin():  # main must know what was learned before this start
-                for unsettled in self.ledger.unsettled():
-                    if isinstance(unsettled, SlotReleased):
-                        yield unsettled
-                    else:
-                        yield from self.handle(unsettled)
-                yield self._report()
+            case Begin():
+                yield from self._begin()
             case SaveState():
                 yield self.save()
             case SetHyperparameters() | CopyWeights():
                 if self.member is not None:
                     yield self.member.obey(message, self)
+            case ReplaceWeights(_, path):
+                state = self.learner.state()
+                state.weights[:] = np.fromfile(path, np.float32)
+                self.go_on_from(state)
+                Path(path).unlink()  # which is the answer
             case Stop():
                 self.stopped = True
                 yield self.save()
                 yield self._report()
+
+    def _begin(self) -> Iterator[Message]:
+        """Settle what a predecessor has left; main must know what was learned before this start."""
+        for unsettled in self.ledger.unsettled():
+            if isinstance(unsettled, SlotReleased):
+                yield unsettled
+            else:
+                yield from self.handle(unsettled)
+        yield self._report()
 
     def pending(self) -> bool:
         """Whether there is something to copy or to train on."""

@@ -18,7 +18,7 @@ from algorithms.runtime.memory.weights import barrier
 from algorithms.runtime.messages import KEY, PolicyTraits
 from utils.checkpoint_files import Limit
 from utils.errors import CheckpointError, UsageError
-from utils.values import is_number, is_plain, shown
+from utils.values import is_number, is_plain, nearest, shown
 
 META_BYTES = 1 << 16
 
@@ -311,6 +311,22 @@ def named(vector: Array, table: Table) -> dict[str, Array]:
         views[name] = vector[start : start + size].reshape(shape)
         start += size
     return views
+
+
+def vector_of(weights: Mapping[str, Any], table: Table) -> Array:
+    """The flat vector [P] of all weights of a model by name, as somebody has given them.
+
+    Raises:
+        UsageError: a name or a shape is not the model's, or one is missing.
+    """
+    expected = dict(table)
+    for name in [*weights, *expected]:
+        if name not in expected:
+            raise UsageError(f"the model has no weights {shown(name)}{nearest(name, expected)}")
+        if name not in weights or np.shape(weights[name]) != expected[name]:
+            given = np.shape(weights[name]) if name in weights else "none"
+            raise UsageError(f"weights {name} must have shape {expected[name]}, got {given}")
+    return np.concatenate([np.asarray(weights[name], np.float32).reshape(-1) for name in expected])
 
 
 def _joined(named: dict[str, Array], prefix: str, table: Table) -> Array:

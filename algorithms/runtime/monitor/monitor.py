@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.runtime.budget import Budget
-from algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks
+from algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks, finite
 from algorithms.runtime.config import LoggingConfig
 from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.messages import (
@@ -25,7 +25,7 @@ from algorithms.runtime.monitor.performance import Machine, Performance, Process
 from algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, PolicyProgress
 from algorithms.runtime.monitor.wandb import Tracker
 from utils.logging import recent_warnings
-from utils.machine import core_time
+from utils.machine import Usage, core_time
 from utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
 from utils.run_folder import RunFolder
 from utils.tensorboard import EventWriter
@@ -55,6 +55,7 @@ class Monitor:
         elapsed_before: seconds of earlier starts, up to what was saved of them.
         tracker: is handed every record too, if there is one.
         disk: writes the records.
+        usage: of the machine, which is part of every record.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Monitor:
         self.times: dict[str, ProcessTimes] = {}
         self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
         self.tracker: Tracker | None = None
+        self.usage = Usage()
         self.disk = DiskThread("files")
         folder = RunFolder(directory)
         first_start = not (folder.metrics.exists() and folder.metrics.stat().st_size)
@@ -110,10 +112,7 @@ class Monitor:
         """Take in a report."""
         match message:
             case EpisodesDone():
-                for policy, progress in enumerate(self.policies):
-                    progress.add_episodes(message, policy)
-                if not self._played:
-                    self._played, self._next_summary = True, -math.inf  # the first figures are awaited most
+                self._add_episodes(message)
             case LearnerReport(policy, version, totals, metrics):
                 progress = self.policies[policy]
                 progress.version = version
@@ -134,6 +133,15 @@ class Monitor:
             case WorkerRestarted():
                 self.restarts += 1
 
+    def _add_episodes(self, done: EpisodesDone) -> None:
+        """Take in episodes that have ended."""
+        for policy, progress in enumerate(self.policies):
+            progress.add_episodes(done, policy)
+        if self.hooks is not None:
+            self.hooks.tell("on_episodes", done)
+        if not self._played:
+            self._played, self._next_summary = True, -math.inf  # the first figures are awaited most
+
     def tick(self, now: float) -> None:
         """Write what is due at this monotonic time."""
         if now >= self._next_summary:
@@ -145,14 +153,29 @@ class Monitor:
     def write_summaries(self, now: float) -> None:
         """A record of every policy for metrics.jsonl and TensorBoard."""
         found = self.performance()
+        machine = {f"perf/{name}": value for name, value in self.usage.read().items()}
         for policy in range(len(self.policies)):
-            record = self.record(policy, now) | (found.tags() if found else {})
+            record = self.record(policy, now) | (found.tags() if found else {}) | machine
             record |= self.custom(policy, record)
+            if self.hooks is not None:
+                record = self._told(self.hooks, policy, record)
             self.disk.do(partial(self.metrics_log.append, record))
             if self.tracker is not None:
                 self.tracker.add(policy, record)
             if self.writers:
                 self._show(policy, record)
+
+    def _told(self, hooks: Hooks, policy: int, record: dict[str, float]) -> dict[str, float]:
+        """The record as callbacks leave it, after they have written what they want beside it."""
+        if hooks.hears("on_summaries"):
+            values = {name: one.values() for name, one in self.policies[policy].statistics().items()}
+            writer = self.writers[policy] if self.writers else None
+            hooks.tell("on_summaries", policy, values, int(record["env_steps"]), writer)
+        if not hooks.hears("on_train_result"):
+            return record
+        figures, counters = dict(record), {name: record[name] for name in HEAD}
+        hooks.tell("on_train_result", policy, figures)
+        return counters | {tag: value for tag, value in finite(figures).items() if tag not in counters}
 
     def _show(self, policy: int, record: Mapping[str, Any]) -> None:
         tags = {tag: value for tag, value in record.items() if tag not in HEAD}

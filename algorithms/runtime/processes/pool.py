@@ -1,5 +1,6 @@
 """The main loop: listen to the workers, ask for checkpoints, stop when it is time, and leave nothing behind."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -13,7 +14,13 @@ from algorithms.runtime.topology import Topology
 from utils.interrupts import SignalWatch
 from utils.timing import FRAMEWORK, clock
 
+log = logging.getLogger(__name__)
+
 POLL_SECONDS = 0.1
+
+START_LINE_SECONDS = 5.0  # between lines that say how far the start is
+
+MOST_NAMED = 4  # processes in such a line
 
 
 class Workers(Protocol):
@@ -99,6 +106,7 @@ class Processes:
         stalls: asked whether the run gets anywhere.
         launch: starts the process of that name and generation through the supervisor.
         signals: looked at while waiting for them.
+        most_at_once: processes that make environments at the same time at the start; 0: all.
     """
 
     def __init__(
@@ -108,8 +116,9 @@ class Processes:
         stalls: StallWatch,
         launch: Callable[[str, int], None],
         signals: SignalWatch,
+        most_at_once: int = 0,
     ) -> None:
-        self.supervisor, self.topology, self.stalls = supervisor, topology, stalls
+        self.supervisor, self.topology, self.stalls, self.most_at_once = supervisor, topology, stalls, most_at_once
         self._launch, self.signals = launch, signals
         self._address_of = topology.address_book().address_of
         self._home = {w: name for name, workers in topology.processes().items() for w in workers}
@@ -117,17 +126,38 @@ class Processes:
 
     def start(self) -> None:
         """Start all processes and, when the last of them is ready, let them begin."""
-        for name in self.topology.processes():
+        coming, waiting = dict(self.topology.processes()), set[str]()
+        due = time.monotonic() + START_LINE_SECONDS
+        while coming or waiting:
             self.signals.check()
-            self._launch(name, 0)
-        waiting = set(self.topology.processes())
-        while waiting:
-            self.signals.check()
+            while coming and self._may_start(next(iter(coming)), waiting):
+                name = next(iter(coming))
+                del coming[name]
+                waiting.add(name)
+                self._launch(name, 0)
+                self.signals.check()
             for name, message in self.supervisor.poll(POLL_SECONDS):
                 if isinstance(message, WorkerReady):
                     waiting.discard(name)
+            if waiting and (now := time.monotonic()) >= due:
+                due = now + START_LINE_SECONDS
+                log.info("%s", self._progress(len(coming), waiting))
         self.supervisor.begin()
         self._timekeeper.begin()
+
+    def _may_start(self, name: str, waiting: set[str]) -> bool:
+        """Whether the process may start beside those that are waited for: so many of them may make environments."""
+        processes = self.topology.processes()
+        making = [one for one in (name, *waiting) if processes[one][0].facts.runs_environments]
+        return not self.most_at_once or name not in making or len(making) <= self.most_at_once
+
+    def _progress(self, num_coming: int, waiting: set[str]) -> str:
+        """How far the start is, in one line."""
+        total, first = len(self.topology.processes()), sorted(waiting)[:MOST_NAMED]
+        more = f" and {len(waiting) - MOST_NAMED} more" * (len(waiting) > MOST_NAMED)
+        ready = total - num_coming - len(waiting)
+        later = f"; {num_coming} start later" * (num_coming > 0)
+        return f"{ready} of {total} processes are ready, waiting for {', '.join(first)}{more}{later}"
 
     def poll(self, timeout_seconds: float) -> list[Message]:
         """Messages for main."""

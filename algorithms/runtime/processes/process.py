@@ -154,6 +154,7 @@ class ProcessPlan:
         threads: of its numeric libraries.
         visible_gpus: value of CUDA_VISIBLE_DEVICES; None leaves it alone.
         generation: how often this process has been started before in the run.
+        log_level: below which its messages are dropped.
     """
 
     name: str
@@ -167,6 +168,7 @@ class ProcessPlan:
     threads: int
     visible_gpus: str | None = None
     generation: int = 0
+    log_level: str = "INFO"
 
     @property
     def role(self) -> Role:
@@ -259,13 +261,14 @@ def stack_of(process: BaseProcess, log_path: Path) -> str:
     return "\n".join(logging.tail(log_path, STACK_LINES)) + "\n"
 
 
-def isolate(name: str, log_path: Path, *, leads_group: bool) -> None:
+def isolate(name: str, log_path: Path, *, leads_group: bool, log_level: str = "INFO") -> None:
     """Make this process deaf to signals meant for main, and what it prints part of its log.
 
     Args:
         name: of the process.
         log_path: what environments and libraries print belongs there, not between main's lines.
         leads_group: whether it leads a process group, so that what its environments start can be ended with it.
+        log_level: below which messages are dropped.
     """
     prctl.die_with_parent(prctl.server_pid or main_pid())
     if leads_group:
@@ -273,7 +276,7 @@ def isolate(name: str, log_path: Path, *, leads_group: bool) -> None:
     for number in QUIET:  # only main reacts; it will tell us
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # main blocks signals while it starts a process
-    logging.configure(name, log_path)
+    logging.configure(name, log_path, log_level)
     _redirect_output(log_path)
 
 
@@ -285,7 +288,7 @@ def main_pid() -> int | None:
 
 def _enter(plan: ProcessPlan) -> None:
     """What must hold in this process before anything is built."""
-    isolate(plan.name, plan.log_path, leads_group=plan.runs_environments)
+    isolate(plan.name, plan.log_path, leads_group=plan.runs_environments, log_level=plan.log_level)
     prctl.die_earlier(plan.role.oom_score)
     machine.allocator_settings()
     if not plan.runs_environments:

@@ -55,6 +55,8 @@ class GroupPlan:
         keep: never hand slots over (sampling speed only).
         generation: how often the group's actor has been started.
         exploring: of every row, whether its returns are shown apart; (): of none.
+        soft_horizon: steps of an agent after which an episode ends in the statistics alone; 0: never.
+        whole_episodes: a slot holds one episode of the only row, and is handed over when that has ended.
     """
 
     index: int
@@ -71,6 +73,8 @@ class GroupPlan:
     keep: bool = False
     generation: int = 0
     exploring: tuple[bool, ...] = ()
+    soft_horizon: int = 0
+    whole_episodes: bool = False
 
 
 @dataclass(slots=True)
@@ -186,6 +190,7 @@ class EnvGroup:
         self.matchmaker = make_matchmaker(plan, envs, np.random.default_rng(policy_seeds))
         self.matchmaker.shaping[: len(plan.reward_shaping)] = plan.reward_shaping
         self.rollout = trajectories.valid.shape[1]
+        self.soft_horizon = SoftHorizon(plan.soft_horizon, envs.num_rows) if plan.soft_horizon else None
         self.steps = {slot: self._steps(slot, finals) for slot in plan.slots}
         self.free = deque(take_back(trajectories, plan.slots))
         trajectories.num_frames[list(self.free)] = envs.spec.frames_per_step
@@ -233,6 +238,8 @@ class EnvGroup:
             np.logical_not(now.out.first, out=now.valid)
         num_valid = int(np.count_nonzero(now.valid))
         clock.collected += num_valid
+        if self.soft_horizon is not None:
+            self.soft_horizon.count(now.out, now.valid)
         if self.hooks is not None:
             stats = self.hooks.step(slot, step, now.out, stats)
         self.episodes.record(now.out, now.valid, self.trajectories.policy_id[slot, step], stats)
@@ -244,10 +251,23 @@ class EnvGroup:
             self._carry_on_policies(slot, step)
             yield from self.matchmaker.answer(self.plan.index)
         self.step = step + 1
+        if self.plan.whole_episodes and not num_valid:  # the next episode has begun, which is for the next slot
+            self._pad(slot, self.step)
+            self.step = self.rollout
         if self.step < self.rollout or (now.out.has_final is not None and now.out.has_final.any()):
             yield from self._request()
         else:
             yield from self._hand_over()
+
+    def _pad(self, slot: int, begin: int) -> None:
+        """Let the steps of a slot from `begin` on be such as were never taken; its last observation is that of now."""
+        t = self.trajectories
+        for array in t.obs.values():
+            array[slot, self.rollout] = array[slot, begin]
+        t.first[slot, begin:] = True
+        t.policy_id[slot, begin:] = t.policy_id[slot, begin]
+        for flags in (t.valid, t.terminated, t.truncated):
+            flags[slot, begin:] = False
 
     def release(self, message: SlotReleased) -> Iterator[Outgoing]:
         """Take back a slot from one learner; go on if the group waited for it."""
@@ -280,6 +300,7 @@ class EnvGroup:
                     num_frames=t.num_frames[slot, i],
                     final_obs=final_obs,
                     has_final=has_final,
+                    logical_end=None if self.soft_horizon is None else self.soft_horizon.ends,
                 ),
             )
             for i in range(self.rollout)
@@ -371,6 +392,29 @@ class EnvGroup:
         self.matchmaker.draw(policy, first, self.plan.index * len(self.seeds), self.envs)
 
 
+class SoftHorizon:
+    """Ends episodes in the statistics after so many steps of their agent; nothing else notices.
+
+    Args:
+        steps: after which one ends.
+        num_rows: R.
+
+    Attributes:
+        ends: [R] where one ends with the step counted last, and goes on.
+    """
+
+    def __init__(self, steps: int, num_rows: int) -> None:
+        self.steps, self.ends = steps, np.zeros(num_rows, np.bool_)
+        self._taken = np.zeros(num_rows, np.int64)
+
+    def count(self, row: StepRow, valid: Array) -> None:
+        """Count a step of every row in which it was `valid` [R]; what ends by itself begins anew by itself."""
+        over = row.terminated | row.truncated
+        self._taken += valid
+        np.logical_and(self._taken == self.steps, ~over, out=self.ends)
+        self._taken[over | self.ends | ~valid] = 0
+
+
 # Returns and lengths of the episodes of one group, gathered as arrays.
 
 
@@ -395,7 +439,10 @@ class Episodes:
         """Add one step of every row, [R]; remember the episodes that end with it."""
         self._return += row.reward
         self._length += np.multiply(row.num_frames, valid, out=self._frames)
-        if np.logical_or(row.terminated, row.truncated, out=self._done).any():
+        np.logical_or(row.terminated, row.truncated, out=self._done)
+        if row.logical_end is not None:
+            self._done |= row.logical_end
+        if self._done.any():
             ended = self._done.nonzero()[0]
             self.count += len(ended)
             self._ended.append((policy[ended], self._return[ended], self._length[ended], self._exploring[ended]))

@@ -16,7 +16,10 @@ from utils.errors import UsageError
         (["--policies_to_train=1"], "--policies_to_train=1: there are --num_policies=1"),
         (["--num_policies=2", "--frozen_policies=0,1"], "leave no policy that learns"),
         (["--policy_mapping=a.b:c"], "--policy_mapping chooses among policies: raise --num_policies"),
-        (["--num_policies=2", "--per_policy", "lerning_rate=1,2"], "is no learning flag; did you mean learning_rate?"),
+        (
+            ["--num_policies=2", "--per_policy", "lerning_rate=1,2"],
+            "is no flag of learning or of the network; did you mean learning_rate?",
+        ),
         (["--num_policies=2", "--per_policy", "rollout=8,16"], "rollout is the same for all policies"),
         (["--num_policies=2", "--per_policy", "algo=APPO,PPO"], "--per_policy algo: algo is the same for all policies"),
         (["--num_policies=2", "--per_policy", "gamma=0.9"], "--per_policy gamma has 1 values for --num_policies=2"),

@@ -21,6 +21,7 @@ from algorithms.runtime.messages import (
     Begin,
     LearnerReport,
     Message,
+    ReplaceWeights,
     SaveState,
     SlotReleased,
     StateSaved,
@@ -459,3 +460,25 @@ class TestRollback:
                 self.train(training, np.inf)
         finally:
             failpoints.arm("")
+
+
+def test_weights_from_outside_take_the_place_of_its_own(training: Training, tmp_path: Path) -> None:
+    training.give(0)
+    training.work()
+    training.give(1)
+    before = training.learner.version
+    path = tmp_path / "weights"
+    np.array([7.0, 8.0, 9.0], np.float32).tofile(path)
+    assert training.told(ReplaceWeights(0, str(path))) == []
+    assert not path.exists()  # which says that it is done
+    assert training.learner.flat.flat.tolist() == [7.0, 8.0, 9.0]
+    version, weights = training.ring.fetch(0)
+    assert version == before + 20 + 1  # what was acted with others is too old
+    assert weights is not None
+    assert weights.tolist() == [7.0, 8.0, 9.0]
+    state = training.block.read()
+    assert state is not None
+    assert state.weights.tolist() == [7.0, 8.0, 9.0]
+    assert (state.meta["updates"], state.meta["samples"]) == (2, 12)
+    training.work()
+    assert training.report().totals["discarded"] == 12

@@ -238,6 +238,7 @@ def test_records_hold_the_counters_before_the_tags(watched: Watched) -> None:
     monitor.close()
     first, second, *last = watched.records()
     assert list(first)[:5] == ["elapsed_seconds", "policy", "env_steps", "samples", "discarded"]
+    assert 0.0 < first.pop("perf/machine_memory_percent") < 100.0
     assert first == {
         "elapsed_seconds": 4.0, "policy": 0, "env_steps": 1000, "samples": 250, "discarded": 5,
         "perf/version": 3.0, "perf/episodes": 0.0, "train/loss": 0.5,

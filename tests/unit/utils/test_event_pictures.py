@@ -1,0 +1,77 @@
+"""Histograms and images of the user's in TensorBoard's files."""
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.utils.test_metrics import events
+from utils.tensorboard import BUCKETS, EventWriter, histogram_of, image_of
+
+
+def pixels_of(png: bytes) -> np.ndarray:
+    """Decode a PNG whose lines are not filtered; checks every checksum."""
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    chunks, place = {}, 8
+    while place < len(png):
+        (length,), kind = struct.unpack(">I", png[place : place + 4]), png[place + 4 : place + 8]
+        chunks[kind] = png[place + 8 : place + 8 + length]
+        (checksum,) = struct.unpack(">I", png[place + 8 + length : place + 12 + length])
+        assert checksum == zlib.crc32(kind + chunks[kind])
+        place += length + 12
+    width, height, bits, colour = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
+    channels = {0: 1, 2: 3, 6: 4}[colour]
+    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + width * channels)
+    assert (bits, lines[:, 0].any()) == (8, False)
+    return lines[:, 1:].reshape(height, width, channels)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_an_image_is_a_picture_of_its_pixels(channels: int) -> None:
+    pixels = np.random.default_rng(1).integers(256, size=(5, 7, channels), dtype=np.uint8)
+    fields = image_of(pixels)
+    assert (fields["height"], fields["width"], fields["colorspace"]) == (5, 7, channels)
+    encoded = fields["encoded_image_string"]
+    assert isinstance(encoded, bytes)
+    assert np.array_equal(pixels_of(encoded), pixels)
+    assert np.array_equal(pixels_of(image_of(pixels[:, ::2])["encoded_image_string"]), pixels[:, ::2])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 2)])
+def test_what_is_no_image_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^an image is an array of uint8 \[H, W, 1, 3 or 4\], got uint8 "):
+        image_of(np.zeros(shape, np.uint8))
+    with pytest.raises(ValueError, match="got float64"):
+        image_of(np.zeros((5, 7, 3)))
+
+
+def test_a_histogram_counts_every_finite_value_once() -> None:
+    values = np.random.default_rng(1).normal(size=500)
+    fields = histogram_of([*values, np.nan, np.inf])
+    assert fields is not None
+    counts, edges = np.histogram(values, BUCKETS)
+    assert fields["bucket"] == counts.tolist()
+    np.testing.assert_allclose(fields["bucket_limit"], edges[1:])
+    assert (fields["num"], fields["min"], fields["max"]) == (500, values.min(), values.max())
+    assert fields["sum"] == pytest.approx(values.sum())
+    assert fields["sum_squares"] == pytest.approx((values**2).sum())
+    assert histogram_of([np.nan]) is None
+    alike = histogram_of([2.0, 2.0])
+    assert alike is not None
+    assert alike["bucket"] == [2] + [0] * (BUCKETS - 1)
+
+
+def test_both_come_to_the_files_at_their_step(tmp_path: Path) -> None:
+    writer = EventWriter(tmp_path)
+    writer.add_histogram(8, "mine/values", [1.0, 2.0, 4.0])
+    writer.add_histogram(9, "mine/nothing", [])
+    writer.add_image(16, "mine/image", np.zeros((2, 3, 1), np.uint8))
+    assert writer.close()
+    _, first, second = events(tmp_path)
+    assert (first.step, first.summary.value[0].tag, first.summary.value[0].histo.bucket[0]) == (
+        8, "mine/values", 1.0
+    )  # fmt: skip
+    image = second.summary.value[0].image
+    assert (second.step, image.height, image.width, image.colorspace) == (16, 2, 3, 1)
