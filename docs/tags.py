@@ -43,6 +43,7 @@ SECTIONS: dict[str, Section] = {
         "train/skipped_in_a_row": "such updates since the last good one, see `--max_skipped_updates`",
         "train/rollbacks": "how often training went back to the last good state",
         "train/policy_lag_mean": "updates between acting and learning, mean over samples",
+        "train/policy_lag_min": "the smallest",
         "train/policy_lag_max": "the largest",
         "train/reproduction_error": "with `--verify_reproduction`: largest relative difference between what acted and"
         " what learns; must stay below 1e-5",
@@ -52,6 +53,7 @@ SECTIONS: dict[str, Section] = {
     "Speed": {
         "perf/env_steps_per_second": "learned from, over ten seconds",
         "perf/samples_per_second": "the same in samples",
+        "perf/collected_per_second": "steps that all actors have taken, for all policies together, trained on or not",
         "perf/limit_samples_per_second": "what the machine could do with this environment and network if no core were"
         " ever idle",
         "perf/limit_ratio": "how near the run is to that",
@@ -60,6 +62,8 @@ SECTIONS: dict[str, Section] = {
         "perf/machine_memory_percent": "memory in use on the whole machine",
         "perf/gpu<number>_percent": "time in which a GPU computes, by its number on the machine",
         "perf/gpu<number>_memory_percent": "its memory in use",
+        "perf/memory_mib": "of all processes of the run, what they share counted once; looked at every 10 s at most",
+        "perf/memory_main_mib": "of the main process, with its part of what it shares with others",
         "perf/<role>/<phase>": "share of the time of a role's processes; roles and phases below",
         "perf/cpu_us/<phase>": "CPU time of one sample in microseconds, all processes together",
     },

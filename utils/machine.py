@@ -207,14 +207,17 @@ class Descendants:
         return self._most
 
 
-def family_memory_bytes() -> int | None:
-    """Memory of this process and its descendants, what they share counted once; None where the kernel does not say."""
+def family_memory_bytes() -> tuple[int, int] | None:
+    """Memory of this process alone, and with its descendants; None where the kernel does not say.
+
+    What several share is divided among them, and so counted once in their sum.
+    """
     this = psutil().Process()
     sizes = []
     for process in (this, *this.children(recursive=True)):
         with contextlib.suppress(psutil().Error, OSError, AttributeError):  # ended, not ours, another system
             sizes.append(process.memory_full_info().pss)
-    return sum(sizes) if sizes else None
+    return (sizes[0], sum(sizes)) if sizes else None
 
 
 @cache

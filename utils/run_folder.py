@@ -38,6 +38,8 @@ EVALUATION = "eval"
 RESULTS_FILE = "results.jsonl"
 VIDEOS = "videos"
 PLOTS = CURVE_FILE.partition("/")[0]
+CODE = "code"
+CODE_STARTS_FILE = "starts.jsonl"
 
 CHECKPOINTS = "checkpoint_p"
 """Name of the folder of a policy's checkpoints, before the number of the policy."""
@@ -88,6 +90,8 @@ class RunFolder:
         evaluation: folder of what evaluations beside the run or after it have found.
         results: a record per evaluation, one line each.
         videos: folder of filmed evaluations.
+        code: folder of what differed in the user's code from its commits.
+        code_starts: commits and diffs of the starts at which they changed, one line each.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,6 +103,8 @@ class RunFolder:
         self.lock, self.logs, self.incidents = path / LOCK_FILE, path / LOGS, path / INCIDENTS
         self.evaluation = path / EVALUATION
         self.results, self.videos = self.evaluation / RESULTS_FILE, self.evaluation / VIDEOS
+        self.code = path / CODE
+        self.code_starts = self.code / CODE_STARTS_FILE
 
     def log(self, name: str) -> Path:
         """Return the log of a process, absolute: the process may change its working directory."""

@@ -13,8 +13,8 @@ from typing import Any, TypeGuard, cast
 from utils.errors import UsageError
 from utils.flags import Flag, Kind
 
-TRUE_WORDS = ("true", "1", "yes", "on")
-FALSE_WORDS = ("false", "0", "no", "off")
+TRUE_WORDS = ("true", "1", "yes", "on", "t", "y")
+FALSE_WORDS = ("false", "0", "no", "off", "f", "n")
 NOUNS: dict[Kind, str] = {
     "int": "a whole number",
     "float": "a finite number",

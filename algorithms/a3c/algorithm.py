@@ -135,7 +135,9 @@ class A3C(Defaults):
             for spec in context.spec.observations.values()
             if model.normalize_input and (model.normalize_images or spec.dtype.startswith("float"))
         ]
-        return GradientRing.declare(0, topology.num_actors, num_weights, len(COMPUTED) + sum(numbers) + of_returns)
+        return GradientRing.declare(
+            context.policy, topology.num_actors, num_weights, len(COMPUTED) + sum(numbers) + of_returns
+        )
 
     def workers(self, topology: Topology) -> Mapping[Role, Role]:
         """Declare a gradient worker beside every actor."""

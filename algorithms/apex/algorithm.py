@@ -107,7 +107,7 @@ class APEX(Defaults):
         """Declare the memory of the replay."""
         from algorithms.apex.storage import replay_fields
 
-        return replay_fields(replay_plan(context.flags), context.spec, topology)
+        return replay_fields(replay_plan(context.flags), context.spec, topology, policies=[context.policy])
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device

@@ -7,7 +7,7 @@ totals and the tree over the leaves are found again from words, notes and leaves
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -154,21 +154,27 @@ def num_columns(plan: ReplayPlan, rollout: int, num_policies: int) -> int:
 
 
 def replay_fields(
-    plan: ReplayPlan, spec: EnvSpec, topology: Topology, rnn_state_size: int = 0, recurrence: int = 0
+    plan: ReplayPlan,
+    spec: EnvSpec,
+    topology: Topology,
+    rnn_state_size: int = 0,
+    recurrence: int = 0,
+    policies: Iterable[int] | None = None,
 ) -> list[Field]:
-    """Declare the shared memory of the replays of all policies that learn.
+    """Declare the shared memory of the replays of policies that learn.
 
     Args:
         plan: of each.
         spec: of the environment.
-        topology: how many policies there are, and how long rollouts are.
+        topology: how many policies there are in all, and how long rollouts are.
         rnn_state_size: H.
         recurrence: steps of a BPTT segment; 0: a whole rollout.
+        policies: their numbers; None: all.
     """
     rollout, fields = topology.rollout, []
     n = num_columns(plan, rollout, topology.num_policies)
     segments = rollout // (recurrence or rollout)
-    for policy in range(topology.num_policies):
+    for policy in range(topology.num_policies) if policies is None else policies:
         prefix = f"replay.{policy}"
         fields += [
             Field(f"{prefix}.word", (n,), "int64"),

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from algorithms.models.config import ModelConfig
 from algorithms.models.cores import Core, autocast_off
@@ -63,6 +64,20 @@ class Tower(nn.Module):
         return torch.autocast(tensor.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
 
+class UnitScale(nn.Module):
+    """Multiplies a weight by a number that is not trained, for units that the weight itself cannot take up."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Scale a weight of any shape."""
+        return weight * self.scale
+
+
 class PolicyHead(nn.Module):
     """Features to the logits of all action parts, side by side.
 
@@ -90,8 +105,13 @@ class PolicyHead(nn.Module):
         """Zero, except that adaptive standard deviations start at their initial value."""
         with torch.no_grad():
             self.linear.bias.zero_()
-            if self.log_stddev is not None:
-                return
+        self.initialize_stddev()
+
+    def initialize_stddev(self) -> None:
+        """Let the biases of adaptive standard deviations be their initial value; a free parameter is that already."""
+        if self.log_stddev is not None:
+            return
+        with torch.no_grad():
             for bias, size in zip(torch.split(self.linear.bias, self.output_sizes), self.gaussian_sizes, strict=True):
                 bias[len(bias) - size :].fill_(self.initial_log_stddev)
 
@@ -256,6 +276,13 @@ class TowerActorCritic(ActorCritic):
             if encoder.num_image_layers and not env_spec.observations[key].dtype.startswith("float"):
                 encoder.scale_with(self.scaling_of(key))
                 self.keys_scaled_later |= {key}
+
+    def value_layer(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the value head; the scale and the bias, if its weight is normalized spectrally."""
+        if not parametrize.is_parametrized(self.value_head, "weight"):
+            return super().value_layer()
+        scale = next(module for module in self.value_head.modules() if isinstance(module, UnitScale))
+        return scale.scale, self.value_head.bias
 
     def compute_in_bf16(self) -> list[nn.Parameter]:
         """Let the towers compute in bf16; the weights that may then be bf16 copies, if the model only acts.

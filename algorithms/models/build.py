@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import spectral_norm
 
 from algorithms.models import encoders
-from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic, model_inputs
+from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic, UnitScale, model_inputs
 from algorithms.models.config import ENCODERS, ModelConfig, check_size, encoder_names, refuse_weights
 from algorithms.models.cores import Core, IdentityCore, RecurrentCore
 from algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
@@ -18,10 +19,19 @@ from algorithms.models.encoders import DictEncoder, Encoder, share_images
 from algorithms.models.flat_module import FlatModule
 from envs.spec import EnvSpec, ObservationSpec
 from utils import machine
+from utils.errors import UsageError, text_of
 
 Shape = tuple[int, ...]
 
 POLICY_OUTPUT_GAIN = 0.01
+AS_DRAWN = "torch_default"
+"""The `--policy_initialization` that leaves all weights and biases as torch draws them."""
+
+
+NORMALIZED = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+)  # fmt: skip
+"""Layers that `--use_spectral_norm` normalizes."""
 
 
 def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
@@ -32,9 +42,15 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
     starts. Its weights stay as it made them.
 
     Raises:
-        UsageError: the flags name an encoder that cannot read these observations, or a custom part that fails.
+        UsageError: the flags name an encoder that cannot read these observations, or a custom part that fails or cannot
+            be normalized spectrally.
     """
     if make := custom_class(config, "model"):
+        if config.use_spectral_norm:
+            raise UsageError(
+                f"--use_spectral_norm: --encoder_custom={config.encoder_custom} is a whole model, whose values must"
+                " take any unit; normalize its layers where they are made"
+            )
         return custom_model(make, config, env_spec)
     observations = model_inputs(env_spec)
     check_size(config)
@@ -49,6 +65,8 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
     )
     model = TowerActorCritic(env_spec, config, actor, critic, policy_head)
     _initialize_heads(config, model)
+    if config.use_spectral_norm:
+        _normalize_spectrally(config, model)
     return model
 
 
@@ -92,8 +110,6 @@ def build_tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -
             {key: build_encoder(names[key], spec.shape, config) for key, spec in observations.items()}
         )
         _initialize_layers(config, encoder)
-        if config.use_spectral_norm:
-            _normalize_spectrally(encoder)
     return Tower(encoder, _core(config, size_of(encoder, "output_size")))
 
 
@@ -103,6 +119,8 @@ def _core(config: ModelConfig, input_size: int) -> Core:
     if not config.use_rnn:
         return IdentityCore(input_size)
     core = RecurrentCore(config.rnn_type, input_size, config.hidden_size, config.rnn_num_layers)
+    if config.policy_initialization == AS_DRAWN:
+        return core
     for name, parameter in core.rnn.named_parameters():
         if name.startswith("bias"):
             nn.init.zeros_(parameter)
@@ -114,6 +132,8 @@ def _core(config: ModelConfig, input_size: int) -> Core:
 
 
 def _initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
+    if config.policy_initialization == AS_DRAWN:
+        return
     for module in encoder.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             _draw(config, module.weight, config.policy_init_gain)
@@ -122,6 +142,9 @@ def _initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
 
 
 def _initialize_heads(config: ModelConfig, model: TowerActorCritic) -> None:
+    if config.policy_initialization == AS_DRAWN:
+        model.policy_head.initialize_stddev()
+        return
     # A small last layer makes all actions about equally likely (gaussian: means near 0) whatever the features are, so
     # that exploration starts unbiased and the first updates do not undo chance (https://arxiv.org/abs/2006.05990, 3.2).
     _draw(config, model.policy_head.linear.weight, POLICY_OUTPUT_GAIN)
@@ -135,14 +158,28 @@ def _draw(config: ModelConfig, weight: Tensor, gain: float) -> None:
     draw(weight, gain=gain)
 
 
-def _normalize_spectrally(encoder: nn.Module) -> None:
-    """Bound the largest singular value of every Linear layer by 1.
+def _normalize_spectrally(config: ModelConfig, model: TowerActorCritic) -> None:
+    """Bound the largest singular value of every linear layer and every kernel, as a matrix [out,in*k*k], by 1.
 
     The estimate of it advances with every forward pass in training mode; a model that acts is in eval mode.
+
+    Raises:
+        UsageError: an encoder of the user's own has no such layer, or one that cannot be normalized.
+
+    Source: Miyato et al. 2018, arXiv:1802.05957, eq. 8 and algorithm 1.
     """
-    for module in list(encoder.modules()):
-        if isinstance(module, nn.Linear):
+    for tower in (tower for tower in (model.actor, model.critic) if tower is not None):
+        if not any(isinstance(module, NORMALIZED) for module in tower.encoder.modules()):
+            raise UsageError(f"--use_spectral_norm: {type(tower.encoder).__name__} has no linear or convolution layer")
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, NORMALIZED) or parametrize.is_parametrized(module, "weight"):
+            continue  # the user's own layer may be normalized already
+        try:
             spectral_norm(module)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise UsageError(f"--use_spectral_norm: {name} of {config.encoder_custom}: {text_of(error)}") from error
+    # Normalized, a weight cannot take up the units of returns: they would cancel.
+    parametrize.register_parametrization(model.value_head, "weight", UnitScale())
 
 
 def new_model(config: ModelConfig, spec: EnvSpec, device: str) -> FlatModule:

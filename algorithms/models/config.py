@@ -91,7 +91,9 @@ class ModelConfig:
     )
     nonlinearity: str = flag("elu", "activation of every layer", choices=("elu", "relu", "tanh"), fixed_on_resume=True)
     policy_initialization: str = flag(
-        "orthogonal", "initial weights of all layers", choices=("orthogonal", "xavier_uniform")
+        "orthogonal",
+        "initial weights of all layers; torch_default = as torch draws them, without policy_init_gain",
+        choices=("orthogonal", "xavier_uniform", "torch_default"),
     )
     policy_init_gain: float = flag(1.0, "gain of the initial weights of the hidden layers", minimum=0)
     actor_critic_share_weights: bool = flag(
@@ -103,7 +105,12 @@ class ModelConfig:
         fixed_on_resume=True,
     )
     initial_stddev: float = flag(1.0, "standard deviation of continuous actions at the start", minimum=1e-6)
-    use_spectral_norm: bool = flag(False, "spectral normalization of the fully connected layers", fixed_on_resume=True)
+    use_spectral_norm: bool = flag(
+        False,
+        "spectral normalization of all linear and convolution layers, those of heads, --encoder_custom and its cores"
+        " included; a whole model of your own is refused",
+        fixed_on_resume=True,
+    )
     use_rnn: bool = flag(True, "a recurrent core between encoder and heads", fixed_on_resume=True)
     rnn_type: str = flag("gru", "cell of the recurrent core", choices=("gru", "lstm"), fixed_on_resume=True)
     rnn_num_layers: int = flag(1, "layers of the recurrent core", minimum=1, maximum=MOST_LAYERS, fixed_on_resume=True)

@@ -80,10 +80,13 @@ class Encoder(nn.Sequential):
         """Encode x [N,*] to [N,output_size]."""
         if not self.num_image_layers:
             return _through(self, x)
-        layers, trained = self._ready(x)
         at_once = IMAGES_AT_ONCE[computed_in(x)] if x.device.type == "cpu" else len(x)
+        if self._estimates:
+            with parametrize.cached():  # one estimate for all parts of a pass
+                return self._forward(self._ready(x)[0], at_once, x)
+        layers, trained = self._ready(x)
         forward = partial(self._forward, layers, at_once)
-        if self.threads == 1 or len(x) <= at_once or self._estimates:
+        if self.threads == 1 or len(x) <= at_once:
             return forward(x)
         return side_by_side(forward, torch.split(x, -(-len(x) // self.threads)), trained)
 
@@ -99,7 +102,7 @@ class Encoder(nn.Sequential):
     @property
     def _estimates(self) -> bool:
         """Whether a pass goes on with estimates of spectral norms: a thread must not change those of another."""
-        return self.training and any(parametrize.is_parametrized(layer) for layer in self)
+        return self.training and any(parametrize.is_parametrized(part) for part in self.modules())
 
     def _forward(self, layers: Sequence[Layer], at_once: int, x: Tensor) -> Tensor:
         """Encode x in this thread alone."""

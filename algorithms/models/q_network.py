@@ -11,6 +11,7 @@ from algorithms.models.config import ModelConfig
 from algorithms.models.encoders import DictEncoder, Observations
 from algorithms.ops import q_learning
 from envs.spec import EnvSpec
+from utils.errors import UsageError
 
 OUTPUT_GAIN = 0.01
 """Of the last layers: all values begin near 0, so that the first maximum overestimates little."""
@@ -70,6 +71,10 @@ def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool) ->
     """Make the network of an environment; its weights are drawn from torch's global generator.
 
     Raises:
-        UsageError: the flags name an encoder that cannot read these observations.
+        UsageError: the flags name an encoder that cannot read these observations, or bound the values.
     """
+    if config.use_spectral_norm:
+        raise UsageError(
+            "--use_spectral_norm: values of actions must reach any return, and normalized layers bound them"
+        )
     return QNetwork(env_spec, config, build_tower(config, model_inputs(env_spec)), dueling=dueling)

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -81,6 +81,23 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
     return Policy(saved, player, seen, env_steps, trusted=trust or spaces is None)
 
 
+class Computed(NamedTuple):
+    """What a policy computes for one observation.
+
+    Attributes:
+        action: as the action space describes it.
+        state: [H] float32, for the next call; empty without a memory.
+        logits: [L] float32 of all parts of the action side by side, without a mask: of choices their unnormalized
+            log-probabilities (values of --algo=APEX), of numbers their means, then the logarithms of their deviations.
+        value: of the observation, in units of return (of --algo=APEX the largest of an action, as it is learned).
+    """
+
+    action: Any
+    state: Array
+    logits: Array
+    value: float
+
+
 class Policy:
     """A trained policy; `load_policy` makes it.
 
@@ -116,13 +133,37 @@ class Policy:
             EnvironmentFailure: the observation does not fit its space.
             UsageError: a mask is missing, has another size, or allows nothing.
         """
-        obs = self._writer.empty(1)
-        self._writer.write_row(obs, 0, observation)
-        masks = None if action_mask is None else flat_mask(action_mask)[None]
-        self._take_mask(obs, masks)
-        if MASK_KEY in obs and not np.logical_or.reduceat(obs[MASK_KEY].reshape(-1), self._begins_of_parts).all():
-            raise UsageError(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
+        obs = self._one(observation, action_mask)
         return self._actions.rows(self._answer(obs, np.zeros(1, np.bool_), deterministic))[0]
+
+    def compute_action(
+        self, observation: Any, state: Any = None, *, deterministic: bool = False, action_mask: Any = None
+    ) -> Computed:
+        """Act once, with the memory that is given: nothing of this call or of others is kept inside.
+
+        Args:
+            observation: as the environment gave it.
+            state: [H] that the call for the observation before returned; None: this one begins an episode.
+            deterministic: take the most probable action instead of a sample.
+            action_mask: of the environment's `info`, if it comes there.
+
+        Raises:
+            EnvironmentFailure, UsageError: as `act`; or the state has another size.
+        """
+        player, size = self._player, self.model.rnn_state_size
+        if state is not None and np.shape(state) != (size,):
+            raise UsageError(f"state must have {size} numbers, got shape {np.shape(state)}")
+        before = torch.zeros(size) if state is None else torch.tensor(np.asarray(state), dtype=torch.float32)
+        obs = {
+            key: torch.from_numpy(rows).to(player.device) for key, rows in self._one(observation, action_mask).items()
+        }
+        inputs = (obs, torch.tensor([state is None], device=player.device), before.to(player.device)[None])
+        with torch.inference_mode():
+            recorded, after = player.policy.act(*inputs, None, player.random, greedy=deterministic or player.greedy)
+            logits, value, _ = self.model.act(*inputs)
+            value = self.model.denormalize_value(value)
+        action = self._actions.rows(recorded["action"].cpu().numpy())[0]
+        return Computed(action, after[0].cpu().numpy().copy(), logits[0].cpu().numpy().copy(), float(value[0]))
 
     def act_batch(
         self, observations: Any, *, first: Any = None, deterministic: bool = False, action_mask: Any = None
@@ -185,6 +226,15 @@ class Policy:
     @property
     def _flat(self) -> FlatModule:
         return self._player.policy.flat
+
+    def _one(self, observation: Any, action_mask: Any) -> dict[str, Array]:
+        """One observation as a row [1, *] of every key, its mask included."""
+        obs = self._writer.empty(1)
+        self._writer.write_row(obs, 0, observation)
+        self._take_mask(obs, None if action_mask is None else flat_mask(action_mask)[None])
+        if MASK_KEY in obs and not np.logical_or.reduceat(obs[MASK_KEY].reshape(-1), self._begins_of_parts).all():
+            raise UsageError(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
+        return obs
 
     def _take_mask(self, obs: dict[str, Array], mask: BoolArray | None) -> None:
         """Put a mask [N, M] to the observations, or make sure that none is needed."""

@@ -136,7 +136,12 @@ class Config:
     @property
     def waiting_minibatches(self) -> int:
         """Minibatches that may wait for the learner, see `--num_minibatches_to_accumulate`."""
-        return 0 if self.algorithm.synchronous else self.sampling.num_minibatches_to_accumulate
+        given, batches = self.sampling.num_minibatches_to_accumulate, int(self.learning.num_batches_per_iteration)
+        if self.algorithm.synchronous:
+            return 0
+        if given is None:
+            return batches
+        return 2 * batches if given < 0 else given
 
     def to_flat(self) -> dict[str, object]:
         """Return every flag and its value in one flat mapping that JSON can hold."""
@@ -273,16 +278,10 @@ def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> 
 def check(config: Config) -> None:
     """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
-    if config.env.soft_horizon and config.env.horizon is None:
-        raise UsageError("--soft_horizon needs --horizon, the steps after which an episode ends in the statistics")
-    _check_sampling(config.sampling)
-    if config.env.action_distribution == "tanh_gaussian" and config.env.action_scaling == "off":
-        raise UsageError(
-            "--action_distribution=tanh_gaussian fills [-1, 1] and no more: it needs --action_scaling=auto, which maps"
-            " that to the bounds"
-        )
-    if config.algorithm.synchronous and config.sampling.num_minibatches_to_accumulate > 0:
-        waiting = config.sampling.num_minibatches_to_accumulate
+    _check_env(config.env)
+    _check_sampling(config.sampling, config.run.device)
+    waiting = config.sampling.num_minibatches_to_accumulate
+    if config.algorithm.synchronous and waiting is not None and waiting > 0:
         raise UsageError(
             f"--num_minibatches_to_accumulate={waiting}: --algo={config.algorithm.name} is synchronous, nothing waits"
         )
@@ -290,6 +289,9 @@ def check(config: Config) -> None:
     _check_whole_episodes(config)
     _check_whole_rollouts(config)
     _check_without_actors(config)
+    if config.run.init_whole and (config.sampling.num_policies > 1 or config.population.self_play):
+        flag = "--self_play" if config.population.self_play else f"--num_policies={config.sampling.num_policies}"
+        raise UsageError(f"--init_whole goes on with one policy, which does not go with {flag}")
     name, _, kind = config.run.save_best_metric.rpartition("/")
     if not name or kind not in ("mean", "min", "max"):
         shape = "reward, len or stats/<name>, then /mean, /min or /max"
@@ -312,10 +314,25 @@ def check(config: Config) -> None:
         raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {rate}")
 
 
-def _check_sampling(sampling: SamplingConfig) -> None:
+def _check_env(env: EnvConfig) -> None:
+    if env.soft_horizon and env.horizon is None:
+        raise UsageError("--soft_horizon needs --horizon, the steps after which an episode ends in the statistics")
+    if env.action_distribution == "tanh_gaussian" and env.action_scaling == "off":
+        raise UsageError(
+            "--action_distribution=tanh_gaussian fills [-1, 1] and no more: it needs --action_scaling=auto, which maps"
+            " that to the bounds"
+        )
+
+
+def _check_sampling(sampling: SamplingConfig, device: str) -> None:
     envs, splits = sampling.num_envs_per_worker, sampling.worker_num_splits
     if envs and splits and envs % splits:
         raise UsageError(f"--num_envs_per_worker={envs} is not a multiple of --worker_num_splits={splits}")
+    if sampling.actor_worker_gpus and sampling.inference == "serial" and choose_device(device) != "cpu":
+        raise UsageError(
+            f"--actor_worker_gpus={words_of(sampling.actor_worker_gpus)} with --inference=serial: actors and learner"
+            " are one process, which has its GPU from CUDA_VISIBLE_DEVICES"
+        )
 
 
 def _check_repeatable(config: Config) -> None:
@@ -396,6 +413,8 @@ def _check_without_actors(config: Config) -> None:
 def _check_source(run: RunConfig) -> None:
     """Refuse a new run whose first weights are nowhere, or would be taken away before they are read."""
     if not run.init_from:
+        if run.init_whole:
+            raise UsageError("--init_whole takes over the checkpoint of --init_from, which is not given")
         return
     source = find_source(run.init_from, run.run_directory.parent)
     if run.run_directory.resolve() in source.checkpoints.resolve().parents:

@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from utils.checkpoint_files import listed
 from utils.errors import ResourceError, UsageError
 from utils.lock import RunLock
 from utils.metrics import BLOCK_BYTES, LONGEST_LINE, READ_BYTES
 from utils.run_folder import (
+    CHECKPOINT_FOLDERS,
     CONFIG_FILE,
     STATUS_FILE,
     RunFolder,
@@ -123,27 +125,39 @@ def find_run_folder(name: str, train_dir: Path) -> Path:
 
 
 class Source(NamedTuple):
-    """The checkpoints of a policy that another run begins with; `best` says which."""
+    """The checkpoints of a policy that another run begins with.
+
+    Attributes:
+        run: folder of the run.
+        policy: of the run.
+        kind: of the checkpoints.
+        env_steps: of the chosen one; None: the newest, or the best of the best.
+    """
 
     run: RunFolder
     policy: int
-    best: bool
+    kind: str = "latest"
+    env_steps: int | None = None
 
     @property
     def checkpoints(self) -> Path:
         """The folder of them."""
-        return self.run.checkpoints(self.policy, "best" if self.best else "latest")
+        return self.run.checkpoints(self.policy, self.kind)
+
+
+CHOSEN = re.compile(r"ckpt_(\d{1,15})")
 
 
 def find_source(text: str, group: Path) -> Source:
-    """Return the checkpoints that `RUN[:policy][:best]` names; RUN lies in the group, or is a path.
+    """Return what `RUN[:policy][:best]` or `RUN[:policy]:ckpt_ENV_STEPS` names; RUN lies in the group, or is a path.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there is no such checkpoint.
     """
     words = text.split(":")
     best = len(words) > 1 and words[-1] == "best"
-    words = words[: len(words) - best]
+    chosen = CHOSEN.fullmatch(words[-1]) if len(words) > 1 else None
+    words = words[: len(words) - (best or chosen is not None)]
     policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
     name = ":".join(words)
     run = next((path for path in (group / name, Path(name)) if _is_run(path)), None)
@@ -151,10 +165,23 @@ def find_source(text: str, group: Path) -> Source:
         raise UsageError(
             f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
         )
-    source = Source(RunFolder(run), policy, best)
+    if chosen is not None:
+        return _chosen(text, RunFolder(run), policy, int(chosen[1]))
+    source = Source(RunFolder(run), policy, "best" if best else "latest")
     if not any(source.checkpoints.glob("ckpt_*")):
         raise UsageError(f"--init_from={shown(text)}: there is no checkpoint in {shown(str(source.checkpoints))}")
     return source
+
+
+def _chosen(text: str, run: RunFolder, policy: int, env_steps: int) -> Source:
+    """Return the checkpoint of a policy at so many env steps, of whichever kind it is (UsageError: there is none)."""
+    steps = {kind: [n for n, _ in listed(run.checkpoints(policy, kind))] for kind in CHECKPOINT_FOLDERS}
+    for kind, found in steps.items():
+        if env_steps in found:
+            return Source(run, policy, kind, env_steps)
+    known = ", ".join(f"ckpt_{n}" for n in sorted({n for found in steps.values() for n in found})) or "none"
+    where = shown(str(run.checkpoints(policy)))
+    raise UsageError(f"--init_from={shown(text)}: there is no such checkpoint in {where}; there are: {known}")
 
 
 def find_run(text: str, group: Path) -> Path:

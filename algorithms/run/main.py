@@ -1,9 +1,10 @@
 """One run, from its flags to its end: which memory, queues and processes exist. Start reading here."""
 
 import logging
+import os
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Self
 
 from algorithms.population.exploit_explore import ExploitExplore, initial_traits
 from algorithms.run.build_workers import Blueprint
+from algorithms.run.code import CodeWatch
 from algorithms.run.config import Config
 from algorithms.run.defaults import told
 from algorithms.run.folder import lock_run_folder, remove_old
@@ -25,7 +27,7 @@ from algorithms.run.observers import (
     with_saves_to_evaluate,
 )
 from algorithms.run.page import leave_page
-from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
+from algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
 from algorithms.run.preload import preloaded
 from algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
 from algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
@@ -34,7 +36,6 @@ from algorithms.run.tuning.measure import Measurement, measure_run
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callbacks
 from algorithms.runtime.checkpointing import Checkpointing
-from algorithms.runtime.config import SamplingConfig
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.memory.learner_state import StateBlock
@@ -59,9 +60,7 @@ from utils.interrupts import SignalWatch
 from utils.limits import raise_limit
 from utils.logging import configure
 from utils.machine import (
-    affinity_plan,
     allocator_settings,
-    allowed_cores,
     available_cores,
     choose_device,
     core_time,
@@ -178,6 +177,7 @@ class Run:
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
+        code = CodeWatch.begin(self.config)
         found = self._measure()
         self.signals.check()
         spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided
@@ -199,6 +199,7 @@ class Run:
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
         resumed = fill(blocks, config, models, seed, measured)
+        code.keep(self.directory)
         remove_old(self.directory)
         exploit_explore = ExploitExplore.of(config, spec.reward_shaping, seed)
         traits = initial_traits(config, exploit_explore, resumed)
@@ -254,6 +255,9 @@ class Run:
             from algorithms.run.tuning.network import probe
 
             _prepare_serial(self.config.sampling.learner_main_loop_num_cores or 1)
+            actors = [Address(ACTOR.name, actor) for actor in range(self.sampling.num_workers)]
+            if gpus := gpus_of(actors, self.config.sampling):
+                self._open.enter_context(_showing(gpus))
             return Measurement(probe(self.config), costs, 0.0)
         # What is spawned need not wait for a server that is still loading torch.
         first: fork_server.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
@@ -330,7 +334,6 @@ class Run:
     def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:
         workers = blueprint.topology.processes()[name]
         s, role = self.config.sampling, workers[0].facts
-        gpus = ",".join(map(str, s.actor_worker_gpus)) if role is ACTOR and len(workers) == 1 else None
         single = self.config.env.force_envs_single_thread or self.config.repeatable
         return ProcessPlan(
             name=name,
@@ -340,9 +343,9 @@ class Run:
             arena=arena,
             log_path=self._log_path(name),
             niceness=s.default_niceness + role.extra_niceness,
-            cores=_cores_of(workers[0], blueprint.topology, s, self.cores),
+            cores=cores_of(workers[0], blueprint.topology, s, self.cores),
             threads=self.sampling.learner_threads if role.trains else 1 if single else self.cores,
-            visible_gpus=gpus,
+            visible_gpus=gpus_of(workers, s),
             log_level=self.config.logging.log_level.upper(),
         )
 
@@ -356,12 +359,16 @@ def _prepare_serial(threads: int) -> None:
     limit_threads(threads)
 
 
-def _cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cores: int) -> frozenset[int]:
-    """Actors are pinned where there are whole cores to pin them to; learners and policy workers never."""
-    allowed = allowed_cores()
-    if worker.role != ACTOR.name or not sampling.set_workers_cpu_affinity or cores < len(allowed):
-        return frozenset()
-    return affinity_plan(topology.num_actors, allowed)[worker.index]
+@contextmanager
+def _showing(gpus: str) -> Iterator[None]:
+    """While entered, this process sees these GPUs, if nothing in it has used one before."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before, os.environ[name] = os.environ.get(name), gpus
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        os.environ |= {} if before is None else {name: before}
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:

@@ -1,16 +1,20 @@
-"""How many workers, groups and environments, and where policies act: what `0` and `auto` mean.
+"""How many workers, groups and environments, where policies act, and on which cores and GPUs: what `0` and `auto` mean.
 
 These are the rules where nothing is measured. Nothing here changes what is learned from a given batch; only how fast
 batches come.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from algorithms.population.config import past_slots
 from algorithms.run.config import Config
-from algorithms.runtime.roles import register
+from algorithms.runtime.config import SamplingConfig
+from algorithms.runtime.messages import Address
+from algorithms.runtime.roles import ACTOR, register
 from algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
 from utils.errors import UsageError
+from utils.machine import affinity_plan, allowed_cores
 
 MAX_ENVS_PER_WORKER = 64
 SHARE_OF_LAG = 0.5
@@ -101,8 +105,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
     if config.whole_episodes and rows > 1:
         raise UsageError("--batch_mode=complete_episodes is for environments of one agent: others end at other times")
     groups = sampling.num_workers * sampling.num_splits
-    accumulate = config.waiting_minibatches
-    waiting = 1 if accumulate < 0 else -(-accumulate // learning.num_batches_per_iteration)
+    waiting = -(-config.waiting_minibatches // learning.num_batches_per_iteration)
     columns = learning.num_batches_per_iteration * config.largest_batch_size // learning.rollout
     # With more slots than one iteration takes, some of what synchronous policies leave would be two iterations old.
     slots = slots_per_group(
@@ -132,6 +135,30 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
     )
     further = config.algorithm.workers(topology)
     return replace(topology, further=tuple((register(role), host) for role, host in further.items()))
+
+
+def cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cores: int) -> frozenset[int]:
+    """Pin actors where there are whole cores to pin them to, learners and policy workers never; empty: not pinned.
+
+    Args:
+        worker: the first one of a process.
+        topology: of the run.
+        sampling: the flags.
+        cores: that may be used on average, fewer than those allowed where a cgroup limits their time.
+    """
+    allowed = allowed_cores()
+    if worker.role != ACTOR.name or not sampling.set_workers_cpu_affinity or cores < len(allowed):
+        return frozenset()
+    return affinity_plan(topology.num_actors, allowed)[worker.index]
+
+
+def gpus_of(workers: Sequence[Address], sampling: SamplingConfig) -> str | None:
+    """Give one GPU to each actor in turn, for CUDA_VISIBLE_DEVICES of the process of these workers.
+
+    What acts inside an actor does so on the CPU, see `Role.cpu_placements`. None: there is no actor, nothing changes.
+    """
+    actors, gpus = [worker.index for worker in workers if worker.role == ACTOR.name], sampling.actor_worker_gpus
+    return ",".join(dict.fromkeys(str(gpus[actor % len(gpus)]) for actor in actors if gpus)) if actors else None
 
 
 def _as_placement(name: str) -> Placement:

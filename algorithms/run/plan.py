@@ -159,5 +159,18 @@ class RunPlan:
             fields += WeightRing.declare(policy, self.model_of(policy).num_weights)
         for policy in range(t.num_policies):
             fields += StateBlock.declare(policy, self.model_of(policy).layout.vectors)
-        fields += self.algorithm.fields(self.context(0, self.device), t, self.model_of(0).num_weights)
-        return fields
+        return [*fields, *self._of_algorithm()]
+
+    def _of_algorithm(self) -> list[Field]:
+        """The memory that the algorithm declares for each policy; what several declare alike is shared by them.
+
+        Raises:
+            ValueError: two policies declare a field of the same name in different ways.
+        """
+        found: dict[str, Field] = {}
+        for policy in range(self.topology.num_policies):
+            num_weights = self.model_of(policy).num_weights
+            for field in self.algorithm.fields(self.context(policy, self.device), self.topology, num_weights):
+                if found.setdefault(field.name, field) != field:
+                    raise ValueError(f"policies declare the field {field.name} in different ways")
+        return list(found.values())

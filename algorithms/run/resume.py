@@ -15,21 +15,24 @@ from algorithms.run.plan import SEED_BRANCHES, RunPlan
 from algorithms.run.trust import marked, size_limit
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
+from algorithms.runtime.checkpointing import KEY as BEST
 from algorithms.runtime.checkpointing import load_best, resume
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.learner_state import (
     COUNTERS,
+    OF_MAIN,
     LearnerState,
     ModelDescription,
     StateBlock,
     decode,
     read_plain,
 )
+from algorithms.runtime.messages import KEY as TRAITS
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from algorithms.runtime.processes.pool import Workers
 from utils import checkpoint_files
 from utils.errors import CheckpointError, NumericsError, UsageError
-from utils.values import shown
+from utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision", *GROU
 def finished_before(config: Config) -> str | None:
     """Why nothing is left to do for these flags; None: there is.
 
-    A limit of seconds is one of each start, and speed is measured anew.
+    Seconds are those of one start: a run that has had them goes on when there are more. Speed is measured anew.
     """
     folder, budget = config.run.folder, Budget.of(config.run, config.sampling, 1)
     if config.sampling.sampler_only:
@@ -63,12 +66,19 @@ def finished_before(config: Config) -> str | None:
         policies[-1].restore(read_plain(loaded.files["state.json"]))
     if reason := budget.reached(policies):
         return reason
+    return _over_by_its_status(folder.read_status(), budget)
+
+
+def _over_by_its_status(status: Mapping[str, Any], budget: Budget) -> str | None:
+    """Why the start that wrote this status leaves nothing to do for a budget; None: there is something."""
+    before, seconds = status.get("budget"), status.get("seconds")
+    if status.get("state") != "finished" or not isinstance(before, dict) or not is_number(seconds):
+        return None
+    limit = before.get("seconds")
+    if is_number(limit) and seconds >= limit >= budget.seconds:
+        return f"{limit:g} seconds are over"
     # Episodes that ended while the workers stopped may have lowered a mean return that was reached.
-    status = folder.read_status()
-    as_before = status.get("state") == "finished" and status.get("budget") == budget.plain()
-    seconds = status.get("seconds")
-    in_time = as_before and isinstance(seconds, float) and seconds < budget.seconds
-    return str(status.get("reason")) if in_time else None
+    return str(status.get("reason")) if before == budget.plain() and seconds < budget.seconds else None
 
 
 def changes(config: Config) -> list[str]:
@@ -124,15 +134,19 @@ def fill(
     changed = changes(config)
     flags_changed = {change.partition(" ")[0] for change in changed}
     resumed = resume(config.run.run_directory, blocks, models, flags_changed)
-    begin_from(config, blocks, models)
+    if taken := begin_from(config, blocks, models):
+        resumed = [taken]
     env_steps = [int(state.get("env_steps", 0)) for state in resumed]
     flags = marked(config.to_flat() | {"seed": seed})
     journal(config.run.run_directory, flags, changed, env_steps, measured)
     return resumed
 
 
-def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelDescription]) -> None:
+def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelDescription]) -> dict[str, Any]:
     """Put the weights and statistics that `--init_from` names into the blocks that hold no state; all else is new.
+
+    Returns:
+        The plain state of the checkpoint, if `--init_whole` takes over all of it; {} otherwise.
 
     Raises:
         UsageError: there is no such checkpoint, or it is of another model.
@@ -141,9 +155,13 @@ def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelD
     named = config.run.init_from
     new = [(block, model) for block, model in zip(blocks, models, strict=True) if not block.writes]
     if not named or not new:
-        return
+        return {}
     largest = max((model.limit for _, model in new), key=lambda limit: limit.num_bytes)
-    loaded = _load_source(find_source(named, config.run.run_directory.parent), largest)
+    source = find_source(named, config.run.run_directory.parent)
+    loaded = _load_source(source, largest)
+    if config.run.init_whole:
+        ((block, model),) = new
+        return _take_over(config, source, loaded, block, model)
     for block, model in new:
         layout = model.layout
         try:
@@ -156,11 +174,34 @@ def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelD
         }
         block.write(LearnerState(vectors, {**dict.fromkeys(COUNTERS, 0), **layout.numbers}))
     log.info("starting from the weights of %s", loaded.found.path)
+    return {}
+
+
+def _take_over(
+    config: Config, source: Source, loaded: checkpoint_files.Loaded, block: StateBlock, model: ModelDescription
+) -> dict[str, Any]:
+    """Put all of a checkpoint into the block, as a start of its own run would; return its plain state."""
+    try:
+        state, _ = decode(loaded.files, model.table, model.layout)
+    except UsageError as error:
+        raise UsageError(f"--init_from={shown(config.run.init_from)}: {error}") from None
+    before = saved_flags(source.run.path)
+    changed = {change.partition(" ")[0] for change in changed_flags(before, config.to_flat())}
+    meta = {name: value for name, value in state.meta.items() if name not in (TRAITS, BEST)}
+    plain = {name: value for name, value in meta.items() if name not in OF_MAIN}
+    anew = {name: value for name, value in model.layout.numbers.items() if name in changed}
+    block.write(LearnerState(state.vectors, {**plain, **anew}))
+    log.info("going on at env step %d from %s", plain["env_steps"], loaded.found.path)
+    return meta
 
 
 def _load_source(source: Source, limit: checkpoint_files.Limit) -> checkpoint_files.Loaded:
-    """The newest checkpoint of a policy, or the best of its best ones."""
-    if source.best:
+    """The newest checkpoint of a policy, the best of its best ones, or the chosen one and no other."""
+    if source.env_steps is not None:
+        loaded = checkpoint_files.load(source.checkpoints, check=decode, at_most=source.env_steps, limit=limit)
+        if loaded is not None and loaded.found.damaged:
+            raise CheckpointError(loaded.found.damaged[0].reason)
+    elif source.kind == "best":
         loaded = load_best(source.checkpoints, str(saved_flags(source.run.path).get("save_best_metric")), decode, limit)
     else:
         loaded = checkpoint_files.load(source.checkpoints, check=decode, limit=limit)

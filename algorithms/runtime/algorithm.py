@@ -202,12 +202,14 @@ class Algorithm(Protocol):
         ...
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
-        """Declare shared memory that a run has for this algorithm; zero at first, and kept when workers die.
+        """Declare shared memory of a policy that learns; zero at first, and kept when workers die.
+
+        What all policies declare by the same name, and alike, is theirs together.
 
         Args:
-            context: of the first policy.
+            context: of the policy.
             topology: how many of everything there is, with the workers of `workers`.
-            num_weights: P.
+            num_weights: P, of the policy.
         """
         ...
 

@@ -8,7 +8,8 @@ from algorithms.runtime.config import ENDLESS, RunConfig, SamplingConfig
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from utils.windows import RateMeter
 
-BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES = 2_000_000, 1_000_000
+BENCHMARK = {"env_steps": 2_000_000, "samples": 1_000_000}
+"""Of all policies together in one start; the first that is reached ends a benchmark."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Budget:
         seconds: of this start.
         episode_return: mean return of the last episodes that every policy must reach; None: any.
         collected: steps of all actors, for runs that only sample; None: no limit.
+        benchmark: whether `BENCHMARK` is a limit too.
     """
 
     env_steps: int
@@ -27,19 +29,21 @@ class Budget:
     seconds: float = math.inf
     episode_return: float | None = None
     collected: int | None = None
+    benchmark: bool = False
 
     @classmethod
     def of(cls, run: RunConfig, sampling: SamplingConfig, frames_per_step: int) -> "Budget":
         """Return the budget that the flags describe."""
-        env_steps, samples = run.train_for_env_steps, 2**62
-        if sampling.benchmark:
-            env_steps, samples = min(env_steps, BENCHMARK_ENV_STEPS), BENCHMARK_SAMPLES
-        collected = min(-(-env_steps // frames_per_step), samples) if sampling.sampler_only else None
-        return cls(env_steps, samples, run.train_for_seconds, run.train_until_return, collected)
+        env_steps, samples, collected = run.train_for_env_steps, 2**62, None
+        if sampling.sampler_only:
+            frames = min(env_steps, BENCHMARK["env_steps"]) if sampling.benchmark else env_steps
+            collected = min(-(-frames // frames_per_step), BENCHMARK["samples"] if sampling.benchmark else samples)
+        seconds, goal = run.train_for_seconds, run.train_until_return
+        return cls(env_steps, samples, seconds, goal, collected, sampling.benchmark)
 
     def plain(self) -> dict[str, float | None]:
         """Return the limits that hold from one start to the next, as status.json has them."""
-        return {name: value for name, value in asdict(self).items() if name != "collected"}
+        return {name: value for name, value in asdict(self).items() if name not in ("collected", "benchmark")}
 
     def trained(self, env_steps: int, samples: int) -> bool:
         """Whether a policy with these totals has been trained enough."""
@@ -63,6 +67,9 @@ class Budget:
             return f"{self.seconds:g} seconds are over"
         if self.collected is not None and collected >= self.collected:
             return f"{self.collected} steps are collected"
+        done = _of_this_start(policies)
+        if self.benchmark and any(done[name] >= most for name, most in BENCHMARK.items()):
+            return f"the benchmark is over: {done['env_steps']} env steps, {done['samples']} samples"
         return self.reached(policies)
 
     def seconds_left(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> float:
@@ -75,6 +82,8 @@ class Budget:
             env_steps = _seconds_to(self.env_steps - progress.totals["env_steps"], progress.env_step_rate)
             samples = _seconds_to(self.samples - progress.totals["samples"], progress.sample_rate)
             trained = max(trained, min(env_steps, samples))
+        if self.benchmark:
+            trained = min(trained, _seconds_of_benchmark(policies))
         sampled = math.inf
         if self.collected is not None and collected:
             sampled = (self.collected - collected) / collected * elapsed_seconds
@@ -82,13 +91,32 @@ class Budget:
 
     def share(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> float | None:
         """Return how much of the nearest limit is used up, from 0 to 1; None if none was set."""
-        if all(getattr(self, name) >= endless for name, endless in ENDLESS.items()):
+        if not self.benchmark and all(getattr(self, name) >= endless for name, endless in ENDLESS.items()):
             return None
         learning = (p.totals for p in policies if not p.frozen)
         parts = [max(totals["env_steps"] / self.env_steps, totals["samples"] / self.samples) for totals in learning]
         sampled = collected / self.collected if self.collected else 0.0
         in_time = elapsed_seconds / self.seconds if self.seconds else 1.0
-        return min(1.0, max(min(parts), sampled, in_time))
+        done = _of_this_start(policies) if self.benchmark else {}
+        of_benchmark = max((number / BENCHMARK[name] for name, number in done.items()), default=0.0)
+        return min(1.0, max(min(parts), sampled, in_time, of_benchmark))
+
+
+def _of_this_start(policies: Sequence[PolicyProgress]) -> dict[str, int]:
+    """Return what all policies together have learned from since they were restored."""
+    return {name: sum(policy.since_start(name) for policy in policies) for name in BENCHMARK}
+
+
+def _seconds_of_benchmark(policies: Sequence[PolicyProgress]) -> float:
+    """Return how long a benchmark goes on at the speed of the last minute."""
+    done = _of_this_start(policies)
+    rates = {
+        "env_steps": [policy.env_step_rate.rates()[60.0] for policy in policies],
+        "samples": [policy.sample_rate.rates()[60.0] for policy in policies],
+    }
+    sums = {name: sum(rate for rate in found if rate > 0) for name, found in rates.items()}  # nan where none is known
+    left = {name: BENCHMARK[name] - done[name] for name in BENCHMARK}
+    return min(max(0.0, left[name]) / sums[name] if sums[name] else math.inf for name in BENCHMARK)
 
 
 def _seconds_to(left: float, meter: RateMeter) -> float:

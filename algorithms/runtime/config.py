@@ -37,8 +37,15 @@ class RunConfig:
     )
     init_from: str = flag(
         "",
-        "begin a new run with the weights and normalization statistics of another, RUN[:policy][:best], where RUN is a"
-        " name beside the new one or a path; empty = random weights",
+        "begin a new run with the weights and normalization statistics of another, RUN[:policy][:best] or, of a chosen"
+        " checkpoint that is still there, RUN[:policy]:ckpt_ENV_STEPS, where RUN is a name beside the new one or a"
+        " path; empty = random weights",
+        fixed_on_resume=True,
+    )
+    init_whole: bool = flag(
+        False,
+        "take over all that the checkpoint of --init_from holds, as if its run went on from there: optimizer, counts of"
+        " env steps, random numbers, averages and time too",
         fixed_on_resume=True,
     )
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
@@ -155,11 +162,16 @@ class SamplingConfig:
     max_policy_lag: int = flag(
         100, "trajectories whose oldest step was acted this many updates ago, or more, are discarded", minimum=1
     )
-    min_traj_buffers_per_worker: int = flag(2, "lower bound of trajectory slots per group of envs", minimum=1)
-    num_minibatches_to_accumulate: int = flag(
-        -1,
-        "minibatches that may wait for the learner before sampling pauses; -1 = num_batches_per_iteration, 0 = none:"
-        " where a single policy plays, sampling stops while training",
+    min_traj_buffers_per_worker: int = flag(
+        2,
+        "trajectories that every env of an actor has room for at least; where sampling stops while training, it has"
+        " room for what a batch needs",
+        minimum=1,
+    )
+    num_minibatches_to_accumulate: int | None = flag(
+        None,
+        "minibatches that may wait for the learner before sampling pauses; none = num_batches_per_iteration, -1 = twice"
+        " as many (originally the default), 0 = none may: where a single policy plays, sampling stops while training",
         minimum=-1,
     )
     lockstep: bool = flag(
@@ -176,8 +188,8 @@ class SamplingConfig:
     set_workers_cpu_affinity: bool = flag(True, "pin actors to CPU cores")
     reset_timeout_seconds: float = flag(
         120,
-        "seconds making an env or its first reset may take before the run ends with its stack, or a restarted process"
-        " is killed with it",
+        "seconds making an env or its first reset may take before its process is killed and started again with its"
+        " stack in the log; at the start that happens three times, then the run ends with it",
         minimum=0.001,
     )
     max_parallel_starts: int = flag(
@@ -223,11 +235,16 @@ class SamplingConfig:
         maximum=2**40,
     )
     actor_worker_gpus: tuple[int, ...] = flag(
-        (), "indices of the GPUs that actors may see (for rendering), separated by commas; empty = none", minimum=0
+        (),
+        "indices of the GPUs that actors may see (for rendering), one per actor in turn, separated by commas; empty ="
+        " none, except that with --inference=serial an actor sees what its process sees",
+        minimum=0,
     )
     sampler_only: bool = flag(False, "sample and never train, to measure the throughput of sampling")
     benchmark: bool = flag(
-        False, "stop after 2 million env steps or 1 million samples and skip the waits of a normal start"
+        False,
+        "stop after 2 million env steps or 1 million samples of all policies together in this start, and skip the waits"
+        " of a normal one",
     )
 
 

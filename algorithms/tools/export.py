@@ -226,22 +226,11 @@ def _copy(model: ActorCritic) -> ActorCritic:
     for module in list(copied.modules()):
         if isinstance(module, Encoder):
             module.num_image_layers = 0  # images go through in one piece, however many there are
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear) and parametrize.is_parametrized(child):
-                setattr(module, name, _as_it_acts(child))
+        if parametrize.is_parametrized(module, "weight"):  # computed (spectral normalization): what it is now
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
     for tensor in (*copied.parameters(), *copied.buffers()):
         tensor.data = tensor.data.clone()  # those of the original are views of one vector
     return copied
-
-
-def _as_it_acts(layer: nn.Linear) -> nn.Linear:
-    """A layer whose weights are computed (spectral normalization), with what they are now."""
-    plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-    with torch.no_grad():
-        plain.weight.copy_(layer.weight)
-        if layer.bias is not None:
-            plain.bias.copy_(layer.bias)
-    return plain.eval()
 
 
 def _ranges(spec: EnvSpec, action_space: Space) -> dict[str, list[float]]:

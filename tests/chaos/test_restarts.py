@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, tolerance
-from tests.chaos.runs import HOSTILE, RAISED, ROOT, TrainingRun, checkpoint_steps, kill, last_line
+from tests.chaos.runs import HOSTILE, RAISED, ROOT, Ended, TrainingRun, checkpoint_steps, kill, last_line
 from utils.metrics import read_metrics
 
 GONE_SECONDS = 25.0
@@ -82,6 +83,53 @@ def assert_the_kernel_kills_actors_first(run: TrainingRun) -> None:
         kind = role.split("_")[0]
         assert score == min({"actor": 500, "policy": 200}.get(kind, 0), 1000 - own), scores
     assert {"main", "actor_0", "actor_1", "learner_0"} <= set(scores)
+
+
+def first_reset(tmp_path: Path, fault: str, *words: str, placement: str = "local") -> tuple[TrainingRun, Ended]:
+    """A run in which an actor of two does something in its first reset, once, and how it ended."""
+    kwargs = (f"stamp={tmp_path / 'stamp'}", f"fault={fault}", "where=reset", "at=1", "process=actor_1", *words)
+    seconds = 12 if "hang" in fault else 100
+    flags = (f"--inference={placement}", f"--reset_timeout_seconds={seconds}", "--train_for_env_steps=1500")
+    with TrainingRun(tmp_path, *flags, "--env_kwargs", *kwargs, env=HOSTILE) as run:
+        ended = run.wait(100.0)
+        run.seconds_until_gone(GONE_SECONDS)
+        assert run.left_behind() == []
+    return run, ended
+
+
+@pytest.mark.parametrize(
+    ("fault", "placement", "cause"),
+    [
+        ("os_exit", "local", "actor_1 ended unexpectedly with exit code 7"),
+        pytest.param("kill_itself", "central", "actor_1 was killed by SIGKILL", marks=pytest.mark.slow),
+        pytest.param("segfault", "local", "actor_1 was killed by SIGSEGV", marks=pytest.mark.slow),
+        pytest.param("hang", "local", "actor_1: the first reset of its environments took", marks=pytest.mark.slow),
+        pytest.param("hang_in_c", "central", "actor_1: the first reset of its", marks=pytest.mark.slow),
+    ],
+)
+def test_an_actor_that_is_lost_in_its_first_reset_is_started_again(
+    tmp_path: Path, fault: str, placement: str, cause: str
+) -> None:
+    run, ended = first_reset(tmp_path, fault, "once=True", placement=placement)
+    assert ended.exit_code == 0, ended.stderr
+    totals = check_invariants(run)
+    assert totals["restarts"] == 1
+    assert totals["samples"] >= 1500
+    (line,) = [line for line in ended.stderr.splitlines() if "starting it again (restart 1)" in line]
+    assert cause in line
+
+
+@pytest.mark.slow
+def test_after_three_times_the_run_ends_as_if_it_had_been_the_first(tmp_path: Path) -> None:
+    run, ended = first_reset(tmp_path, "segfault")
+    assert ended.exit_code == 1
+    again = [line for line in ended.stderr.splitlines() if "starting it again" in line]
+    assert [re.findall(r"\(restart (\d)\)", line) for line in again] == [["1"], ["2"], ["3"]]
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert error == "error: actor_1 was killed by SIGSEGV"
+    assert "string_at" in ended.stderr
+    assert len(list((run.directory / "incidents").iterdir())) == 4
+    assert checkpoint_steps(run.directory) == []
 
 
 @pytest.mark.slow

@@ -61,6 +61,55 @@ def test_a_batch_is_its_rows(runs: Path) -> None:
             assert alone.act(observations[step, row], deterministic=True) == together[step][row]
 
 
+@pytest.mark.parametrize("experiment", ["cartpole", "memory"])
+def test_an_action_is_computed_with_the_state_that_is_given(runs: Path, experiment: str) -> None:
+    """Two episodes, taking turns: each has the actions that it has alone, and nothing stays inside."""
+    policy, alone = load_policy(runs / experiment), load_policy(runs / experiment)
+    size = policy.model.rnn_state_size
+    shape = policy.spec.observations["obs"].shape
+    observations = np.random.default_rng(0).normal(size=(2, 12, *shape)).astype(np.float32)
+    expected = []
+    for episode in observations:
+        alone.reset()
+        expected.append([alone.act(observation, deterministic=True) for observation in episode])
+    states: list[Any] = [None, None]
+    before = policy._player.rnn_state.clone()
+    for step in range(12):
+        for episode in range(2):
+            found = policy.compute_action(observations[episode, step], states[episode], deterministic=True)
+            states[episode] = found.state
+            assert found.action == expected[episode][step] == found.logits.argmax()
+            assert found.state.shape == (size,)
+            assert np.isfinite(found.value)
+    assert torch.equal(policy._player.rnn_state, before)
+    if size:
+        assert states[0].any()
+        fresh = policy.compute_action(observations[0, -1], deterministic=True)
+        assert not np.array_equal(fresh.logits, policy.compute_action(observations[0, -1], states[0]).logits)
+    with pytest.raises(UsageError, match=rf"state must have {size} numbers, got shape \({size + 1},\)"):
+        policy.compute_action(observations[0, 0], np.zeros(size + 1))
+
+
+def test_sampled_actions_follow_the_logits(runs: Path) -> None:
+    policy = load_policy(runs / "cartpole", seed=3)
+    observation = np.array([0.0, 0.5, 0.0, -0.5], np.float32)
+    found = [policy.compute_action(observation) for _ in range(400)]
+    probability = np.exp(found[0].logits[1]) / np.exp(found[0].logits).sum()
+    assert np.mean([one.action for one in found]) == pytest.approx(probability, abs=0.1)
+
+
+def test_a_running_training_answers_observations(tmp_path: Path) -> None:
+    """By the weights of now, with the policy of its newest checkpoint."""
+    flags = {"env": "CartPole-v1", "experiment": "run", "train_dir": str(tmp_path), "inference": "serial", "seed": 1}
+    with algorithms.Training(flags, use_rnn=False, train_for_env_steps=10**9, report_seconds=0.1, plot=False) as run:
+        for _ in run:
+            run.save()
+            policy = load_policy(run.directory)
+            policy.set_weights(run.weights())
+            break
+    assert policy.compute_action(np.zeros(4, np.float32)).logits.shape == (2,)
+
+
 def test_rows_must_stay_the_same_until_reset(runs: Path) -> None:
     policy = load_policy(runs / "memory")
     policy.act_batch(np.zeros((3, 3), np.float32))

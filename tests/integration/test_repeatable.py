@@ -22,6 +22,19 @@ SMALL: dict[str, object] = {
 }
 MLP = {**SMALL, "env": "CartPole-v1", "use_rnn": False, "encoder_mlp_layers": 16, "ppo_epochs": 2}
 GRU = {**SMALL, "env": "toy/Memory-v0", "hidden_size": 16, "recurrence": 4}
+STREAM = {
+    **{name: value for name, value in MLP.items() if name != "ppo_epochs"},
+    "algo": "PPO",
+    "ppo_epochs": 1,
+    "batch_size": 128,
+    "microbatch_size": 32,
+    "num_batches_per_iteration": 1,
+    "normalize_advantages": "running",
+    "lockstep": True,
+    "num_workers": 2,
+    "worker_num_splits": 2,
+}
+"""PPO whose batches stream: four parts in two rounds."""
 LEGS: dict[str, object] = {"deterministic_resume": True, "save_every_env_steps": 300}
 LOCKSTEP: dict[str, object] = {"lockstep": True, "num_workers": 2, "worker_num_splits": 2}
 
@@ -57,6 +70,7 @@ def disarm() -> Iterator[None]:
     [
         pytest.param(MLP, 30, [300, 600], id="mlp"),
         pytest.param(GRU, 15, [300, 600], id="gru"),
+        pytest.param(STREAM, 13, [300, 600], id="stream"),  # a batch has two moments at which a step is heard of
         pytest.param(MLP, 3, [], id="mlp-in-the-first-segment", marks=pytest.mark.slow),
     ],
 )
@@ -71,7 +85,7 @@ def test_a_run_that_failed_and_goes_on_is_the_one_that_did_not(
         record(tmp_path / "resumed", **flags)
     failpoints.arm("")
     assert saved(tmp_path / "resumed") == segments
-    check_same(straight, record(tmp_path / "resumed", **flags))
+    check_same(straight, record(tmp_path / "resumed", **flags), in_order="num_workers" not in flags)
 
 
 @pytest.mark.slow
@@ -84,6 +98,20 @@ def test_a_run_that_was_killed_and_goes_on_is_the_one_that_was_not(
     assert killed.returncode == -signal.SIGKILL
     assert saved(tmp_path / "resumed")[-1] >= 600
     check_same(record(tmp_path / "straight", **flags), record(tmp_path / "resumed", **flags))
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_killed_in_the_middle_of_a_batch_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """The second of four parts of the fifth batch dies with its learner: it is neither applied nor counted twice."""
+    flags = {**LEGS, **STREAM, "inference": "serial"}
+    killed = run_command(tmp_path / "resumed", failpoints="learner.batch:kill9@18", **flags)
+    assert killed.returncode == -signal.SIGKILL
+    assert saved(tmp_path / "resumed") == [300]
+    straight, resumed = (record(tmp_path / name, **flags) for name in ("straight", "resumed"))
+    check_same(straight, resumed, in_order=False)
+    state = resumed.state()
+    assert state["updates"] == state["adam_steps"] > 8
+    assert state["samples"] == state["used"] == state["env_steps"] >= 1000
 
 
 @pytest.mark.parametrize(
@@ -105,8 +133,11 @@ def test_in_lockstep_it_makes_no_difference_where_workers_live(
 
 
 @pytest.mark.slow
-def test_a_lockstep_run_that_is_disturbed_and_killed_is_the_one_that_was_not(tmp_path: Path) -> None:
-    flags = {"inference": "local", **LEGS, **LOCKSTEP, **MLP}
+@pytest.mark.parametrize("flags", [pytest.param(MLP, id="mlp"), pytest.param(STREAM, id="stream")])
+def test_a_lockstep_run_that_is_disturbed_and_killed_is_the_one_that_was_not(
+    tmp_path: Path, flags: dict[str, object]
+) -> None:
+    flags = {"inference": "local", **LEGS, **LOCKSTEP, **flags}
     flags |= {"save_every_env_steps": 1500, "train_for_env_steps": 5000}
     straight = record(tmp_path / "straight", seed=1, **flags)
     words = [f"--{name}={value}" for name, value in flags.items()]

@@ -36,8 +36,9 @@ TAGS = (
     *(f"reward/{kind}" for kind in ("mean", "min", "max")),
     *(f"len/{kind}" for kind in ("mean", "min", "max")),
     *(f"train/{name}" for name in ("loss", "policy_loss", "value_loss", "entropy", "kl_divergence", "grad_norm")),
-    *(f"train/{name}" for name in ("learning_rate", "policy_lag_mean", "policy_lag_max")),
+    *(f"train/{name}" for name in ("learning_rate", "policy_lag_mean", "policy_lag_min", "policy_lag_max")),
     *(f"perf/{name}" for name in ("version", "episodes", "env_steps_per_second", "samples_per_second")),
+    *(f"perf/{name}" for name in ("memory_main_mib",)),
 )
 STATE = ("env_steps", "samples", "discarded", "updates", "adam_steps", "version")
 

@@ -8,7 +8,7 @@ import pytest
 
 from algorithms.cli import parse
 from algorithms.run.config import parse_train
-from benchmarks import measuring, published, results_page, runs, scores, seeds
+from benchmarks import measuring, ppo_returns, published, results_page, runs, scores, seeds
 from benchmarks.workloads import words_of
 from utils.errors import UsageError
 
@@ -104,3 +104,53 @@ class TestScores:
             assert all(one.source.startswith("https://") for one in figures)
             for one in (one for one in figures if one.source == published.GYMNASIUM):
                 assert one.mean == gymnasium.spec(scores.TRIALS[name].env).reward_threshold
+
+
+class TestPPOReturns:
+    @pytest.mark.parametrize("name", ppo_returns.TRIALS)
+    def test_trials_are_command_lines_of_whole_iterations(self, name: str, tmp_path: Path) -> None:
+        trial = ppo_returns.TRIALS[name]
+        config = parse_train(words_of({**trial.training(), "train_dir": tmp_path}))
+        learning, sampling = config.learning, config.sampling
+        assert (config.run.algo, sampling.inference, config.model.use_rnn) == ("PPO", "serial", False)
+        iteration = sampling.num_workers * sampling.num_envs_per_worker * learning.rollout
+        assert learning.batch_size * learning.num_batches_per_iteration == iteration
+        assert config.run.train_for_env_steps == trial.env_steps
+        assert trial.episodes == 100
+
+    @pytest.mark.parametrize(
+        ("name", "expected"),  # n_envs, n_steps, batch_size, n_epochs, gamma, gae_lambda, rate, clip, normalize
+        [
+            ("cartpole", (8, 32, 256, 20, 0.98, 0.8, 1e-3, 0.2, False)),
+            ("acrobot", (16, 256, 64, 4, 0.99, 0.94, 3e-4, 0.2, True)),
+            ("lunar_lander", (16, 1024, 64, 4, 0.999, 0.98, 3e-4, 0.2, False)),
+            ("half_cheetah", (1, 512, 64, 20, 0.98, 0.92, 2.0633e-5, 0.1, True)),
+        ],
+    )
+    def test_hyperparameters_are_those_of_the_zoo(self, name: str, expected: tuple[float, ...]) -> None:
+        config = parse_train(words_of(ppo_returns.TRIALS[name].training()))
+        learning = config.learning
+        found = (
+            learning.batch_size, learning.ppo_epochs, learning.gamma, learning.gae_lambda, learning.learning_rate,
+            learning.ppo_clip_ratio, config.model.normalize_input,
+        )  # fmt: skip
+        assert (config.sampling.num_envs_per_worker, learning.rollout, *found) == expected
+        assert learning.normalize_returns == config.model.normalize_input
+
+    def test_a_table_says_what_is_missed(self) -> None:
+        results = {
+            "acrobot": {"seeds": {"10": scored(-100.0), "2": scored(-80.0)}},
+            "cartpole": {"seeds": {"1": scored(500.0)}},
+            "lunar_lander": {"seeds": {}},
+        }
+        first, second = ppo_returns.rows(results)
+        assert (first.name, first.seeds, first.mean, first.reached) == ("cartpole", (1,), 500.0, True)
+        assert (second.name, second.seeds, second.mean, second.reached) == ("acrobot", (2, 10), -90.0, False)
+        text = ppo_returns.table(results)
+        assert "| Acrobot-v1 | 1,000,000 | 2, 10 | -80.0, -100.0 | **-90.0 ± 14.1** (missed) | -85 | 20 |" in text
+        assert "| CartPole-v1 | 100,000 | 1 | 500.0 | **500.0 ± 0.0** | 500 | 20 |" in text
+        assert "Measured on 2026-11-21, commit abc." in text
+
+    def test_a_seed_without_episodes_reaches_nothing(self) -> None:
+        (row,) = ppo_returns.rows({"cartpole": {"seeds": {"1": scored(500.0), "2": scored(None, 0)}}})
+        assert not row.reached

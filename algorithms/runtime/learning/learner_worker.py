@@ -128,18 +128,26 @@ class _PolicyLag:
 
     def __init__(self) -> None:
         self._total = self._samples = self._largest = 0
+        self._smallest: int | None = None
 
     def add(self, lag: Tensor) -> None:
         """Take in that of some steps [N]."""
         self._total += int(lag.sum())
         self._samples += len(lag)
-        self._largest = max(self._largest, int(lag.max()))
+        if len(lag):
+            smallest, largest = (int(end) for end in torch.aminmax(lag))
+            self._smallest = smallest if self._smallest is None else min(self._smallest, smallest)
+            self._largest = max(self._largest, largest)
 
     def take(self) -> dict[str, float]:
-        """Mean and maximum, if there were steps; then it begins anew."""
-        total, samples, largest = self._total, self._samples, self._largest
+        """Mean, minimum and maximum, if there were steps; then it begins anew."""
+        total, samples, smallest, largest = self._total, self._samples, self._smallest, self._largest
         self._total = self._samples = self._largest = 0
-        return {"train/policy_lag_mean": total / samples, "train/policy_lag_max": largest} if samples else {}
+        self._smallest = None
+        if smallest is None:
+            return {}
+        ends = {"train/policy_lag_min": smallest, "train/policy_lag_max": largest}
+        return {"train/policy_lag_mean": total / samples, **ends}
 
 
 def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:

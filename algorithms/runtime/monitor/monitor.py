@@ -29,6 +29,7 @@ from utils.machine import Usage, core_time
 from utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
 from utils.run_folder import RunFolder
 from utils.tensorboard import EventWriter
+from utils.windows import RateMeter
 
 FIRST_SUMMARY_SECONDS = 0.25
 
@@ -75,6 +76,7 @@ class Monitor:
         self.workers: dict[str, dict[str, int]] = {}
         self.machine = machine or Machine(core_time())
         self.times: dict[str, ProcessTimes] = {}
+        self.collect_rate = RateMeter()  # steps of all actors, trained on or not
         self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
         self.tracker: Tracker | None = None
         self.usage = Usage()
@@ -126,6 +128,7 @@ class Monitor:
                     self.hooks.tell("on_report", message)
             case WorkerReport(worker, totals):
                 self.workers[worker] = self.workers.get(worker, {}) | totals
+                self.collect_rate.add(time.monotonic(), self.collected)
             case TimeReport(process):
                 self.times.setdefault(process, ProcessTimes()).add(message)
             case WorkerRestarted(retired=True):
@@ -155,7 +158,7 @@ class Monitor:
         found = self.performance()
         machine = {f"perf/{name}": value for name, value in self.usage.read().items()}
         for policy in range(len(self.policies)):
-            record = self.record(policy, now) | (found.tags() if found else {}) | machine
+            record = self.record(policy, now) | (found.tags() if found else {}) | machine | memory.tags(now)
             record |= self.custom(policy, record)
             if self.hooks is not None:
                 record = self._told(self.hooks, policy, record)
@@ -203,7 +206,9 @@ class Monitor:
             "perf/actors_replaced": self.replaced,
             "perf/env_rebuilds": rebuilds,
         }
-        return {**head, **replaced, **progress.tags(), **callbacks}
+        rate = self.collect_rate.rates()[10.0]
+        collected = {"perf/collected_per_second": rate} if math.isfinite(rate) else {}
+        return {**head, **replaced, **progress.tags(), **collected, **callbacks}
 
     def figures(self, policy: int) -> dict[str, float]:
         """The counters and tags of a policy now, as a record of metrics.jsonl has them."""

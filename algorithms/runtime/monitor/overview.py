@@ -17,6 +17,8 @@ from utils.run_folder import RunFolder, write_json_atomic
 
 MEMORY_SECONDS = 10.0  # between looks at the memory of all processes
 
+MIB = 1 << 20
+
 MEMORY_COST = 1000  # a look that takes a second is repeated after so many at the earliest
 
 
@@ -60,19 +62,27 @@ class Overview:
 
 
 class MemoryMeter:
-    """Memory of all processes of a run, looked at so seldom that it costs no more than a thousandth of a core."""
+    """Memory of the processes of a run, looked at so seldom that it costs no more than a thousandth of a core."""
 
     def __init__(self) -> None:
         self._due = 0.0
-        self._bytes: int | None = None
+        self._main_and_all: tuple[int, int] | None = None
 
     def read(self, now: float) -> int | None:
-        """What it was at the last look, which may be now (monotonic time)."""
+        """What all processes took at the last look, which may be now (monotonic time)."""
         if now >= self._due:
             began = time.perf_counter()
-            self._bytes = machine.family_memory_bytes()
+            self._main_and_all = machine.family_memory_bytes()
             self._due = now + max(MEMORY_SECONDS, MEMORY_COST * (time.perf_counter() - began))
-        return self._bytes
+        return self._main_and_all and self._main_and_all[1]
+
+    def tags(self, now: float) -> dict[str, float]:
+        """TensorBoard tag -> MiB at the last look, of all processes and of main, what is known."""
+        self.read(now)
+        if self._main_and_all is None:
+            return {}
+        main, total = self._main_and_all
+        return {"perf/memory_mib": total / MIB, "perf/memory_main_mib": main / MIB}
 
 
 memory = MemoryMeter()  # of this process and its descendants, of which there is one family

@@ -32,6 +32,7 @@ class PolicyProgress:
     def __init__(self, stats_avg: int, *, frozen: bool = False) -> None:
         self.stats_avg, self.frozen, self.adoptions = stats_avg, frozen, 0
         self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "discarded": 0, "updates": 0}
+        self._restored: dict[str, int] = {}
         self.version = 0
         self.episodes = 0
         self.episode_return, self.length = RunningStatistic(stats_avg), RunningStatistic(stats_avg)
@@ -83,7 +84,8 @@ class PolicyProgress:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from the plain state of a checkpoint, with its `snapshot` as "progress"."""
-        self.totals |= {name: int(state[name]) for name in self.totals if name in state}
+        self._restored = {name: int(state[name]) for name in self.totals if name in state}
+        self.totals |= self._restored
         self.version = int(state.get("version", 0))
         kept = state.get("progress", {})
         self.episodes = int(kept.get("episodes", 0))
@@ -96,6 +98,10 @@ class PolicyProgress:
         self.exploring.append(windows.pop("reward_exploring", ()))
         for name, values in windows.items():
             self.stats.setdefault(name.removeprefix("stats/"), RunningStatistic(self.stats_avg)).append(values)
+
+    def since_start(self, name: str) -> int:
+        """Return how much of a total this start has added to what was restored."""
+        return self.totals[name] - self._restored.get(name, 0)
 
     def tags(self) -> dict[str, float]:
         """TensorBoard tag -> value, only what is known."""
@@ -115,7 +121,9 @@ class PolicyProgress:
         if math.isfinite(samples := self.sample_rate.rates()[10.0]):
             parts.append(f"{short_number(samples)} samples/s")
         if (lag := self.metrics.get("train/policy_lag_mean")) is not None:
-            parts.append(f"lag {lag:.1f}")
+            ends = [self.metrics.get(f"train/policy_lag_{end}") for end in ("min", "max")]
+            least, most = (None if end is None else f"{end:.0f}" for end in ends)
+            parts.append(f"lag {lag:.1f}" + (f" ({least} to {most})" if least and most else ""))
         if self.episode_return.count:
             parts.append(f"return {self.episode_return.mean:.2f} over {self.episode_return.count} episodes")
         return ", ".join(parts)

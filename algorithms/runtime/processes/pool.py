@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from algorithms.runtime.messages import Begin, Message, Stop, WorkerReady
+from algorithms.runtime.messages import Begin, Message, Stop, WorkerReady, WorkerRestarted
 from algorithms.runtime.processes.process import Node, Timekeeper
 from algorithms.runtime.processes.stalls import StallWatch
 from algorithms.runtime.processes.supervisor import Supervisor
@@ -123,9 +123,13 @@ class Processes:
         self._address_of = topology.address_book().address_of
         self._home = {w: name for name, workers in topology.processes().items() for w in workers}
         self._timekeeper = Timekeeper(MAIN.name, MAIN.name, runs_environments=False)
+        self._restarted: list[Message] = []  # before the run began
 
     def start(self) -> None:
-        """Start all processes and, when the last of them is ready, let them begin."""
+        """Start all processes and, when the last of them is ready, let them begin.
+
+        An actor that crashes, is killed or hangs in its first reset is started again, a few times.
+        """
         coming, waiting = dict(self.topology.processes()), set[str]()
         due = time.monotonic() + START_LINE_SECONDS
         while coming or waiting:
@@ -139,6 +143,9 @@ class Processes:
             for name, message in self.supervisor.poll(POLL_SECONDS):
                 if isinstance(message, WorkerReady):
                     waiting.discard(name)
+                elif isinstance(message, WorkerRestarted):
+                    waiting.add(name)  # one that was ready can have been killed since
+                    self._restarted.append(message)
             if waiting and (now := time.monotonic()) >= due:
                 due = now + START_LINE_SECONDS
                 log.info("%s", self._progress(len(coming), waiting))
@@ -162,7 +169,8 @@ class Processes:
     def poll(self, timeout_seconds: float) -> list[Message]:
         """Messages for main."""
         clock.wait()
-        messages: list[Message] = [message for _, message in self.supervisor.poll(timeout_seconds)]
+        messages = [*self._restarted, *(message for _, message in self.supervisor.poll(timeout_seconds))]
+        self._restarted.clear()
         clock.enter(FRAMEWORK)
         self.stalls.look(self.supervisor, time.monotonic())
         return [*messages, self._timekeeper.report()] if self._timekeeper.due() else messages

@@ -11,6 +11,7 @@ BACKOFF_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 SERVER_SECONDS = 0.1  # between attempts to start the fork server again; a run that gets nowhere ends as it stalls
 MAX_IDLE_DEATHS = 8
 MAX_FAULTS = 3
+MAX_FIRST_RESETS = 3  # after the first one
 SETTLED_SECONDS = 60.0
 SILENT_SECONDS = 20.0  # who waits says so five times a second, unless it gets no core
 QUEUE_SECONDS = 2.0  # a queue is left within microseconds, unless somebody has died in it ...
@@ -30,6 +31,7 @@ class Death:
         lasting: another life would only repeat it.
         ending: how it ended by itself without being able to say so: the name of a signal, an exit code or `HANG`.
         retired: it has asked for a successor, and ended in good order.
+        said: it has said so itself, with what it raised.
     """
 
     cause: str
@@ -40,6 +42,7 @@ class Death:
     lasting: bool = False
     ending: str = ""
     retired: bool = False
+    said: bool = False
 
 
 @dataclass
@@ -49,10 +52,23 @@ class SeatHistory:
     Attributes:
         idle_deaths: in a row, without a unit of work in between.
         faults: own faults in a row, each within `SETTLED_SECONDS` of a start.
+        first_resets: deaths before the run has begun.
     """
 
     idle_deaths: int = 0
     faults: int = 0
+    first_resets: int = 0
+
+    def delay_at_start(self, death: Death) -> float | None:
+        """Return after how many seconds an actor may make its environments again before the run has begun; None: not.
+
+        A crash, a kill or a hang may be an accident of a game that loads, of which several start at the same moment.
+        What an environment has raised has been tried again in its process already, and is for the user to see.
+        """
+        self.first_resets += 1
+        if death.said or self.first_resets > MAX_FIRST_RESETS:
+            return None
+        return BACKOFF_SECONDS[min(self.first_resets, len(BACKOFF_SECONDS) - 1)]
 
     def delay(self, death: Death, *, worked: bool, lived_seconds: float) -> float | None:
         """Return after how many seconds a process may take the seat; None: it is given up.

@@ -82,7 +82,7 @@ class Seat:
         for message in heard:
             if isinstance(message, WorkerFailed):
                 cause = f"{name}: {message.summary}"
-                return Death(cause, True, message.exit_code, message.traceback, lasting=message.lasting)
+                return Death(cause, True, message.exit_code, message.traceback, lasting=message.lasting, said=True)
             if isinstance(message, WorkerRetires):
                 return Death(f"{name}: {message.reason}", own_fault=False, retired=True)
         if not ended:
@@ -121,7 +121,8 @@ class Supervisor:
         recorder: told of the end of every process, before anybody takes its seat.
 
     Attributes:
-        begun: whether all processes have been ready; what fails before ends the run.
+        begun: whether all processes have been ready; what fails before ends the run, unless it is an actor whose
+            environments can be made again.
         due: when seats are taken again that are empty now, monotonic seconds.
         deaths: so far, of those who have not retired; the latest one is `last_death`.
     """
@@ -272,12 +273,18 @@ class Supervisor:
         self.deaths += not death.retired
         self.last_death = self.last_death if death.retired else death
         worked = seat.work_before is not None and self._work_of(name) > seat.work_before
-        self._plan_restart(name, death, worked=worked, lived_seconds=now - seat.started)
+        first_reset = not self.begun and seat.plan.runs_environments
+        self._plan_restart(name, death, worked=worked, lived_seconds=now - seat.started, first_reset=first_reset)
 
-    def _plan_restart(self, name: str, death: Death, *, worked: bool, lived_seconds: float) -> None:
+    def _plan_restart(
+        self, name: str, death: Death, *, worked: bool, lived_seconds: float, first_reset: bool = False
+    ) -> None:
         history = self._histories.setdefault(name, SeatHistory())
-        delay = history.delay(death, worked=worked, lived_seconds=lived_seconds)
-        if delay is None or not (self.begun and self.limits.restart):
+        if first_reset:
+            delay = history.delay_at_start(death)
+        else:
+            delay = history.delay(death, worked=worked, lived_seconds=lived_seconds) if self.begun else None
+        if delay is None or not self.limits.restart:
             raise WorkerError(death.cause, death.exit_code, death.traceback)
         log.warning("%s; starting it again (restart %d)", death.cause, self._generations[name] + 1)
         if death.traceback:

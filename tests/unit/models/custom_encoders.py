@@ -20,6 +20,16 @@ class SumOfMeans(nn.Module):
         return self.linear(total.unsqueeze(1))
 
 
+class Flat(nn.Module):
+    def __init__(self, observations: dict[str, ObservationSpec], config: ModelConfig) -> None:
+        super().__init__()
+        self.output_size = sum(torch.Size(spec.shape).numel() for spec in observations.values())
+        self.scale = nn.Parameter(torch.ones(self.output_size))
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return torch.cat([value.flatten(1) for value in obs.values()], dim=1) * self.scale
+
+
 class WithoutOutputSize(nn.Module):
     def __init__(self, observations: object, config: object) -> None:
         super().__init__()

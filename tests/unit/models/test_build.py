@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -6,9 +8,19 @@ from algorithms.models import encoders
 from algorithms.models.actor_critic import model_inputs
 from algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, count_weights, describe
 from algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
+from algorithms.models.q_network import build_q_network
 from envs.spec import EnvSpec, ObservationSpec
 from tests.unit.models import custom_encoders
-from tests.unit.models.cases import IMAGE, VECTOR, act_through, config_of, env_spec_of, model_of, observation
+from tests.unit.models.cases import (
+    GAUSSIAN,
+    IMAGE,
+    VECTOR,
+    act_through,
+    config_of,
+    env_spec_of,
+    model_of,
+    observation,
+)
 from utils import machine
 from utils.errors import ResourceError, UsageError
 from utils.flags import flags_of
@@ -155,6 +167,27 @@ def test_xavier_initialization() -> None:
     assert not is_orthogonal(weight, 2.0)
 
 
+def test_torch_default_leaves_weights_as_torch_draws_them() -> None:
+    model = build(policy_initialization="torch_default", policy_init_gain=2.0, use_rnn=False)
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 16)  # the first that is made, so that it takes the first random numbers
+    drawn = model.actor.encoder.encoders[0][0]
+    assert torch.equal(drawn.weight, layer.weight)
+    assert torch.equal(drawn.bias, layer.bias)
+    bound = model.policy_head.linear.in_features**-0.5
+    assert 0.8 * bound < model.policy_head.linear.weight.abs().max() <= bound
+    assert model.value_head.bias.any()
+
+
+def test_torch_default_keeps_the_initial_deviation_of_actions() -> None:
+    model = build(
+        env_spec_of(*GAUSSIAN), policy_initialization="torch_default", initial_stddev=0.5, adaptive_stddev=True
+    )
+    bias = model.policy_head.linear.bias
+    assert bias[3:].tolist() == pytest.approx([math.log(0.5)] * 3)
+    assert bias[:3].any()
+
+
 def test_the_two_towers_start_differently() -> None:
     model = build(actor_critic_share_weights=False)
     pairs = zip(model.actor.parameters(), model.critic.parameters(), strict=True)
@@ -166,10 +199,80 @@ def test_one_seed_one_model() -> None:
     assert all(torch.equal(p, q) for p, q in zip(first.parameters(), second.parameters(), strict=True))
 
 
-def test_spectral_norm_bounds_the_linear_layers_of_the_encoder() -> None:
+def spectral_norms(model: nn.Module) -> dict[str, float]:
+    """Largest singular value of every linear and convolution layer, kernels as matrices."""
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    return {name: float(torch.linalg.matrix_norm(layer.weight.detach().flatten(1), 2)) for name, layer in layers}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    ("observation_spec", "flags", "layers"),
+    [
+        (VECTOR, {}, 1),
+        (IMAGE, {"encoder_subtype": "convnet_simple"}, 4),
+        (IMAGE, {"encoder_type": "resnet"}, 16),
+        (VECTOR, {"encoder_custom": f"{custom_encoders.__name__}:SumOfMeans"}, 1),
+    ],
+)
+def test_spectral_norm_bounds_all_linear_and_convolution_layers(
+    observation_spec: ObservationSpec, flags: dict[str, object], layers: int, shared: bool
+) -> None:
+    flags = flags | {"use_spectral_norm": True, "use_rnn": False, "policy_init_gain": 3.0}
+    model = build(env_spec_of(obs=observation_spec), **flags, actor_critic_share_weights=shared).eval()
+    found = spectral_norms(model)
+    assert len(found) == layers * (1 if shared else 2) + 2
+    assert {"policy_head.linear", "value_head"} <= found.keys()
+    assert max(abs(norm - 1.0) for norm in found.values()) < 0.05  # 15 rounds of the power method
+
+
+def test_values_of_a_normalized_head_keep_their_meaning_when_units_change() -> None:
+    model = build(use_spectral_norm=True, use_rnn=False).eval()
+    obs, first, state = observation(env_spec_of(), 6), torch.ones(6, dtype=torch.bool), torch.zeros(6, 0)
+
+    def values() -> Tensor:
+        with torch.no_grad():
+            _, value, _ = model.act(obs, first, state)
+        return model.denormalize_value(value)
+
+    before = values()
+    for mean, std in ((3.0, 2.0), (-100.0, 50.0)):
+        model.set_return_statistics(mean, std)
+        torch.testing.assert_close(values(), before, rtol=1e-4, atol=1e-4)
+    weight, bias = model.value_layer()
+    assert weight.item() == pytest.approx(1 / 50.0)
+    assert bias.shape == (1,)
+
+
+def test_normalized_layers_are_trained() -> None:
+    model = build(env_spec_of(obs=IMAGE), use_spectral_norm=True, use_rnn=False)
+    logits, value, _ = model.act(observation(env_spec_of(obs=IMAGE), 3), torch.ones(3).bool(), torch.zeros(3, 0))
+    (logits.square().sum() + value.square().sum()).backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("custom_encoders:Flat", "--use_spectral_norm: Flat has no linear or convolution layer"),
+        ("custom_parts:Remembering", "is a whole model, whose values must take any unit; normalize its layers where"),
+    ],
+)
+def test_what_spectral_norm_cannot_cover_is_refused(name: str, message: str) -> None:
+    custom_name = f"tests.unit.models.{name}"
+    build(encoder_custom=custom_name, use_rnn=False)
+    with pytest.raises(UsageError, match=message) as caught:
+        build(encoder_custom=custom_name, use_rnn=False, use_spectral_norm=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_of_actions_are_not_bounded() -> None:
+    with pytest.raises(UsageError, match="values of actions must reach any return"):
+        build_q_network(config_of(use_spectral_norm=True), env_spec_of(), dueling=True)
+
+
+def test_spectral_norms_agree_in_acting_and_learning() -> None:
     model = build(use_spectral_norm=True, use_rnn=False, policy_init_gain=3.0).eval()
-    layer = model.actor.encoder.encoders[0][0]
-    assert torch.linalg.matrix_norm(layer.weight, 2).item() == pytest.approx(1.0, abs=1e-4)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     acted = act_through(model, env_spec_of(), steps=4, columns=2)
     _, value = model.unroll(acted.obs, acted.first, acted.rnn_state[:1], 4)

@@ -230,6 +230,21 @@ def test_estimates_of_spectral_norms_advance_once_however_many_threads_there_are
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_all_images_of_a_pass_see_one_estimate_of_the_spectral_norm(threads: int) -> None:
+    """A pass in parts computes the kernel once: the same image has the same features wherever it stands."""
+    torch.manual_seed(0)
+    encoder = conv_encoder_of_simple()
+    encoder.threads = threads
+    for layer in [layer for layer in encoder if isinstance(layer, nn.Conv2d)]:
+        spectral_norm(layer, n_power_iterations=1)
+    image = torch.rand(1, 3, 36, 36)
+    features = encoder(image.repeat(3 * AT_ONCE, 1, 1, 1))
+    torch.testing.assert_close(features, features[:1].expand_as(features), rtol=1e-5, atol=1e-6)
+    before = features[:1].detach()
+    assert not torch.equal(encoder(image), before)  # the next pass has a better one
+
+
 def test_what_fails_on_a_thread_fails_here() -> None:
     encoder = conv_encoder_of_simple()
     encoder.threads = 2

@@ -1,7 +1,9 @@
 import pytest
 
 from algorithms.run.config import Config
-from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
+from algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
+from algorithms.runtime.config import SamplingConfig
+from algorithms.runtime.messages import Address
 from algorithms.runtime.topology import Placement
 from utils.errors import UsageError
 
@@ -44,6 +46,45 @@ def test_counts_are_filled_in(
 @pytest.mark.parametrize(("num_agents", "envs"), [(1, 8), (2, 4), (8, 1), (100, 1)])
 def test_the_agents_of_all_envs_fill_a_batch(num_agents: int, envs: int) -> None:
     assert plan_workers(config_of(), 4, "local", num_agents) == Sampling("local", 4, envs, 1)
+
+
+def slots_of(num_splits: int = 1, **flags: object) -> int:
+    """Slots of a group where 4 actors with 8 envs share batches of 64 trajectories, two in an iteration."""
+    config = config_of(batch_size=2048, num_batches_per_iteration=2, **flags)
+    return topology_of(config, Sampling("local", 4, 8, num_splits), num_agents=1).slots_per_group
+
+
+def test_minibatches_that_may_wait_decide_slots() -> None:
+    """An iteration is 128 trajectories, four of every env; one more is being written."""
+    assert slots_of() == slots_of(num_minibatches_to_accumulate=2) == 1 + 4
+    assert slots_of(num_minibatches_to_accumulate=-1) == slots_of(num_minibatches_to_accumulate=4) == 1 + 8
+    assert slots_of(num_minibatches_to_accumulate=0) == 4
+    assert slots_of(algo="PPO", num_minibatches_to_accumulate=-1) == 4  # it waits for no more
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 4])
+def test_every_env_has_room_for_as_many_trajectories_as_asked_for(num_splits: int) -> None:
+    assert slots_of(num_splits, min_traj_buffers_per_worker=6) == 6
+    assert slots_of(num_splits, min_traj_buffers_per_worker=4) == 5
+
+
+def test_actors_see_one_gpu_each_in_turn() -> None:
+    """Those in one process all of theirs; who is no actor sees what it saw."""
+    actors, sampling = [Address("actor", index) for index in range(5)], SamplingConfig(actor_worker_gpus=(3, 5))
+    beside = Address("policy_worker", 0, 1)
+    assert [gpus_of([actor, beside], sampling) for actor in actors] == ["3", "5", "3", "5", "3"]
+    assert gpus_of(actors, sampling) == "3,5"
+    assert gpus_of(actors[:1], SamplingConfig()) == ""
+    assert gpus_of([Address("learner"), beside], sampling) is None
+
+
+def test_actors_are_pinned_where_there_are_whole_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("algorithms.run.placement.allowed_cores", lambda: (0, 1, 2, 3))
+    topology, actor = topology_of(config_of(), Sampling("local", 4, 8, 1), num_agents=1), Address("actor", 2)
+    assert cores_of(actor, topology, SamplingConfig(), 4) == {2}
+    assert cores_of(actor, topology, SamplingConfig(), 3) == frozenset()  # a cgroup gives time, not cores
+    assert cores_of(actor, topology, SamplingConfig(set_workers_cpu_affinity=False), 4) == frozenset()
+    assert cores_of(Address("learner"), topology, SamplingConfig(), 4) == frozenset()
 
 
 def test_envs_that_cannot_be_split_are_refused() -> None:

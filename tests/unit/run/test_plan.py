@@ -330,6 +330,41 @@ def test_an_algorithm_makes_its_workers_when_the_others_of_the_process_are_made(
     assert (second.notes == 7).all()
 
 
+class Remembering(APPO):
+    """Declares memory of each policy by its own flags, and some that all share."""
+
+    def fields(self, context: Context, topology: Topology, num_weights: int) -> list[Field]:
+        own = Field(f"own.{context.policy}", (int(10 * context.flags.gamma), num_weights), "float32")
+        return [own, Field("all", (topology.num_policies,), "int64")]
+
+
+class Disagreeing(APPO):
+    def fields(self, context: Context, topology: Topology, num_weights: int) -> list[Field]:
+        return [Field("all", (context.policy + 1,), "int64")]
+
+
+def declaring(kind: type[APPO], monkeypatch: pytest.MonkeyPatch) -> Blueprint:
+    """Two policies with a gamma and a network of their own."""
+    alike = blueprint_of("central", num_policies=2)
+    monkeypatch.setattr(Blueprint, "algorithm", kind())
+    second = replace(alike.model_of(0), table=[("w", (7,))])
+    traits = (PolicyTraits(hyperparameters={"gamma": 0.9}), PolicyTraits(hyperparameters={"gamma": 0.5}))
+    return replace(alike, models=(alike.model_of(0), second), traits=traits)
+
+
+def test_every_policy_declares_the_memory_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    blueprint = declaring(Remembering, monkeypatch)
+    fields = {field.name: field for field in blueprint.fields()}
+    assert fields["own.0"].shape == (9, blueprint.model_of(0).num_weights)
+    assert fields["own.1"].shape == (5, 7)
+    assert [field.shape for field in blueprint.fields() if field.name == "all"] == [(2,)]
+
+
+def test_memory_that_policies_share_they_declare_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="policies declare the field all in different ways"):
+        declaring(Disagreeing, monkeypatch).fields()
+
+
 def test_an_algorithm_that_declares_nothing_has_no_further_memory_and_workers() -> None:
     blueprint = blueprint_of("local", num_workers=2)
     topology = topology_of(blueprint.config, plan_workers(blueprint.config, 2, "local"), num_agents=1)

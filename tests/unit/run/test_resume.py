@@ -34,7 +34,7 @@ from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, encode
 from tests.states import adam_layout, adam_state, stacked
 from utils import checkpoint_files
-from utils.errors import DirectoryInUse, ResourceError, UsageError
+from utils.errors import CheckpointError, DirectoryInUse, ResourceError, UsageError
 from utils.lock import RunLock
 from utils.run_folder import write_json_atomic
 
@@ -306,13 +306,21 @@ def test_a_return_that_was_reached_stays_reached_by_the_same_budget() -> None:
     assert finished_before(config) is None
 
 
-def test_seconds_are_those_of_each_start() -> None:
+def test_a_run_that_has_had_its_seconds_says_so_until_there_are_more() -> None:
     config = started("--train_for_seconds=50")
     save(config, 600)
-    budget = Budget.of(config.run, config.sampling, 1).plain()
+    path, budget = config.run.run_directory / "status.json", Budget.of(config.run, config.sampling, 1).plain()
     status = {"state": "finished", "reason": "50 seconds are over", "budget": budget, "seconds": 50.1}
-    write_json_atomic(config.run.run_directory / "status.json", status)
-    assert finished_before(config) is None
+    write_json_atomic(path, status)
+    assert finished_before(config) == "50 seconds are over"
+    assert finished_before(flags()) == "50 seconds are over"  # the flags of the run
+    assert finished_before(flags("--train_for_seconds=40")) == "50 seconds are over"
+    assert finished_before(flags("--train_for_env_steps=700")) == "50 seconds are over"
+    assert finished_before(flags("--train_for_seconds=51")) is None
+    assert finished_before(flags("--sampler_only")) is None  # to measure anew
+    for other in ({"state": "interrupted"}, {"seconds": 49.9}, {"seconds": None}, {"budget": None}):
+        write_json_atomic(path, status | other)
+        assert finished_before(flags("--train_for_seconds=40", "--train_for_env_steps=700")) is None
 
 
 def test_damaged_checkpoints_are_for_resuming_to_complain_of() -> None:
@@ -342,6 +350,79 @@ def test_sources_are_named_by_run_policy_and_kind(tmp_path: Path) -> None:
         ("train_dir/a", "checkpoint_p0"),
     ]:
         assert find_source(text, group).checkpoints.resolve() == (run / place).resolve()
+
+
+def test_a_chosen_checkpoint_is_found_whatever_kind_it_is() -> None:
+    config = started()
+    for env_steps, place in ((200, "checkpoint_p0"), (100, "checkpoint_p0/milestones"), (7, "checkpoint_p1/best")):
+        save(config, env_steps, place=place)
+    group, run = Path("train_dir"), config.run.run_directory
+    for text, place in [
+        ("a:ckpt_200", "checkpoint_p0"),
+        ("a:ckpt_000000000100", "checkpoint_p0/milestones"),
+        ("a:1:ckpt_7", "checkpoint_p1/best"),
+    ]:
+        found = find_source(text, group)
+        assert found.checkpoints.resolve() == (run / place).resolve()
+        assert found.env_steps == int(text.rpartition("_")[2])
+    with pytest.raises(UsageError) as caught:
+        find_source("a:ckpt_150", group)
+    assert str(caught.value) == (
+        "--init_from=a:ckpt_150: there is no such checkpoint in train_dir/a/checkpoint_p0;"
+        " there are: ckpt_100, ckpt_200"
+    )
+
+
+def test_the_weights_of_a_chosen_checkpoint_are_taken_and_of_no_other() -> None:
+    config = started()
+    save(config, 100)
+    damaged = save(config, 200)
+    (block,) = blocks_of(1)
+    begin_from(flags("--experiment=new", "--init_from=a:ckpt_100"), [block], [MODEL])
+    taken = block.read()
+    assert taken is not None
+    assert taken.weights.tobytes() == state_at(100).weights.tobytes()
+    (damaged / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"ckpt_000000000200"):
+        begin_from(flags("--experiment=new", "--init_from=a:ckpt_200"), blocks_of(1), [MODEL])
+
+
+def test_a_whole_checkpoint_is_gone_on_from() -> None:
+    config = started()
+    save(config, 100, (1.0, 3.0))
+    save(config, 200)
+    words = ("--experiment=new", "--init_from=a:ckpt_100", "--init_whole")
+    block, other = blocks_of(2)
+    taken = begin_from(flags(*words), [block], [MODEL])
+    state = block.read()
+    assert state is not None
+    expected = state_at(100, (1.0, 3.0))
+    for name, vector in expected.vectors.items():
+        assert state.vectors[name].tobytes() == vector.tobytes()
+    plain = {name: value for name, value in expected.meta.items() if name != "progress"}
+    assert state.meta == plain | {"format": 1}
+    assert taken["progress"]["windows"] == {"reward": [1.0, 3.0]}
+    # A rate that the flags of the new run change takes the place of the one in the state.
+    model = replace(MODEL, layout=adam_layout(6, 3, learning_rate=0.25))
+    begin_from(flags(*words, "--learning_rate=0.25"), [other], [model])
+    changed = other.read()
+    assert changed is not None
+    assert (changed.meta["learning_rate"], changed.meta["adam_steps"]) == (0.25, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--init_whole",), "--init_whole takes over the checkpoint of --init_from, which is not given"),
+        (
+            ("--init_from=a", "--init_whole", "--num_policies=2"),
+            "--init_whole goes on with one policy, which does not go with --num_policies=2",
+        ),
+    ],
+)
+def test_what_cannot_be_taken_over_whole_is_refused(words: tuple[str, ...], message: str) -> None:
+    save(started(), 100)
+    assert error_of("--experiment=new", *words) == message
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,12 @@ def test_everything_lies_where_earlier_versions_have_left_it() -> None:
     found = (
         run.config, run.history, run.status, run.metrics, run.page, run.curve, run.lineage, run.lineage_picture,
         run.lock, run.logs, run.incidents, run.results, run.videos, run.summaries(1), run.evaluation_summaries(1),
+        run.code, run.code_starts,
     )  # fmt: skip
     assert [str(path.relative_to("run")) for path in found] == [
         "config.json", "config_history.jsonl", "status.json", "metrics.jsonl", "README.md",
         "plots/learning_curve.png", "lineage.json", "lineage.png", ".lock", "logs", "incidents", "eval/results.jsonl",
-        "eval/videos", ".summary/p1", "eval/.summary/p1",
+        "eval/videos", ".summary/p1", "eval/.summary/p1", "code", "code/starts.jsonl",
     ]  # fmt: skip
     assert run.log("actor_0") == Path("run/logs/actor_0.log").absolute()
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.runtime.budget import BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, Budget
+from algorithms.runtime.budget import BENCHMARK, Budget
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from algorithms.runtime.messages import EpisodesDone, LearnerReport, TimeReport, WorkerReport, WorkerRestarted
 from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.monitor.overview import MemoryMeter
 from algorithms.runtime.monitor.performance import Machine
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from tests.unit.utils.test_metrics import events
@@ -126,6 +127,41 @@ def test_line_of_one_policy(watched: Watched) -> None:
     monitor.close()
 
 
+def test_the_line_says_between_what_the_lag_was(watched: Watched) -> None:
+    monitor = watched.monitor()
+    monitor.handle(report(400, policy_lag_mean=1.25, policy_lag_min=0.0, policy_lag_max=12.0))
+    assert ", lag 1.2 (0 to 12)" in monitor.line()
+    monitor.close()
+
+
+def test_what_actors_collect_has_a_rate_whoever_trains_on_it(watched: Watched) -> None:
+    monitor = watched.monitor(2)
+    assert "perf/collected_per_second" not in monitor.record(0, watched.now)
+    for actor in range(2):
+        monitor.handle(WorkerReport(f"actor_{actor}", {"collected": 0}))
+    watched.now += 4.0
+    for actor in range(2):
+        monitor.handle(WorkerReport(f"actor_{actor}", {"collected": 1000}))
+    rates = [monitor.record(policy, watched.now)["perf/collected_per_second"] for policy in range(2)]
+    assert rates == [500.0, 500.0]
+    assert monitor.record(0, watched.now)["samples"] == 0
+    monitor.close()
+
+
+def test_records_have_the_memory_of_main_and_of_all_processes(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("utils.machine.family_memory_bytes", lambda: (40 << 20, 96 << 20))
+    monkeypatch.setattr("algorithms.runtime.monitor.monitor.memory", MemoryMeter())
+    monitor = watched.monitor(tensorboard=True)
+    monitor.close()
+    record = watched.records()[-1]
+    assert (record["perf/memory_mib"], record["perf/memory_main_mib"]) == (96.0, 40.0)
+    (event,) = [e for e in events(watched.directory / ".summary" / "p0") if e.HasField("summary")]
+    shown = {value.tag: value.simple_value for value in event.summary.value}
+    assert (shown["perf/memory_mib"], shown["perf/memory_main_mib"]) == (96.0, 40.0)
+
+
 def test_line_of_two_policies(watched: Watched) -> None:
     monitor = watched.monitor(2)
     monitor.handle(report(12_345, policy=1))
@@ -230,7 +266,8 @@ def test_what_only_a_worker_itself_knows_outlasts_a_report_of_its_counts(watched
     monitor.close()
 
 
-def test_records_hold_the_counters_before_the_tags(watched: Watched) -> None:
+def test_records_hold_the_counters_before_the_tags(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryMeter, "tags", lambda meter, now: {"perf/memory_mib": 3.0})
     monitor = watched.monitor(2)
     watched.now += 4.0
     monitor.handle(report(1000, loss=0.5))
@@ -242,7 +279,7 @@ def test_records_hold_the_counters_before_the_tags(watched: Watched) -> None:
     assert first == {
         "elapsed_seconds": 4.0, "policy": 0, "env_steps": 1000, "samples": 250, "discarded": 5,
         "perf/version": 3.0, "perf/episodes": 0.0, "train/loss": 0.5,
-        "perf/restarts": 0, "perf/actors_replaced": 0, "perf/env_rebuilds": 0,
+        "perf/restarts": 0, "perf/actors_replaced": 0, "perf/env_rebuilds": 0, "perf/memory_mib": 3.0,
     }  # fmt: skip
     assert (second["policy"], second["env_steps"]) == (1, 0)
     assert [record["policy"] for record in last] == [0, 1]  # closing writes once more
@@ -424,6 +461,36 @@ def test_a_run_that_only_samples_ends_with_what_all_actors_collected(watched: Wa
     monitor.close()
 
 
+def resumed_at(env_steps: int, samples: int) -> PolicyProgress:
+    progress = PolicyProgress(2)
+    progress.restore({"env_steps": env_steps, "samples": samples, "discarded": 0, "updates": 1})
+    return progress
+
+
+def test_a_benchmark_counts_all_policies_since_this_start() -> None:
+    budget, policies = Budget(10**10, benchmark=True), [resumed_at(5_000_000, 1_250_000), resumed_at(40, 10)]
+    assert budget.spent(policies, 0, 0.0) is None  # what earlier starts have done does not count
+    assert budget.share(policies, 0, 0.0) == pytest.approx(0.0, abs=1e-8)
+    policies[0].totals |= {"env_steps": 6_500_000, "samples": 1_650_000}
+    policies[1].totals |= {"env_steps": 400_039, "samples": 600_009}
+    assert budget.spent(policies, 0, 1.0) is None
+    assert budget.share(policies, 0, 1.0) == pytest.approx(0.999999, abs=1e-6)
+    policies[1].totals["samples"] += 1
+    assert budget.spent(policies, 0, 1.0) == "the benchmark is over: 1899999 env steps, 1000000 samples"
+    policies[1].totals |= {"env_steps": 500_040, "samples": 10}
+    assert budget.spent(policies, 0, 1.0) == "the benchmark is over: 2000000 env steps, 400000 samples"
+
+
+def test_the_time_that_a_benchmark_takes_is_that_of_all_policies() -> None:
+    budget, policies = Budget(10**10, benchmark=True), [resumed_at(0, 0), resumed_at(0, 0)]
+    assert budget.seconds_left(policies, 0, 0.0) == math.inf
+    for policy in policies:
+        for seconds in (0.0, 10.0):
+            policy.sample_rate.add(seconds, 1000 * seconds)
+        policy.totals["samples"] = 10_000
+    assert budget.seconds_left(policies, 0, 10.0) == (1_000_000 - 20_000) / 2000
+
+
 def test_a_return_counts_when_every_policy_has_it_over_a_full_window(watched: Watched) -> None:
     monitor, budget = watched.monitor(2, stats_avg=3), budget_of(episode_return=10.0)
     monitor.handle(episodes((0, 20.0, 1), (0, 20.0, 1)))
@@ -442,9 +509,9 @@ def test_budgets_follow_the_flags() -> None:
     assert Budget.of(run, SamplingConfig(sampler_only=True), 4).collected == 2500
     assert Budget.of(run, SamplingConfig(sampler_only=True), 3).collected == 3334
     long = RunConfig(train_for_env_steps=10**10)
-    assert Budget.of(long, SamplingConfig(benchmark=True), 4) == Budget(
-        BENCHMARK_ENV_STEPS, BENCHMARK_SAMPLES, long.train_for_seconds, None, None
-    )
+    of_long = Budget.of(long, SamplingConfig(benchmark=True), 4)
+    assert of_long == Budget(10**10, 2**62, long.train_for_seconds, None, None, benchmark=True)
+    assert of_long.plain() == Budget.of(long, SamplingConfig(), 4).plain()
     assert Budget.of(long, SamplingConfig(benchmark=True, sampler_only=True), 4).collected == 500_000
-    assert Budget.of(long, SamplingConfig(benchmark=True, sampler_only=True), 1).collected == BENCHMARK_SAMPLES
+    assert Budget.of(long, SamplingConfig(benchmark=True, sampler_only=True), 1).collected == BENCHMARK["samples"]
     assert Budget.of(run, SamplingConfig(benchmark=True), 4).env_steps == 10_000

@@ -8,6 +8,7 @@ from algorithms.runtime.processes.process import failure_of
 from algorithms.runtime.processes.restarts import (
     BACKOFF_SECONDS,
     MAX_FAULTS,
+    MAX_FIRST_RESETS,
     MAX_IDLE_DEATHS,
     SERVER_SECONDS,
     Death,
@@ -46,6 +47,18 @@ def test_a_unit_of_work_forgives_all_deaths_before() -> None:
 def test_what_fails_by_itself_soon_after_every_start_is_given_up_though_it_works() -> None:
     assert delays(SeatHistory(), RAISED, MAX_FAULTS, worked=True, lived_seconds=59.0) == [0.0, 0.0, None]
     assert delays(SeatHistory(), RAISED, 1000, worked=True, lived_seconds=61.0) == [0.0] * 1000
+
+
+@pytest.mark.parametrize("ending", ["SIGSEGV", "exit code 7", "hang", ""])
+def test_a_first_reset_is_tried_three_times_more(ending: str) -> None:
+    death, history = Death("gone", own_fault=bool(ending), ending=ending), SeatHistory()
+    found = [history.delay_at_start(death) for _ in range(MAX_FIRST_RESETS + 2)]
+    assert found == [0.1, 0.2, 0.5, None, None]
+    assert history.delay(death, worked=True, lived_seconds=1.0) == 0.0  # forgotten when the run has begun
+
+
+def test_what_an_environment_raises_in_its_first_reset_is_for_the_user_to_see() -> None:
+    assert SeatHistory().delay_at_start(replace(RAISED, said=True)) is None
 
 
 def test_kills_do_not_count_as_faults() -> None:

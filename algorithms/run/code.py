@@ -1,0 +1,166 @@
+"""Which code a run was trained with: commit and changes of the repositories of the user that its modules come from.
+
+Only repositories are looked at whose code is run anyhow: git itself can be told by a repository to start programs.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from algorithms.run.config import Config
+from utils.run_folder import RunFolder, append_json_line, open_own
+from utils.user_modules import ROOT
+
+log = logging.getLogger(__name__)
+
+NAMED = ("algo", "env", "encoder_custom", "custom_summaries", "callbacks", "policy_mapping")
+"""Flags whose value, or each of whose values, may be `package.module:Name`."""
+
+GIT_SECONDS = 5.0  # for one command, in a repository that may be huge
+MOST_BYTES = 8 << 20  # of a diff that is kept
+
+
+class Repository(NamedTuple):
+    """A repository at the start of a run.
+
+    Attributes:
+        root: its folder.
+        commit: that is checked out.
+        diff: from the commit to the files, Python files that git does not know yet included; empty: there is none.
+    """
+
+    root: Path
+    commit: str
+    diff: str
+
+
+def code_places(config: Config) -> list[Path]:
+    """Return the folders of code that a run imports: ours, the calling script's, and those of modules flags name."""
+    flat = config.to_flat()
+    values = [flat.get(name) for name in NAMED]
+    names = [name for value in values for name in (value if isinstance(value, list) else [value])]
+    modules = {str(name).partition(":")[0].partition(".")[0] for name in names if ":" in str(name)}
+    files = [getattr(sys.modules.get("__main__"), "__file__", None)]
+    for module in sorted(modules):
+        with contextlib.suppress(ImportError, ValueError):  # whoever imports it says what is wrong
+            spec = importlib.util.find_spec(module)
+            files += [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+        here = Path(f"{module}.py")
+        files += [str(here)] if here.is_file() else []
+    found = [Path(file).resolve() for file in files if file and os.path.exists(file)]
+    return [ROOT, *(path if path.is_dir() else path.parent for path in found)]
+
+
+def look(places: Iterable[Path]) -> list[Repository]:
+    """Return the repositories in which these folders lie; none where git is missing or does not answer in time."""
+    found: dict[Path, Repository] = {}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        for place in places:
+            root = _git(place, "rev-parse", "--show-toplevel").strip()
+            if root and Path(root) not in found:
+                commit = _git(place, "rev-parse", "--verify", "--quiet", "HEAD").strip()
+                changed = _git(place, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD") if commit else ""
+                found[Path(root)] = Repository(Path(root), commit, changed + "".join(_new_files(Path(root))))
+    return list(found.values())
+
+
+def _git(place: Path, *words: str) -> str:
+    """Return what git says in a folder; nothing where it fails, as outside of repositories, or is not there."""
+    if (git := shutil.which("git")) is None:
+        return ""
+    done = subprocess.run(  # noqa: S603 (no shell; the words are ours)
+        [git, "-C", str(place), "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *words],
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=GIT_SECONDS,
+        check=False,
+    )
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def _new_files(root: Path) -> Iterator[str]:
+    """Yield diffs that make the Python files which git neither knows nor ignores, as `git apply` takes them."""
+    for name in _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py").split("\0"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if not name or (root / name).is_symlink() or (root / name).stat().st_size > MOST_BYTES:
+                continue
+            lines = (root / name).read_text(encoding="utf-8").splitlines(keepends=True)
+            if lines and lines[-1].endswith("\n"):
+                yield f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
+                yield from difflib.unified_diff([], lines, "/dev/null", f"b/{name}")
+
+
+class CodeWatch:
+    """Looks at the code beside the start of a run, which waits for other things meanwhile.
+
+    Args:
+        places: folders of code.
+    """
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self._places = places
+        self._found: list[Repository] = []
+        self._thread = threading.Thread(target=self._look, name="code watch", daemon=True)
+
+    @classmethod
+    def begin(cls, config: Config) -> Self:
+        """Begin to look at the code of a run."""
+        watch = cls(code_places(config))
+        watch._thread.start()
+        return watch
+
+    def keep(self, directory: Path) -> None:
+        """Write down what was found in the folder of the run, if it is not what the start before has written.
+
+        `code/starts.jsonl` has the time and for every repository its root, its commit and the name of the file beside
+        it that holds the diff. What cannot be written costs the run nothing.
+        """
+        self._thread.join(GIT_SECONDS)
+        found = [] if self._thread.is_alive() else self._found
+        folder = RunFolder(directory)
+        try:
+            if any(path.is_symlink() for path in folder.code.glob("*")):
+                return  # the folder came from elsewhere, and they may lead anywhere
+            repositories = [self._kept(folder, one) for one in found]
+            if repositories and repositories != _last(folder):
+                append_json_line(folder.code_starts, {"time": time.time(), "repositories": repositories})
+        except OSError as error:
+            log.warning("commit and changes of the code are not kept: %s", error.strerror)
+
+    def _look(self) -> None:
+        self._found = look(self._places)
+
+    @staticmethod
+    def _kept(folder: RunFolder, one: Repository) -> dict[str, str | None]:
+        """Write the diff of a repository under the name of its hash; return what is noted of the repository."""
+        folder.code.mkdir(exist_ok=True)
+        noted: dict[str, str | None] = {"root": str(one.root), "commit": one.commit or None, "diff": None}
+        content = one.diff.encode(errors="replace")
+        if len(content) > MOST_BYTES:
+            return noted | {"left_out": f"a diff of {len(content)} bytes"}
+        if content:
+            name = noted["diff"] = f"{hashlib.sha256(content).hexdigest()[:16]}.diff"
+            (folder.code / name).write_bytes(content)
+        return noted
+
+
+def _last(folder: RunFolder) -> Any:
+    """Return the repositories that the last start has noted; None where that cannot be read."""
+    try:
+        with open_own(folder.code_starts) as file:
+            return json.loads(file.read().splitlines()[-1])["repositories"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, IndexError):
+        return None
