@@ -48,8 +48,9 @@ class EnvConfig:
     )
     observe_previous: str = flag(
         "none",
-        "what of the last step is shown beside the observation, zeros where an episode begins: its action (choices as"
-        " one-hot), its reward as the env gave it, or both; one agent, in the Python loop",
+        "what of the last step is observed too, as further numbers of a vector or as previous_step beside all else,"
+        " zeros where an episode begins: its action (choices as one-hot), its reward as the env gave it, or both; one"
+        " agent, in the Python loop",
         choices=("none", "action", "reward", "both"),
         fixed_on_resume=True,
     )
@@ -75,6 +76,14 @@ class EnvConfig:
         " between them (needs action_scaling=auto)",
         choices=("gaussian", "tanh_gaussian"),
         fixed_on_resume=True,
+    )
+    agent_id: str = flag(
+        "auto",
+        "whether agents of unlike kinds see who they are, as key agent_id beside their padded observations: auto ="
+        " where their spaces differ, off = never",
+        choices=("auto", "off"),
+        fixed_on_resume=True,
+        before="off",
     )
     reward_scale: float = flag(1.0, "factor on every reward before clipping; reported returns stay unscaled")
     reward_clip: float = flag(

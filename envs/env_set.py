@@ -18,7 +18,7 @@ import numpy as np
 from envs.conversion import failure_of, one_line, require_info, reraise
 from envs.incidents import IncidentFolder, random_state
 from envs.journal import Journal, JournalMemory
-from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, num_agents_of, require_spec, spec_of
+from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, num_agents_of, require_spec, rows_said, spec_of
 from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import EnvironmentFailure, SpaceMismatch
 from utils.timing import RESET, clock
@@ -154,7 +154,8 @@ class EnvSet:
         frames, agents = frames_per_step(self._envs[0]), num_agents_of(self._envs[0])
         shaping = default_reward_shaping(self._envs[0], self.name)
         spec = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames, form=form)
-        spec = replace(spec, reward_shaping=shaping)
+        said = rows_said(self._envs[0], agents)
+        spec = replace(spec, reward_shaping=shaping, agents=said)
         if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
             return spec
         try:
@@ -163,7 +164,7 @@ class EnvSet:
             reraise(self.name, error)
         in_info = any(MASK_KEY in one for one in (info if isinstance(info, list | tuple) else [info]))
         masked = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames, mask_in_info=in_info, form=form)
-        return replace(masked, reward_shaping=shaping)
+        return replace(masked, reward_shaping=shaping, agents=said)
 
     def shape_rewards(self, index: int, agent: int, shaping: Mapping[str, Any]) -> None:
         """Reward an agent of an environment by these coefficients, also when it is made again."""

@@ -213,7 +213,8 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
     if isinstance(target, Registration):
         env: Any = make_registered(target, **arguments, **taken)
     else:
-        env = pettingzoo.as_gymnasium(target(**arguments, **taken), config.env)
+        ids, scaled = config.agent_id == "auto", config.action_scaling == "auto"
+        env = pettingzoo.as_gymnasium(target(**arguments, **taken), config.env, ids=ids, scaled=scaled)
     several = num_agents_of(env) > 0
     if several:
         _check_repeats(config, taken)

@@ -130,6 +130,14 @@ def num_agents_of(env: Any) -> int:
     return known
 
 
+def rows_said(env: Any, num_agents: int) -> str:
+    """Return one line about which agents are which rows; empty for one agent."""
+    if num_agents < 2:
+        return ""
+    said = getattr(getattr(env, "unwrapped", env), "rows_said", None)
+    return said if isinstance(said, str) else f"{num_agents} agents of each environment are rows, as in its lists"
+
+
 def flat_observation_spaces(space: Space) -> list[tuple[str, Space]]:
     """Leaves of an observation space with their keys, in the order of the space.
 

@@ -123,6 +123,7 @@ class EnvSpec:
         action_mask: M, the number of choices the key "action_mask" covers; 0 when there is no such key.
         mask_in_info: The mask comes in `info` and not in the observation; it is stored as an observation either way.
         reward_shaping: Coefficients of the rewards that can be set, see `reward_shaping.py`; {}: there are none.
+        agents: Which agents are which rows, in one line for people; empty for one agent.
     """
 
     observations: dict[str, ObservationSpec]
@@ -133,6 +134,7 @@ class EnvSpec:
     action_mask: int = 0
     mask_in_info: bool = False
     reward_shaping: dict[str, Any] = field(default_factory=dict)
+    agents: str = ""
 
 
 class EpisodeStats(NamedTuple):

@@ -145,7 +145,7 @@ if TYPE_CHECKING:
 else:
     AnyVectorWrapper = VectorWrapper  # has other parameters in other versions
 
-PREVIOUS_ACTION, PREVIOUS_REWARD = "previous_action", "previous_reward"
+PREVIOUS_KEY = "previous_step"
 
 
 def as_flags_ask(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.Env[Any, Any]:
@@ -161,7 +161,10 @@ def as_flags_ask(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
     if config.observe_previous != "none":
         if num_agents_of(env):
             raise UsageError(f"--observe_previous={config.observe_previous}: {config.env} has several agents")
+        plain = not isinstance(env.observation_space, spaces.Dict)
         env = PreviousStep(env, config.observe_previous)
+        # Read by encoders of their own, what is seen and what was done would only add up in a network without a memory.
+        return JoinedVectors(env) if plain and joined_space(env.observation_space) else env
     return env
 
 
@@ -234,7 +237,7 @@ class VectorNeverTerminates(AnyVectorWrapper):
 
 
 class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows the action and the reward of the last step beside what the environment shows; zeros at first.
+    """Shows the action and the reward of the last step, as numbers side by side, beside what the environment shows.
 
     Args:
         env: of one agent.
@@ -248,30 +251,28 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         own = env.observation_space
         self._is_dict = isinstance(own, spaces.Dict)
+        self._action, self._reward = shown in ("action", "both"), shown in ("reward", "both")
+        self._size = spaces.flatdim(env.action_space) * self._action + self._reward
         parts: dict[str, Space] = dict(own.spaces) if isinstance(own, spaces.Dict) else {SINGLE_KEY: own}
-        sizes = {PREVIOUS_ACTION: spaces.flatdim(env.action_space), PREVIOUS_REWARD: 1}
-        left_out = {"action": PREVIOUS_REWARD, "reward": PREVIOUS_ACTION}.get(shown)
-        self._sizes = {name: size for name, size in sizes.items() if name != left_out}
-        if clash := sorted(parts.keys() & self._sizes.keys()):
-            raise UsageError(f"--observe_previous={shown}: the environment shows {clash[0]} itself")
-        parts |= {name: spaces.Box(-np.inf, np.inf, (size,), np.float32) for name, size in self._sizes.items()}
+        if PREVIOUS_KEY in parts:
+            raise UsageError(f"--observe_previous={shown}: the environment shows {PREVIOUS_KEY} itself")
+        parts[PREVIOUS_KEY] = spaces.Box(-np.inf, np.inf, (self._size,), np.float32)
         self.observation_space = spaces.Dict(parts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """What is shown first, with zeros."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._joined(observation, {name: np.zeros(size, np.float32) for name, size in self._sizes.items()}), info
+        return self._beside(observation, np.zeros(self._size, np.float32)), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """What is shown after the step, with the step."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        taken = spaces.flatten(self.env.action_space, action) if PREVIOUS_ACTION in self._sizes else ()
-        numbers = {PREVIOUS_ACTION: np.asarray(taken, np.float32), PREVIOUS_REWARD: np.array([reward], np.float32)}
-        added = {name: numbers[name] for name in self._sizes}
-        return self._joined(observation, added), reward, terminated, truncated, info
+        taken = spaces.flatten(self.env.action_space, action) if self._action else ()
+        numbers = np.array([*taken, *([reward] if self._reward else ())], np.float32)
+        return self._beside(observation, numbers), reward, terminated, truncated, info
 
-    def _joined(self, observation: Any, added: dict[str, Any]) -> dict[str, Any]:
-        return {**observation, **added} if self._is_dict else {SINGLE_KEY: observation, **added}
+    def _beside(self, observation: Any, numbers: FloatArray) -> dict[str, Any]:
+        return {**(observation if self._is_dict else {SINGLE_KEY: observation}), PREVIOUS_KEY: numbers}
 
 
 def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:

@@ -46,6 +46,8 @@ CHECKPOINTS = "checkpoint_p"
 
 CORRUPT = "corrupt"
 """Name of the folder beside checkpoints of one kind in which those lie that do not verify."""
+REPLAY = "replay_p"
+"""Begin of the name of the file of a policy's replay, before the number of the policy."""
 
 CHECKPOINT_FOLDERS = {
     "latest": "",
@@ -64,7 +66,7 @@ CONFIG_BYTES, STATUS_BYTES = MIB, 3 * MIB
 
 _KINDS = "|".join(name for name in CHECKPOINT_FOLDERS.values() if name)
 _INNER_FOLDER = re.compile(
-    rf"(?:^|/)(?:{LOGS}|{INCIDENTS}|{PLOTS}|{EVALUATION}(?:/{VIDEOS})?|(?:{EVALUATION}/)?{re.escape(SUMMARIES)}(?:/p\d+)?"
+    rf"(?:^|/)(?:{LOGS}|{CODE}|{INCIDENTS}|{PLOTS}|{EVALUATION}(?:/{VIDEOS})?|(?:{EVALUATION}/)?{re.escape(SUMMARIES)}(?:/p\d+)?"
     rf"|{CHECKPOINTS}\d+(?:/(?:{_KINDS}))?(?:/{CORRUPT})?)$"
 )
 """End of the path of every folder inside that of a run."""
@@ -121,6 +123,10 @@ class RunFolder:
     def checkpoints(self, policy: int, kind: str = "latest") -> Path:
         """Return the folder of a policy's checkpoints of a kind, see `CHECKPOINT_FOLDERS`."""
         return self.path / f"{CHECKPOINTS}{policy}" / CHECKPOINT_FOLDERS[kind]
+
+    def replay(self, policy: int) -> Path:
+        """Return the file in which the replay of a policy is kept."""
+        return self.path / f"{REPLAY}{policy}"
 
     def checkpoint_folders(self) -> list[Path]:
         """Return everything that is named like the checkpoints of a policy, sorted: checks leave nothing out."""
@@ -243,6 +249,17 @@ def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with own_folder(path.parent, make=make) as folder:
+        return _open_plain(folder, path.name, flags, mode)
+
+
+def update_own(path: Path, *, mode: int = 0o644) -> int:
+    """Open a file of a run to be read and written anywhere in it; make it if it is not there.
+
+    Raises:
+        OSError: it cannot be opened, is no plain file, or has another name.
+    """
+    with own_folder(path.parent) as folder:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         return _open_plain(folder, path.name, flags, mode)
 
 

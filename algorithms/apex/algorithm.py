@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.apex import presets
 from algorithms.apex.config import METRICS, PANEL, ApexConfig
 from algorithms.runtime.algorithm import Context, Defaults
+from algorithms.runtime.messages import Address
+from algorithms.runtime.roles import LEARNER, Role
 from utils.errors import UsageError
+from utils.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from algorithms.apex.policy import EpsilonGreedyPolicy
@@ -22,8 +26,22 @@ if TYPE_CHECKING:
     from algorithms.runtime.memory.arena import Field
     from algorithms.runtime.memory.learner_state import StateLayout
     from algorithms.runtime.memory.slots import Recorded, Trajectories
+    from algorithms.runtime.messages import Worker
     from algorithms.runtime.topology import Topology
     from envs.spec import EnvSpec
+
+REPLAY_KEEPER = replace(
+    LEARNER,
+    name="replay_keeper",
+    singular="replay keeper",
+    plural="replay keepers",
+    console="replay keepers",
+    panel=("keeper", "keepers"),
+    worker="replay_keeper_{index}",
+    has_network=False,
+    trains=False,
+)
+"""The role of workers beside learners that write the replay to disk."""
 
 SHARE_OF_RETURNS = 3
 """One row in so many, those that explore least, says how good the policy is."""
@@ -75,8 +93,11 @@ class APEX(Defaults):
         from algorithms.models.flat_module import FlatModule
         from algorithms.models.q_network import build_q_network
 
-        if context.model.use_rnn:
-            raise UsageError("--algo=APEX replays single steps, which a memory cannot learn from: take --use_rnn=False")
+        if context.model.use_rnn and not context.flags.batch_replay:
+            raise UsageError(
+                "--algo=APEX replays single steps, from which a memory cannot learn: take --batch_replay, or"
+                " --use_rnn=False"
+            )
         if context.precision == "bf16":
             raise UsageError("--precision=bf16: --algo=APEX computes in fp32")
         if context.verify:
@@ -107,7 +128,8 @@ class APEX(Defaults):
         """Declare the memory of the replay."""
         from algorithms.apex.storage import replay_fields
 
-        return replay_fields(replay_plan(context.flags), context.spec, topology, policies=[context.policy])
+        plan, size = replay_plan(context.flags), context.rnn_state_size
+        return replay_fields(plan, context.spec, topology, size, policies=[context.policy])
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
@@ -115,7 +137,34 @@ class APEX(Defaults):
         """Make the replay, in the process of the learner."""
         from algorithms.apex.replay import ReplaySource
 
-        return ReplaySource(replay_plan(context.flags), context, trajectories, sampling.lockstep)
+        path = None
+        if context.flags.save_replay and context.directory is not None:
+            path = RunFolder(context.directory).replay(context.policy)
+        return ReplaySource(replay_plan(context.flags), context, trajectories, sampling.lockstep, path)
+
+    def resumes(self, flags: ApexConfig, directory: Path) -> str:
+        """Say what becomes of the replay in a later start."""
+        if flags.save_replay and RunFolder(directory).replay(0).exists():
+            return ""
+        why = "no replay has been saved yet" if flags.save_replay else "the replay was not saved (--save_replay)"
+        return f"{why}: it fills again, training goes on when it holds --learning_starts={flags.learning_starts} steps"
+
+    def workers(self, topology: Topology) -> Mapping[Role, Role]:
+        """Declare who keeps the replay, beside every learner."""
+        return {REPLAY_KEEPER: LEARNER}
+
+    def make_worker(
+        self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
+    ) -> Worker:
+        """Make the keeper of the replay of a learner."""
+        from algorithms.apex.keeper import ReplayKeeper
+        from algorithms.apex.replay import ReplaySource
+        from algorithms.runtime.learning.learner_worker import LearnerWorker
+
+        learner = others[Address(LEARNER.name, address.index, address.member)]
+        assert isinstance(learner, LearnerWorker)
+        assert isinstance(learner.batches, ReplaySource)
+        return ReplayKeeper(learner.batches.file, context.flags.save_replay_every_sec)
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
@@ -141,4 +190,7 @@ def replay_plan(flags: ApexConfig) -> ReplayPlan:
         batch_size=flags.batch_size,
         replay_ratio=flags.replay_ratio,
         learning_starts=flags.learning_starts,
+        sequences=flags.batch_replay,
+        eta=flags.priority_eta,
+        rescaled=flags.value_rescaling,
     )

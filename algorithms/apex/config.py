@@ -21,12 +21,32 @@ class ApexConfig(OptimizerConfig):
         mutation_range=(1e-2, 1e3),
     )
     rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the replay", minimum=1)
-    batch_size: int = flag(512, "steps drawn from the replay per optimizer step, a multiple of rollout", minimum=1)
+    batch_size: int = flag(
+        512, "steps drawn from the replay per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
+    )
     gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
     n_steps: int = flag(3, "steps whose rewards are summed before a value stands in for the rest", minimum=1)
     double_q: bool = flag(True, "the trained network chooses the next action, the target network values it")
     dueling: bool = flag(True, "Q as the value of the state plus an advantage of every choice", fixed_on_resume=True)
     huber_loss: bool = flag(True, "errors count linearly beyond 1; False = squared errors")
+    batch_replay: bool = flag(
+        False,
+        "draw whole trajectories instead of single steps, as networks with a memory (use_rnn) need them: each is"
+        " unrolled from the state that acting had at its start",
+        fixed_on_resume=True,
+    )
+    burn_in: int = flag(
+        0,
+        "with batch_replay: first steps of a trajectory that only bring the state up to date and have no error, unless"
+        " an episode has begun in it by then",
+        minimum=0,
+    )
+    priority_eta: float = flag(
+        0.9,
+        "with batch_replay: share of a trajectory's largest error in its priority, the rest is that of the mean error",
+        minimum=0,
+        maximum=1,
+    )
     value_rescaling: bool = flag(
         False, "predict h(return), about its square root, for returns of very different size", fixed_on_resume=True
     )
@@ -36,6 +56,14 @@ class ApexConfig(OptimizerConfig):
     replay_capacity: int = flag(
         1_000_000, "agent steps that the replay of the run holds; the oldest leave first", minimum=1
     )
+    save_replay: bool = flag(
+        False,
+        "keep the replay in the run's folder, once, so that a later start goes on with it; without, that start fills"
+        " its replay before it trains",
+    )
+    save_replay_every_sec: int = flag(
+        60, "with save_replay: seconds after which what is new is written, as it is at the end", minimum=1
+    )
     learning_starts: int = flag(50_000, "agent steps in the replay before the first update", minimum=1)
     replay_ratio: float = flag(
         8.0,
@@ -44,7 +72,14 @@ class ApexConfig(OptimizerConfig):
         minimum=0,
     )
     prioritized_replay: bool = flag(True, "draw steps by their errors; False = every step with the same probability")
-    priority_alpha: float = flag(0.6, "exponent of priorities; 0 = uniform", minimum=0, maximum=1)
+    priority_alpha: float = flag(
+        0.6,
+        "exponent of priorities; 0 = uniform",
+        minimum=0,
+        maximum=1,
+        mutation="scale",
+        mutation_range=(0.1, 1.0),
+    )
     priority_beta: float = flag(
         0.4, "exponent of the importance weights at the start; 1 = full correction", minimum=0, maximum=1
     )
@@ -99,6 +134,8 @@ class ApexConfig(OptimizerConfig):
         """Refuse flags that contradict each other (UsageError)."""
         if self.batch_size % self.rollout:
             raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
+        if self.batch_replay and self.burn_in >= self.rollout:
+            raise UsageError(f"--burn_in={self.burn_in} leaves nothing of --rollout={self.rollout} to learn from")
         if self.learning_starts > self.replay_capacity:
             raise UsageError(
                 f"--learning_starts={self.learning_starts} is above --replay_capacity={self.replay_capacity}"
@@ -120,3 +157,20 @@ METRICS = {
 """What its learner reports, in this order."""
 
 PANEL = {"loss": "loss", "td_error": "error", "q_mean": "q", "grad_norm": "gradient", "learning_rate": "rate"}
+
+REPLAY_METRICS = {
+    "replay/size": "steps that can be drawn",
+    "replay/uses_per_step": "uses per agent step since training began, which --replay_ratio sets",
+    "replay/age_samples": "mean age of what was drawn, in agent steps",
+    "replay/age_updates": "the same in versions of the weights",
+    "replay/mean_priority": "mean of (error + epsilon)^alpha over all steps that can be drawn",
+    "replay/dropped": "steps overwritten before any batch had them, so far",
+    "replay/unsampled": "steps never drawn, as what came after them is not known, so far",
+    "replay/held": "share of looks at the slots in which some had to wait, as training was behind --replay_ratio",
+    "replay/insert_us": "microseconds of the learner to insert an agent step",
+    "replay/sample_ms": "milliseconds to draw and copy a batch",
+    "replay/train_ms": "milliseconds from a batch to its errors",
+    "replay/update_ms": "milliseconds to bring the priorities of a batch up to date",
+    "replay/waiting_slots": "trajectories of a group that wait to be inserted, mean over looks at them",
+}
+"""What the replay reports, tag -> meaning; means since the last report."""

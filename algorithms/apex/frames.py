@@ -90,6 +90,26 @@ class FrameRing:
         span: Array = self._span[column]
         return span
 
+    def places(self, column: int) -> list[tuple[int, int]]:
+        """Return where the frames of a column lie in the ring, from and to; two ranges where they go on at its start.
+
+        There is none while another process, or thread, writes the column.
+        """
+        first, after = self._span[column].tolist()
+        count = after - first
+        if not 0 < count <= self.size:
+            return []
+        begin = first % self.size
+        before_end = min(count, self.size - begin)
+        return [(begin, begin + before_end), (0, count - before_end)][: 1 + (count > before_end)]
+
+    def reserve(self, columns: Array) -> Array:
+        """Reserve the memory of the frames of columns, whose spans are known; return what is reserved, [*, size]."""
+        count = min(int(self._span[columns, 1].max(initial=0)), self.size)
+        self.arena.reserve(self._name, count * self.stack.size)
+        reserved: Array = self._frames[:count]
+        return reserved
+
     def plan(self, obs: Array) -> Array:
         """Return which frames [T+1, k] of observations [T+1, *] must be stored: the others lie beside them already."""
         steps, stack = len(obs), self.stack

@@ -48,20 +48,19 @@ class ApexLearner(FlatLearner):
         self.further = {TARGET: self.target.flat}
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback]:
-        """Make one optimizer step; yields the absolute errors of the batch, which are its priorities.
+        """Make one optimizer step; yields the absolute errors [T, B] of the batch, and the flags that it followed.
 
         The version is raised, and so weights are published, only as often as `--max_weight_sync_delay` says.
 
         Args:
-            batch: B steps on the device of the model: observations [2, B, *] of the step and of the state after n,
-                n-step rewards [1, B], and "discount" and "weight" [1, B] among what is recorded.
+            batch: as `ReplaySource` gives it, on the device of the model.
             progress: share of the training budget used up, in [0, 1]; drives schedules.
         """
         self.optimizer.follow(progress)
         self.optimizer.gradient.zero_()
         loss, error, metrics = self.loss(batch, self.beta(progress))
         loss.backward()  # type: ignore[no-untyped-call]
-        self.step(batch.valid, torch.cat((metrics, metrics.new_zeros(len(STEP_METRICS)))))
+        self.step(error >= 0, torch.cat((metrics, metrics.new_zeros(len(STEP_METRICS)))))
         self._metric_count += 1
         self.statistics.update(batch, [])
         self.updates += 1
@@ -69,8 +68,7 @@ class ApexLearner(FlatLearner):
             self.target.flat.copy_(self.flat.flat)
         if self.updates % self.config.updates_per_publication == 0:
             self.version += 1
-        # An error that is not finite must not decide what is drawn.
-        yield {"priority": error.nan_to_num(nan=0.0, posinf=0.0).cpu().numpy()}
+        yield {"priority": error.cpu().numpy(), "flags": self.config}
 
     def beta(self, progress: float) -> float:
         """Return the exponent of importance weights when this share of the budget is used up."""
@@ -78,30 +76,76 @@ class ApexLearner(FlatLearner):
         return c.priority_beta + min(1.0, progress) * (c.priority_beta_final - c.priority_beta)
 
     def loss(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss, the mean over branches of absolute errors [B], and the first of `NAMES`.
+        """Return the loss, the mean over branches of absolute errors [T, B], and the first of `NAMES`.
+
+        The error of a step that has no loss is -1.
 
         Source: Horgan et al. 2018, arXiv:1803.00933, eq. 1; weights Schaul et al. 2016, arXiv:1511.05952, section 3.4.
         """
-        q, _, _ = self.model.act({key: x[0] for key, x in batch.obs.items()}, batch.first[0], batch.rnn_state[0])
-        value = q_learning.taken(q, batch.action[0], self.model.sizes)  # [B, K]
-        target = self.targets(batch)
+        q, target = self._sequences(batch) if self.config.batch_replay else self._steps(batch)
+        value = q_learning.taken(q, batch.action, self.model.sizes)  # [T, B, K]
         difference = target.unsqueeze(-1) - value
-        weight = batch.recorded["weight"][0] ** beta
-        loss = (weight * q_learning.td_loss(difference, huber=self.config.huber_loss).mean(-1)).mean()
+        weight = batch.recorded["weight"] ** beta
+        losses = weight * q_learning.td_loss(difference, huber=self.config.huber_loss).mean(-1)
         error = difference.detach().abs().mean(-1)
-        means = torch.stack((loss.detach(), error.mean(), value.detach().mean(), target.mean(), weight.mean()))
-        return loss, error, means
 
-    @torch.no_grad()
-    def targets(self, batch: Batch) -> Tensor:
-        """Return the targets [B] of a batch, in units of the network."""
-        obs, first, state = {key: x[1] for key, x in batch.obs.items()}, batch.first[1], batch.rnn_state[0]
-        mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
-        assert isinstance(self.target.module, QNetwork)
-        target_q = q_learning.allowed_only(self.target.module.act(obs, first, state)[0], mask)
-        online_q = None
-        if self.config.double_q:
-            online_q = q_learning.allowed_only(self.model.act(obs, first, state)[0], mask)
-        value = q_learning.bootstrap_value(target_q, online_q, self.model.sizes)
-        discount = batch.recorded["discount"][0]
-        return q_learning.n_step_target(batch.reward[0], discount, value, rescaled=self.config.value_rescaling)
+        learnable = self._learnable(batch)
+        count = learnable.sum().clamp(min=1)
+
+        def mean(x: Tensor) -> Tensor:
+            return torch.where(learnable, x, 0.0).sum() / count
+
+        loss = mean(losses)
+        figures = error, value.detach().mean(-1), target, weight.expand_as(error)
+        means = torch.stack([loss.detach(), *map(mean, figures)])
+        # An error that is not finite must not decide what is drawn.
+        return loss, torch.where(learnable, error.nan_to_num(nan=0.0, posinf=0.0), -1.0), means
+
+    def _learnable(self, batch: Batch) -> Tensor:
+        """Return which steps [T, B] have a loss: valid ones whose state is up to date."""
+        burn_in = self.config.burn_in if self.config.batch_replay else 0
+        if not burn_in:
+            return batch.valid
+        is_late = torch.arange(len(batch.valid), device=batch.valid.device) >= burn_in
+        return batch.valid & (is_late.unsqueeze(1) | (batch.first[:-1].cumsum(0) > 0))
+
+    def _steps(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return Q [1, B, L] and the targets [1, B], in units of the network, of single steps.
+
+        Observations are two: of the step, and of the state after n.
+        """
+        now, later = ({key: x[i] for key, x in batch.obs.items()} for i in (0, 1))
+        (first, first_later), state = batch.first, batch.rnn_state[0]
+        q = self.model.act(now, first, state)[0].unsqueeze(0)
+        with torch.no_grad():
+            assert isinstance(self.target.module, QNetwork)
+            target_q = self.target.module.act(later, first_later, state)[0]
+            online_q = self.model.act(later, first_later, state)[0] if self.config.double_q else None
+            target = self._target(batch, self._bootstrap(later, target_q, online_q).unsqueeze(0))
+        return q, target
+
+    def _sequences(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return Q [T, B, L] and the targets [T, B], in units of the network, of whole columns.
+
+        Both networks go on from the state that acting had (Kapturowski et al. 2019, R2D2, section 3: stored state).
+        """
+        arguments = batch.obs, batch.first, batch.rnn_state[:1]
+        q = self.model.unroll_all(*arguments)  # [T+1, B, L]
+        with torch.no_grad():
+            assert isinstance(self.target.module, QNetwork)
+            target_q = self.target.module.unroll_all(*arguments)
+            value = self._bootstrap(batch.obs, target_q, q.detach() if self.config.double_q else None)
+            length = batch.recorded["length"]
+            later = torch.arange(len(length), device=length.device).unsqueeze(1) + length
+            target = self._target(batch, value.gather(0, later))
+        return q[:-1], target  # not in there, where a view has no gradient
+
+    def _bootstrap(self, obs: dict[str, Tensor], target_q: Tensor, online_q: Tensor | None) -> Tensor:
+        """Return the values [...] of states with Q [..., L], by what their masks allow."""
+        mask = obs[MASK_KEY].flatten(target_q.dim() - 1) > 0 if MASK_KEY in obs else None
+        online_q = online_q if online_q is None else q_learning.allowed_only(online_q, mask)
+        return q_learning.bootstrap_value(q_learning.allowed_only(target_q, mask), online_q, self.model.sizes)
+
+    def _target(self, batch: Batch, value: Tensor) -> Tensor:
+        discount = batch.recorded["discount"]
+        return q_learning.n_step_target(batch.reward, discount, value, rescaled=self.config.value_rescaling)

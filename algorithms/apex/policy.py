@@ -29,7 +29,7 @@ class EpsilonGreedyPolicy:
     Args:
         flat: the network, ready to act, with its weights in one vector.
         spec: of the environment.
-        epsilon: [N] how often each row of the run acts at random; None: a player's, which is always greedy.
+        epsilon: [N] how often each row of the run acts at random; None: a player's, greedy unless told to `explore`.
         rescaled: whether the network predicts h(return).
     """
 
@@ -39,6 +39,11 @@ class EpsilonGreedyPolicy:
         self.epsilon = None if epsilon is None else epsilon.to(flat.flat.device)
         self.rnn_state_size = flat.module.rnn_state_size
         self._dtype = getattr(torch, spec.action.dtype)
+        self._of_player = 0.0
+
+    def explore(self, epsilon: float) -> None:
+        """Act at random with this probability where rows have no numbers, as those of a player."""
+        self._of_player = epsilon
 
     def random(self, seed: int, rows: int) -> ExploringRandom:
         """Make a source of random numbers for acting in groups of R rows."""
@@ -61,9 +66,14 @@ class EpsilonGreedyPolicy:
         mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
         q = q_learning.allowed_only(q, mask)
         best = action = q_learning.greedy_action(q, sizes)
-        if greedy is not True and rows is not None and self.epsilon is not None:
+        epsilon = None
+        if rows is not None and self.epsilon is not None:
+            epsilon = self.epsilon[rows]
+        elif self._of_player:
+            epsilon = q.new_full((len(q),), self._of_player)
+        if greedy is not True and epsilon is not None:
             assert random is not None
-            action = self._explored(q, best, self.epsilon[rows], random.generator)
+            action = self._explored(q, best, epsilon, random.generator)
             if isinstance(greedy, Tensor):
                 action = torch.where(greedy, best, action)
         values = {"q_taken": q_learning.taken(q, action, sizes), "q_max": q_learning.taken(q, best, sizes)}

@@ -37,10 +37,13 @@ ACROBOT: Preset = {
 }
 LUNAR_LANDER: Preset = {
     **CARTPOLE,
-    "learning_rate": 5e-4,
+    "batch_size": 128,
+    "reward_scale": 0.1,  # errors of about 1, where Huber's loss begins to be linear
     "replay_capacity": 300_000,
-    "target_update_interval": 500,
+    "replay_ratio": 24.0,
+    "target_update_interval": 300,
     "learning_starts": 5000,
+    "num_envs_per_worker": 8,
     "train_for_env_steps": 300_000,
 }
 ATARI: Preset = {

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from algorithms.apex.keeper import ReplayFile
 from algorithms.apex.storage import Pace, ReplayPlan, ReplayStorage, Samples
 from algorithms.runtime.algorithm import Context
 from algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
@@ -18,22 +22,18 @@ from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.slots import LearnerLedger, Trajectories, columns_used, note_columns_used
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady
 
-OF_STEP = ("action", "num_frames", "policy_version")
+log = logging.getLogger(__name__)
 
-METRICS = {
-    "replay/size": "steps that can be drawn",
-    "replay/uses_per_step": "uses per agent step since training began, which --replay_ratio sets",
-    "replay/age_samples": "mean age of what was drawn, in agent steps",
-    "replay/age_updates": "the same in versions of the weights",
-    "replay/mean_priority": "mean of (error + epsilon)^alpha over all steps that can be drawn",
-    "replay/dropped": "steps overwritten before any batch had them, so far",
-    "replay/unsampled": "steps never drawn, as what came after them is not known, so far",
-    "replay/held": "share of looks at the slots in which some had to wait, as training was behind --replay_ratio",
-    "replay/insert_us": "microseconds of the learner to insert an agent step",
-    "replay/sample_ms": "milliseconds to draw and copy a batch",
-    "replay/update_ms": "milliseconds to bring the priorities of a batch up to date",
+OF_STEP = ("action", "num_frames", "policy_version")
+FOLLOWED = {
+    "alpha": "priority_alpha",
+    "priority_epsilon": "priority_epsilon",
+    "eta": "priority_eta",
+    "n_steps": "n_steps",
+    "gamma": "gamma",
+    "replay_ratio": "replay_ratio",
 }
-"""Figures of a source of this kind, by their tags."""
+"""What of a plan may change while a run learns -> the flag that says it."""
 
 
 class ReplaySource:
@@ -44,19 +44,31 @@ class ReplaySource:
     one that died goes on with the same replay, pace and counts.
 
     Batches are of single steps, [1, B] with observations [2, B, *] at t and t+m, n-step rewards and, among what is
-    recorded, `discount` and `weight`. Weights are 1 / (N P(i)) over the
-    largest of the batch; the learner raises them to beta, as it knows how far training is.
+    recorded, `discount` and `weight`. Weights are 1 / (N P(i)) over the largest of the batch; the learner raises them
+    to beta, as it knows how far training is. With `--batch_replay` they are of whole columns: [T, B] with observations
+    [T+1, B, *], and `length` says m of every step.
 
     Args:
         plan: of the replay.
         context: of the learner, with the shared memory.
         trajectories: the shared arrays.
         lockstep: slots are taken in rounds, one of every group, and released when their uses are made.
+        path: of the file in which the replay is kept; None: there is none.
+
+    Attributes:
+        file: of the replay, from which the first learner of a start has taken it.
     """
 
     staged_samples = 0
 
-    def __init__(self, plan: ReplayPlan, context: Context, trajectories: Trajectories, lockstep: bool = False) -> None:
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        context: Context,
+        trajectories: Trajectories,
+        lockstep: bool = False,
+        path: Path | None = None,
+    ) -> None:
         assert context.arena is not None
         assert context.seeds is not None
         self.plan, self.trajectories, self.hold = plan, trajectories, lockstep
@@ -65,15 +77,22 @@ class ReplaySource:
         self.queue: deque[TrajectoryReady] = deque()
         self.held: list[TrajectoryReady] = []
         self.queued_samples = self.trajectories_seen = self.released = self._version = 0
+        self._taken = 0.0  # when the last batch was
         self.random = np.random.default_rng(context.seeds.spawn(1)[0])
         self._figures = _Figures()
         noted, state = LearnerLedger(trajectories, self.policy).noted(), StateBlock(context.arena, self.policy).read()
         known = state.meta if state is not None and not any(noted.values()) else noted
         self._told = int(known["samples"]), int(known["env_steps"])
+        self.file = None if path is None else ReplayFile(path, storage)
+        is_first = not Pace(*storage.pace.tolist()).known  # learner of this start
+        if is_first and self.file is not None and self.file.load():
+            log.info("the replay goes on with %d steps of %s", storage.size, path)
         self.pace = Pace(*storage.pace.tolist())
-        if not self.pace.known:  # the first learner of this start
+        if is_first:
             totals = storage.totals
-            self._set_pace(samples=self._told[0] - totals.samples, env_steps=self._told[1] - totals.env_steps, known=1)
+            before = {"samples": self._told[0] - totals.samples, "env_steps": self._told[1] - totals.env_steps}
+            starts = totals.samples + 1 if self.pace.starts else 0  # uses are owed of what enters in this start
+            self._set_pace(**before, used=0, starts=starts, known=1)
         self._drawn: Samples | None = None
         self._draw_of(plan.batch_size)
 
@@ -120,6 +139,7 @@ class ReplaySource:
     def fill(self, version: int) -> Iterator[SlotReleased]:
         """Insert what waits until a batch is due, or all of it if actors are not to be held; release the slots."""
         self._version = version
+        self._figures.add("waiting_slots", len(self.queue))
         self._figures.add("held", float(bool(self.queue) and self.is_ready and self.plan.replay_ratio > 0))
         while self._takeable and not (self.plan.replay_ratio and self.is_ready):
             message = self.queue.popleft()
@@ -188,14 +208,19 @@ class ReplaySource:
         began = time.perf_counter()
         self._drawn = samples = self.storage.draw(self._columns, self.random)
         self.storage.note_drawn(samples)
-        self._copy_steps(samples)
+        if self.plan.sequences:
+            self._copy_columns(samples)
+        else:
+            self._copy_steps(samples)
         weight = 1.0 / samples.probability
         self._staging["recorded.weight"][:] = weight / weight.max() if self.plan.prioritized else 1.0
-        self._set_pace(used=self.pace.used + self._samples_per_batch)
+        valid = self._staging["valid"]
+        self._set_pace(used=self.pace.used + int(np.count_nonzero(valid)))
         inserted = self.storage.samples_before(samples.column)
         self._figures.add("age_samples", float(np.mean(self.storage.totals.samples - inserted)))
-        self._figures.add("age_updates", float(np.mean(self._version - self._staging["policy_version"])))
-        self._figures.add("sample_ms", 1e3 * (time.perf_counter() - began))
+        self._figures.add("age_updates", float(np.mean(self._version - self._staging["policy_version"][valid])))
+        self._taken = time.perf_counter()
+        self._figures.add("sample_ms", 1e3 * (self._taken - began))
         return Batch.of({name: torch.from_numpy(array) for name, array in self._staging.items()})
 
     def _copy_steps(self, samples: Samples) -> None:
@@ -213,41 +238,79 @@ class ReplaySource:
         staging["reward"][0], staging["recorded.discount"][0] = returns.reward, returns.discount
         staging["terminated"][0], staging["truncated"][0] = returns.terminated, returns.truncated
 
+    def _copy_columns(self, samples: Samples) -> None:
+        """Copy whole columns, each step with its n-step return."""
+        storage, staging, arrays = self.storage, self._staging, self.storage.arrays
+        column, (rollout, count) = samples.column, staging["reward"].shape
+        step, columns = np.repeat(np.arange(rollout + 1), count), np.tile(column, rollout + 1)
+        for key, observation in storage.spec.observations.items():
+            storage.read_obs(key, columns, step, staging[f"obs.{key}"].reshape(len(step), *observation.shape))
+        every = slice(0, rollout * count)
+        returns = storage.returns_of(samples._replace(column=columns[every], step=step[every]))
+        for name, array in (("reward", returns.reward), ("recorded.discount", returns.discount)):
+            staging[name][:] = array.reshape(rollout, count)
+        staging["recorded.length"][:] = returns.length.reshape(rollout, count)
+        staging["valid"][:] = staging["recorded.length"] > 0
+        for name in (*OF_STEP, "first", "terminated", "truncated", "rnn_state"):
+            staging[name][:] = arrays[name][column].swapaxes(0, 1)
+
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Give what was drawn the priorities that the learner says, absolute errors [B] in the order of the batch."""
+        """Give what was drawn the priorities that the learner says, and follow the flags with which it learns.
+
+        Args:
+            feedback: "priority", absolute errors [T, B] in the order of the batch, negative where a step has none; and
+                "flags", if they may change while it learns.
+        """
         began, drawn = time.perf_counter(), self._drawn
         for said in feedback:
             if drawn is not None:
                 self.storage.update(drawn, np.asarray(said["priority"]))
+            if "flags" in said:
+                self._follow(said["flags"])
         if feedback:
+            self._figures.add("train_ms", 1e3 * (began - self._taken))
             self._figures.add("update_ms", 1e3 * (time.perf_counter() - began))
         if self.hold and not self.queue and not self.is_ready:
             yield from self._release_held()
 
+    def _follow(self, flags: Any) -> None:
+        """Sum rewards and keep the pace as these flags say, from now on; uses are owed of what enters from now on."""
+        plan = replace(self.plan, **{name: getattr(flags, flag) for name, flag in FOLLOWED.items()})
+        if plan == self.plan:
+            return
+        if plan.replay_ratio != self.plan.replay_ratio and self.pace.starts:
+            self._set_pace(used=0, starts=self.storage.totals.samples + 1)
+        self.plan = self.storage.plan = plan
+
     def resize(self, columns: int) -> None:
-        """Draw as many steps for the next batch as there are in so many trajectories."""
+        """Draw for the next batch so many trajectories, or as many steps as there are in them."""
         self._draw_of(columns * self.storage.rollout)
 
-    def _draw_of(self, columns: int) -> None:
-        self._columns = self._samples_per_batch = columns
-        self._staging = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._shapes(columns).items()}
+    def _draw_of(self, samples: int) -> None:
+        self._samples_per_batch = samples
+        self._columns = max(1, samples // self.storage.rollout) if self.plan.sequences else samples
+        shapes = self._shapes(self._columns, self.storage.rollout if self.plan.sequences else 0)
+        self._staging = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
         self._staging["valid"][:] = True
 
-    def _shapes(self, count: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """Name -> shape and dtype of the tensors of a batch of steps."""
-        a, spec = self.storage.arrays, self.storage.spec
-        obs = {f"obs.{key}": ((2, count, *o.shape), o.dtype) for key, o in spec.observations.items()}
-        of_step = {name: ((1, count, *a[name].shape[2:]), a[name].dtype) for name in OF_STEP}
-        flags = dict.fromkeys(("valid", "terminated", "truncated"), ((1, count), np.bool_))
-        numbers = dict.fromkeys(("reward", "recorded.discount", "recorded.weight"), ((1, count), np.float32))
-        rest = {"first": ((2, count), np.bool_), "rnn_state": ((1, count, a["rnn_state"].shape[2]), np.float32)}
-        return {**obs, **of_step, **flags, **numbers, **rest}
+    def _shapes(self, count: int, rollout: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Name -> shape and dtype of the tensors of a batch of columns, or with a rollout of 0 of single steps."""
+        a, spec, steps = self.storage.arrays, self.storage.spec, rollout or 1
+        obs = {f"obs.{key}": ((steps + 1, count, *o.shape), o.dtype) for key, o in spec.observations.items()}
+        of_step = {name: ((steps, count, *a[name].shape[2:]), a[name].dtype) for name in OF_STEP}
+        flags = dict.fromkeys(("valid", "terminated", "truncated"), ((steps, count), np.bool_))
+        numbers = dict.fromkeys(("reward", "recorded.discount"), ((steps, count), np.float32))
+        numbers |= {"recorded.weight": ((1, count), np.float32)}
+        lengths = {"recorded.length": ((steps, count), np.int64)} if rollout else {}
+        segments, state_size = a["rnn_state"].shape[1:]
+        state = {"rnn_state": ((segments if rollout else 1, count, state_size), np.float32)}
+        return {**obs, **of_step, **flags, **numbers, **lengths, "first": ((steps + 1, count), np.bool_), **state}
 
     def weights_replaced(self) -> None:
         """Keep everything: what is learned from it does not depend on the weights that acted."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures of `METRICS`; means since the last call."""
+        """Return the figures of `REPLAY_METRICS`; means since the last call."""
         totals, figures = self.storage.totals, self._figures.take()
         figures |= {"size": self.storage.size, "mean_priority": self.storage.mean_priority}
         figures |= {"dropped": totals.dropped, "unsampled": totals.unsampled}

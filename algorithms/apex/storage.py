@@ -40,6 +40,9 @@ class ReplayPlan:
         batch_size: B, steps of a batch.
         replay_ratio: uses per agent step; 0: as many as the learner manages.
         learning_starts: agent steps that a policy has before the first batch.
+        sequences: whole columns are drawn, and have a priority each.
+        eta: of a column's priority, the share of its largest error; the rest is that of their mean.
+        rescaled: errors are differences of h(return), which the network predicts.
     """
 
     capacity: int
@@ -51,6 +54,13 @@ class ReplayPlan:
     batch_size: int
     replay_ratio: float
     learning_starts: int
+    sequences: bool = False
+    eta: float = 0.9
+    rescaled: bool = False
+
+    def leaves_per_column(self, rollout: int) -> int:
+        """Return L, the priorities that a column of so many steps has."""
+        return 1 if self.sequences else rollout
 
 
 class Note(NamedTuple):
@@ -76,7 +86,7 @@ class Samples(NamedTuple):
     """Which steps were drawn, [B].
 
     Attributes:
-        column, step: where.
+        column, step: where; of whole columns the step is 0.
         word: of the column at that time.
         probability: with which each was drawn.
     """
@@ -148,6 +158,12 @@ def n_step_returns(outcomes: Outcomes, start: Array, room: Array, stride: int, n
     return NStep(length, reward, np.where(terminated, 0.0, factor), terminated, truncated)
 
 
+def rescaled_value(x: Array) -> Array:
+    """Return h(x), as `ops.q_learning` has it for tensors (arXiv:1805.11593, prop. A.2)."""
+    h: Array = np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
+    return h
+
+
 def num_columns(plan: ReplayPlan, rollout: int, num_policies: int) -> int:
     """Return N, the columns of T steps that a policy has; the newest one is never overwritten, so there are two."""
     return max(2, -(-plan.capacity // (rollout * num_policies)))
@@ -179,7 +195,7 @@ def replay_fields(
         fields += [
             Field(f"{prefix}.word", (n,), "int64"),
             Field(f"{prefix}.note", (n, len(Note._fields)), "int64"),
-            Field(f"{prefix}.leaf", (padded(n * rollout),), "float64"),
+            Field(f"{prefix}.leaf", (padded(n * plan.leaves_per_column(rollout)),), "float64"),
             Field(f"{prefix}.largest", (1,), "float64"),  # error so far
             Field(f"{prefix}.pace", (len(Pace._fields),), "int64"),
         ]
@@ -245,7 +261,8 @@ class ReplayStorage:
         arrays: what columns hold beside observations, by name, [N, ...].
         obs: observations by key that are stored as they are, [N, T+1, *].
         rings: those by key that are stacks.
-        tree: over the leaves, one a step.
+        leaves: L, of a column; one a step, or one alone.
+        tree: over the leaves.
         newest: number of the column that was inserted last, counted from 1.
         size: samples that can be drawn.
         totals: note of the newest column.
@@ -264,25 +281,37 @@ class ReplayStorage:
             key: FrameRing(arena, f"{self._prefix}.obs.{key}", stack) for key, stack in stacks.items() if stack
         }
         self.obs = {key: self._array(f"obs.{key}") for key, stack in stacks.items() if not stack}
-        self._leaf = self._array("leaf")[: self.columns * self.rollout].reshape(self.columns, self.rollout)
-        self._recover()
+        self.leaves = plan.leaves_per_column(self.rollout)
+        self._leaf = self._array("leaf")[: self.columns * self.leaves].reshape(self.columns, self.leaves)
+        self.recover()
 
     def _array(self, name: str) -> Array:
         return self.arena[f"{self._prefix}.{name}"]
 
-    def _recover(self) -> None:
+    def shared(self) -> dict[str, Array]:
+        """Return every array that this replay consists of, by name."""
+        names = ["word", "note", "leaf", "largest", "pace", *self.arrays, *(f"obs.{key}" for key in self.obs)]
+        names += [f"obs.{key}.{part}" for key in self.rings for part in ("frames", "index", "span")]
+        return {name: self._array(name) for name in names}
+
+    def recover(self) -> None:
         """Find cursor, totals and tree again; a column whose insertion was cut off is as if it had not been begun."""
         self._leaf[self.word % 2 == 1] = 0.0
         complete = self.word[(self.word > 0) & (self.word % 2 == 0)] // 2
         self.newest = int(complete.max(initial=0))
         self.oldest = int(complete.min(initial=self.newest + 1))
         self.totals = Note(*self._note[self._place(self.newest)].tolist()) if self.newest else Note()
-        self.size = int(np.count_nonzero(self._leaf))
+        self.size = self._drawable(np.flatnonzero(self._leaf.any(axis=1)))
         self.tree = SumTree(self._array("leaf"))
         self._ready_columns = 0  # whose memory is reserved
 
     def _place(self, number: int) -> int:
         return (number - 1) % self.columns
+
+    def _drawable(self, place: Array | int) -> int:
+        """Return how many steps of columns can be drawn, alone or with their column."""
+        leaf = self._leaf[place]
+        return int(np.count_nonzero(self.arrays["valid"][place] & (leaf > 0) if self.plan.sequences else leaf))
 
     # ---- in
 
@@ -316,8 +345,7 @@ class ReplayStorage:
             array[place] = trajectories.obs[key][slot, :, row]
         for key, obs in stacked.items():
             self.rings[key].write(place, self._end(key), obs, plans[key])
-        leaf = np.where(error >= 0, self._leaf_of(np.maximum(error, 0.0)), 0.0)
-        self.tree.set(place * self.rollout + np.arange(self.rollout), leaf)
+        self.tree.set(self._leaves_at(place), self._leaves_of(error[None])[0])
         count, frames = int(np.count_nonzero(valid)), int(self.arrays["num_frames"][place][valid].sum())
         before = self.totals
         self.totals = Note(
@@ -331,7 +359,7 @@ class ReplayStorage:
         self._note[place] = self.totals
         barrier()
         self.word[place] = 2 * number
-        self.newest, self.size = number, self.size + int(np.count_nonzero(leaf))
+        self.newest, self.size = number, self.size + self._drawable(place)
         return count
 
     def _make_room(self, number: int, frames: Mapping[str, int]) -> int:
@@ -348,16 +376,20 @@ class ReplayStorage:
             place = self._place(self.oldest)
             self.word[place] = EVICTED
             barrier()
-            leaf = self._leaf[place]
-            self.size -= int(np.count_nonzero(leaf))
+            self.size -= self._drawable(place)
             dropped += int(np.count_nonzero(self.arrays["valid"][place] & ~self.arrays["drawn"][place]))
-            self.tree.set(place * self.rollout + np.arange(self.rollout), np.zeros(self.rollout))
+            self.tree.set(self._leaves_at(place), np.zeros(self.leaves))
             self.oldest += 1
         return dropped
 
     def _end(self, key: str) -> int:
         """Where the frames of the next column begin."""
         return int(self.rings[key].frames_of(self._place(self.newest))[1]) if self.newest else 0
+
+    def reserve_columns(self, count: int) -> None:
+        """Reserve the memory of the first `count` places, but for frames."""
+        if count:
+            self._reserve(count - 1)
 
     def _reserve(self, place: int) -> None:
         if place < self._ready_columns:
@@ -390,7 +422,7 @@ class ReplayStorage:
             later = np.minimum(start + returns.length * rows, rollout * rows - rows + start % rows)
             value = np.where(returns.terminated, 0.0, t.recorded[Q_MAX][slot].ravel()[later])
             known = returns.terminated | (step + returns.length < rollout)
-            error = np.abs(returns.reward + returns.discount * value - t.recorded[Q_TAKEN][slot].ravel())
+            error = self._difference(returns.reward + returns.discount * value, t.recorded[Q_TAKEN][slot].ravel())
             error[~known] = np.nan
         drawable = returns.length > 0
         error[~(np.isfinite(error) & drawable)] = -1.0
@@ -401,24 +433,46 @@ class ReplayStorage:
         drawn: Array = np.where(drawable.reshape(rollout, rows), np.where(table < 0, largest, table), -1.0)
         return drawn
 
-    def _leaf_of(self, error: Array) -> Array:
-        """Return what leaves hold: (error + epsilon)^alpha (arXiv:1511.05952, eq. 1); 1 if errors do not decide."""
+    def _difference(self, target: Array, value: Array) -> Array:
+        """Return the absolute errors of values, both in units of return, in those of the network."""
+        if self.plan.rescaled:
+            target, value = rescaled_value(target), rescaled_value(value)
+        error: Array = np.abs(target - value)
+        return error
+
+    def _leaves_at(self, place: int) -> Array:
+        return place * self.leaves + np.arange(self.leaves)
+
+    def _leaves_of(self, error: Array) -> Array:
+        """Return what leaves hold, [B, L]: (error + epsilon)^alpha (arXiv:1511.05952, eq. 1), 1 if errors say nothing.
+
+        Of whole columns the error is eta times the largest and 1 - eta times the mean (Kapturowski et al. 2019, R2D2,
+        section 2.3).
+
+        Args:
+            error: [B, T] of the steps of columns, [B, 1] of single steps; negative: there is none.
+        """
+        known = np.asarray(error >= 0)
+        if self.plan.sequences:
+            mean = np.where(known, error, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+            mixed = self.plan.eta * error.max(axis=1) + (1 - self.plan.eta) * mean
+            error, known = mixed[:, None], np.asarray(known.any(axis=1))[:, None]
         if not self.plan.prioritized:
-            return np.ones(error.shape)
-        leaf: Array = (error + self.plan.priority_epsilon) ** self.plan.alpha
-        return leaf
+            return known.astype(np.float64)
+        leaf = (np.maximum(error, 0.0) + self.plan.priority_epsilon) ** self.plan.alpha
+        return np.where(known, leaf, 0.0)
 
     # ---- out
 
     def draw(self, count: int, random: np.random.Generator) -> Samples:
         """Draw samples in proportion to their leaves, one from each of `count` equal parts of the sum."""
         leaf = self.tree.sample(count, random)
-        column, step = np.divmod(leaf, self.rollout)
+        column, step = np.divmod(leaf, self.leaves)
         return Samples(column, step, self.word[column], self.tree.levels[0][leaf] / self.tree.total)
 
     def note_drawn(self, samples: Samples) -> None:
         """Note that a batch has these: what is overwritten from now on has not been dropped."""
-        self.arrays["drawn"][samples.column, samples.step] = True
+        self.arrays["drawn"][samples.column, slice(None) if self.plan.sequences else samples.step] = True
 
     def returns_of(self, samples: Samples) -> NStep:
         """Return the n-step returns of samples."""
@@ -437,17 +491,23 @@ class ReplayStorage:
         flat.take(place, axis=0, out=out.reshape(len(column), -1), mode="clip")
 
     def update(self, samples: Samples, error: Array) -> int:
-        """Give samples the priorities of these absolute errors [B]; how many.
+        """Give samples the priorities of these absolute errors; how many.
 
-        Those whose column has been overwritten meanwhile are left out, and errors that are not finite.
+        Those whose column has been overwritten meanwhile are left out, and those with an error that is not finite.
+
+        Args:
+            samples: B of them.
+            error: [B], or of whole columns [T, B], negative where a step has none.
         """
         if not self.plan.prioritized:
             return 0
-        current = (self.word[samples.column] == samples.word) & np.isfinite(error)
-        error = np.abs(error[current].astype(np.float64))
-        self.largest[0] = max(self.largest[0], error.max(initial=0.0))
-        index = samples.column[current] * self.rollout + samples.step[current]
-        self.tree.set(index, self._leaf_of(error))
+        table = np.atleast_2d(error).T.astype(np.float64)
+        current = (self.word[samples.column] == samples.word) & np.isfinite(table).all(axis=1)
+        table = table[current]
+        self.largest[0] = max(self.largest[0], table.max(initial=0.0))
+        leaves = self._leaves_of(table)[:, 0]
+        index = samples.column[current] * self.leaves + samples.step[current]
+        self.tree.set(index[leaves > 0], leaves[leaves > 0])
         return len(index)
 
     def samples_before(self, column: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -143,7 +144,13 @@ class ActorCritic(nn.Module, ABC):
         normalized_keys: Those with running statistics, set by `set_observation_statistics`.
         keys_scaled_later: Those that `act` and `unroll` leave to the encoders to scale.
         return_mean, return_std: Scalars: `value` is in units of (return - return_mean) / return_std.
+        logits_name, logits_meaning: Name, for people, of the first output of `act`, and what it is.
     """
+
+    logits_name: ClassVar[str] = "logits"
+    logits_meaning: ClassVar[str] = (
+        "of every part of the action: one per choice or bit; means, then log standard deviations"
+    )
 
     return_mean: Tensor
     return_std: Tensor

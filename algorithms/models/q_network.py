@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +32,12 @@ class QNetwork(ActorCritic):
         sizes: choices of every branch.
     """
 
+    logits_name: ClassVar[str] = "q_values"
+    logits_meaning: ClassVar[str] = (
+        "of every choice of every part of the action: the return that is expected after it, or with --value_rescaling"
+        " h of that"
+    )
+
     def __init__(self, env_spec: EnvSpec, config: ModelConfig, tower: Tower, *, dueling: bool) -> None:
         super().__init__(env_spec, config, tower.state_size)
         self.tower, self.dueling = tower, dueling
@@ -57,6 +65,11 @@ class QNetwork(ActorCritic):
         """Q [T, B, L] and greedy values [T+1, B] without masks."""
         q = self._q(self.tower.unroll(obs, first, rnn_state))
         return q[:-1], self._greedy_value(q)
+
+    def unroll_all(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> Tensor:
+        """Return Q [T+1, B, L] of all observations {key} [T+1, B, *], from the states [1, B, H] before the first."""
+        rows = {key: obs[key].flatten(0, 1) for key in self.keys}
+        return self._q(self.tower.unroll(self._scaled_now(rows), first, rnn_state))
 
     def _q(self, features: Tensor) -> Tensor:
         features = features.float()

@@ -49,6 +49,12 @@ class EvaluationConfig:
     )
     max_num_frames: int = flag(0, "stop after this many env steps (frames); 0 = no limit", minimum=0)
     deterministic: bool = flag(False, "take the most probable action instead of sampling one")
+    epsilon: float = flag(
+        0.0,
+        "with --algo=APEX: probability of a random action, unless deterministic; 0 = the best one always",
+        minimum=0,
+        maximum=1,
+    )
     continuous_actions_sample: bool = flag(True, "sample continuous actions; False = take their mean")
     seed: int | None = flag(
         None, "seed of the episodes and the sampling; none = a random one", minimum=0, maximum=2**63 - 1

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import decode
 from algorithms.runtime.sampling.policy import Policy
 from envs.spec import EnvSpec, GroupEnv, StepRow
+from utils.errors import UsageError
 from utils.machine import choose_device
 
 Look = Callable[[bool], None]
@@ -25,14 +26,29 @@ def load_player(run: SavedRun, spec: EnvSpec, config: EvaluationConfig, seed: in
     """Make the player of a run's checkpoint; return it with the env steps that its policy has learned from.
 
     Raises:
-        UsageError: the checkpoint belongs to another model than the run's flags describe.
+        UsageError: the checkpoint belongs to another model than the run's flags describe, or the flags of playing ask
+            for what its policy has not.
     """
     context = Context(spec, run.config.learning, run.config.model_of(run.policy), "fp32", choose_device(config.device))
     algorithm = run.config.algorithm
     flat = algorithm.make_model(context)
     state, _ = decode(run.files, flat.table)
     flat.flat.copy_(torch.from_numpy(state.weights))
-    return Player(algorithm.make_policy(context, flat), spec, config, seed), int(state.meta["env_steps"])
+    policy = algorithm.make_policy(context, flat)
+    if config.epsilon:
+        if not isinstance(policy, Explores):
+            raise UsageError(f"--epsilon={config.epsilon:g}: a policy of --algo={run.config.run.algo} has none")
+        policy.explore(config.epsilon)
+    return Player(policy, spec, config, seed), int(state.meta["env_steps"])
+
+
+@runtime_checkable
+class Explores(Protocol):
+    """A policy that can be told how often it acts at random while it is played."""
+
+    def explore(self, epsilon: float) -> None:
+        """Act at random with this probability, in all rows."""
+        ...
 
 
 class Acts(Protocol):

@@ -46,7 +46,7 @@ class PPO(ActorCriticAlgorithm):
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment, by what it shows and takes."""
-        return presets.learning_by_kind(images=images)
+        return presets.learning_by_kind(images=images, continuous=continuous, rollout=rollout)
 
     def learner_class(self) -> type[PPOLearner]:
         """Return the class of the learner, which refuses flags that do not go with the network (UsageError)."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from algorithms.run.config import Config
-from utils.run_folder import RunFolder, append_json_line, open_own
+from utils.run_folder import RunFolder, append_json_line, open_own, own_folder, replace_own
 from utils.user_modules import ROOT
 
 log = logging.getLogger(__name__)
@@ -146,14 +146,15 @@ class CodeWatch:
     @staticmethod
     def _kept(folder: RunFolder, one: Repository) -> dict[str, str | None]:
         """Write the diff of a repository under the name of its hash; return what is noted of the repository."""
-        folder.code.mkdir(exist_ok=True)
+        with own_folder(folder.code, make=True):
+            pass  # it is there from now on, also where nothing is written into it but the note of a start
         noted: dict[str, str | None] = {"root": str(one.root), "commit": one.commit or None, "diff": None}
         content = one.diff.encode(errors="replace")
         if len(content) > MOST_BYTES:
             return noted | {"left_out": f"a diff of {len(content)} bytes"}
         if content:
             name = noted["diff"] = f"{hashlib.sha256(content).hexdigest()[:16]}.diff"
-            (folder.code / name).write_bytes(content)
+            replace_own(folder.code / name, content)
         return noted
 
 

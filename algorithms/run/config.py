@@ -349,6 +349,8 @@ def _check_repeatable(config: Config) -> None:
         )
     if sampling.inference not in ("auto", "serial") and not sampling.lockstep:
         raise UsageError(f"{flag} with --inference={sampling.inference} needs --lockstep, or --inference=serial")
+    if run.deterministic_resume and getattr(config.learning, "save_replay", False):
+        raise UsageError(f"{flag}: every part of such a run begins with an empty replay, leave out --save_replay")
     if config.population.self_play:
         raise UsageError(f"{flag} does not go with --self_play: when past versions join is a matter of timing")
     if sampling.num_policies > 1:

@@ -184,6 +184,8 @@ class Run:
         self.config = config = found.probe.config
         if chosen := told(config, undecided):
             log.info("%s", chosen)
+        if spec.agents:
+            log.info("%s", spec.agents)
         budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
 
         # How many workers there are and where, and the memory that they share.
@@ -207,10 +209,13 @@ class Run:
         segments = ResumeSegments.of(blueprint, arena, blocks[0], lambda of_segment: self._workers(of_segment, arena))
         if any(resumed) and not segments:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
+            if said := config.algorithm.resumes(config.learning, self.directory):
+                log.info("%s", said)
 
         # What listens to the workers, and the workers.
         observers = Observers(config, self.callbacks)
-        machine = Machine(core_time(), self.device == "cuda", config.takes_turns, config.algorithm.needs_actors)
+        kind = config.algorithm
+        machine = Machine(core_time(), self.device == "cuda", config.takes_turns, kind.needs_actors, kind.replays)
         monitor = observers.monitor(resumed, budget, machine)
         start_tracking(monitor, config, seed, self.janitor)
         self.status.counters, self.status.budget = monitor.status, budget.plain()

@@ -132,6 +132,8 @@ class RunPlan:
             self.buffered,
             c.logging.verify_reproduction,
             arena,
+            self.model_of(policy).rnn_state_size,
+            c.run.run_directory.absolute(),
         )
 
     def trajectories(self, arena: Arena, policy: int | None = None) -> Trajectories:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
 
     from algorithms.models.config import ModelConfig
@@ -44,6 +46,8 @@ class Context:
         buffered: networks are fed through buffers that stay where they are, as a GPU needs it.
         verify: the learner compares what acting recorded with its own, see `--verify_reproduction`.
         arena: the shared memory of the run; None where nothing is made that shares any.
+        rnn_state_size: H, of the network, where one has been made before.
+        directory: of the run; None where there is none, as in tuning.
     """
 
     spec: EnvSpec
@@ -57,6 +61,8 @@ class Context:
     buffered: bool = False
     verify: bool = False
     arena: Arena | None = None
+    rnn_state_size: int = 0
+    directory: Path | None = None
 
     def torch_seed(self) -> int:
         """Return a seed for one of torch's generators."""
@@ -88,6 +94,10 @@ class Defaults:
     def explores(self, row: int, rows: int) -> bool:
         """Return that the returns of every row count."""
         return False
+
+    def resumes(self, flags: Any, directory: Path) -> str:
+        """Say nothing of a later start: it lacks nothing of the one before."""
+        return ""
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare no shared memory beside that of the runtime."""
@@ -199,6 +209,10 @@ class Algorithm(Protocol):
             row: number of the row in the run.
             rows: of the run.
         """
+        ...
+
+    def resumes(self, flags: Any, directory: Path) -> str:
+        """Return what a later start of a run lacks or has of the one before, for the log; empty: nothing of note."""
         ...
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 
 from algorithms.models.actor_critic import ActorCritic
 from algorithms.models.encoders import Encoder
+from algorithms.models.q_network import QNetwork
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.playing.policy import Policy, load_policy
 from algorithms.runtime.memory.arena import Array
@@ -32,7 +33,9 @@ from utils.files import replaced_when_whole
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 MEMORY = ("first", "rnn_state")
-OUTPUTS = ("action", "logits", "value", "next_rnn_state")
+ACTION, VALUE, NEXT_STATE = "action", "value", "next_rnn_state"
+TAKEN = (*MEMORY, ACTION, ActorCritic.logits_name, QNetwork.logits_name, VALUE, NEXT_STATE)
+"""Names that no key of an observation can have."""
 TAKEN_KEY_PREFIX = "obs."
 BATCH_NAME, METADATA_KEY = "rows", "appo"
 CHECKED_ROWS, CHECKED_STEPS = 50, 20
@@ -130,7 +133,7 @@ class _Network(nn.Module):
         self.keys = _input_names((*model.keys, MASK_KEY) if spec.action_mask else model.keys)
         self.has_memory = model.rnn_state_size > 0
         self.inputs = (*self.keys.values(), *(MEMORY if self.has_memory else ()))
-        self.outputs = OUTPUTS if self.has_memory else OUTPUTS[:-1]
+        self.outputs = (ACTION, model.logits_name, VALUE, *([NEXT_STATE] if self.has_memory else []))
         self.specs = {key: spec.observations[key] for key in self.keys}
         self.is_real = np.array(spec.action.is_real)
         self.squashes = any(spec.action.is_squashed)
@@ -190,7 +193,7 @@ def _input_names(keys: Sequence[str]) -> dict[str, str]:
     """What the inputs of the keys of an observation are called: as the keys, but for names that are taken."""
     names = {key: key for key in keys}
     for key in keys:
-        while names[key] in (*MEMORY, *OUTPUTS) or list(names.values()).count(names[key]) > 1:
+        while names[key] in TAKEN or list(names.values()).count(names[key]) > 1:
             names[key] = TAKEN_KEY_PREFIX + names[key]
     return names
 
@@ -204,10 +207,10 @@ def _description(policy: Policy, network: _Network) -> dict[str, Any]:
         inputs["first"] = {"dtype": "bool", "shape": []}
         inputs["rnn_state"] = {"dtype": "float32", "shape": [policy.model.rnn_state_size]}
     meanings = {
-        "action": "the most probable action as the environment takes it, flattened",
-        "logits": "of every part of the action: one per choice or bit; means, then log deviations, not scaled yet",
-        "value": "expected return from here",
-        "next_rnn_state": "rnn_state of the next step",
+        ACTION: "the most probable action as the environment takes it, flattened",
+        network.model.logits_name: network.model.logits_meaning,
+        VALUE: "expected return from here",
+        NEXT_STATE: "rnn_state of the next step",
     }
     return {
         "env": policy.run.config.env.env,
@@ -311,15 +314,15 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
         inputs = network.examples(CHECKED_ROWS, generator) | states
         found = dict(zip(network.outputs, session.run(None, inputs), strict=True))
         expected = _compute(network, model, inputs)
-        other = found["action"] != expected["action"]
+        other = found[ACTION] != expected[ACTION]
         others += int(other[:, ~network.is_real].any(axis=1).sum())
         for outputs in (found, expected):
-            outputs["action"] = outputs["action"][:, network.is_real]
+            outputs[ACTION] = outputs[ACTION][:, network.is_real]
         for name, value in expected.items():
             error = np.abs(found[name] - value) / (1 + np.abs(value))
             worst = max(worst, float(error.max(initial=0.0)))
         if network.has_memory:
-            states = {"rnn_state": expected["next_rnn_state"]}
+            states = {"rnn_state": expected[NEXT_STATE]}
     if not worst <= TOLERANCE:
         raise ExportError(f"the exported model differs from the policy by {worst:.2g}: nothing is written")
     if others > MOST_OTHER_ACTIONS * CHECKED_ROWS * CHECKED_STEPS:

@@ -19,6 +19,7 @@ from algorithms.playing.episodes import Episode
 from algorithms.playing.player import Acts, Player, load_player, play
 from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.population.matchmaking import sides_of
+from algorithms.run.config import ACTION_FLAGS
 from algorithms.run.folder import find_run_folder
 from algorithms.run.trust import size_limit
 from algorithms.runtime.memory.arena import Array
@@ -27,6 +28,7 @@ from algorithms.tools.flags import MatchConfig
 from envs.config import EnvConfig
 from envs.conversion import ActionUnits
 from envs.make import make_alone
+from envs.spaces import NO_BOUND
 from envs.spec import EnvSpec
 from utils import checkpoint_files, machine
 from utils.command_line import say
@@ -161,9 +163,9 @@ def _near(run: SavedRun, policy: int, env_steps: int, limit: checkpoint_files.Li
 
 def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
     """Env steps that both have learned from, and the difference of each episode."""
-    flags = _flags(config)
-    # Both may act in units of their own: what the environment is handed is in its.
-    envs = make_alone(_in_its_units(runs[0].config.env))
+    flags, alike = _flags(config), _act_alike(runs)
+    # Who acts in other units than the opponent is translated: what the environment is handed is in its own.
+    envs = make_alone(runs[0].config.env if alike else _in_its_units(runs[0].config.env))
     try:
         spec = envs.spec
         if spec.num_agents < 2:
@@ -171,12 +173,13 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
         _check_alike(runs, spec)
         # With the same seed, a checkpoint that plays itself would play mirrored games.
         seeds = np.random.SeedSequence(seed).generate_state(2)
-        players = [
-            load_player(run, _as_played(run, spec), flags, int(own)) for run, own in zip(runs, seeds, strict=True)
-        ]
-        pair = Pair(InUnitsOfEnv(players[0][0]), InUnitsOfEnv(players[1][0]), spec.num_agents)
+        specs = [spec if alike else _as_played(run, spec) for run in runs]
+        together = zip(runs, specs, seeds, strict=True)
+        loaded = [load_player(run, seen, flags, int(own)) for run, seen, own in together]
+        players: list[Acts] = [player if alike else InUnitsOfEnv(player) for player, _ in loaded]
+        pair = Pair(players[0], players[1], spec.num_agents)
         differences = list(_differences(pair, play(envs, pair, flags, seed)))
-        return [steps for _, steps in players], differences
+        return [steps for _, steps in loaded], differences
     finally:
         envs.close()
 
@@ -193,7 +196,7 @@ def _differences(pair: Pair, episodes: Iterator[Episode]) -> Iterator[float]:
 
 def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
     """Refuse policies that see or do something else (UsageError)."""
-    a, b = (_in_its_units(run.config.env) for run in runs)
+    a, b = (run.config.env if _act_alike(runs) else _in_its_units(run.config.env) for run in runs)
     if a == b:
         return
     other = make_alone(b)
@@ -206,16 +209,34 @@ def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
             )
 
 
+def _act_alike(runs: tuple[SavedRun, SavedRun]) -> bool:
+    a, b = ([getattr(run.config.env, name) for name in ACTION_FLAGS] for run in runs)
+    return a == b
+
+
 def _in_its_units(config: EnvConfig) -> EnvConfig:
     return replace(config, action_scaling="off", action_distribution="gaussian")
 
 
 def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
-    """What the environment is like for the policies of a run, which may act in units of their own."""
+    """What the environment is like for the policies of a run, which may act in units of their own.
+
+    Raises:
+        UsageError: each agent has bounds of its own, which no common units stand for.
+    """
     if not any(spec.action.is_real):
         return spec
     own = make_alone(run.config.env)
     own.close()
+    units, size = ActionUnits(own.spec.action), own.spec.action.num_values
+    if own.spec.action.scale is None:  # in the environment's own units, which nothing maps
+        ends = [np.array(own.spec.action.low), np.array(own.spec.action.high)]
+    else:
+        ends = [units(np.full((1, size), end))[0, list(spec.action.is_real)] for end in (-np.inf, np.inf)]
+    bounds = [spec.action.low, spec.action.high]
+    if not np.allclose(*(np.clip(np.array(one, float), -NO_BOUND, NO_BOUND) for one in (ends, bounds))):
+        name = run.directory.name
+        raise UsageError(f"run {name} acts in other units than its opponent, and its agents have bounds of their own")
     return own.spec
 
 

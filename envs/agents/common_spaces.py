@@ -1,19 +1,26 @@
-"""One space for agents whose spaces differ: shorter vectors end in zeros, choices that only others have are masked."""
+"""One space for agents whose spaces differ: shorter vectors end in zeros, choices that only others have are masked.
+
+An id beside the padded observation tells them apart, where one network plays them all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
 
-from envs.spaces import Space, described
-from envs.spec import Array
+from envs.spaces import NO_BOUND, Space, described
+from envs.spec import SINGLE_KEY, Array
 from utils.errors import UsageError
 
 T = TypeVar("T")
 Translation = Callable[[Any], Any]
+
+AGENT_ID = "agent_id"
+"""The key under which agents of unlike kinds see which of all agents they are, as a choice."""
 
 
 class CommonSpaces:
@@ -23,8 +30,12 @@ class CommonSpaces:
         name: the environment's name in messages.
         agents: their names.
         observation_spaces, action_spaces: of each agent.
+        ids: agents whose spaces differ are shown which one they are.
+        scaled: [-1, 1] stands for each agent's own bounds where these differ; else actions are cut at them.
 
     Attributes:
+        differ: whether they do.
+        has_ids: whether they are shown.
         observation_space, action_space: of every agent.
         masks: [M] per agent, the choices it has; None where all have the same.
 
@@ -33,13 +44,27 @@ class CommonSpaces:
     """
 
     def __init__(
-        self, name: str, agents: Sequence[str], observation_spaces: Sequence[Space], action_spaces: Sequence[Space]
+        self,
+        name: str,
+        agents: Sequence[str],
+        observation_spaces: Sequence[Space],
+        action_spaces: Sequence[Space],
+        *,
+        ids: bool = False,
+        scaled: bool = False,
     ) -> None:
         self.observation_space = _common(name, "observation", agents, observation_spaces, _common_observation)
-        self.action_space = _common(name, "action", agents, action_spaces, _common_action)
+        join = partial(_common_action, scaled=scaled)
+        self.action_space = _common(name, "action", agents, action_spaces, join)
+        self._is_dict = isinstance(self.observation_space, spaces.Dict)
         self._pads = [_pad(own, self.observation_space) for own in observation_spaces]
         differ = any(own != self.action_space for own in action_spaces)
-        self._translations = [_translation(own) if differ else _same for own in action_spaces]
+        mapped = _mapped(action_spaces) if scaled and differ else None
+        self._translations = [_translation(own, mapped) if differ else _same for own in action_spaces]
+        self.differ = differ or any(own != self.observation_space for own in observation_spaces)
+        self.has_ids = ids and self.differ and not _has_id(self.observation_space)
+        if self.has_ids:
+            self.observation_space = _with_id(self.observation_space, len(agents))
         self.masks: list[Array] | None = None
         if differ and isinstance(self.action_space, spaces.Discrete):
             choices, sizes = np.arange(self.action_space.n), [space.n for space in _of(spaces.Discrete, action_spaces)]
@@ -47,7 +72,12 @@ class CommonSpaces:
 
     def observation(self, agent: int, observation: Any) -> Any:
         """An agent's observation in the common space; one that is not of its own space stays as it is."""
-        return self._pads[agent](observation)
+        padded = self._pads[agent](observation)
+        if not self.has_ids:
+            return padded
+        if self._is_dict:
+            return {**padded, AGENT_ID: agent} if isinstance(padded, dict) else padded
+        return {SINGLE_KEY: padded, AGENT_ID: agent}
 
     def action(self, agent: int, action: Any) -> Any:
         """What an action of the common space is for an agent."""
@@ -64,6 +94,15 @@ class CommonSpaces:
                 return mask  # whoever checks its size says so
             allowed[: own.size] = own
         return allowed
+
+
+def _has_id(space: Space) -> bool:
+    return isinstance(space, spaces.Dict) and AGENT_ID in space.spaces
+
+
+def _with_id(space: Space, count: int) -> spaces.Dict:
+    parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {SINGLE_KEY: space}
+    return spaces.Dict({**parts, AGENT_ID: spaces.Discrete(count)})
 
 
 def _of(kind: type[T], own: Sequence[Space]) -> list[T]:
@@ -101,7 +140,7 @@ def _common_dict(own: Sequence[Any]) -> Space:
     return spaces.Dict({key: _common_observation([space[key] for space in own]) for key in own[0].spaces})
 
 
-def _common_box(own: Sequence[Any]) -> Space:
+def _common_box(own: Sequence[Any]) -> spaces.Box:
     if len({space.shape for space in own}) > 1 and any(len(space.shape) != 1 for space in own):
         raise ValueError("only vectors can be filled up with zeros, an image would then show something else")
     shape = max(space.shape for space in own)
@@ -130,13 +169,28 @@ _JOINS: dict[type[Space], Callable[[Sequence[Any]], Space]] = {
 }
 
 
-def _common_action(own: Sequence[Space]) -> Space:
+def _common_action(own: Sequence[Space], *, scaled: bool) -> Space:
     if discrete := _of(spaces.Discrete, own):
         if len(discrete) == len(own):
             return spaces.Discrete(max(int(space.n) for space in discrete))
     elif len({(type(space), space.shape, space.dtype) for space in own}) == 1 and isinstance(own[0], spaces.Box):
-        return _common_box(own)
+        box = _common_box(own)
+        mapped = _mapped(own) if scaled else None
+        if mapped is None:
+            return box
+        low, high = np.where(mapped, -1.0, box.low), np.where(mapped, 1.0, box.high)
+        return spaces.Box(low, high, dtype=np.dtype(box.dtype).type)
     raise ValueError("choices (Discrete) that an agent lacks can be masked, nothing else can")
+
+
+def _mapped(own: Sequence[Space]) -> Array | None:
+    """Which numbers of the actions have two bounds for every agent; None if actions are choices."""
+    boxes = _of(spaces.Box, own)
+    if not boxes:
+        return None
+    bounds = np.stack([bound for box in boxes for bound in (box.low, box.high)])
+    mapped: Array = (np.abs(bounds) < NO_BOUND).all(axis=0)
+    return mapped
 
 
 def _same(value: Any) -> Any:
@@ -160,14 +214,18 @@ def _pad_dict(pads: dict[Any, Translation], shown: Any) -> Any:
     return {key: pads[key](part) for key, part in shown.items()}
 
 
-def _translation(own: Space) -> Translation:
+def _translation(own: Space, mapped: Array | None) -> Translation:
     """Makes actions of the common space an agent's own."""
     if isinstance(own, spaces.Discrete):
         start = int(own.start)
         return lambda action: start + action
     assert isinstance(own, spaces.Box)
-    low, high = own.low, own.high
-    return lambda action: np.clip(action, low, high)
+    low, high, dtype = own.low, own.high, own.dtype
+    if mapped is None:
+        return lambda action: np.clip(action, low, high)
+    least, most = np.where(mapped, low, -1.0), np.where(mapped, high, 1.0)
+    middle, half = (most + least) / 2, (most - least) / 2
+    return lambda action: np.clip(middle + half * action, low, high).astype(dtype)
 
 
 def _filled(array: Array, shape: tuple[int, ...]) -> Array:

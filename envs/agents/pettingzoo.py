@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs.agents.common_spaces import CommonSpaces
+from envs.agents.common_spaces import AGENT_ID, CommonSpaces
 from envs.agents.multi_agent import ACTIVE_KEY
 from envs.conversion import one_line
 from envs.families import Harmless
@@ -34,6 +34,8 @@ HARMLESS: Harmless = {
 """Arguments that a run of a stranger may set."""
 
 Factory = Callable[..., Any]
+
+MOST_NAMES = 8  # of agents, in one line
 
 
 def find(name: str, *, registered: bool) -> Factory | None:
@@ -81,8 +83,14 @@ def classes() -> tuple[type, ...]:
     return (zoo.ParallelEnv, zoo.AECEnv) if zoo is not None else ()
 
 
-def as_gymnasium(env: Any, name: str) -> Any:
+def as_gymnasium(env: Any, name: str, *, ids: bool = False, scaled: bool = False) -> Any:
     """An environment of PettingZoo as one that our loop steps; any other as it is.
+
+    Args:
+        env: what was made.
+        name: in messages.
+        ids: as of `CommonSpaces`.
+        scaled: as of `CommonSpaces`.
 
     Raises:
         UsageError: it cannot be stepped so, with the reason.
@@ -97,7 +105,7 @@ def as_gymnasium(env: Any, name: str) -> Any:
                 "act at once can be played"
             )
         env = importlib.import_module("pettingzoo.utils.conversions").aec_to_parallel(env)
-    return ParallelAgents(env, name)
+    return ParallelAgents(env, name, ids=ids, scaled=scaled)
 
 
 class ParallelAgents(gymnasium.Env[Any, Any]):
@@ -106,6 +114,7 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
     Args:
         parallel: PettingZoo's environment.
         name: in messages.
+        ids, scaled: as of `CommonSpaces`.
 
     Raises:
         UsageError: it does not say which agents there may be, or their spaces have no room for each other.
@@ -113,7 +122,7 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
 
     is_multiagent = True
 
-    def __init__(self, parallel: Any, name: str) -> None:
+    def __init__(self, parallel: Any, name: str, *, ids: bool = False, scaled: bool = False) -> None:
         self.parallel, self.name = parallel, name
         self.agents = list(getattr(parallel, "possible_agents", None) or ())
         if not self.agents:
@@ -125,10 +134,23 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
             [str(agent) for agent in self.agents],
             [parallel.observation_space(agent) for agent in self.agents],
             [parallel.action_space(agent) for agent in self.agents],
+            ids=ids,
+            scaled=scaled,
         )
         self.observation_space, self.action_space = self._spaces.observation_space, self._spaces.action_space
         self._living: set[Any] = set()
         self._gone: set[Any] = set()  # for good: PettingZoo revives nobody
+
+    @property
+    def rows_said(self) -> str:
+        """Which agent is which row, and how they are told apart, in one line."""
+        names = [str(agent) for agent in self.agents]
+        shown = names if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 1], "...", names[-1]]
+        said = f"{len(names)} agents of each environment are rows in this order: {', '.join(shown)}"
+        if not self._spaces.differ:
+            return said
+        ids = f"{AGENT_ID} says which one (--agent_id=off: not)" if self._spaces.has_ids else f"no {AGENT_ID} is added"
+        return f"{said}; their spaces differ, shorter observations end in zeros, {ids}"
 
     @property
     def np_random(self) -> np.random.Generator:

@@ -65,8 +65,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "train": ("train", "--experiment=run", *PINNED),
     "init_from": ("train", "--env=CartPole-v1", "--experiment=new", "--init_from=run", *PINNED),
 }
-MADE = ("out", "train_dir/run", "train_dir/new")
-"""What a command may write: what the user has named, and the run itself."""
+MADE = ("out", "train_dir/run", "train_dir/new", "home/.cache")
+"""What a command may write: what the user has named, the run itself, and what libraries keep."""
 
 
 class Tree:
@@ -106,7 +106,7 @@ class Tree:
         event = {
             "kind": "copy", "policy": 0, "source": 1, "change": 1, "env_steps": 500, "source_env_steps": 400,
             "scores": {"0": 1.0, "1": 2.0}, "before": {"gamma": 0.9}, "after": {"gamma": 0.95}, "state": "applied",
-            "time": 1.0,
+            "elapsed_seconds": 1.0,
         }  # fmt: skip
         (self.run / "incidents").mkdir(exist_ok=True)
         (self.run / "incidents" / "env_actor_0_0.json").write_text(json.dumps(incident))
@@ -471,7 +471,7 @@ def problems_of(
         found.append(f"exit code {done.exit_code}")
     if "Traceback (most recent call last)" in done.stderr + done.stdout:
         found.append("a traceback")
-    if done.exit_code and not done.stderr.strip():
+    if done.exit_code and not (done.stderr + done.stdout).strip():
         found.append(f"exit code {done.exit_code} without a word")
     if any(not (c == "\n" or c.isprintable()) for c in done.stdout + done.stderr):
         found.append("an escape on the terminal")

@@ -1,14 +1,17 @@
 """A replay, its pace and its counts outlive whatever is killed in a run of Ape-X."""
 
 import json
+import re
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
 from algorithms.tools.selftest.killer import Killer, KillerError
-from tests.chaos.runs import SMALL, TrainingRun
+from tests.chaos.runs import SMALL, TrainingRun, kill
 from utils.metrics import read_metrics
 
 RATIO, STARTS, CAPACITY, BATCH = 4, 200, 4000, 32
@@ -53,3 +56,47 @@ def test_every_step_is_inserted_and_counted_once_whatever_is_killed(tmp_path: Pa
     assert uses[-1] == pytest.approx(RATIO, rel=0.02)
     assert max(record.get("replay/size", 0) for record in records) <= CAPACITY
     print(f"{kills} kills {killer.kills}: {totals}, {uses[-1]} uses per step")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_that_is_killed_again_and_again_goes_on_with_the_replay_that_was_saved(tmp_path: Path) -> None:
+    """Learners and whole runs are killed while they write; every start has what was saved last, and counts go on."""
+    flags = (*FLAGS, "--save_replay", "--save_replay_every_sec=1", "--batch_replay")
+    samples = 0
+    for number in range(4):
+        with TrainingRun(tmp_path, *flags, small=FEW) as run:
+            log = run.directory / "logs" / "learner_0.log"
+            begun = len(log.read_text()) if log.exists() else 0
+
+            def said(pattern: str, log: Path = log, begun: int = begun) -> list[int]:
+                return [int(digits) for digits in re.findall(pattern, log.read_text()[begun:] if log.exists() else "")]
+
+            run.wait_until(lambda: said(r"saved (\d+) steps of the replay"), "replay in its file")
+            if number % 2:
+                kill(run.pid_of("learner_0"))
+                written = len(said(r"saved (\d+) steps of the replay"))
+                run.wait_until(partial(more_than, written, said), "successor that saves")
+            run.wait_until(lambda: len(read_saves(run.stdout)) > 1, "checkpoints")
+            found = said(r"the replay goes on with (\d+) steps")
+            assert len(found) == (number > 0)
+            assert all(0 < steps <= CAPACITY for steps in found)
+            totals = [record["samples"] for record in read_metrics(run.directory / "metrics.jsonl")]
+            assert totals[-1] > samples
+            samples = max(checkpoint_samples(run.directory))
+            kill(run.process.pid)
+            run.wait()
+
+
+def more_than(count: int, said: Callable[[str], list[int]]) -> bool:
+    """Whether a learner has saved the replay more often."""
+    return len(said(r"saved (\d+) steps of the replay")) > count
+
+
+def checkpoint_samples(directory: Path) -> list[int]:
+    """Samples in the checkpoints of policy 0."""
+    return [
+        json.loads((path / "state.json").read_text())["samples"]
+        for path in (directory / "checkpoint_p0").iterdir()
+        if path.name.startswith("ckpt_")
+    ]

@@ -42,6 +42,20 @@ def test_agents_reach_the_best_return(
     assert played["agent_means"] == [BEST] * len(agents_of(env))
 
 
+@pytest.mark.slow
+def test_agents_of_unlike_kinds_do_unlike_things_where_they_see_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without an id, one policy for both is paid for half of what it does."""
+    pytest.importorskip("pettingzoo")
+    run = record(
+        tmp_path / "run", env="tests.unit.envs.crowds:Unlike", inference="serial", **SMALL, train_until_return=7.5
+    )
+    assert run.reached_return >= 7.5
+    said = [one.getMessage() for one in caplog.records if "rows in this order: few, many; " in one.getMessage()]
+    assert len(said) == 1
+
+
 def agents_of(env: str) -> range:
     return range(3 if "zoo" in env else 2)
 

@@ -4,11 +4,17 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
-from algorithms import cli
+from algorithms import cli, load_policy
+from algorithms.population.lineage import read_events
+from algorithms.runtime.learning import learner_worker
+from algorithms.runtime.sampling import env_group
+from tests.integration.runs import record
 from tests.spikes.training import totals_of
 from utils.metrics import read_metrics
+from utils.run_folder import RunFolder
 
 FLAGS = (
     "--env=CartPole-v1",
@@ -29,6 +35,13 @@ FLAGS = (
     "--target_update_interval=10",
     "--seed=3",
 )
+
+
+@pytest.fixture
+def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Main hears everything at once: in such a short run half a second is half of it."""
+    monkeypatch.setattr(learner_worker, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(env_group, "FLUSH_SECONDS", 0.0)
 
 
 def train(folder: Path, *flags: str) -> Path:
@@ -66,3 +79,102 @@ def test_every_step_is_inserted_once_and_used_as_often_as_asked(tmp_path: Path) 
     later = json.loads((newest(run) / "state.json").read_text())
     assert later["env_steps"] >= 2500
     assert later["updates"] > state["updates"]
+
+
+def test_a_later_start_goes_on_with_the_replay_that_was_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Uses are owed from the first step on; without the flag only when the replay has filled again."""
+    owed = {}
+    for kept in (True, False):
+        flags = (*FLAGS, f"--save_replay={kept}", "--batch_replay", "--use_rnn=True", "--hidden_size=8", "--burn_in=4")
+        run = train(tmp_path / f"{kept}", *flags, "--train_for_env_steps=1000")
+        before = totals_of(run)
+        assert RunFolder(run).replay(0).exists() == kept
+        capsys.readouterr()
+        train(tmp_path / f"{kept}", *flags, "--train_for_env_steps=1500")
+        after = totals_of(run)
+        said = capsys.readouterr().out
+        assert ("it fills again, training goes on when it holds --learning_starts=200 steps" in said) != kept
+        assert f"the replay goes on with {before['samples']} steps" in said or not kept
+        owed[kept] = (after["used"] - before["used"]) / 4 - (after["samples"] - before["samples"])
+    assert -40 <= owed[True] <= 0
+    assert -280 <= owed[False] <= -200
+
+
+def test_a_policy_is_exported_and_played_by_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run, path = train(tmp_path, *FLAGS, "--train_for_env_steps=300"), tmp_path / "policy.onnx"
+    assert cli.run("export", [str(run), "-o", str(path)]) == 0
+    session, policy = onnxruntime.InferenceSession(str(path)), load_policy(run)
+    assert [output.name for output in session.get_outputs()] == ["action", "q_values", "value"]
+    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    action, q, value = session.run(None, {"obs": obs})
+    assert np.allclose(q.max(1), value, atol=1e-5)
+    assert np.array_equal(q.argmax(1), action[:, 0])
+    assert np.array_equal(policy.act_batch(obs), action[:, 0])
+
+    played = {}
+    for epsilon in ("0", "1"):
+        flags = [f"--train_dir={tmp_path}", "--experiment=run", "--json", "--no_render", "--seed=3"]
+        capsys.readouterr()
+        assert cli.run("enjoy", [*flags, "--max_num_episodes=20", f"--epsilon={epsilon}"]) == 0
+        played[epsilon] = json.loads(capsys.readouterr().out)
+    assert played["0"] != played["1"]
+
+
+SEVERAL = {
+    "env": "toy/Counter-v0",
+    "algo": "APEX",
+    "inference": "serial",
+    "use_rnn": False,
+    "encoder_mlp_layers": 8,
+    "normalize_input": False,
+    "rollout": 8,
+    "batch_size": 32,
+    "replay_ratio": 2,
+    "learning_starts": 64,
+    "replay_capacity": 2000,
+    "num_envs_per_worker": 8,
+    "num_policies": 2,
+}
+
+
+def test_several_policies_have_a_replay_each_and_learn_with_their_own_values(tmp_path: Path) -> None:
+    """Every step enters the replay of the policy that took it; one learns with n = 1, the other with n = 3."""
+    flags = SEVERAL | {"per_policy": json.dumps({"n_steps": [1, 3], "gamma": [0.5, 0.9]}), "train_for_env_steps": 600}
+    run = record(tmp_path / "run", **flags)
+    collected = sum(totals["collected"] for totals in run.workers.values())
+    learners = [run.learners[policy] for policy in (0, 1)]
+    assert sum(t["samples"] + t["discarded"] + t["in_flight"] for t in learners) == collected
+    for policy, totals in enumerate(learners):
+        assert totals["samples"] >= 600
+        assert totals["used"] == 32 * totals["updates"]
+        assert totals["used"] == pytest.approx(2 * (totals["samples"] - 64), abs=300)
+        assert run.series("replay/size", policy)[-1] <= 1000
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_reports")
+def test_a_population_hands_on_discounts_and_weights(tmp_path: Path) -> None:
+    """A policy that copies another learns with the values of that one, which its replay is told."""
+    pbt = {"with_pbt": True, "pbt_start_mutation": 100, "pbt_period_env_steps": 200, "pbt_min_episodes": 3}
+    values = json.dumps({"gamma": [0.3, 0.5, 0.7, 0.9], "n_steps": [1, 2, 3, 4]})
+    rest = {"num_policies": 4, "per_policy": values, "train_for_env_steps": 3000}
+    sure = {"pbt_replace_reward_gap": 0, "pbt_replace_fraction": 0.5, "pbt_target_objective": "reward"}
+    run = record(tmp_path / "run", **SEVERAL | pbt | rest | sure)
+    copies = [event for event in read_events(run.directory) if event.kind == "copy" and event.state == "applied"]
+    assert any(event.after["gamma"] != event.before["gamma"] for event in copies)
+    for event in copies:
+        assert (event.after["gamma"], event.after["n_steps"]) in [(0.3, 1), (0.5, 2), (0.7, 3), (0.9, 4)]
+
+
+@pytest.mark.slow
+def test_in_lockstep_two_runs_are_the_same(tmp_path: Path) -> None:
+    flags = [flag for flag in FLAGS if not flag.startswith(("--inference", "--num_workers"))]
+    lockstep = ("--lockstep", "--inference=local", "--num_workers=2", "--train_for_env_steps=1500", "--device=cpu")
+    one, other = (train(tmp_path / name, *flags, *lockstep) for name in ("one", "other"))
+    assert newest(one).name == newest(other).name
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (newest(one) / name).read_bytes() == (newest(other) / name).read_bytes()
+    assert totals_of(one)["updates"] == totals_of(other)["updates"] > 20

@@ -228,7 +228,7 @@ def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(
     assert printed.err == f"warning: results are not kept: cannot write {run / 'eval'}: Not a directory\n"
     assert sorted(run.rglob("*")) == before
     with (
-        pytest.raises(ResourceError, match=r"^cannot write .*eval: File exists$"),
+        pytest.raises(ResourceError, match=r"^cannot write .*eval: Not a directory$"),
         Evaluator(run, EvaluateConfig(every_sec=1.0)),
     ):
         pass

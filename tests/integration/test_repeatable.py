@@ -133,11 +133,8 @@ def test_in_lockstep_it_makes_no_difference_where_workers_live(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [pytest.param(MLP, id="mlp"), pytest.param(STREAM, id="stream")])
-def test_a_lockstep_run_that_is_disturbed_and_killed_is_the_one_that_was_not(
-    tmp_path: Path, flags: dict[str, object]
-) -> None:
-    flags = {"inference": "local", **LEGS, **LOCKSTEP, **flags}
+def test_a_lockstep_run_that_is_disturbed_and_killed_is_the_one_that_was_not(tmp_path: Path) -> None:
+    flags = {"inference": "local", **LEGS, **LOCKSTEP, **MLP}
     flags |= {"save_every_env_steps": 1500, "train_for_env_steps": 5000}
     straight = record(tmp_path / "straight", seed=1, **flags)
     words = [f"--{name}={value}" for name, value in flags.items()]

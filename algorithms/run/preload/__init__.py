@@ -15,6 +15,7 @@ NETWORK = (
     "algorithms.a3c.worker",
     "algorithms.apex.learner",
     "algorithms.apex.policy",
+    "algorithms.apex.replay",
 )
 
 

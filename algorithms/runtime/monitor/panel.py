@@ -30,6 +30,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
 WARNING_LINES = 3
 MOST_LOSSES = 6
+SIZE = "replay/size"
 
 Record = Mapping[str, Any]
 Spans = Sequence[tuple[str, str]]
@@ -138,11 +139,12 @@ def _of_learning(snapshot: Snapshot, width: int, chart_rows: int) -> list[Sectio
     sections = [Section(0, [_progress(snapshot, width)]), Section(0, _speed(overview, width))]
     if len(overview.policies) == 1:
         (record,) = overview.policies
+        lag = _lag(record, overview)
         sections += [
             Section(0, _wrap("return", _returns(record), width)),
             Section(4, _chart(trace, width, chart_rows)),
             Section(3, _wrap("losses", _losses(record, snapshot.losses), width)),
-            Section(2, _wrap("lag", _lag(record, overview), width)),
+            Section(2, _wrap("replay", _replay(record), width) if SIZE in record else _wrap("lag", lag, width)),
         ]
     else:
         sections += [Section(0, _policies(overview.policies, width)), Section(4, _chart(trace, width, chart_rows))]
@@ -211,6 +213,20 @@ def _lag(record: Record, overview: Overview) -> Spans:
     words = [] if mean is None else [(f"{mean:.1f} versions", "")]
     words += [] if most is None else [(f"{most:.0f} at most", "")]
     return [*words, (f"{overview.discarded:,} samples discarded", "yellow" if overview.discarded else "")]
+
+
+def _replay(record: Record) -> Spans:
+    """How much is in a replay, how often it is used, how surprising it is and how old what was drawn."""
+    words = [(f"{short_number(record[SIZE])} steps", "")]
+    for tag, form in (
+        ("replay/uses_per_step", "{:.3g} uses a step"),
+        ("replay/mean_priority", "priority {:.3g}"),
+        ("replay/age_samples", "{} steps old"),
+    ):
+        if tag in record:
+            value = record[tag]
+            words.append((form.format(short_number(value) if tag.endswith("samples") else value), ""))
+    return words
 
 
 def _machine(overview: Overview) -> Spans:

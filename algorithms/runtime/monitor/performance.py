@@ -36,12 +36,14 @@ class Machine:
         gpu: whether networks are on a GPU.
         takes_turns: nobody acts while the learner trains, because flags say so.
         has_actors: environments are played; without, all there is to do is to train.
+        replays: the learner draws from a replay and holds actors, or waits for them, to keep `--replay_ratio`.
     """
 
     cores: float
     gpu: bool = False
     takes_turns: bool = False
     has_actors: bool = True
+    replays: bool = False
 
 
 class Window(NamedTuple):
@@ -246,7 +248,8 @@ def bottleneck(
     has_core = machine.gpu or not learner.starved
     if learner.busy >= FULL and (has_core or not crowded):
         of_core = f", but gets {_percent(learner.busy_cores)} of a core; {TAKEN}"
-        of_work = f", {learner.most()}" + ": more sampling would not help" * machine.has_actors
+        held = ": --replay_ratio holds the actors" if machine.replays else ": more sampling would not help"
+        of_work = f", {learner.most()}" + held * machine.has_actors
         said = of_work if has_core else of_core
         return LEARNER.full(roles[LEARNER.name].processes) + said
     if crowded:
@@ -260,15 +263,20 @@ def bottleneck(
     if acting.busy >= FULL:
         full = POLICY_WORKER.full(roles[POLICY_WORKER.name].processes)
         return f"{full}, {acting.most()}: raise --policy_workers_per_policy"
-    return _of_actors(roles.get(ACTOR.name, NO_PROCESS), roles.get(LEARNER.name), busy)
+    return _of_actors(roles.get(ACTOR.name, NO_PROCESS), roles.get(LEARNER.name), busy, replays=machine.replays)
 
 
-def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str) -> str:
+def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str, *, replays: bool) -> str:
     """What actors wait for while neither learner nor policy workers nor cores are full."""
     if actors.busy >= FULL:
-        return f"actors are full, {actors.most()}; {TAKEN if actors.starved else f'{busy}: raise --num_workers'}"
+        waiting = f", the learner waits {_percent(1 - learner.busy)} for the replay" if learner and replays else ""
+        more = TAKEN if actors.starved else f"{busy}: raise --num_workers"
+        return f"actors are full, {actors.most()}{waiting}; {more}"
     for_actions, for_slots = (actors.shares.get(phase, 0.0) for phase in WAITING)
     if for_slots >= max(MUCH, for_actions):
+        if learner and replays:
+            idle = _percent(1 - learner.busy)
+            return f"nothing is full: --replay_ratio holds actors {_percent(for_slots)}, the learner waits {idle}"
         waiting = f", the learner {_percent(1 - learner.busy)} for trajectories" if learner else ""
         return f"nothing is full: actors wait {_percent(for_slots)} for free slots{waiting}"
     if for_actions >= MUCH:

@@ -121,7 +121,7 @@ class PolicyProgress:
         if math.isfinite(samples := self.sample_rate.rates()[10.0]):
             parts.append(f"{short_number(samples)} samples/s")
         if (lag := self.metrics.get("train/policy_lag_mean")) is not None:
-            ends = [self.metrics.get(f"train/policy_lag_{end}") for end in ("min", "max")]
+            ends = [self.metrics.get(name) for name in ("train/policy_lag_min", "train/policy_lag_max")]
             least, most = (None if end is None else f"{end:.0f}" for end in ends)
             parts.append(f"lag {lag:.1f}" + (f" ({least} to {most})" if least and most else ""))
         if self.episode_return.count:

@@ -1,6 +1,7 @@
 """Small worlds with a replay, whose slots hold random trajectories as an environment writes them."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class Replay:
     context: Context
     source: ReplaySource
     random: np.random.Generator
+    path: Path | None = None
 
     @property
     def trajectories(self) -> Trajectories:
@@ -61,7 +63,7 @@ class Replay:
 
     def succeed(self) -> ReplaySource:
         """Let a learner that takes the place of one that died make its source."""
-        self.source = ReplaySource(self.plan, self.context, self.trajectories, self.source.hold)
+        self.source = ReplaySource(self.plan, self.context, self.trajectories, self.source.hold, self.path)
         return self.source
 
     def hand_over(self, slot: int, ends: float = 0.2) -> TrajectoryReady:
@@ -90,7 +92,12 @@ class Replay:
 
 
 def replay_of(
-    spec: EnvSpec = SPEC, *, recorded: dict[str, Recorded] | None = None, lockstep: bool = False, **changes: object
+    spec: EnvSpec = SPEC,
+    *,
+    recorded: dict[str, Recorded] | None = None,
+    lockstep: bool = False,
+    path: Path | None = None,
+    **changes: object,
 ) -> Replay:
     plan = replace(PLAN, **changes)
     counts = {"rows": ROWS, "rollout": ROLLOUT}
@@ -101,8 +108,8 @@ def replay_of(
     )
     seeds = np.random.SeedSequence(3)
     context = Context(spec, None, ModelConfig(), "float32", "cpu", seeds=seeds, arena=world.arena)
-    source = ReplaySource(plan, context, world.trajectories, lockstep)
-    return Replay(world, plan, context, source, np.random.default_rng(4))
+    source = ReplaySource(plan, context, world.trajectories, lockstep, path)
+    return Replay(world, plan, context, source, np.random.default_rng(4), path)
 
 
 def fill_slot(replay: Replay, slot: int, ends: float) -> None:

@@ -76,7 +76,8 @@ def batch_of(spec: EnvSpec = SPEC, *, seed: int = 0) -> Batch:
 def learn(learner: ApexLearner, batch: Batch, progress: float = 0.0) -> Tensor:
     """Train on a batch; its priorities."""
     (said,) = learner.learn(batch, progress)
-    return torch.from_numpy(said["priority"])
+    assert said["flags"] is learner.config
+    return torch.from_numpy(said["priority"][0])
 
 
 # --- one update, written out in float64 with nothing of ours

@@ -103,6 +103,7 @@ def test_the_third_that_explores_least_says_how_good_it_is() -> None:
         ({}, env_spec_of(ActionPart("bernoulli", 3)), "MultiBinary"),
         ({"batch_size": 100}, None, "--batch_size=100 is not a multiple of --rollout=32"),
         ({"learning_starts": 11, "replay_capacity": 10}, None, "--learning_starts=11 is above"),
+        ({"batch_replay": True, "rollout": 16, "burn_in": 16}, None, "--burn_in=16 leaves nothing of --rollout=16"),
         ({"lr_schedule": "kl_adaptive_epoch"}, None, "kl_adaptive_epoch"),
     ],
 )
@@ -111,7 +112,16 @@ def test_what_it_cannot_learn_is_refused(flags: dict[str, Any], spec: EnvSpec | 
         APEX().check(ApexConfig(**flags), spec)
 
 
-def test_a_memory_is_refused() -> None:
+def test_a_memory_is_refused_without_whole_trajectories() -> None:
     context = Context(SPEC, ApexConfig(), config_of(use_rnn=True), "fp32", "cpu")
-    with pytest.raises(UsageError, match="--use_rnn=False"):
+    with pytest.raises(UsageError, match="take --batch_replay, or --use_rnn=False"):
         APEX().make_model(context)
+
+
+def test_a_player_explores_as_often_as_it_is_told() -> None:
+    policy, obs = policy_of(), {"obs": torch.ones(ROWS, 5)}
+    best = act(policy, obs, None)["action"]
+    policy.explore(0.3)
+    differs = (act(policy, obs, None)["action"] != best).any(1).float().mean()
+    assert float(differs) == pytest.approx(0.3 * 11 / 12, abs=5 * (0.25 / ROWS) ** 0.5)
+    assert torch.equal(act(policy, obs, None, greedy=True)["action"], best)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from algorithms.apex.replay import METRICS
+from algorithms.apex.config import REPLAY_METRICS
 from algorithms.runtime.learning.batches import BatchCounts, Entered
 from algorithms.runtime.memory.slots import LearnerLedger, note_columns_used
 from algorithms.runtime.messages import SlotReleased
@@ -70,7 +70,7 @@ def test_uses_per_step_are_held_from_both_sides() -> None:
     assert replay.fill() == []
     figures = replay.source.metrics()
     assert figures["replay/uses_per_step"] == 2.0
-    assert figures.keys() == METRICS.keys()
+    assert figures.keys() == REPLAY_METRICS.keys()
 
 
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 7.7])

@@ -64,3 +64,54 @@ class Turns(AECEnv):
 
     def __init__(self) -> None:
         self.possible_agents = ["a", "b"]
+
+
+class Unlike(ParallelEnv):
+    """Two agents that see zeros, of which one has more: one is paid for choice 0, the other for choice 1."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "unlike_v0", "render_modes": []}
+    NUM_STEPS = 8
+
+    def __init__(self) -> None:
+        self.possible_agents, self.agents, self.steps = ["few", "many"], [], 0
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        return spaces.Box(0.0, 1.0, (1 + self.possible_agents.index(agent),), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return spaces.Discrete(2)
+
+    def _shown(self) -> dict[str, Any]:
+        return {agent: np.zeros(self.observation_space(agent).shape, np.float32) for agent in self.possible_agents}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.agents, self.steps = list(self.possible_agents), 0
+        return self._shown(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        self.steps += 1
+        acting, ends = self.agents, self.steps == self.NUM_STEPS
+        self.agents = [] if ends else acting
+        rewards = {agent: float(actions[agent] == self.possible_agents.index(agent)) for agent in acting}
+        return (
+            self._shown(),
+            rewards,
+            dict.fromkeys(acting, False),
+            dict.fromkeys(acting, ends),
+            {a: {} for a in acting},
+        )
+
+
+class Bounds(Unlike):
+    """Two agents, of which one reaches for 25 of Box(10, 30), the other for a half of Box(0, 1): 3/4 and 1/2 of it."""
+
+    def action_space(self, agent: str) -> spaces.Box:  # type: ignore[override]
+        low, high = ((10.0, 30.0), (0.0, 1.0))[self.possible_agents.index(agent)]
+        return spaces.Box(low, high, (1,), np.float32)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert all(actions[agent] in self.action_space(agent) for agent in self.agents)
+        places = {"few": float(actions["few"][0] - 10) / 20, "many": float(actions["many"][0])}
+        shown, _, *rest = super().step(dict.fromkeys(actions, 0))
+        best = {"few": 0.75, "many": 0.5}
+        return shown, {agent: 1.0 - abs(places[agent] - best[agent]) for agent in places}, *rest

@@ -144,36 +144,37 @@ class Telling(Choosing):
 
 
 class Clashing(Telling):
-    observation_space = spaces.Dict({"previous_reward": Taking.observation_space})
+    observation_space = spaces.Dict({"previous_step": Taking.observation_space})
 
 
-@pytest.mark.parametrize(("env", "own"), [("Choosing", SINGLE_KEY), ("Telling", "seen")])
+FIRST, LAST = [1, 0, 0, 0], [0, 0, 0, 1]
+
+
 @pytest.mark.parametrize("shown", ["action", "reward", "both"])
-def test_the_last_step_is_shown_beside_the_observation(env: str, own: str, shown: str) -> None:
-    group = make_group(EnvConfig(env=f"{HERE}:{env}", observe_previous=shown), 2)
-    added = {"action": {"previous_action"}, "reward": {"previous_reward"}}.get(
-        shown, {"previous_action", "previous_reward"}
-    )
-    assert group.spec.observations.keys() == {own} | added
+def test_the_last_step_is_shown_beside_the_observation(shown: str) -> None:
+    group = make_group(EnvConfig(env=f"{HERE}:Telling", observe_previous=shown), 2)
+    assert group.spec.observations.keys() == {"seen", "previous_step"}
     rollout = collect(group, 5, [1, 2], lambda obs: np.array([[0], [3]], np.int32))
-    assert rollout.obs[own][:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1]
-    if "previous_action" in added:
-        first, last = [1, 0, 0, 0], [0, 0, 0, 1]
-        nothing = [0, 0, 0, 0]
-        assert rollout.obs["previous_action"][:, 0].tolist() == [nothing, first, first, first, nothing, first]
-        assert rollout.obs["previous_action"][:, 1].tolist() == [nothing, last, last, last, nothing, last]
-    if "previous_reward" in added:
-        assert rollout.obs["previous_reward"][:, 1, 0].tolist() == [0, 1, 2, 3, 0, 1]
+    assert rollout.obs["seen"][:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1]
+    for row, action in enumerate((FIRST, LAST)):
+        steps = [([0] * 4, 0), (action, 1), (action, 2), (action, 3), ([0] * 4, 0), (action, 1)]
+        expected = {
+            "action": [taken for taken, _ in steps],
+            "reward": [[reward] for _, reward in steps],
+            "both": [[*taken, reward] for taken, reward in steps],
+        }
+        assert rollout.obs["previous_step"][:, row].tolist() == expected[shown]
 
 
-def test_numbers_are_shown_as_the_environment_got_them() -> None:
-    group = make_group(EnvConfig(env=f"{HERE}:Taking", observe_previous="action"), 1)
+def test_numbers_are_shown_as_the_environment_got_them_in_one_vector_with_what_it_shows() -> None:
+    group = make_group(EnvConfig(env=f"{HERE}:Taking", observe_previous="both"), 1)
+    assert {key: one.shape for key, one in group.spec.observations.items()} == {SINGLE_KEY: (5,)}
     rollout = collect(group, 1, [1], lambda obs: np.array([[0.25, 7.0]], np.float32))
-    assert rollout.obs["previous_action"].tolist() == [[[0, 0]], [[0.25, 1.0]]]
+    assert rollout.obs[SINGLE_KEY].tolist() == [[[0, 0, 0, 0, 0]], [[1, 1, 0.25, 1.0, 1.0]]]
 
 
 def test_where_the_last_step_cannot_be_shown() -> None:
-    with pytest.raises(UsageError, match=r"shows previous_reward itself$"):
+    with pytest.raises(UsageError, match=r"shows previous_step itself$"):
         make_single(EnvConfig(env=f"{HERE}:Clashing", observe_previous="reward"))
     with pytest.raises(UsageError, match=r"^--observe_previous=both: .*:Duo has several agents$"):
         make_group(EnvConfig(env=f"{HERE}:Duo", observe_previous="both"), 1)

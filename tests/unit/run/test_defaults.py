@@ -145,6 +145,20 @@ def test_policies_begin_nearer_to_the_middle_of_bounds_that_they_are_mapped_to(o
     assert completed(given, mapped).model.initial_stddev == 0.7
 
 
+@pytest.mark.parametrize(
+    ("words", "action", "iterations"),
+    [
+        ((), NUMBER, 8),
+        ((), TWO, 32),
+        (("--rollout=2048",), NUMBER, 32),
+        (("--num_batches_per_iteration=4",), NUMBER, 4),
+    ],
+)
+def test_ppo_moves_numbers_in_more_and_smaller_iterations(words: Any, action: Space, iterations: int) -> None:
+    config = config_of("--algo=PPO", *words, action=action)
+    assert config.learning.num_batches_per_iteration == iterations
+
+
 def test_every_value_is_one_that_its_flag_takes() -> None:
     for continuous in (False, True):
         kinds = [preset_of_numbers(9, continuous=continuous, remembers=also, rollout=32) for also in (False, True)]

@@ -39,7 +39,7 @@ from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
 from envs.make import check_name, make_single
 from tests.states import adam_layout, adam_state
 from utils import checkpoint_files
-from utils.errors import AppoError, UsageError
+from utils.errors import AppoError, ResourceError, UsageError
 from utils.hashed_files import Entry
 from utils.lock import RunLock
 from utils.metrics import last_values, read_metrics, without_lost
@@ -454,7 +454,9 @@ def test_what_does_not_fit_into_memory_is_not_read(planted: Planted) -> None:
     entries = {path.name: Entry(path.stat().st_size, "0" * 64) for path in planted.newest.glob("*s")}
     entries["state.json"] = Entry((planted.newest / "state.json").stat().st_size, "0" * 64)
     (planted.newest / checkpoint_files.MANIFEST).write_bytes(checkpoint_files._encode(entries))
-    assert read_by_all(planted) == 2  # larger than its own table of weights says
+    assert read_by_all(planted) == 2  # no model of such flags has so many weights
+    with pytest.raises(ResourceError, match=r"MiB, of memory .* MiB are free"):
+        checkpoint_files.load(planted.newest.parent)
     assert planted.newest.exists()  # of too little memory no checkpoint is to blame
 
 

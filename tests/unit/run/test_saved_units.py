@@ -53,6 +53,8 @@ def test_weights_of_a_stranger_bring_the_units_of_its_actions_and_nothing_else()
 def test_what_plays_a_saved_run_reads_its_flags_so() -> None:
     assert Config.from_saved({"env": "a"}).env.action_scaling == "off"
     assert Config.from_saved({"env": "a", "action_scaling": "auto"}).env.action_scaling == "auto"
+    assert Config.from_saved({"env": "a"}).env.agent_id == "off"
+    assert Config.from_flat({"env": "a"}).env.agent_id == "auto"
 
 
 def test_squashing_needs_the_map_to_the_bounds() -> None:

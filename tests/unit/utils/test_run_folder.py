@@ -365,6 +365,8 @@ ELSEWHERE = {
     "algorithms.runtime.processes.janitor: path.unlink()": "shared memory",
     "algorithms.runtime.processes.prctl: path.write_text(str(min(1000, int(path.read_text()) + score)))": "in /proc",
     "envs.families.vizdoom: (directory / '_vizdoom').mkdir(parents=True, exist_ok=True)": "in the temporary folder",
+    "algorithms.run.training: path.unlink(missing_ok=True)": "in the temporary folder",
+    "algorithms.runtime.learning.learner_worker: Path(path).unlink()": "in the temporary folder, named by main",
     "utils.files: temporary.unlink()": "a name that nobody can guess, beside a file that the user names",
     "utils.files: os.replace(temporary, path)": "replaces a link itself",
     "utils.files: path.mkdir(exist_ok=True)": "above the folder of a run",

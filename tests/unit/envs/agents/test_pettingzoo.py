@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from algorithms.appo.algorithm import APPO
 from algorithms.run.config import find_preset
-from envs.agents.common_spaces import CommonSpaces
+from envs.agents.common_spaces import AGENT_ID, CommonSpaces
 from envs.agents.multi_agent import MultiAgentLoop
 from envs.agents.pettingzoo import ParallelAgents, find
 from envs.config import EnvConfig
@@ -280,6 +280,97 @@ def test_actions_of_the_common_space_are_those_of_each_agent() -> None:
     assert moves.masks is None
 
 
+def test_numbers_of_agents_with_other_bounds_are_mapped_to_each_ones() -> None:
+    unbounded = [
+        spaces.Box(np.array([low, -np.inf], "f"), np.array([high, 9], "f")) for low, high in ((10, 30), (0, 1))
+    ]
+    joined = CommonSpaces("duo", ["a", "b"], [BOX2, BOX2], unbounded, scaled=True)
+    assert (joined.action_space.low.tolist(), joined.action_space.high.tolist()) == ([-1, -np.inf], [1, 9])
+    taken = [joined.action(agent, np.array([0.5, -7.0], np.float32)) for agent in range(2)]
+    assert [one.tolist() for one in taken] == [[25, -7], [0.75, -7]]
+    assert all(one in space for one, space in zip(taken, unbounded, strict=True))
+    assert CommonSpaces("duo", ["a", "b"], [BOX2, BOX2], [unbounded[0]] * 2, scaled=True).action_space == unbounded[0]
+
+
+@pytest.mark.parametrize(("scaling", "stored"), [("auto", [0.5, 0.0]), ("off", [25.0, 0.5])])
+def test_bounds_of_their_own_reach_the_environment(scaling: str, stored: list[float]) -> None:
+    group = make_group(EnvConfig(f"{CROWDS}:Bounds", action_scaling=scaling), 1)
+    rollout = collect(group, 4, [0], lambda obs: np.array(stored, np.float32)[:, None])
+    assert rollout.reward.tolist() == [[1.0, 1.0]] * 4
+
+
+# --- who is who
+
+
+DO = (spaces.Discrete(2), spaces.Discrete(2))
+THREE = "3 agents of each environment are rows in this order"
+DIFFER = "their spaces differ, shorter observations end in zeros"
+
+
+def with_ids(first: Any, second: Any, actions: tuple[Any, Any] = DO) -> CommonSpaces:
+    return CommonSpaces("duo", ["a", "b"], [first, second], actions, ids=True)
+
+
+def test_agents_of_unlike_kinds_see_who_they_are() -> None:
+    joined = with_ids(BOX2, BOX3)
+    assert joined.observation_space == spaces.Dict({"obs": BOX3, AGENT_ID: spaces.Discrete(2)})
+    for agent, space in enumerate((BOX2, BOX3)):
+        shown = joined.observation(agent, space.sample())
+        assert shown in joined.observation_space
+        assert shown[AGENT_ID] == agent
+    nested = with_ids(spaces.Dict({"x": BOX2}), spaces.Dict({"x": BOX3}))
+    seen = nested.observation(1, {"x": np.ones(3, np.float32)})
+    assert seen in nested.observation_space
+    assert (seen[AGENT_ID], seen["x"].tolist()) == (1, [1.0] * 3)
+    wrong = np.zeros(1, np.float32)
+    assert nested.observation(1, wrong) is wrong
+    assert with_ids(BOX2, BOX2, (spaces.Discrete(2), spaces.Discrete(3))).has_ids  # what they may do differs
+
+
+@pytest.mark.parametrize(
+    "joined",
+    [
+        with_ids(BOX2, BOX2),
+        common(BOX2, BOX3),
+        with_ids(*(spaces.Dict({"x": box, AGENT_ID: spaces.Discrete(9)}) for box in (BOX2, BOX3))),
+    ],
+    ids=["alike", "off", "have one"],
+)
+def test_nobody_else_does(joined: CommonSpaces) -> None:
+    assert not joined.has_ids
+    shown = {"x": np.ones(3, np.float32), AGENT_ID: 7}
+    assert joined.observation(1, shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("env", "agent_id", "said"),
+    [
+        (SIZES, "auto", f"{THREE}: small, middle, large; {DIFFER}, agent_id says which one (--agent_id=off: not)"),
+        (SIZES, "off", f"{THREE}: small, middle, large; {DIFFER}, no agent_id is added"),
+        (f"{CROWDS}:ParallelShifts", "auto", f"{THREE}: a, b, c"),
+        ("toy/Shifts-v0", "auto", "3 agents of each environment are rows, as in its lists"),
+        ("toy/Counter-v0", "auto", ""),
+    ],
+)  # fmt: skip
+def test_who_is_which_row(env: str, agent_id: str, said: str) -> None:
+    group = make_group(EnvConfig(env, agent_id=agent_id), 2)
+    assert group.spec.agents == said
+    assert (AGENT_ID in group.spec.observations) == (env == SIZES and agent_id == "auto")
+
+
+def test_ids_reach_the_rows() -> None:
+    group = make_group(EnvConfig(SIZES), 2)
+    rollout = collect(group, 12, [1, 2], random_choice(masks=True))
+    acted = ~rollout.first[1:]
+    for row in range(6):
+        assert (rollout.obs[AGENT_ID][:-1][acted[:, row], row] == np.eye(3)[row % 3]).all()
+
+
+def test_many_agents_are_named_in_part() -> None:
+    many = ParallelAgents(Broken(None, [f"a{i}" for i in range(20)]), "broken")
+    assert many.rows_said.endswith("order: a0, a1, a2, a3, a4, a5, a6, ..., a19")
+
+
 @pytest.mark.parametrize(
     ("first", "second", "actions", "text"),
     [
@@ -307,4 +398,4 @@ def test_random_numbers_are_those_of_the_environment() -> None:
     first = env.step([0, 0, 0])[0]
     env.reset(seed=4)
     env.unwrapped.np_random.bit_generator.state = state
-    assert [o.tolist() for o in env.step([0, 0, 0])[0]] == [o.tolist() for o in first]
+    assert [o["obs"].tolist() for o in env.step([0, 0, 0])[0]] == [o["obs"].tolist() for o in first]

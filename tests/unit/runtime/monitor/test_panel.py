@@ -70,6 +70,15 @@ def test_it_fits_and_says_everything() -> None:
     assert text(snapshot()) == EXPECTED.splitlines()
 
 
+def test_a_replay_takes_the_place_of_the_lag() -> None:
+    figures = {"size": 123_456.0, "uses_per_step": 8.0, "mean_priority": 0.7312, "age_samples": 51_234.0}
+    shown = text(snapshot(policies=(RECORD | {f"replay/{name}": value for name, value in figures.items()},)))
+    (line,) = [line for line in shown if "replay" in line]
+    assert line.strip("│ ").split("  ")[0] == "replay"
+    assert "123k steps · 8 uses a step · priority 0.731 · 51.2k steps old" in line
+    assert not [line for line in shown if "versions" in line]
+
+
 @pytest.mark.parametrize("columns", [60, 79, 80, 131, 132, 200])
 @pytest.mark.parametrize("rows", [10, 14, 22, 60])
 @pytest.mark.parametrize("policies", [0, 1, 2, 20])

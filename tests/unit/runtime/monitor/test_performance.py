@@ -273,6 +273,28 @@ def test_the_bottleneck_in_words(roles: dict[str, RoleTimes], cores: float, word
     assert len(f"limit: 1.23M samples/s, at 100%; {words}") <= 122
 
 
+REPLAYS = [
+    (
+        {"actor": role(2, env=30, waiting_for_slots=70), "learner": role(training=95, waiting=5)},
+        "the learner is full, 95% training: --replay_ratio holds the actors",
+    ),
+    (
+        {"actor": role(2, env=80, inference=18, waiting=2), "learner": role(training=40, waiting=60)},
+        "actors are full, 80% environment, the learner waits 60% for the replay;"
+        " 2.4 of 16 cores are busy: raise --num_workers",
+    ),
+    (
+        {"actor": role(2, env=25, waiting=5, waiting_for_slots=70), "learner": role(training=40, waiting=60)},
+        "nothing is full: --replay_ratio holds actors 70%, the learner waits 60%",
+    ),
+]
+
+
+@pytest.mark.parametrize(("roles", "words"), REPLAYS, ids=[words[:40] for _, words in REPLAYS])
+def test_what_a_replay_waits_for(roles: dict[str, RoleTimes], words: str) -> None:
+    assert bottleneck(roles, alone(roles), ENV_FIRST, Machine(16, replays=True)) == words
+
+
 def test_on_a_gpu_a_learner_is_full_whatever_its_cpu_does() -> None:
     roles = {"actor": role(2, env=30, waiting_for_slots=70), "learner": role(cpu=0.3, training=95, waiting=5)}
     said = [bottleneck(roles, roles, ENV_FIRST, Machine(16, gpu)) for gpu in (True, False)]

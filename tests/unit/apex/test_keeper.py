@@ -1,0 +1,242 @@
+"""A replay in its file: the same after it is loaded, whole whenever writing is cut off, and written piece by piece."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from algorithms.apex.keeper import HEADER_BYTES, ReplayFile, ReplayKeeper
+from algorithms.apex.storage import ReplayStorage
+from algorithms.runtime.messages import Stop
+from envs.spec import EnvSpec
+from tests.unit.apex.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
+from tests.unit.apex.test_storage import contents
+
+KINDS = [(SPEC, False), (STACKS, False), (SPEC, True)]
+NAMES = ["plain", "stacks", "sequences"]
+
+
+def filled(spec: EnvSpec, path: Path, slots: int, *, sequences: bool = False) -> Replay:
+    """Columns of so many slots are in the replay; nothing is in the file yet."""
+    replay = replay_of(spec, path=path, replay_ratio=0.0, sequences=sequences, learning_starts=1)
+    insert(replay, slots)
+    return replay
+
+
+def insert(replay: Replay, slots: int) -> None:
+    for number in range(slots):
+        replay.hand_over(number % 4)
+        replay.fill()
+
+
+def file_of(replay: Replay) -> ReplayFile:
+    assert replay.source.file is not None
+    return replay.source.file
+
+
+def digest(storage: ReplayStorage) -> str:
+    """A hash of all that can be drawn, in the order of insertion, and of how probable it is."""
+    numbers = np.arange(storage.oldest, storage.newest + 1)
+    whole = hashlib.sha256(storage._leaf[(numbers - 1) % storage.columns].tobytes())
+    for name, array in sorted(contents(storage).items()):
+        whole.update(name.encode() + array.tobytes())
+    return whole.hexdigest()
+
+
+def later(replay: Replay) -> Replay:
+    """The replay of a later start: its memory is new."""
+    return replay_of(replay.world.spec, path=replay.path, replay_ratio=0.0, sequences=replay.plan.sequences)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7, 13])
+@pytest.mark.parametrize(("spec", "sequences"), KINDS, ids=NAMES)
+def test_a_later_start_has_the_replay_of_the_one_before(
+    tmp_path: Path, spec: EnvSpec, sequences: bool, slots: int
+) -> None:
+    """Of 20 columns 3, 9, all and almost two rounds; then, written in between, some more."""
+    replay = filled(spec, tmp_path / "file", slots, sequences=sequences)
+    storage = replay.source.storage
+    for more in (0, 1, 8):
+        insert(replay, more)
+        assert replay.source.take() is not None
+        error = np.linspace(0, 3, PLAN.batch_size).reshape((ROLLOUT, -1) if sequences else (1, -1))
+        assert list(replay.source.trained([{"priority": error}])) == []
+        assert file_of(replay).save() == storage.arrays["valid"][storage.word > 0].sum()
+        found = later(replay).source.storage
+        assert digest(found) == digest(storage)
+        assert (found.newest, found.oldest, found.size) == (storage.newest, storage.oldest, storage.size)
+        assert found.totals == storage.totals._replace(place=-1)
+        assert found.largest == storage.largest
+        assert np.array_equal(found.tree.levels[-1], storage.tree.levels[-1])
+
+
+def test_a_later_start_owes_uses_of_what_enters_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replay = replay_of(path=path)
+    insert(replay, 2)  # learning has started
+    file_of(replay).save()
+    again = replay_of(path=path)
+    assert again.source.pace.used == 0
+    assert again.source.entered().samples == 0
+    assert not again.source.is_ready
+    again.hand_over(0, ends=0.0)
+    again.fill()
+    batches = 0
+    while again.source.take() is not None:
+        batches += 1
+    assert batches == PLAN.replay_ratio * ROWS * ROLLOUT // PLAN.batch_size
+    assert again.source.entered().samples == ROWS * ROLLOUT
+
+
+def test_a_first_hand_over_like_the_last_one_before_is_inserted(tmp_path: Path) -> None:
+    """Slots and sequences begin anew, so the newest column cannot be told apart by them."""
+    replay = filled(SPEC, tmp_path / "file", 1)
+    file_of(replay).save()
+    again = later(replay)
+    insert(again, 1)
+    assert again.source.storage.newest == 2 * ROWS
+
+
+def test_only_what_is_new_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = filled(SPEC, tmp_path / "file", 3)
+    file, written = file_of(replay), []
+    monkeypatch.setattr(file, "_write_columns", lambda descriptor, begin, end: written.append((begin, end)))
+    assert [file.save() > 0, written] == [True, [(0, 9)]]
+    assert [file.save() > 0, written] == [True, [(0, 9)]]
+    insert(replay, 4)  # 21 columns in the places of 20
+    file.save()
+    assert written[1:] == [(0, 1), (9, 20)]
+    insert(replay, 9)  # more than a whole round
+    file.save()
+    assert written[3:] == [(0, 20)]
+
+
+class Killed(BaseException):
+    """Ends a process, as far as a test can."""
+
+
+@pytest.mark.parametrize("spec", [SPEC, STACKS], ids=["plain", "stacks"])
+@pytest.mark.parametrize("after", range(0, 60, 3))
+def test_whenever_writing_is_cut_off_what_is_whole_is_right(
+    tmp_path: Path, spec: EnvSpec, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = filled(spec, tmp_path / "file", 6)
+    storage, file = replay.source.storage, file_of(replay)
+    file.save()
+    before = storage.newest
+    insert(replay, 3)
+    everything, calls, write = dict(columns_of(storage)), 0, os.pwrite
+
+    def dying(*arguments: object) -> int:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise Killed
+        return write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "pwrite", dying)
+    with contextlib.suppress(Killed):
+        file.save()
+    monkeypatch.undo()
+    if calls <= after:
+        before = storage.newest  # nothing was cut off
+    found = dict(columns_of(later(replay).source.storage))
+    assert found.keys() <= everything.keys() | (set(range(1, before + 1)) if not after else set())
+    for number in found.keys() & everything.keys():
+        assert found[number] == everything[number]
+    if after:  # those in whose places something is written are struck out, all others are there
+        assert found.keys() == {number for number in everything if number <= before}
+    successor, written = ReplayFile(file.path, storage), list[int]()  # it takes from the file what is whole in it
+    with monkeypatch.context() as patch:
+        patch.setattr(successor, "_write_columns", lambda descriptor, begin, end: written.extend(range(begin, end)))
+        successor.save()
+    assert len(written) == len(everything.keys() - found.keys())
+    file.save()
+    assert digest(later(replay).source.storage) == digest(storage)
+
+
+def columns_of(storage: ReplayStorage) -> Iterator[tuple[int, str]]:
+    """Number and content of every column."""
+    kept = contents(storage)
+    for index, number in enumerate(range(storage.oldest, storage.newest + 1)):
+        yield number, hashlib.sha256(b"".join(array[index].tobytes() for array in kept.values())).hexdigest()
+
+
+def test_a_column_whose_place_is_taken_while_it_is_written_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = filled(SPEC, tmp_path / "file", 6)
+    storage, file = replay.source.storage, file_of(replay)
+    write = file._write_columns
+
+    def slow(descriptor: int, begin: int, end: int) -> None:
+        insert(replay, 2)  # 24 columns: those numbered 1 to 4 are gone
+        write(descriptor, begin, end)
+
+    monkeypatch.setattr(file, "_write_columns", slow)
+    file.save()
+    found, now = later(replay).source.storage, dict(columns_of(storage))
+    assert (found.oldest, found.newest) == (5, 18)
+    for number, column in columns_of(found):
+        assert column == now[number]
+    monkeypatch.undo()
+    file.save()
+    assert digest(later(replay).source.storage) == digest(storage)
+
+
+def test_a_file_that_cannot_be_used_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay = filled(SPEC, path := tmp_path / "file", 3)
+    file_of(replay).save()
+    whole = path.read_bytes()
+    word = HEADER_BYTES + 8  # of the second column
+    for damaged in (whole[:-1], b"x" + whole[1:], whole[:word] + b"\7" + whole[word + 1 :], b""):
+        path.write_bytes(damaged)
+        again = later(replay)
+        assert again.source.storage.size == 0
+        assert "is removed, the replay fills again" in caplog.text
+        caplog.clear()
+        insert(again, 1)
+        assert file_of(again).save() == again.source.storage.size > 0
+        assert digest(later(again).source.storage) == digest(again.source.storage)
+    other = replay_of(path=path, capacity=80)
+    assert other.source.storage.size == 0
+    assert "another shape" in caplog.text
+
+
+def test_the_keeper_writes_when_it_is_time_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay = filled(SPEC, path := tmp_path / "file", 2)
+    now = 100.0
+    keeper = ReplayKeeper(file_of(replay), 60.0, lambda: now)
+    assert not keeper.pending()
+    now += 60
+    assert keeper.pending()
+    assert list(keeper.work()) == []
+    assert not keeper.pending()
+    assert keeper.thread.finish("a test")
+    assert digest(later(replay).source.storage) == digest(replay.source.storage)
+    insert(replay, 1)
+    assert list(keeper.handle(Stop())) == []
+    assert digest(later(replay).source.storage) == digest(replay.source.storage)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    assert list(keeper.handle(Stop())) == []
+    assert "No space left on device" in caplog.text
+    monkeypatch.undo()
+    assert path.exists()
+
+
+def test_without_the_flag_nothing_is_written() -> None:
+    keeper = ReplayKeeper(None, 60.0, lambda: 1e9)
+    assert not keeper.pending()
+    assert list(keeper.handle(Stop())) == []
