@@ -1,5 +1,6 @@
 """What must hold before any test runs."""
 
+import logging
 import os
 import signal
 import sys
@@ -37,3 +38,15 @@ def _folders_open_again() -> Iterator[None]:
     """Folders of runs that one test has closed to imports are those of code in another."""
     yield
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "_ClosedFolders"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_logs_to_streams_that_are_gone() -> Iterator[None]:
+    """Handlers that a command of ours has set up in one test write to what that test has captured."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in set(root.handlers) - set(before):
+        if not type(handler).__module__.startswith("_pytest"):
+            root.removeHandler(handler)
+    root.setLevel(level)
