@@ -126,6 +126,25 @@ COMMANDS: Mapping[str, Command] = {
         needs=A_RUN,
         check=CHECK_FOLDERS,
     ),
+    "record": Command(
+        "write a dataset of episodes that a policy, or a random one, plays",
+        "algorithms.tools.record:record",
+        "algorithms.tools.flags:RecordConfig",
+        "appo record RUN -o DATASET [flags], or appo record --env=ID -o DATASET for random actions"
+        "      for example: appo record CartPole-v1_1 -o datasets/expert",
+        words=("run",),
+        short=OUTPUT,
+        check="algorithms.tools.flags:check_record",
+    ),
+    "estimate": Command(
+        "estimate what a policy would return from episodes that others have played",
+        "algorithms.tools.estimate:estimate",
+        "algorithms.tools.flags:EstimateConfig",
+        "appo estimate RUN --dataset=D [flags]      for example: appo estimate CartPole-v1_1 --dataset=datasets/random",
+        words=("run",),
+        needs=A_RUN,
+        check="algorithms.tools.flags:check_estimate",
+    ),
     "match": Command(
         "play two checkpoints against each other, with a confidence interval",
         "algorithms.tools.match:match",

@@ -11,7 +11,8 @@ class EnvConfig:
 
     env: str = flag(
         "",
-        "environment id of gymnasium or PettingZoo, or package.module:Id for one of your own (required for a new run)",
+        "environment id of gymnasium or PettingZoo, or package.module:Id for one of your own (required for a new run,"
+        " unless it learns from datasets)",
         fixed_on_resume=True,
     )
     env_kwargs: dict[str, object] = flag(

@@ -19,7 +19,7 @@ LAYERS = (
     ("algorithms.models",),
     ("algorithms.runtime",),
     ("algorithms.parts", "algorithms.population"),
-    ("algorithms.appo", "algorithms.ppo", "algorithms.apex", "algorithms.a3c"),
+    ("algorithms.appo", "algorithms.ppo", "algorithms.apex", "algorithms.a3c", "algorithms.offline"),
     ("algorithms.run",),
     ("algorithms.playing",),
     ("algorithms.tools",),

@@ -221,7 +221,7 @@ def _explained(error: OSError, folder: int, name: str) -> OSError:
     """Return the error of opening something, which says so where that is a link: the kernel has two words for it."""
     with contextlib.suppress(OSError):
         if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
-            return OSError(errno.ELOOP, f"{shown(name)} is a link, and none in the folder of a run is followed")
+            return OSError(errno.ELOOP, f"{shown(name)} is a link, and no link is followed here")
     return error
 
 

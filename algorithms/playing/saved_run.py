@@ -1,6 +1,7 @@
 """A run of before as it is played: its folder, its flags, and the files of one checkpoint."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,8 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
     if not flags:
         raise UsageError(f"there is no run {shown(str(folder.path))}")
     saved = Config.from_saved(flags)
+    if config.env and not saved.env.env:  # it has learned from datasets, which name none
+        saved = replace(saved, env=replace(saved.env, env=config.env))
     if config.env and config.env != saved.env.env:
         raise UsageError(f"run {name} is of {shown(saved.env.env)}, not of --env={shown(config.env)}")
     if config.policy_index >= saved.sampling.num_policies:

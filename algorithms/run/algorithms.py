@@ -20,6 +20,8 @@ ALGORITHMS = {
     "PPO": "algorithms.ppo.algorithm:PPO",
     "A3C": "algorithms.a3c.algorithm:A3C",
     "APEX": "algorithms.apex.algorithm:APEX",
+    "BC": "algorithms.offline.algorithm:BC",
+    "MARWIL": "algorithms.offline.algorithm:MARWIL",
 }
 """Where ours are."""
 
@@ -40,6 +42,7 @@ MEMBERS = (
     "replays",
     "streams",
     "explores",
+    "find_spec",
 )
 
 

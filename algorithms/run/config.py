@@ -159,6 +159,8 @@ LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_be
 
 ACTION_FLAGS = ("action_scaling", "action_distribution")
 """Flags that say what the outputs of a network mean as actions."""
+SIMULATION_SECONDS = 10.0
+"""Value of `--eval_every_sec` where `--input_evaluation=simulation` asks for evaluations and nothing says how often."""
 
 TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
 
@@ -237,7 +239,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     resumes = run.restart_behavior == "resume"
     saved = _saved_run(run, asked, table) if resumes else {}
     env = str(asked.get("env") or saved.get("env", ""))
-    if not env:
+    if not env and find_algorithm(algo).needs_actors:
         missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
@@ -245,13 +247,17 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     known = find_preset(env, device, find_algorithm(algo))
     source = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
     layers += [("saved run", saved), ("init_from", source), ("env preset", known or {})]
+    if _merged(layers)[0].get("input_evaluation") == "simulation":
+        layers.append(("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS}))
     values, origins = _merged(layers)
-    values["experiment"] = run.experiment or new_name(run.run_directory, env)
+    values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
     config = Config.from_flat(values)
     if known is None and not saved:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
     check_writable(config.run.run_directory)
     check(config)
+    if not env and config.algorithm.find_spec(config.learning) is None:
+        raise UsageError(f"--env is required with --algo={config.run.algo}, for example --env=CartPole-v1")
     if not saved:
         _check_source(config.run)
     return config, {name: origins.get(name, "default") for name in table.flags}
@@ -410,6 +416,10 @@ def _check_without_actors(config: Config) -> None:
     }
     if flags := [f"--{name}" for name, is_asked in asked.items() if is_asked]:
         raise UsageError(f"{flags[0]}: no environment is played with --algo={config.run.algo}, which has no actors")
+    if config.logging.eval_every_sec and not config.env.env:
+        simulates = getattr(config.learning, "input_evaluation", "") == "simulation"
+        flag = "--input_evaluation=simulation" if simulates else f"--eval_every_sec={config.logging.eval_every_sec:g}"
+        raise UsageError(f"{flag} plays episodes: it needs --env")
 
 
 def _check_source(run: RunConfig) -> None:

@@ -11,6 +11,7 @@ from envs import presets as env_presets
 from envs.presets import find_name
 from envs.spec import MASK_KEY, EnvSpec
 from utils.command_line import words_of
+from utils.errors import UsageError
 from utils.values import shown
 
 ORIGIN = "kind of observation"
@@ -51,6 +52,29 @@ def completed(config: Config, spec: EnvSpec) -> Config:
     return config
 
 
+def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:
+    """Return what the network of a run is made for: the datasets of a run without actors, or else its environment.
+
+    Args:
+        config: of the run.
+        played: of the environment; None: it has none.
+
+    Raises:
+        UsageError: the datasets cannot be read, or an environment that is given shows or takes something else.
+    """
+    known = config.algorithm.find_spec(config.learning)
+    if known is None or played is None:
+        found = known or played
+        assert found is not None, "a run without an environment has an algorithm that knows what it learns from"
+        return found
+    for what, own, its in (
+        ("observations", known.observations, played.observations), ("actions", known.action, played.action)
+    ):  # fmt: skip
+        if own != its:
+            raise UsageError(f"--env={shown(config.env.env)}: its {what} have another space than those of --input")
+    return known
+
+
 def chosen_in(config: Config, undecided: Set[str]) -> dict[str, object]:
     """Return what was chosen for a completed configuration in which these flags were undecided."""
     return {name: value for name, value in config.by_kind.items() if name in undecided}
@@ -69,7 +93,8 @@ def told(config: Config, undecided: Set[str]) -> str:
     memory = "" if config.model.use_rnn else "; --use_rnn=True adds a memory"
     words = " ".join(f"{name}={words_of(value)}" for name, value in values.items())
     what = "numbers and no image" if "encoder_mlp_layers" in config.by_kind else "images"
-    return f"{ORIGIN}: no preset for {shown(config.env.env)}, which shows {what}: {words}{memory}"
+    whom = shown(config.env.env) if config.env.env else "datasets"
+    return f"{ORIGIN}: no preset for {whom}, which show{'s' * bool(config.env.env)} {what}: {words}{memory}"
 
 
 def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:

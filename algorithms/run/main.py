@@ -239,7 +239,8 @@ class Run:
     def _check_names(self) -> None:
         """Find what the flags name, before anything is opened (UsageError)."""
         config = self.config
-        check_name(config.env)
+        if config.env.env:
+            check_name(config.env)
         CustomSummaries(config.logging.custom_summaries)
         for name in config.logging.callbacks:
             find_callbacks(name)

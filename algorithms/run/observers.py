@@ -68,7 +68,13 @@ class Observers:
             hooks = Hooks.make(flags.callbacks, self.config.to_flat(), None, self.callbacks)
         monitor = Monitor(directory, flags, resumed, budget, machine, self.config.frozen, hooks)
         monitor.console = console_for(
-            flags, Title(directory, self.config.env.env, aim_of(budget.plain()), self.config.algorithm.panel)
+            flags,
+            Title(
+                directory,
+                self.config.env.env or self.config.run.algo,
+                aim_of(budget.plain()),
+                self.config.algorithm.panel,
+            ),
         )
         return monitor
 

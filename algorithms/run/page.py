@@ -64,7 +64,7 @@ def page(directory: Path, config: Config) -> str:
         [
             f"# {found.name}",
             "",
-            f"{config.run.algo} on `{shown(config.env.env)}`; {found.state}: {_escape(found.reason)}.",
+            f"{config.run.algo} on `{shown(config.env.env or 'datasets')}`; {found.state}: {_escape(found.reason)}.",
             "",
             *curve,
             "| | |",

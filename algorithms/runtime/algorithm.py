@@ -99,6 +99,10 @@ class Defaults:
         """Say nothing of a later start: it lacks nothing of the one before."""
         return ""
 
+    def find_spec(self, flags: Any) -> EnvSpec | None:
+        """Return that only the environment says what is shown and taken."""
+        return None
+
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare no shared memory beside that of the runtime."""
         return ()
@@ -213,6 +217,16 @@ class Algorithm(Protocol):
 
     def resumes(self, flags: Any, directory: Path) -> str:
         """Return what a later start of a run lacks or has of the one before, for the log; empty: nothing of note."""
+        ...
+
+    def find_spec(self, flags: Any) -> EnvSpec | None:
+        """Return what is shown and taken in what a run without actors learns from; None: its environment says it.
+
+        A run whose algorithm knows it needs no `--env`; one that is given must show and take the same.
+
+        Raises:
+            UsageError: the flags name nothing that can be learned from.
+        """
         ...
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:

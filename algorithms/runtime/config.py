@@ -22,7 +22,8 @@ class RunConfig:
 
     algo: str = flag(
         "APPO",
-        "algorithm: APPO, PPO, A3C, or package.module:Class for one of your own; --help with it shows its flags",
+        "algorithm: APPO, PPO, A3C, APEX, BC, MARWIL, or package.module:Class for one of your own; --help with it"
+        " shows its flags",
         fixed_on_resume=True,
     )
     experiment: str = flag(

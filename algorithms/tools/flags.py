@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from algorithms.playing.config import CHECKPOINT_KINDS, VIDEO_SUFFIXES
+from algorithms.offline.config import OutputConfig
+from algorithms.playing.config import CHECKPOINT_KINDS, VIDEO_SUFFIXES, EvaluationConfig
 from algorithms.run.config import parse_train_flags
 from algorithms.run.folder import check_folders, check_name
 from algorithms.runtime.config import LoggingConfig, RunConfig
+from envs.config import EnvConfig
 from utils.errors import UsageError
 from utils.flags import flag, same_flag
 from utils.values import shown
@@ -122,6 +124,64 @@ class MatchConfig:
 
 
 @dataclass(frozen=True)
+class RecordConfig(OutputConfig):
+    """Flags of `appo record`."""
+
+    run: str = flag(
+        "",
+        "folder of the run whose policy plays, or its name in train_dir; it may be the first word without a name; empty"
+        " = random actions in --env",
+    )
+    env: str = flag("", "environment of random actions, or of a run that has learned from datasets")
+    env_kwargs: dict[str, object] = same_flag(EnvConfig, "env_kwargs", "arguments of the environment of random actions")
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    trust: bool = same_flag(RunConfig, "trust")
+    policy_index: int = flag(0, "which policy of the run plays", minimum=0)
+    load_checkpoint_kind: str = flag("latest", "which checkpoint plays, as that of enjoy", choices=CHECKPOINT_KINDS)
+    milestone: int | None = same_flag(EvaluationConfig, "milestone")
+    steps: int = flag(100_000, "steps in whole episodes, at least, after which recording ends", minimum=1)
+    num_envs: int = flag(16, "environments that are played side by side", minimum=1)
+    deterministic: bool = flag(
+        False, "take the most probable action instead of sampling one; then no probabilities are stored"
+    )
+    seed: int | None = flag(
+        None, "seed of the episodes and the sampling; none = a random one", minimum=0, maximum=2**63 - 1
+    )
+    device: str = same_flag(EvaluationConfig, "device")
+    json: bool = flag(False, "print one JSON object with the counts instead of text")
+
+
+BY_RATIOS, BY_VALUES = ("is", "wis", "dr"), ("fitted_q", "dr")
+ESTIMATORS = ("is", "wis", "fitted_q", "dr")
+
+
+@dataclass(frozen=True)
+class EstimateConfig:
+    """Flags of `appo estimate`."""
+
+    run: str = flag(
+        "", "folder of the run whose policy is evaluated, or its name in train_dir; it may be the first word"
+    )
+    dataset: tuple[str, ...] = flag((), "datasets that others have played, as --input of appo train")
+    estimators: tuple[str, ...] = flag(
+        ESTIMATORS,
+        "is = per-decision importance sampling, wis = weighted, fitted_q = fitted Q evaluation, dr = doubly robust; the"
+        " last two are for actions that are one choice",
+    )
+    gamma: float | None = flag(None, "discount per step; none = that of the run", minimum=0, maximum=1)
+    updates: int = flag(5_000, "optimizer steps of fitted Q evaluation", minimum=1)
+    resamples: int = flag(1_000, "resamples of the episodes for intervals", minimum=1)
+    seed: int = flag(0, "seed of fitted Q evaluation and of the resamples", minimum=0, maximum=2**63 - 1)
+    policy_index: int = flag(0, "which policy of the run is evaluated", minimum=0)
+    load_checkpoint_kind: str = flag(
+        "latest", "which checkpoint is evaluated, as that of enjoy", choices=CHECKPOINT_KINDS
+    )
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    trust: bool = same_flag(RunConfig, "trust")
+    json: bool = flag(False, "print one JSON object with the estimates instead of text")
+
+
+@dataclass(frozen=True)
 class ExportConfig:
     """Flags of `appo export`."""
 
@@ -207,6 +267,28 @@ class SelftestConfig:
 def check_location(config: Any) -> None:
     """Refuse names of folders that do not say where runs are (UsageError)."""
     check_folders(config.train_dir, getattr(config, "experiments_root", ""), "")
+
+
+def check_estimate(config: EstimateConfig) -> None:
+    """Refuse an estimate from nothing, or by what is no estimator (UsageError)."""
+    check_location(config)
+    if not config.dataset:
+        raise UsageError("appo estimate needs --dataset=D, episodes that others have played")
+    for name in config.estimators:
+        if name not in ESTIMATORS:
+            raise UsageError(f"--estimators={shown(name)} is none of {', '.join(ESTIMATORS)}")
+
+
+def check_record(config: RecordConfig) -> None:
+    """Refuse a recording of nothing, or to nowhere (UsageError)."""
+    check_location(config)
+    config.check()
+    if not config.output:
+        raise UsageError("appo record needs -o DATASET, the folder that it writes")
+    if not config.run and not config.env:
+        raise UsageError("appo record needs a run, or --env for random actions")
+    if config.milestone is not None and config.load_checkpoint_kind != "milestone":
+        raise UsageError(f"--milestone={config.milestone} needs --load_checkpoint_kind=milestone")
 
 
 def check_compare(config: CompareConfig) -> None:

@@ -36,11 +36,16 @@ TORCH = (
     "algorithms.a3c.worker",
     "algorithms.apex.learner",
     "algorithms.apex.policy",
+    "algorithms.offline.columns",
+    "algorithms.offline.fitted_q",
+    "algorithms.offline.learner",
     "algorithms.population.member",
     "algorithms.run.build_learner",
     "algorithms.run.tuning.network",
     "algorithms.playing",
     "algorithms.tools.export",
+    "algorithms.tools.estimate",
+    "algorithms.tools.record",
     "algorithms.tools.doctor",
 )
 """Modules that may import torch: all others serve main, actors without a network, `--help`, `runs` or `top`."""
@@ -316,6 +321,8 @@ def is_wall_clock(node: ast.AST) -> bool:
         ("algorithms.run.main", ("torch",)),  # main
         ("algorithms.run.plan", ("torch",)),  # actors
         ("algorithms.appo.algorithm", ("torch",)),
+        ("algorithms.offline.reader", ("torch", "pyarrow", "h5py")),
+        ("algorithms.offline.config", ("torch", "numpy", "gymnasium")),
         ("algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
         ("algorithms.playing.config", ("torch", "numpy", "gymnasium")),
         ("algorithms.run.summary", ("torch", "numpy", "gymnasium")),

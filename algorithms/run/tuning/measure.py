@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.run.config import Config
-from algorithms.run.defaults import completed
+from algorithms.run.defaults import completed, learned_spec
 from algorithms.run.plan import Probe
 from algorithms.run.tuning.choice import NOTHING, Costs, Curve, threads_to_time, usual_ratio
 from algorithms.runtime.messages import WorkerFailed
@@ -173,7 +173,8 @@ def resolve_defaults(config: Config) -> Config:
     """
     if not config.undecided:
         return config
-    check_name(config.env)
+    if config.env.env:
+        check_name(config.env)
     with tempfile.TemporaryDirectory(prefix="appo-probe-") as folder, SignalWatch() as signals, Janitor() as janitor:
         inquiry = Inquiry(
             measure_environment,
@@ -206,11 +207,14 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
 
         config.run.keep_code_out()
         begin, bytes_before = time.perf_counter(), held_bytes()
+        if not config.env.env:
+            pipe.send(learned_spec(config, None))
+            return
         with contextlib.ExitStack() as made, _send_failures(pipe):  # first, as what is broken may take long to close
             envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
             made.callback(envs.close)
             making = Making(time.perf_counter() - begin, bytes_before)
-            pipe.send(envs.spec)
+            pipe.send(learned_spec(config, envs.spec))
             if measure:
                 for costs in stepping_costs(config, envs, making, made):
                     pipe.send(costs)

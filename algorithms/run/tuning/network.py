@@ -12,7 +12,7 @@ from algorithms.models.encoders import share_images
 from algorithms.population.config import PopulationConfig
 from algorithms.run.build_learner import make_learner, make_policy_worker
 from algorithms.run.config import Config
-from algorithms.run.defaults import completed
+from algorithms.run.defaults import completed, learned_spec
 from algorithms.run.plan import Probe, RunPlan
 from algorithms.run.tuning.choice import NOTHING, Curve, rising, usual_ratio
 from algorithms.run.tuning.environment import LARGEST_BYTES, observation_bytes
@@ -49,9 +49,12 @@ def probe(config: Config) -> Probe:
         EnvironmentFailure: the environment raised.
     """
     config.run.keep_code_out()
-    envs = make_group(config.env, 1)
-    spec = envs.spec
-    envs.close()
+    played = None
+    if config.env.env:
+        envs = make_group(config.env, 1)
+        played = envs.spec
+        envs.close()
+    spec = learned_spec(config, played)
     config = completed(config, spec)
     return Probe(spec, NetworkTimer(config, spec).descriptions, config)
 

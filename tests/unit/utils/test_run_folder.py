@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from algorithms.offline import writer as dataset_writer
 from tests import structure
 from tests.structure import name_of
 from utils import checkpoint_files, logging, run_folder
@@ -299,7 +300,7 @@ def test_a_run_that_is_a_link_is_read_and_not_written(tmp_path: Path, outside: O
     with open_own(tmp_path / "run" / "victim") as file:
         assert file.read() == b"secret\n"
     assert names_in_own(tmp_path / "run") == []
-    with pytest.raises(OSError, match="run is a link, and none in the folder of a run is followed"):
+    with pytest.raises(OSError, match="run is a link, and no link is followed here"):
         append_to_own(tmp_path / "run" / "victim")
 
 
@@ -413,7 +414,7 @@ def test_files_of_a_run_are_opened_in_one_place() -> None:
     found = {
         f"{name_of(path)}: {ast.unparse(node)}"
         for path in structure.files()
-        if path != Path(run_folder.__file__)
+        if path not in (Path(run_folder.__file__), Path(dataset_writer.__file__))  # datasets lie where the user says
         for node in ast.walk(ast.parse(path.read_text()))
         if writes_by_path(node)
     }

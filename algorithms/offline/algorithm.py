@@ -1,0 +1,94 @@
+"""Algorithms that learn from datasets, as the runtime sees them; torch-free at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
+from algorithms.parts.algorithm import ActorCriticAlgorithm
+from algorithms.runtime.algorithm import Context
+
+if TYPE_CHECKING:
+    from algorithms.offline.learner import CloningLearner, MarwilLearner
+    from algorithms.runtime.config import SamplingConfig
+    from algorithms.runtime.devices import Device
+    from algorithms.runtime.learning.batches import BatchSource
+    from algorithms.runtime.memory.slots import Trajectories
+    from envs.spec import EnvSpec
+
+# What others learn with is for what they have acted; of presets only the discount is a fact of the environment.
+DISCOUNTS: Mapping[str, float] = {
+    "MountainCar": 0.999,
+    "MountainCarContinuous": 0.999,
+    "LunarLander": 0.999,
+    "LunarLanderContinuous": 0.999,
+    "Pendulum": 0.9,
+    "highway": 0.8,
+}
+
+
+@dataclass(frozen=True)
+class BC(ActorCriticAlgorithm):
+    """Behaviour cloning: a policy that does what was done in a dataset."""
+
+    name: ClassVar[str] = "BC"
+    flags: ClassVar[type[Any]] = CloningConfig
+    metrics: ClassVar[Mapping[str, str]] = CLONING_METRICS
+    panel: ClassVar[Mapping[str, str]] = {"loss": "loss", "agreement": "agreement", "entropy": "entropy"}
+    needs_actors: ClassVar[bool] = False
+
+    def preset(self, name: str, device: str) -> Mapping[str, object]:
+        """Return flag -> value of learning for a family of known environments: the discount, where it is unusual."""
+        return {"gamma": DISCOUNTS[name]} if name in DISCOUNTS else {}
+
+    def find_spec(self, flags: CloningConfig) -> EnvSpec:
+        """Return what the datasets show and take (UsageError: there is none, or it is damaged)."""
+        from algorithms.offline.reader import open_dataset
+
+        return open_dataset(flags.input, flags.postprocess_inputs).spec
+
+    def learner_class(self) -> type[CloningLearner]:
+        """Return the class of the learner."""
+        from algorithms.offline.learner import CloningLearner
+
+        return CloningLearner
+
+    def make_source(
+        self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
+    ) -> BatchSource:
+        """Make the source of batches, which reads in the process of the learner."""
+        from algorithms.offline.columns import ShuffledReader, columns_of
+        from algorithms.offline.reader import open_dataset
+        from algorithms.runtime.learning.batches import ReadBatches
+        from algorithms.runtime.memory.slots import LearnerLedger
+
+        flags = context.flags
+        segments, _, state_size = trajectories.rnn_state.shape[1:]
+        dataset = open_dataset(flags.input, flags.postprocess_inputs)
+        gather = columns_of(flags.rollout, segments, state_size)
+        reader = ShuffledReader(dataset, flags.shuffle_buffer_size, flags.rollout, gather)
+        return ReadBatches(reader.read, flags.macro_batch_columns, LearnerLedger(trajectories, context.policy))
+
+
+@dataclass(frozen=True)
+class MARWIL(BC):
+    """Advantage-weighted cloning: a policy that does what was done where that turned out well."""
+
+    name: ClassVar[str] = "MARWIL"
+    flags: ClassVar[type[Any]] = MarwilConfig
+    metrics: ClassVar[Mapping[str, str]] = MARWIL_METRICS
+    panel: ClassVar[Mapping[str, str]] = {
+        "policy_loss": "policy",
+        "value_loss": "value",
+        "entropy": "entropy",
+        "weight_mean": "weight",
+        "grad_norm": "gradient",
+    }
+
+    def learner_class(self) -> type[MarwilLearner]:
+        """Return the class of the learner."""
+        from algorithms.offline.learner import MarwilLearner
+
+        return MarwilLearner

@@ -1,0 +1,115 @@
+"""Flags of datasets, and of what learns from them; needs neither torch nor numpy."""
+
+from dataclasses import dataclass
+
+from algorithms.parts.config import STEP_METRICS, ColumnsConfig
+from utils.errors import UsageError
+from utils.flags import flag
+from utils.values import shown
+
+COMPRESSIONS = ("none", "lz4", "zstd")
+COLUMNS = ("logits", "log_prob", "value", "policy_version")
+"""What can be stored of the policy that acted."""
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """How datasets are written."""
+
+    output: str = flag(
+        "", "folder of the dataset of whole episodes that is written, in Minari's format on Arrow; empty = none"
+    )
+    output_max_file_size: int = flag(
+        64 << 20, "bytes after which a new part of the dataset begins; a part appears when it is whole", minimum=1
+    )
+    output_columns: tuple[str, ...] = flag(
+        COLUMNS,
+        "what is stored of the policy that acted, as arrays in the infos, as far as the algorithm records it",
+        harmless=True,
+    )
+    output_compression: str = flag(
+        "lz4", "compression of the arrays, which every reader of Arrow undoes", choices=COMPRESSIONS
+    )
+
+    def check(self) -> None:
+        """Refuse columns that nobody records (UsageError)."""
+        for name in self.output_columns:
+            if name not in COLUMNS:
+                raise UsageError(f"--output_columns={shown(name)} is none of {', '.join(COLUMNS)}")
+
+
+@dataclass(frozen=True)
+class CloningConfig(ColumnsConfig):
+    """Learning."""
+
+    input: tuple[str, ...] = flag(
+        (),
+        "datasets that are learned from (required): folders in Minari's format, patterns of such, or"
+        " package.module:function of yours that returns spaces and episodes; separated by commas",
+    )
+    shuffle_buffer_size: int = flag(
+        0,
+        "steps that are held in memory and shuffled, whole episodes in an order of their own; 0 = all of the datasets",
+        minimum=0,
+    )
+    postprocess_inputs: str = flag(
+        "",
+        "function of yours, package.module:function, that is given each Episode as it is read and returns it, or one"
+        " of the same length; empty = none",
+    )
+    input_evaluation: str = flag(
+        "none",
+        "how the policy is measured while it learns from files: none, or simulation = by episodes in --env beside it,"
+        " as --eval_every_sec (10 where that is not given)",
+        choices=("none", "simulation"),
+    )
+    learning_rate: float = flag(1e-3, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
+    batch_size: int = flag(
+        1024, "samples (steps of the datasets) per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
+    )
+
+    def check(self) -> None:
+        """Refuse flags that contradict each other, or name nothing to learn from (UsageError)."""
+        super().check()
+        if not self.input:
+            raise UsageError("--input is required: a dataset to learn from; appo record writes some")
+
+
+@dataclass(frozen=True)
+class MarwilConfig(CloningConfig):
+    """Learning."""
+
+    beta: float = flag(
+        1.0, "how much better actions than the average weigh more; 0 clones all of them alike", minimum=0, maximum=100
+    )
+    max_weight: float = flag(20.0, "limit of the weight exp(beta * advantage / c) of a step", minimum=1)
+    advantage_norm_rate: float = flag(
+        0.01, "share of a batch in the running mean square of advantages, c^2", minimum=0, maximum=1
+    )
+    value_loss_coeff: float = flag(
+        1.0, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
+    )
+    gae_lambda: float = flag(
+        1.0, "mixing of n-step estimates by GAE; 1 = the return to the end of the column", minimum=0, maximum=1
+    )
+
+
+CLONING_METRICS = {
+    "loss": "mean cross entropy of what was done, in nats",
+    "entropy": "mean entropy of the policy",
+    "agreement": "share of steps in which the most probable action is what was done; of continuous ones, 0",
+    **STEP_METRICS,
+}
+"""What the learner of BC reports, in this order."""
+
+MARWIL_METRICS = {
+    "loss": "weighted sum of the losses below",
+    "policy_loss": "mean cross entropy of what was done, weighted by exp(beta * advantage / c)",
+    "value_loss": "squared error of the critic, in the critic's units",
+    "entropy": "mean entropy of the policy",
+    "advantage_norm": "c, by which advantages are divided, in units of return",
+    "weight_mean": "mean weight of a step",
+    "weight_max": "largest weight of a step",
+    **STEP_METRICS,
+}
+"""What the learner of MARWIL reports, in this order."""

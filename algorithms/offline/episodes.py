@@ -1,0 +1,311 @@
+"""Whole episodes: what a dataset holds of one, the spaces it is described by, and how steps of rows become episodes."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envs.conversion import ObservationWriter
+from envs.spaces import Space, children
+from envs.spec import SINGLE_KEY, ActionSpec, Array, BoolArray, EnvSpec, FloatArray
+
+Spaces = tuple[Space, Space]
+"""Of observations and of actions, as a dataset describes them."""
+
+SAMPLED_ACTION = "sampled_action"
+"""Name among the infos of continuous actions as they were drawn: a dataset's own actions are within their bounds."""
+POLICY_VERSION = "policy_version"
+"""Name among the infos of the version of the weights that acted."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole episode of L steps, as learners see it.
+
+    Attributes:
+        obs: [L+1, *] by key; the last is the true final observation.
+        action: [L, A] as stored in slots.
+        reward: [L].
+        terminated: its last state has no future; otherwise the episode was cut there.
+        infos: [L, *] by name: what is known of the policy that acted.
+    """
+
+    obs: dict[str, Array]
+    action: Array
+    reward: FloatArray
+    terminated: bool
+    infos: dict[str, Array] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def returns(self, gamma: float) -> float:
+        """Return the discounted sum of its rewards."""
+        return float(np.sum(self.reward * gamma ** np.arange(len(self), dtype=np.float64)))
+
+
+def spaces_of(spec: EnvSpec) -> Spaces:
+    """Return spaces that describe what is stored of an environment: the same spec follows from them.
+
+    A space of one key is no Dict; several choices are a MultiDiscrete, and parts of several kinds a Tuple.
+    """
+    leaves: dict[str, Space] = {
+        key: spaces.Box(0, one.high, one.shape, np.uint8)
+        if one.dtype == "uint8"
+        else spaces.Box(-np.inf, np.inf, one.shape, np.float32)
+        for key, one in spec.observations.items()
+    }
+    shown = leaves[SINGLE_KEY] if leaves.keys() == {SINGLE_KEY} else spaces.Dict(leaves)
+    return shown, _action_space(spec.action)
+
+
+def _action_space(action: ActionSpec) -> Space:
+    sizes = [part.size for part in action.parts]
+    if all(part.kind == "categorical" for part in action.parts):
+        return spaces.Discrete(sizes[0]) if len(sizes) == 1 else spaces.MultiDiscrete(sizes)
+    bounds, leaves, begin = (action.low or (), action.high or ()), list[Space](), 0
+    for part in action.parts:
+        if part.kind == "gaussian":
+            low, high = (np.array(ends[begin : begin + part.size], np.float32) for ends in bounds)
+            leaves.append(spaces.Box(low, high, dtype=np.float32))
+            begin += part.size
+        else:
+            leaves.append(spaces.Discrete(part.size) if part.kind == "categorical" else spaces.MultiBinary(part.size))
+    return leaves[0] if len(leaves) == 1 else spaces.Tuple(leaves)
+
+
+def given_actions(space: Space, action: Array) -> Any:
+    """Return actions [L, A] as a space of `spaces_of` describes them; continuous ones are clipped to their bounds."""
+    if isinstance(space, spaces.Discrete):
+        return action[:, 0].astype(space.dtype)
+    if isinstance(space, spaces.Tuple):
+        widths = [leaf.shape[0] if leaf.shape else 1 for leaf in space.spaces]
+        parts = np.split(action, np.cumsum(widths)[:-1], axis=1)
+        return tuple(given_actions(leaf, part) for leaf, part in zip(space.spaces, parts, strict=True))
+    if isinstance(space, spaces.Box):
+        return np.clip(action, space.low, space.high).astype(space.dtype)
+    return action.astype(space.dtype)
+
+
+def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:
+    """Return actions [L, A] as they are stored, of values as any action space describes them.
+
+    Raises:
+        ValueError: a value is no action of the space.
+    """
+    columns: Any = np.concatenate(_action_columns(space, values), axis=1)
+    if columns.shape[1] != action.num_values or not np.isfinite(columns).all():
+        raise ValueError("an action is none of its space")
+    begin = 0
+    for part in action.parts:
+        choices = columns[:, begin : begin + part.num_values]
+        begin += part.num_values
+        most = {"categorical": part.size - 1, "bernoulli": 1}.get(part.kind)
+        if most is not None and ((choices < 0) | (choices > most)).any():
+            raise ValueError("an action is none of its space")
+    stored: Array = columns.astype(action.dtype)
+    return stored
+
+
+def _action_columns(space: Space, values: Any) -> list[Any]:
+    parts = children(space)
+    if parts is not None:
+        return [column for key, part in parts for column in _action_columns(part, values[key])]
+    array = np.asarray(values)
+    start = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
+    return [(array - start).reshape(len(array), -1)]
+
+
+def episode_of(name: str, described: Spaces, spec: EnvSpec, raw: Mapping[str, Any]) -> Episode:
+    """Make an episode of arrays under Minari's names, checked against the spaces.
+
+    Args:
+        name: of where they come from.
+        described: the spaces.
+        spec: what follows from them.
+        raw: observations [L+1, *], actions, rewards, terminations and truncations [L, *], and infos by name if any.
+            Dict and Tuple spaces have dicts and tuples of arrays.
+
+    Raises:
+        ValueError, SpaceMismatch: something does not fit, or is not finite.
+    """
+    reward: FloatArray = np.asarray(raw["rewards"], np.float32).reshape(-1)
+    steps = len(reward)
+    writer = ObservationWriter(name, described[0])
+    obs = writer.empty(steps + 1)
+    writer.write_batch(obs, raw["observations"])
+    action = stored_actions(described[1], raw["actions"], spec.action)
+    infos = {key: np.asarray(value)[:steps] for key, value in dict(raw.get("infos") or {}).items()}
+    if SAMPLED_ACTION in infos:
+        action = infos.pop(SAMPLED_ACTION).astype(action.dtype).reshape(action.shape)
+    ended = [np.asarray(raw[key], np.bool_).reshape(-1) for key in ("terminations", "truncations")]
+    if not steps or any(len(one) != steps for one in (action, *ended, *infos.values())):
+        raise ValueError("its arrays have different lengths")
+    if (ended[0] | ended[1])[:-1].any():
+        raise ValueError("it goes on after its end")
+    if not all(np.isfinite(array).all() for array in (reward, action, *obs.values())):
+        raise ValueError("it holds what is not finite")
+    return Episode(obs, action, reward, bool(ended[0][-1]), infos)
+
+
+# Spaces as JSON, in the form of Minari's metadata.
+
+
+def space_to_json(space: Space) -> str:
+    """Return a space of `spaces_of` as Minari's metadata has it."""
+    return json.dumps(_plain_space(space))
+
+
+def _plain_space(space: Space) -> dict[str, object]:
+    match space:
+        case spaces.Dict():
+            return {"type": "Dict", "subspaces": {key: _plain_space(one) for key, one in space.spaces.items()}}
+        case spaces.Tuple():
+            return {"type": "Tuple", "subspaces": [_plain_space(one) for one in space.spaces]}
+        case spaces.Discrete():
+            return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+        case spaces.MultiDiscrete():
+            sizes = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            return {"type": "MultiDiscrete", "dtype": str(space.dtype), **sizes}
+        case spaces.MultiBinary():
+            return {"type": "MultiBinary", "n": space.n}
+        case spaces.Box():
+            bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
+            return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
+    raise ValueError(f"a {type(space).__name__} is not stored in datasets")
+
+
+def space_from_json(text: object) -> Space:
+    """Return the space that metadata describes; nothing is imported or evaluated for it.
+
+    Raises:
+        ValueError, KeyError, TypeError, AssertionError: it describes none that can be learned from.
+    """
+    return _space_of(json.loads(text) if isinstance(text, str) else text)
+
+
+def _space_of(plain: Any) -> Space:
+    kind = plain["type"]
+    if kind == "Dict":
+        return spaces.Dict({str(key): _space_of(one) for key, one in plain["subspaces"].items()})
+    if kind == "Tuple":
+        return spaces.Tuple([_space_of(one) for one in plain["subspaces"]])
+    if kind == "Discrete":
+        return spaces.Discrete(int(plain["n"]), start=int(plain.get("start", 0)))
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(np.array(plain["nvec"], np.int64), start=plain.get("start"))
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(plain["n"])
+    if kind == "Box":
+        shape, dtype = tuple(int(size) for size in plain["shape"]), np.dtype(str(plain["dtype"]))
+        low, high = (np.array(plain[end], np.float64).astype(dtype).reshape(shape) for end in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
+    raise ValueError(f"a space of type {kind} cannot be learned from")
+
+
+# From the steps of rows to whole episodes.
+
+
+@dataclass(frozen=True)
+class Steps:
+    """T steps of R rows, time-major, as a slot holds them; a step that only resets follows each end (NEXT_STEP).
+
+    Attributes:
+        obs: [T+1, R, *] by key.
+        first: [T+1, R], the observation starts an episode.
+        valid: [T, R], the step was really taken.
+        reward, terminated, truncated: [T, R].
+        action: [T, R, A].
+        infos: [T, R, *] by name.
+    """
+
+    obs: Mapping[str, Array]
+    first: BoolArray
+    valid: BoolArray
+    reward: FloatArray
+    terminated: BoolArray
+    truncated: BoolArray
+    action: Array
+    infos: Mapping[str, Array]
+
+    def part(self, row: int, begin: int, end: int) -> Episode:
+        """Return copies of steps of one row, with the observation after the last."""
+        steps = slice(begin, end)
+        return Episode(
+            {key: array[begin : end + 1, row].copy() for key, array in self.obs.items()},
+            self.action[steps, row].copy(),
+            self.reward[steps, row].copy(),
+            bool(self.terminated[end - 1, row]),
+            {name: array[steps, row].copy() for name, array in self.infos.items()},
+        )
+
+
+class EpisodeAssembler:
+    """Puts the steps of rows together to whole episodes; what has no beginning or no end is dropped and counted.
+
+    Args:
+        rows: R.
+        skips_first: the first episode of each row has no beginning, whatever `first` says.
+
+    Attributes:
+        dropped_episodes, dropped_steps: that will be in no episode.
+    """
+
+    def __init__(self, rows: int, skips_first: bool = False) -> None:
+        self._parts: list[list[Episode]] = [[] for _ in range(rows)]
+        self._skips = [skips_first] * rows
+        self.dropped_episodes = self.dropped_steps = 0
+
+    def add(self, steps: Steps) -> Iterator[Episode]:
+        """Take in the steps that follow those of before; yield the episodes that end in them."""
+        ended = (steps.terminated | steps.truncated) & steps.valid
+        stops = ended | ~steps.valid
+        for row in range(len(self._parts)):
+            begin = 0
+            for t in np.flatnonzero(stops[:, row]).tolist():
+                if ended[t, row]:
+                    self._append(steps, row, begin, t + 1)
+                    if self._skips[row]:
+                        self._skips[row] = False
+                        self.break_off(row)
+                    yield from self._finished(row)
+                else:
+                    self._append(steps, row, begin, t)
+                    self.break_off(row)  # nothing is open behind an end: this is one that failed
+                begin = t + 1
+            self._append(steps, row, begin, len(stops))
+
+    def break_off(self, row: int) -> None:
+        """Drop the episode of a row that has begun and will have no end."""
+        parts, self._parts[row] = self._parts[row], []
+        self.dropped_episodes += bool(parts)
+        self.dropped_steps += sum(map(len, parts))
+
+    def close(self) -> None:
+        """Drop all that has no end yet."""
+        for row in range(len(self._parts)):
+            self.break_off(row)
+
+    def _append(self, steps: Steps, row: int, begin: int, end: int) -> None:
+        if begin >= end:
+            return
+        if self._parts[row] or steps.first[begin, row]:
+            self._parts[row].append(steps.part(row, begin, end))
+        else:
+            self.dropped_steps += end - begin
+
+    def _finished(self, row: int) -> Iterator[Episode]:
+        parts, self._parts[row] = self._parts[row], []
+        if not parts:
+            return
+        last = parts[-1]
+        yield Episode(
+            {key: np.concatenate([*(p.obs[key][:-1] for p in parts[:-1]), last.obs[key]]) for key in last.obs},
+            np.concatenate([part.action for part in parts]),
+            np.concatenate([part.reward for part in parts]),
+            last.terminated,
+            {name: np.concatenate([part.infos[name] for part in parts]) for name in last.infos},
+        )

@@ -1,0 +1,122 @@
+"""Learning from what others did: behaviour cloning, and MARWIL, which imitates good actions more than bad ones.
+
+`CloningLearner.loss` and `MarwilLearner.loss` are the algorithms; nothing here knows a process or a file.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from algorithms.models.flat_module import FlatModule
+from algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
+from algorithms.ops import losses
+from algorithms.ops.returns import gae
+from algorithms.parts.learner import ActorCriticLearner
+from algorithms.runtime.learning.batches import Batch
+from envs.spec import EnvSpec
+
+ADVANTAGE_SQUARE = "advantage_square"
+"""Name of the vector in a state that holds the running mean square of advantages; 0: there was none yet."""
+LEAST_NORM = 1e-3
+"""Advantages that hardly differ from 0 are noise: they are not blown up."""
+
+
+class CloningLearner(ActorCriticLearner):
+    """Learns to do what was done, whoever did it and however good it was.
+
+    Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation"; Bain and
+    Sammut 1995, "A framework for behavioural cloning".
+    """
+
+    names = tuple(CLONING_METRICS)
+    config: CloningConfig
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[None]:
+        """Make one optimizer step on a batch; yields when the weights can be published.
+
+        Args:
+            batch: B columns on the device of the model.
+            progress: share of the training budget used up before this batch, in [0, 1]; drives the linear schedule.
+        """
+        self.optimizer.follow(progress)
+        loss, target, metrics = self.loss(batch)
+        self.descend(batch, loss, *metrics)
+        self.statistics.update(batch, [] if target is None else [(target, batch.valid)])
+        yield
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """The objective, to be minimized: a mean over valid steps.
+
+            L = - mean log pi(a_t|s_t)
+
+        Returns:
+            Scalar loss, value targets [T, B] in units of return (here none: no critic is trained), and the metrics
+            behind the loss.
+        """
+        policy, _ = self.unroll(batch)
+        agrees = (policy.mode() == batch.action).all(dim=-1).float()
+        terms = (-policy.log_prob(batch.action), policy.entropy(), agrees)
+        loss, *metrics = losses.masked_means(terms, batch.valid).unbind()
+        return loss, None, tuple(metric.detach() for metric in metrics)
+
+
+class MarwilLearner(CloningLearner):
+    """Learns to do what turned out better than its own critic expected.
+
+    Args:
+        flat, spec, config: the model, the environment and the flags.
+        seed: of random numbers, which it draws none of.
+
+    Source: Wang et al. 2018, "Exponentially weighted imitation learning for batched historical data", NeurIPS,
+    algorithm 1.
+    """
+
+    names = tuple(MARWIL_METRICS)
+    config: MarwilConfig
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec, config: MarwilConfig, seed: int) -> None:
+        super().__init__(flat, spec, config, seed)
+        self.further = {ADVANTAGE_SQUARE: flat.flat.new_zeros(1, dtype=torch.float64)}
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """The objective, to be minimized: means over valid steps.
+
+            R_t = r_t + gamma R_(t+1), from the value of the state behind the column;     A_t = R_t - V(s_t)
+            c^2 = (1 - k) c^2 + k mean A^2
+            L   = - mean min(exp(beta A_t / c), w) log pi(a_t|s_t)  +  c_v mean (V(s_t) - R_t)^2
+
+        with `--gae_lambda` below 1 the advantages of Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+
+        Returns:
+            Scalar loss, value targets [T, B] in units of return, and the metrics behind the loss.
+        """
+        c, model, valid = self.config, self.model, batch.valid
+        policy, value = self.unroll(batch)
+        advantage, target = gae(
+            value=model.denormalize_value(value.detach()),
+            gamma=c.gamma,
+            gae_lambda=c.gae_lambda,
+            **{name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")},
+        )
+        norm = self._norm(losses.masked_mean(advantage.square(), valid))
+        weight = (c.beta * advantage / norm).exp().clamp(max=c.max_weight)
+        means = losses.masked_means(
+            (
+                -weight * policy.log_prob(batch.action),
+                (value[:-1] - model.normalize_value(target)).square(),
+                policy.entropy(),
+                weight,
+            ),
+            valid,
+        )
+        loss = means[0] + c.value_loss_coeff * means[1]
+        largest = losses.zero_invalid(weight, valid).max()
+        return loss, target, (*means[:3].unbind(), norm, means[3], largest)
+
+    def _norm(self, square: Tensor) -> Tensor:
+        """Take the mean square of a batch into the running one; its root. The first batch sets it."""
+        running = self.further[ADVANTAGE_SQUARE]
+        rate = torch.where(running > 0, torch.full_like(running, self.config.advantage_norm_rate), 1.0)
+        running.lerp_(torch.where(square.isfinite(), square.double(), running), rate)
+        return running.sqrt().float().clamp(min=LEAST_NORM).squeeze(0)

@@ -1,0 +1,374 @@
+"""Reads datasets: Minari's on Arrow and on HDF5, and episodes that a function of the user's returns.
+
+What is read may come from anybody. Nothing of it is unpickled, imported or made: of the metadata only spaces and counts
+are used, links out of a dataset are refused, and a file that is damaged is named in one line.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from algorithms.offline.episodes import Episode, Spaces, episode_of, space_from_json
+from algorithms.offline.writer import DATA, EPISODE_FILE, FRAMES, METADATA, PART, require_pyarrow
+from envs.spaces import children, spec_of
+from envs.spec import Array, EnvSpec
+from utils.errors import AppoError, UsageError, text_of
+from utils.run_folder import open_own, read_own_mapping
+from utils.user_modules import find_function
+from utils.values import is_number, shown
+
+HDF5_FILE = "main_data.hdf5"
+PICKLES = (".pkl", ".pickle", ".npy", ".npz", ".pt", ".pth")
+"""Suffixes of files that are pickles, or may hold some."""
+STEP_ARRAYS = ("rewards", "terminations", "truncations")
+EXTENSION = b"ARROW:extension:name"
+"""Metadata of an Arrow field whose meaning a class would have to restore, perhaps from a pickle."""
+
+
+def named(path: Path | str) -> str:
+    """Return a path as messages name it: whole, and in one line."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
+
+
+class Source(Protocol):
+    """Where episodes lie.
+
+    Attributes:
+        name: for messages.
+        spaces: of observations and actions.
+        frames_per_step: simulator frames behind a step.
+        lengths: steps of every episode.
+    """
+
+    name: str
+    spaces: Spaces
+    frames_per_step: int
+    lengths: Sequence[int]
+
+    def read(self, index: int) -> Mapping[str, Any]:
+        """Return the arrays of an episode under Minari's names."""
+        ...
+
+
+class Dataset:
+    """Episodes of several sources that have the same spaces.
+
+    Args:
+        sources: at least one.
+        postprocess: is given each episode as it is read; None: nothing is done.
+
+    Attributes:
+        spec: that follows from the spaces.
+        lengths: [E] steps of every episode.
+
+    Raises:
+        UsageError: sources differ in what they show or take, or there is no step.
+    """
+
+    def __init__(self, sources: Sequence[Source], postprocess: Callable[[Episode], Episode] | None = None) -> None:
+        self.sources, self._postprocess = sources, postprocess
+        first, specs = sources[0], [_spec_of(source) for source in sources]
+        for source, spec in zip(sources, specs, strict=True):
+            if spec != specs[0]:
+                raise UsageError(f"--input: {source.name} has other spaces, or another frame skip, than {first.name}")
+        self.spec = specs[0]
+        self.lengths = np.array([length for source in sources for length in source.lengths], np.int64)
+        self._begins = np.cumsum([0, *(len(source.lengths) for source in sources)])
+        if not self.lengths.sum():
+            raise UsageError(f"--input: {first.name} holds no step")
+
+    @property
+    def steps(self) -> int:
+        """Steps of all episodes."""
+        return int(self.lengths.sum())
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Episode:
+        """Read an episode.
+
+        Raises:
+            UsageError: it is damaged, or does not fit the spaces.
+        """
+        number = int(np.searchsorted(self._begins, index, "right")) - 1
+        source, within = self.sources[number], index - int(self._begins[number])
+        name = f"episode {within} of {source.name}"
+        with _damage(name):
+            episode = episode_of(name, source.spaces, self.spec, source.read(within))
+            if len(episode) != self.lengths[index]:
+                raise ValueError(f"it has {len(episode)} steps and not {self.lengths[index]}")
+        if self._postprocess is None:
+            return episode
+        changed = self._postprocess(episode)
+        if not isinstance(changed, Episode) or len(changed) != len(episode):
+            raise UsageError("--postprocess_inputs must return an Episode of the same length")
+        return changed
+
+    def __iter__(self) -> Iterator[Episode]:
+        return (self[index] for index in range(len(self)))
+
+
+def open_dataset(words: Sequence[str], postprocess: str = "") -> Dataset:
+    """Find the datasets that `--input` names; episodes are read later. The same words give the same object.
+
+    Args:
+        words: folders, patterns of folders, or package.module:function.
+        postprocess: the function that `--postprocess_inputs` names; empty: none.
+
+    Raises:
+        UsageError: there is no such dataset, or it is damaged or nothing that is read.
+    """
+    return _opened(tuple(words), postprocess)
+
+
+@cache
+def _opened(words: tuple[str, ...], postprocess: str) -> Dataset:
+    sources = [source for word in words for source in _sources(word)]
+    return Dataset(sources, find_function("postprocess_inputs", postprocess) if postprocess else None)
+
+
+def _sources(word: str) -> list[Source]:
+    if ":" in word and not Path(word).exists():
+        return [FunctionSource(word)]
+    found = sorted(glob.glob(word)) if glob.has_magic(word) else [word]
+    folders = [folder for path in found for folder in _data_folders(Path(path))]
+    if not folders:
+        raise UsageError(f"--input: there is no dataset {shown(word)}")
+    return [_source_in(folder) for folder in folders]
+
+
+def _data_folders(path: Path) -> list[Path]:
+    """The folders of a dataset's data: of one of Minari's, or of every part of one of ours."""
+    if path.suffix.lower() in PICKLES:
+        raise UsageError(f"--input: {named(path)} may be a pickle, which could run code: it is not read")
+    for folder in (path, path / DATA):
+        if (folder / METADATA).is_file():
+            return [folder]
+    parts = sorted(one.parent for one in path.glob(f"{PART}*/{DATA}/{METADATA}"))
+    if not parts:
+        hint = f", no folder with {DATA}/{METADATA} as Minari writes it" if path.exists() else ""
+        raise UsageError(f"--input: there is no dataset {named(path)}{hint}")
+    return parts
+
+
+def _source_in(folder: Path) -> Source:
+    name = named(folder)
+    metadata = read_own_mapping(folder / METADATA)
+    with _damage(str(folder / METADATA)):
+        spaces = space_from_json(metadata["observation_space"]), space_from_json(metadata["action_space"])
+        episodes, frames = metadata["total_episodes"], metadata.get(FRAMES, 1)
+        if not all(is_number(one) and one >= 0 and one == int(one) for one in (episodes, frames)):
+            raise ValueError("total_episodes must be a whole number")
+    kinds: Mapping[object, Callable[..., Source]] = {"arrow": ArrowSource, "hdf5": HDF5Source}
+    stored = metadata.get("data_format")
+    kind = kinds.get(stored)
+    if kind is None:
+        raise UsageError(f"--input: {name} has the format {shown(stored)}: arrow and hdf5 are read")
+    return kind(folder, spaces, int(frames), int(episodes))  # type: ignore[call-overload]
+
+
+def _spec_of(source: Source) -> EnvSpec:
+    with _damage(source.name):
+        return spec_of(*source.spaces, frames_per_step=source.frames_per_step)
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """Name in one line what cannot be read, whatever reading it raises."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"--input: {error}") from None
+    except AppoError as error:
+        raise UsageError(f"--input: {named(name)} is damaged: {error}") from None
+    except Exception as error:  # Arrow, HDF5, numpy and gymnasium each have errors of their own
+        raise UsageError(f"--input: {named(name)} is damaged: {type(error).__name__}: {text_of(error)[:200]}") from None
+
+
+# Minari's datasets on Arrow: a folder per episode.
+
+
+class ArrowSource:
+    """One of Minari's datasets on Arrow; see `Source` for the attributes.
+
+    Args:
+        folder: of the data.
+        spaces: of observations and actions.
+        frames_per_step: simulator frames behind a step.
+        episodes: how many there are.
+
+    Raises:
+        UsageError: pyarrow is missing, or the number of steps of an episode is not there.
+    """
+
+    def __init__(self, folder: Path, spaces: Spaces, frames_per_step: int, episodes: int) -> None:
+        self._arrow = require_pyarrow("input")
+        self.folder, self.name, self.spaces, self.frames_per_step = folder, str(folder), spaces, frames_per_step
+        self.lengths: Sequence[int] = [self._length(index) for index in range(episodes)]
+
+    def _length(self, index: int) -> int:
+        path = self.folder / str(index) / METADATA
+        steps = read_own_mapping(path).get("total_steps")
+        if not is_number(steps) or steps != int(steps) or steps < 1:
+            raise UsageError(f"--input: {named(path)} is damaged: total_steps must be a positive whole number")
+        return int(steps)
+
+    def read(self, index: int) -> Mapping[str, Any]:
+        """Return the arrays of an episode, the padding behind actions and rewards taken off."""
+        with open_own(self.folder / str(index) / EPISODE_FILE) as file:
+            content = file.read()
+        reader = self._arrow.ipc.open_file(self._arrow.py_buffer(content))
+        for field in reader.schema:
+            _refuse_extensions(self._arrow, field)
+        (batch,) = reader.read_all().combine_chunks().to_batches()
+        batch.validate(full=True)
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        steps = batch.num_rows - 1
+        raw: dict[str, Any] = {
+            "observations": self._values(self.spaces[0], columns["observations"]),
+            "actions": self._values(self.spaces[1], columns["actions"].slice(0, steps)),
+            **{name: _numbers(columns[name].slice(0, steps)) for name in STEP_ARRAYS},
+        }
+        infos = columns.get("infos")
+        if infos is not None and self._arrow.types.is_struct(infos.type):  # those of others may be text
+            raw["infos"] = {field.name: _info(field, infos.field(i)) for i, field in enumerate(infos.type)}
+        return raw
+
+    def _values(self, space: Any, column: Any) -> Any:
+        parts = children(space)
+        if parts is None:
+            return _numbers(column).reshape(len(column), *(space.shape or ()))
+        found = {key: self._values(one, column.field(str(key))) for key, one in parts}
+        return tuple(found.values()) if isinstance(parts[0][0], int) else found
+
+
+def _refuse_extensions(pa: Any, field: Any) -> None:
+    if EXTENSION in (field.metadata or {}) or isinstance(field.type, pa.BaseExtensionType):
+        raise ValueError("a column of an extension type, which a pickle could stand for, is not read")
+    for index in range(field.type.num_fields):
+        _refuse_extensions(pa, field.type.field(index))
+
+
+def _numbers(column: Any) -> Array:
+    """A column of numbers, or of lists of them, as an array [N*]."""
+    while hasattr(column, "flatten") and hasattr(column.type, "value_type"):
+        if column.null_count:
+            raise ValueError("an array with gaps")
+        column = column.flatten()
+    if column.null_count:
+        raise ValueError("an array with gaps")
+    array: Array = column.to_numpy(zero_copy_only=False)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"an array of {array.dtype}")
+    return array
+
+
+def _info(field: Any, column: Any) -> Array:
+    shape = (field.metadata or {}).get(b"shape", b"")
+    return _numbers(column).reshape(len(column), *(int(size) for size in shape.split(b",") if size))
+
+
+# Minari's datasets on HDF5: a group per episode in one file.
+
+
+class HDF5Source:
+    """One of Minari's datasets on HDF5; arguments and errors are those of `ArrowSource`."""
+
+    def __init__(self, folder: Path, spaces: Spaces, frames_per_step: int, episodes: int) -> None:
+        try:
+            self._h5py: Any = importlib.import_module("h5py")
+        except ImportError:
+            raise UsageError('--input needs the package h5py: pip install "appo[offline]"') from None
+        path = folder / HDF5_FILE
+        self.name, self.spaces, self.frames_per_step = str(path), spaces, frames_per_step
+        with _damage(self.name):
+            open_own(path).close()  # it is a plain file
+            self._file = self._h5py.File(path, "r")
+            self.lengths: Sequence[int] = [
+                len(self._array(self._episode(index), "rewards")) for index in range(episodes)
+            ]
+
+    def read(self, index: int) -> Mapping[str, Any]:
+        """Return the arrays of an episode; infos of others are left out."""
+        group = self._episode(index)
+        names = ("observations", "actions")
+        values = {name: self._values(space, group, name) for name, space in zip(names, self.spaces, strict=True)}
+        return values | {name: self._array(group, name)[:] for name in STEP_ARRAYS}
+
+    def _episode(self, index: int) -> Any:
+        return self._inside(self._file, f"episode_{index}")
+
+    def _inside(self, group: Any, name: str) -> Any:
+        """What lies in a group under a name, in this file and not behind a link to another."""
+        if not isinstance(group.get(name, getlink=True), self._h5py.HardLink):
+            raise ValueError(f"{name} is a link, which may lead anywhere: it is not followed")
+        return group[name]
+
+    def _array(self, group: Any, name: str) -> Any:
+        array = self._inside(group, name)
+        if not isinstance(array, self._h5py.Dataset) or array.is_virtual or array.external:
+            raise ValueError(f"{name} is no array, or lies in another file")
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{name} is an array of {array.dtype}")
+        return array
+
+    def _values(self, space: Any, group: Any, name: str) -> Any:
+        parts = children(space)
+        if parts is None:
+            return self._array(group, name)[:]
+        inside = self._inside(group, name)
+        if isinstance(parts[0][0], int):
+            return tuple(self._values(one, inside, f"_index_{key}") for key, one in parts)
+        return {key: self._values(one, inside, str(key)) for key, one in parts}
+
+
+# Episodes of a function of the user's.
+
+
+class Given(NamedTuple):
+    """What a function that `--input` names returns.
+
+    Attributes:
+        observation_space, action_space: of gymnasium.
+        episodes: mappings of arrays under Minari's names: observations [L+1, *], actions, rewards, terminations,
+            truncations [L, *], and infos if there are some; read when they are needed.
+    """
+
+    observation_space: Any
+    action_space: Any
+    episodes: Sequence[Mapping[str, Any]]
+
+
+class FunctionSource:
+    """The episodes that a function returns; see `Source` for the attributes.
+
+    Args:
+        name: package.module:function.
+
+    Raises:
+        UsageError: there is no such function, or it raises or returns something else.
+    """
+
+    frames_per_step = 1
+
+    def __init__(self, name: str) -> None:
+        function = find_function("input", name)
+        self.name = name
+        with _damage(name):
+            given = Given(*function())
+            self.spaces, self._episodes = (given.observation_space, given.action_space), given.episodes
+            self.lengths: Sequence[int] = [len(episode["rewards"]) for episode in self._episodes]
+
+    def read(self, index: int) -> Mapping[str, Any]:
+        """Return the arrays of an episode."""
+        return self._episodes[index]

@@ -1,0 +1,292 @@
+"""Writes whole episodes as Minari datasets on Arrow, part by part; a part appears when it is whole.
+
+    DATASET/part-00000/data/metadata.json      what Minari reads first: spaces, counts, name
+    DATASET/part-00000/data/7/part-0.arrow     episode 7: one record batch of L+1 rows; the last row of all but the
+                                               observations is padding
+    DATASET/part-00000/data/7/metadata.json    its number of steps
+
+Every part is a dataset of its own to Minari (`minari.MinariDataset("DATASET/part-00000/data")`). The part that is being
+written is hidden, so that a process which is killed leaves nothing half written under a name that is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from algorithms.offline.config import COLUMNS, OutputConfig
+from algorithms.offline.episodes import (
+    POLICY_VERSION,
+    SAMPLED_ACTION,
+    Episode,
+    EpisodeAssembler,
+    Steps,
+    given_actions,
+    space_to_json,
+    spaces_of,
+)
+from envs.spec import SINGLE_KEY, Array, EnvSpec
+from utils.errors import ResourceError, UsageError
+from utils.values import shown
+
+if TYPE_CHECKING:
+    from algorithms.runtime.memory.slots import Trajectories
+
+log = logging.getLogger(__name__)
+
+PART, OPEN, DATA = "part-", ".open-", "data"
+METADATA, EPISODE_FILE = "metadata.json", "part-0.arrow"
+FRAMES = "frames_per_step"
+"""Name in the metadata of what is no part of Minari's format: simulator frames behind a step."""
+MINARI_VERSION = "0.5.3"
+"""Of the format, from which on Minari reads what is written here."""
+
+
+def require_pyarrow(flag_name: str) -> Any:
+    """Import pyarrow, which the extra `[offline]` installs; UsageError where it is missing."""
+    try:
+        return importlib.import_module("pyarrow")
+    except ImportError:
+        raise UsageError(f'--{flag_name} needs the package pyarrow: pip install "appo[offline]"') from None
+
+
+class DatasetWriter:
+    """Writes episodes, each once, and closes parts as they get large enough.
+
+    A folder that holds parts already gets more of them; what a writer of this name has left open there is removed.
+
+    Args:
+        config: where, and in what form; `output` names the folder.
+        spec: of the environment; its agents are rows of their own.
+        about: further entries of the metadata, such as `algorithm_name`.
+        name: of the writer, among those that write into the folder at the same time.
+
+    Attributes:
+        episodes, steps: in whole parts and in the open one.
+        parts: that are whole.
+
+    Raises:
+        UsageError: pyarrow is missing, the folder cannot be written, or it holds a dataset of other spaces.
+    """
+
+    def __init__(self, config: OutputConfig, spec: EnvSpec, about: Mapping[str, object], name: str = "writer") -> None:
+        self._arrow = require_pyarrow("output")
+        self.config, self.spec, self.about = config, spec, dict(about)
+        self.folder = Path(config.output).absolute()
+        self._hidden = self.folder / f"{OPEN}{name}"
+        self.spaces = spaces_of(spec)
+        self._plain_spaces = dict(
+            zip(("observation_space", "action_space"), map(space_to_json, self.spaces), strict=True)
+        )
+        self.episodes = self.steps = self.parts = 0
+        self._open: _OpenPart | None = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self._hidden.exists():
+                shutil.rmtree(self._hidden)
+        except OSError as error:
+            raise UsageError(f"--output: cannot write {shown(str(self.folder))}: {error.strerror}") from None
+        self._require_alike()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, episode: Episode) -> None:
+        """Write an episode.
+
+        Raises:
+            ResourceError: the disk is full, or the folder has gone.
+        """
+        try:
+            if self._open is None:
+                self._open = _OpenPart(self._hidden)
+            table = self._encoded(episode)
+            self._open.add(table, len(episode))
+            if self._open.nbytes >= self.config.output_max_file_size:
+                self.close()
+        except OSError as error:
+            raise ResourceError(f"cannot write {shown(str(self.folder))}: {error.strerror or error}") from error
+        self.episodes, self.steps = self.episodes + 1, self.steps + len(episode)
+
+    def close(self) -> None:
+        """Let the open part appear, if it holds anything."""
+        part, self._open = self._open, None
+        if part is None:
+            return
+        self.parts += 1
+        part.finish(
+            {
+                **self._plain_spaces,
+                "data_format": "arrow",
+                "minari_version": MINARI_VERSION,
+                "dataset_id": f"{re.sub(r'[^A-Za-z0-9_]', '_', self.folder.name) or 'dataset'}-part-v{self.parts - 1}",
+                FRAMES: self.spec.frames_per_step,
+                **self.about,
+            }
+        )
+
+    def _require_alike(self) -> None:
+        for path in sorted(self.folder.glob(f"{PART}*/{DATA}/{METADATA}")):
+            there = json.loads(path.read_text())
+            if any(there.get(name) != text for name, text in self._plain_spaces.items()):
+                raise UsageError(f"--output: {shown(str(self.folder))} holds a dataset of other spaces")
+
+    def _encoded(self, episode: Episode) -> bytes:
+        """The bytes of an Arrow file of one record batch."""
+        pa = self._arrow
+        shown_as = episode.obs[SINGLE_KEY] if episode.obs.keys() == {SINGLE_KEY} else episode.obs
+        ended = np.zeros(len(episode), np.bool_)
+        ended[-1] = True
+        infos = {name: episode.infos[name] for name in self.config.output_columns if name in episode.infos}
+        if any(part.kind == "gaussian" for part in self.spec.action.parts):
+            infos[SAMPLED_ACTION] = episode.action
+        columns = {
+            "observations": _array(pa, shown_as),
+            "actions": _array(pa, _padded(given_actions(self.spaces[1], episode.action))),
+            "rewards": _array(pa, _padded(episode.reward.astype(np.float64))),
+            "terminations": _array(pa, _padded(ended & episode.terminated)),
+            "truncations": _array(pa, _padded(ended & (not episode.terminated))),
+        }
+        if infos:
+            columns["infos"] = _infos(pa, _padded(infos))
+        batch = pa.RecordBatch.from_pydict(columns)
+        sink = pa.BufferOutputStream()
+        compression = None if self.config.output_compression == "none" else self.config.output_compression
+        with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as file:
+            file.write_batch(batch)
+        encoded: bytes = sink.getvalue().to_pybytes()
+        return encoded
+
+
+class _OpenPart:
+    """A part that is hidden until it is finished."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.episodes = self.steps = self.nbytes = 0
+        (self.path / DATA).mkdir(parents=True)
+
+    def add(self, encoded: bytes, steps: int) -> None:
+        place = self.path / DATA / str(self.episodes)
+        place.mkdir()
+        (place / EPISODE_FILE).write_bytes(encoded)
+        (place / METADATA).write_text(json.dumps({"id": self.episodes, "total_steps": steps}))
+        self.episodes, self.steps, self.nbytes = self.episodes + 1, self.steps + steps, self.nbytes + len(encoded)
+
+    def finish(self, about: Mapping[str, object]) -> None:
+        counts = {"total_episodes": self.episodes, "total_steps": self.steps}
+        metadata = {**about, **counts, "dataset_size": round(self.nbytes / 1e6, 1)}
+        (self.path / DATA / METADATA).write_text(json.dumps(metadata))  # with Infinity, as Minari has it
+        folder = self.path.parent
+        taken = [int(path.name[len(PART) :]) for path in folder.glob(f"{PART}[0-9]*")]
+        for number in itertools.count(max(taken, default=-1) + 1):
+            try:
+                os.rename(self.path, folder / f"{PART}{number:05}")
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            else:  # no other writer has just taken this number
+                return
+
+
+def _padded(values: Any) -> Any:
+    """Values with a row of zeros behind the last, as arrays or dicts or tuples of them."""
+    if isinstance(values, Mapping):
+        return {name: _padded(value) for name, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(map(_padded, values))
+    return np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
+
+
+def _array(pa: Any, values: Any) -> Any:
+    """An Arrow array of arrays [N, *], of dicts, or of tuples of them."""
+    if isinstance(values, Mapping | tuple):
+        pairs = values.items() if isinstance(values, Mapping) else enumerate(values)
+        names, arrays = zip(*((str(name), _array(pa, value)) for name, value in pairs), strict=True)
+        return pa.StructArray.from_arrays(list(arrays), names=list(names))
+    if values.ndim == 1:
+        return pa.array(values)
+    return _rows(pa, values)
+
+
+def _rows(pa: Any, values: Array) -> Any:
+    flat = np.ascontiguousarray(values).reshape(len(values), -1)
+    kind = pa.list_(pa.from_numpy_dtype(flat.dtype), flat.shape[1])
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), type=kind)
+
+
+def _infos(pa: Any, infos: Mapping[str, Array]) -> Any:
+    """A struct whose fields say their shapes, as Minari restores them by."""
+    arrays = [pa.array(values) if values.ndim == 1 else _rows(pa, values) for values in infos.values()]
+    shapes = ({"shape": ",".join(map(str, values.shape[1:]))} if values.ndim > 1 else None for values in infos.values())
+    fields = [
+        pa.field(name, array.type, metadata=shape) for name, array, shape in zip(infos, arrays, shapes, strict=True)
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=fields)
+
+
+class SlotRecorder:
+    """Writes the whole episodes of a group of environments in training, from slots that are full.
+
+    Args:
+        writer: of the actor's episodes.
+        trajectories: the shared arrays.
+        skips_first: the first episode of each row begins somewhere in its middle, and is dropped.
+
+    Raises:
+        UsageError: the environments reset in the step that ends an episode, so that no slot has its last observation.
+    """
+
+    def __init__(self, writer: DatasetWriter, trajectories: Trajectories, *, skips_first: bool) -> None:
+        if writer.spec.same_step:
+            raise UsageError("--output: this vector environment does not keep final observations in slots")
+        rows = trajectories.valid.shape[2]
+        self.writer, self.trajectories, self._assembler = writer, trajectories, EpisodeAssembler(rows, skips_first)
+
+    def trajectory(self, slot: int) -> None:
+        """Write the episodes that end in a slot; those of the same group come in the order in which it filled them."""
+        t = self.trajectories
+        infos = {name: array[slot] for name, array in t.recorded.items() if name in COLUMNS}
+        steps = Steps(
+            {key: array[slot] for key, array in t.obs.items()},
+            first=t.first[slot],
+            valid=t.valid[slot],
+            reward=t.reward[slot],
+            terminated=t.terminated[slot],
+            truncated=t.truncated[slot],
+            action=t.action[slot],
+            infos={**infos, POLICY_VERSION: t.policy_version[slot]},
+        )
+        for episode in self._assembler.add(steps):
+            self.writer.write(episode)
+
+    def close(self) -> None:
+        """Let what is written appear, and say how much has no end."""
+        self._assembler.close()
+        self.writer.close()
+        dropped = self._assembler
+        log.info(
+            "%s: %d episodes, %d steps; %d episodes of %d steps had no beginning or no end",
+            self.writer.folder,
+            self.writer.episodes,
+            self.writer.steps,
+            dropped.dropped_episodes,
+            dropped.dropped_steps,
+        )

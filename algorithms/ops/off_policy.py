@@ -1,0 +1,138 @@
+"""Estimates of what a policy would return, from whole episodes that another one has played; arrays of numpy, float64.
+
+Episodes of different lengths stand in the rows of one array [E, L], and behind their ends all is 0: rewards, values,
+and the logarithm of the ratio pi(a|s) / mu(a|s), so that the weight of an episode stays what it was at its end.
+
+Every estimate is a sum over K terms, each a mean of the episodes by their weights:
+
+    V = sum_k  sum_e numerator[e, k] / sum_e denominator[e, k]
+
+so one bootstrap over episodes (Efron 1979) gives the intervals of all of them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+CHUNK = 64  # resamples at a time
+
+
+class Interval(NamedTuple):
+    """A mean and the ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Terms(NamedTuple):
+    """The terms of an estimate.
+
+    Attributes:
+        numerator, denominator: [E, K].
+    """
+
+    numerator: Floats
+    denominator: Floats
+
+    def value(self) -> float:
+        """Return the estimate."""
+        return float(_total(self.numerator.sum(0), self.denominator.sum(0)))
+
+    def interval(self, resamples: int, *, percent: float = 95.0, seed: int = 0) -> Interval:
+        """Return the estimate with a bootstrap interval by percentiles: the same for the same episodes and seed."""
+        random, count = np.random.default_rng(seed), len(self.numerator)
+        found = []
+        for begin in range(0, resamples, CHUNK):
+            size = min(CHUNK, resamples - begin)
+            times = random.multinomial(count, np.full(count, 1 / count), size=size).astype(np.float64)
+            found.append(_total(times @ self.numerator, times @ self.denominator))
+        tail = (100 - percent) / 2
+        low, high = np.percentile(np.concatenate(found), (tail, 100 - tail))
+        return Interval(self.value(), float(low), float(high))
+
+
+def _total(numerator: Floats, denominator: Floats) -> Floats:
+    """Sums [...] over terms [..., K]; one whose denominator is 0 has no episode with any weight, and counts as 0."""
+    total: Floats = np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0).sum(-1)
+    return total
+
+
+def discounts(length: int, gamma: float) -> Floats:
+    """Return gamma^t, [L]."""
+    powers: Floats = gamma ** np.arange(length, dtype=np.float64)
+    return powers
+
+
+def importance_sampling(log_ratio: Floats, reward: Floats, gamma: float) -> Terms:
+    """Per-decision importance sampling: unbiased, and of a variance that grows with the length of episodes.
+
+        V = mean_e sum_t gamma^t w_t r_t        w_t = prod_{i <= t} pi(a_i|s_i) / mu(a_i|s_i)
+
+    Args:
+        log_ratio: [E, L].
+        reward: [E, L].
+        gamma: discount per step.
+
+    Source: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation", eq. 4.
+    """
+    weight = np.exp(np.cumsum(log_ratio, axis=1))
+    return of_episodes((weight * reward) @ discounts(reward.shape[1], gamma))
+
+
+def weighted_importance_sampling(log_ratio: Floats, reward: Floats, gamma: float) -> Terms:
+    """Per-decision weighted importance sampling: biased, consistent, and of far smaller variance.
+
+        V = sum_t gamma^t  sum_e w_t r_t / sum_e w_t
+
+    Args:
+        log_ratio: [E, L].
+        reward: [E, L].
+        gamma: discount per step.
+
+    Source: Precup, Sutton, Singh 2000, eq. 5; an episode that is over keeps its last weight (Thomas 2015, "Safe
+        reinforcement learning", section 3.8).
+    """
+    summed = np.cumsum(log_ratio, axis=1)
+    weight = np.exp(summed - summed.max(axis=0))  # a factor for each t, which cancels
+    return Terms(weight * reward * discounts(reward.shape[1], gamma), weight)
+
+
+def doubly_robust(log_ratio: Floats, reward: Floats, value: Floats, q_taken: Floats, gamma: float) -> Terms:
+    """Doubly robust: unbiased where either the ratios or the values are right.
+
+        V_t = v(s_t) + rho_t (r_t + gamma V_{t+1} - q(s_t, a_t))        rho_t = pi(a_t|s_t) / mu(a_t|s_t)
+
+    Args:
+        log_ratio: [E, L].
+        reward: [E, L].
+        value: [E, L+1] estimated values of the states under pi, the last one of what a cut episode has not seen; 0
+            behind the ends of others.
+        q_taken: [E, L] estimated values of what was done.
+        gamma: discount per step.
+
+    Source: Jiang and Li 2016, arXiv:1511.03722, eq. 10.
+    """
+    rho = np.exp(log_ratio)
+    following = value[:, -1]
+    for t in range(reward.shape[1] - 1, -1, -1):
+        following = value[:, t] + rho[:, t] * (reward[:, t] + gamma * following - q_taken[:, t])
+    return of_episodes(following)
+
+
+def of_episodes(values: Floats) -> Terms:
+    """Return the terms of a mean over episodes of values [E]."""
+    return Terms(values[:, None], np.ones((len(values), 1)))
+
+
+def effective_episodes(log_ratio: Floats) -> float:
+    """Return how many episodes of equal weight would be worth as much as those of weights w: (sum w)^2 / sum w^2.
+
+    Source: Kish 1965, "Survey sampling".
+    """
+    summed = log_ratio.sum(axis=1)
+    weight = np.exp(summed - summed.max())
+    return float(weight.sum() ** 2 / (weight**2).sum())

@@ -1,0 +1,214 @@
+"""`appo estimate`: what a policy would return, estimated from the episodes of a dataset that others have played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.models.actor_critic import ActorCritic
+from algorithms.offline.episodes import Episode
+from algorithms.offline.fitted_q import FittedQ, Transitions
+from algorithms.offline.reader import Dataset, open_dataset
+from algorithms.ops import off_policy
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.ops.off_policy import Floats, Interval
+from algorithms.parts.stochastic_policy import StochasticPolicy
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.player import load_player
+from algorithms.playing.saved_run import SavedRun, load_run
+from algorithms.run.folder import find_run_folder
+from algorithms.run.trust import ANSWERS
+from algorithms.tools.flags import BY_RATIOS, BY_VALUES, EstimateConfig
+from envs.spec import MASK_KEY, EnvSpec
+from utils import machine
+from utils.command_line import say
+from utils.errors import UsageError
+from utils.run_folder import RunFolder
+from utils.values import json_text, shown
+
+
+class Thoughts(NamedTuple):
+    """What the policy that is evaluated thinks of an episode of L steps.
+
+    Attributes:
+        log_prob: [L] of what was done.
+        probabilities: [L+1, n] of every choice, where an action is one choice; else [L+1, 0].
+    """
+
+    log_prob: Floats
+    probabilities: Tensor
+
+
+def estimate(config: EstimateConfig) -> int:
+    """Estimate, print, and return the exit code.
+
+    Raises:
+        UsageError: there is no such run or dataset, they do not fit, or the dataset lacks what an estimate needs.
+        CheckpointError: the run has no checkpoint that can be used.
+    """
+    machine.limit_threads(1)
+    dataset = open_dataset(config.dataset)
+    flags = EvaluationConfig(
+        train_dir=config.train_dir,
+        trust=config.trust,
+        policy_index=config.policy_index,
+        load_checkpoint_kind=config.load_checkpoint_kind,
+    )
+    run = load_run(RunFolder(find_run_folder(config.run, Path(config.train_dir))), flags, ANSWERS)
+    player, _ = load_player(run, dataset.spec, flags, 0)
+    if not isinstance(player.policy, StochasticPolicy):
+        raise UsageError(f"run {shown(run.folder.path.name)}: --algo={run.config.run.algo} acts without probabilities")
+    gamma = run.config.learning.gamma if config.gamma is None else config.gamma
+    episodes = list(dataset)
+    thoughts = [thoughts_of(player.policy.model, dataset.spec, episode) for episode in episodes]
+    found = {"dataset": _mean_return(episodes, gamma).interval(config.resamples, seed=config.seed)}
+    effective = None
+    if set(config.estimators) & set(BY_RATIOS):
+        _require_log_prob(dataset, episodes)
+        effective = off_policy.effective_episodes(_log_ratios(episodes, thoughts))
+    values = None
+    if set(config.estimators) & set(BY_VALUES):
+        values = fitted_values(run, dataset.spec, player.policy.model, episodes, thoughts, gamma, config)
+    for name in config.estimators:
+        terms = terms_of(name, episodes, thoughts, values, gamma)
+        found[name] = terms.interval(config.resamples, seed=config.seed)
+    say(_report(found, len(episodes), effective, gamma, as_json=config.json))
+    return 0
+
+
+@torch.inference_mode()
+def thoughts_of(model: ActorCritic, spec: EnvSpec, episode: Episode) -> Thoughts:
+    """Return what a model thinks of an episode, that of its final observation included."""
+    steps = len(episode)
+    obs = {key: torch.from_numpy(np.concatenate((x, x[-1:])))[:, None] for key, x in episode.obs.items()}  # [L+2, 1, *]
+    first = torch.zeros(steps + 2, 1, dtype=torch.bool)
+    first[0] = True
+    logits, _ = model.unroll(obs, first, torch.zeros(1, 1, model.rnn_state_size), steps + 1)
+    mask = obs[MASK_KEY][:-1, 0].flatten(1) > 0 if spec.action_mask else None
+    policy = ActionDistribution(spec.action.parts, logits[:, 0], mask)
+    action = torch.from_numpy(np.concatenate((episode.action, np.zeros_like(episode.action[:1]))))
+    probabilities = torch.zeros(steps + 1, 0)
+    if _is_one_choice(spec):
+        every = torch.arange(spec.action.num_logits, dtype=action.dtype).view(-1, 1, 1).expand(-1, steps + 1, 1)
+        probabilities = torch.stack([policy.log_prob(choice) for choice in every], dim=-1).exp()
+    return Thoughts(policy.log_prob(action)[:-1].double().numpy(), probabilities.clone())
+
+
+def _is_one_choice(spec: EnvSpec) -> bool:
+    return [part.kind for part in spec.action.parts] == ["categorical"]
+
+
+def terms_of(
+    name: str,
+    episodes: Sequence[Episode],
+    thoughts: Sequence[Thoughts],
+    values: Sequence[tuple[Floats, Floats]] | None,
+    gamma: float,
+) -> off_policy.Terms:
+    """Return the terms of an estimate.
+
+    Args:
+        name: of the estimator.
+        episodes: of the dataset.
+        thoughts: in the same order.
+        values: v [L+1] and q of what was done [L] of every episode, where the estimator needs them.
+        gamma: discount per step.
+    """
+    if name == "fitted_q":
+        assert values is not None
+        return off_policy.of_episodes(np.array([v[0] for v, _ in values]))
+    log_ratio = _log_ratios(episodes, thoughts)
+    reward = _padded([episode.reward.astype(np.float64) for episode in episodes])
+    if name == "is":
+        return off_policy.importance_sampling(log_ratio, reward, gamma)
+    if name == "wis":
+        return off_policy.weighted_importance_sampling(log_ratio, reward, gamma)
+    assert values is not None
+    value, q_taken = _padded([v for v, _ in values]), _padded([q for _, q in values])
+    return off_policy.doubly_robust(log_ratio, reward, value, q_taken, gamma)
+
+
+def _log_ratios(episodes: Sequence[Episode], thoughts: Sequence[Thoughts]) -> Floats:
+    """Of the policy that is evaluated to the one that acted, [E, L]."""
+    pairs = zip(episodes, thoughts, strict=True)
+    return _padded([thought.log_prob - episode.infos["log_prob"].astype(np.float64) for episode, thought in pairs])
+
+
+def _padded(rows: Sequence[Floats]) -> Floats:
+    """Rows of different lengths as one array [E, L] with zeros behind their ends."""
+    padded = np.zeros((len(rows), max(map(len, rows))))
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return padded
+
+
+def _mean_return(episodes: Sequence[Episode], gamma: float) -> off_policy.Terms:
+    return off_policy.of_episodes(np.array([episode.returns(gamma) for episode in episodes]))
+
+
+def _require_log_prob(dataset: Dataset, episodes: Sequence[Episode]) -> None:
+    for index, episode in enumerate(episodes):
+        if "log_prob" not in episode.infos:
+            raise UsageError(
+                f"--dataset: episode {index} of {dataset.sources[0].name} and those after it lack the probabilities of"
+                f" what was done, which {', '.join(BY_RATIOS)} need: take --estimators=fitted_q"
+            )
+
+
+def fitted_values(
+    run: SavedRun,
+    spec: EnvSpec,
+    model: ActorCritic,
+    episodes: Sequence[Episode],
+    thoughts: Sequence[Thoughts],
+    gamma: float,
+    config: EstimateConfig,
+) -> list[tuple[Floats, Floats]]:
+    """Return v [L+1] and q of what was done [L] of every episode, by fitted Q evaluation.
+
+    Behind the end of an episode that terminated v is 0; that of one that was cut is what it has not seen.
+
+    Raises:
+        UsageError: actions are not one choice, or the flags name a network of the user's.
+    """
+    if not _is_one_choice(spec):
+        raise UsageError(f"{', '.join(BY_VALUES)} need actions that are one choice: take --estimators=is,wis")
+    keys = [key for key in episodes[0].obs if key != MASK_KEY]
+    lengths = [len(episode) for episode in episodes]
+    begins = np.cumsum([0, *(length + 1 for length in lengths)])
+    data = Transitions(
+        obs={key: torch.from_numpy(np.concatenate([episode.obs[key] for episode in episodes])) for key in keys},
+        here=torch.cat([int(b) + torch.arange(length) for b, length in zip(begins, lengths, strict=False)]),
+        action=torch.from_numpy(np.concatenate([episode.action[:, 0] for episode in episodes])).long(),
+        reward=torch.from_numpy(np.concatenate([episode.reward for episode in episodes])),
+        terminated=torch.cat([(torch.arange(len(e)) == len(e) - 1) & e.terminated for e in episodes]),
+        probabilities=torch.cat([thought.probabilities for thought in thoughts]),
+    )
+    fitted = FittedQ(spec, run.config.model, model, config.seed)
+    fitted.fit(data, gamma, config.updates)
+    q = fitted.values(data.obs)
+    v, taken = (data.probabilities * q).sum(-1).double().numpy(), q[data.here].gather(-1, data.action[:, None])
+    found, at = [], np.cumsum([0, *lengths])
+    for i, episode in enumerate(episodes):
+        value = v[begins[i] : begins[i + 1]].copy()
+        value[-1] *= not episode.terminated
+        found.append((value, taken[at[i] : at[i + 1], 0].double().numpy()))
+    return found
+
+
+def _report(found: dict[str, Interval], episodes: int, effective: float | None, gamma: float, *, as_json: bool) -> str:
+    if as_json:
+        figures = {name: one._asdict() for name, one in found.items()}
+        return json_text({"gamma": gamma, "episodes": episodes, "effective_episodes": effective, **figures})
+    lines = [f"discounted return (gamma {gamma:g}) by {episodes} episodes, with 95 % intervals over episodes"]
+    for name, one in found.items():
+        what = "of those who acted" if name == "dataset" else "of the policy"
+        lines.append(f"{name:9} {one.value:12.3f}  [{one.low:.3f}, {one.high:.3f}]  {what}")
+    if effective is not None:
+        lines.append(f"ratios leave as much as {effective:.1f} episodes of equal weight")
+    return "\n".join(lines)

@@ -1,0 +1,202 @@
+"""`appo record`: writes a dataset of whole episodes that a trained policy, or a random one, has played."""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from algorithms.offline.episodes import POLICY_VERSION, EpisodeAssembler, Steps
+from algorithms.offline.writer import PART, DatasetWriter, require_pyarrow
+from algorithms.ops.distributions import ActionDistribution
+from algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.player import Player, load_player
+from algorithms.playing.saved_run import SavedRun, load_run
+from algorithms.run.folder import find_run_folder
+from algorithms.runtime.memory.arena import Array
+from algorithms.runtime.memory.learner_state import read_plain
+from algorithms.tools.flags import RecordConfig
+from envs.config import EnvConfig
+from envs.make import make_group
+from envs.spec import MASK_KEY, BoolArray, EnvSpec, GroupEnv, StepRow
+from utils import machine
+from utils.command_line import say
+from utils.errors import UsageError
+from utils.run_folder import RunFolder
+from utils.values import json_text, shown
+
+CHUNK_STEPS = 64  # of all environments, between two looks for whole episodes
+
+Act = Callable[[dict[str, Array], BoolArray], dict[str, Array]]
+"""Answers observations [R, *] of rows that start episodes where the second argument [R] says so.
+
+The answer has "action" [R, A], and what else is known of the choice by its name, [R, *].
+"""
+
+
+class Recorded(NamedTuple):
+    """What a recording has become."""
+
+    writer: DatasetWriter
+    returns: list[float]
+    dropped_episodes: int
+    dropped_steps: int
+
+
+def record(config: RecordConfig) -> int:
+    """Play whole episodes, write them, and print what was written; the exit code.
+
+    Raises:
+        UsageError: there is no such run or environment, or the dataset is there already.
+        CheckpointError: the run has no checkpoint that can be used.
+        EnvironmentFailure: the environment raised.
+        ResourceError: the disk is full.
+    """
+    require_pyarrow("output")
+    if any(Path(config.output).glob(f"{PART}*")):
+        raise UsageError(f"--output: there is a dataset {shown(config.output)} already")
+    machine.limit_threads(1)
+    seed = config.seed if config.seed is not None else secrets.randbits(32)
+    run = _find_run(config) if config.run else None
+    env = EnvConfig(env=config.env, env_kwargs=config.env_kwargs) if run is None else run.config.env
+    envs = make_group(replace(env, env_vectorization="python"), config.num_envs)
+    with contextlib.closing(envs):
+        act = _random_actions(envs.spec, seed) if run is None else _trained_actions(run, config, envs, seed)
+        about: dict[str, object] = {
+            "algorithm_name": "random" if run is None else run.config.run.algo,
+            "environment": env.env,
+            "recorded_from": "" if run is None else f"{run.folder.path.name}/{run.checkpoint.name}",
+        }
+        done = _play(envs, act, config, about, seed)
+    say(_report(done, as_json=config.json))
+    return 0
+
+
+def _find_run(config: RecordConfig) -> SavedRun:
+    folder = RunFolder(find_run_folder(config.run, Path(config.train_dir)))
+    found = load_run(folder, _evaluation(config))
+    if not found.config.env.env:
+        raise UsageError(f"run {shown(folder.path.name)} has learned from datasets: name its environment with --env")
+    return found
+
+
+def _evaluation(config: RecordConfig) -> EvaluationConfig:
+    return EvaluationConfig(
+        env=config.env,
+        train_dir=config.train_dir,
+        trust=config.trust,
+        policy_index=config.policy_index,
+        load_checkpoint_kind=config.load_checkpoint_kind,
+        milestone=config.milestone,
+        deterministic=config.deterministic,
+        no_render=True,
+        device=config.device,
+    )
+
+
+def _play(envs: GroupEnv, act: Act, config: RecordConfig, about: dict[str, object], seed: int) -> Recorded:
+    """Write the episodes that end until there are as many steps as asked for."""
+    assembler, returns = EpisodeAssembler(envs.num_rows), list[float]()
+    with DatasetWriter(config, envs.spec, about) as writer:
+        for steps in chunks(envs, act, seed):
+            for episode in assembler.add(steps):
+                writer.write(episode)
+                returns.append(episode.returns(1.0))
+            if writer.steps >= config.steps:
+                break
+    assembler.close()
+    return Recorded(writer, returns, assembler.dropped_episodes, assembler.dropped_steps)
+
+
+def chunks(envs: GroupEnv, act: Act, seed: int) -> Iterator[Steps]:
+    """Yield the steps of all environments, without end, in arrays that the next ones overwrite.
+
+    Args:
+        envs: NEXT_STEP, as those of our own loop.
+        act: chooses actions.
+        seed: of the episodes.
+    """
+    spec, rows, length = envs.spec, envs.num_rows, CHUNK_STEPS
+    obs = {key: np.zeros((length + 1, rows, *one.shape), one.dtype) for key, one in spec.observations.items()}
+    first = np.ones((length + 1, rows), np.bool_)
+    reward = np.zeros((length, rows), np.float32)
+    terminated, truncated = np.zeros((2, length, rows), np.bool_)
+    num_frames = np.zeros(rows, np.int32)
+    num_envs = rows // spec.num_agents
+    envs.reset([int(s) >> 1 for s in np.random.SeedSequence(seed).generate_state(num_envs)], _at(obs, 0))
+    while True:
+        chosen: dict[str, list[Array]] = {}
+        for t in range(length):
+            for name, values in act(_at(obs, t), first[t]).items():
+                chosen.setdefault(name, []).append(values)
+            row = StepRow(_at(obs, t + 1), first[t + 1], reward[t], terminated[t], truncated[t], num_frames)
+            envs.step(chosen["action"][t], row)
+        answers = {name: np.stack(values) for name, values in chosen.items()}
+        action = answers.pop("action")
+        yield Steps(obs, first, ~first[1:], reward, terminated, truncated, action, answers)
+        first[0] = first[length]
+        for array in obs.values():
+            array[0] = array[length]
+
+
+def _at(obs: dict[str, Array], t: int) -> dict[str, Array]:
+    return {key: array[t] for key, array in obs.items()}
+
+
+def _trained_actions(run: SavedRun, config: RecordConfig, envs: GroupEnv, seed: int) -> Act:
+    """The actions of a checkpoint, with what its policy thought of them; sampled ones alone have probabilities."""
+    player, _ = load_player(run, envs.spec, _evaluation(config), seed)
+    policy, rows = player.policy, envs.num_rows
+    if isinstance(policy, StochasticPolicy):
+        policy.records = frozenset(("value",) if config.deterministic else THOUGHTS)
+    player.rnn_state = torch.zeros(rows, policy.rnn_state_size, device=player.device)
+    player.random = policy.random(seed, rows)
+    version = np.full(rows, int(read_plain(run.files["state.json"])["version"]), np.int64)
+
+    def act(obs: dict[str, Array], first: BoolArray) -> dict[str, Array]:
+        return _choose(player, obs, first, greedy=config.deterministic) | {POLICY_VERSION: version}
+
+    return act
+
+
+@torch.inference_mode()
+def _choose(player: Player, obs: dict[str, Array], first: BoolArray, *, greedy: bool) -> dict[str, Array]:
+    tensors = {key: torch.from_numpy(value).to(player.device) for key, value in obs.items()}
+    starts = torch.from_numpy(first).to(player.device)
+    found, player.rnn_state = player.policy.act(tensors, starts, player.rnn_state, None, player.random, greedy=greedy)
+    return {name: values.cpu().numpy() for name, values in found.items() if name in ("action", *THOUGHTS)}
+
+
+def _random_actions(spec: EnvSpec, seed: int) -> Act:
+    """Any allowed choice, any bits, and normal numbers, all with their probabilities."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def act(obs: dict[str, Array], first: BoolArray) -> dict[str, Array]:
+        logits = torch.zeros(len(first), spec.action.num_logits)
+        mask = torch.from_numpy(obs[MASK_KEY]).flatten(1) > 0 if MASK_KEY in obs else None
+        policy = ActionDistribution(spec.action.parts, logits, mask)
+        action = policy.sample(generator)
+        thought = {"logits": logits, "log_prob": policy.log_prob(action)}
+        return {name: values.numpy() for name, values in (("action", action), *thought.items())} | {
+            POLICY_VERSION: np.zeros(len(first), np.int64)
+        }
+
+    return act
+
+
+def _report(done: Recorded, *, as_json: bool) -> str:
+    writer, mean = done.writer, sum(done.returns) / max(1, len(done.returns))
+    if as_json:
+        figures = {"dataset": str(writer.folder), "episodes": writer.episodes, "steps": writer.steps}
+        dropped = {"dropped_episodes": done.dropped_episodes, "dropped_steps": done.dropped_steps}
+        return json_text({**figures, "parts": writer.parts, "mean_return": mean, **dropped})
+    left_out = f"{done.dropped_episodes} episodes of {done.dropped_steps} steps had no end and are left out"
+    return (
+        f"{shown(str(writer.folder))}: {writer.episodes} episodes, {writer.steps} steps, in {writer.parts} parts; mean"
+        f" return {mean:.2f}; {left_out}"
+    )

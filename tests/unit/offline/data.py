@@ -1,0 +1,52 @@
+"""Episodes of which every number is known, and what is written of them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from algorithms.offline.config import OutputConfig
+from algorithms.offline.episodes import Episode
+from algorithms.offline.writer import DatasetWriter
+from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+
+CHOICE = ActionSpec((ActionPart("categorical", 3),))
+SPEC = EnvSpec({"obs": ObservationSpec((2,), "float32")}, CHOICE, frames_per_step=4)
+LENGTHS = (3, 1, 7, 2, 5)
+
+
+def episode(number: int, length: int, terminated: bool = True) -> Episode:
+    """An episode whose step t shows (number, t), takes (number + t) % 3 and is given 10 number + t."""
+    t = np.arange(length + 1, dtype=np.float32)
+    obs = np.stack((np.full(length + 1, number, np.float32), t), axis=1)
+    infos = {
+        "logits": np.stack((t[:-1], t[:-1] + 1, t[:-1] + 2), axis=1),
+        "log_prob": -t[:-1],
+        "policy_version": np.full(length, number, np.int64),
+    }
+    action = ((number + np.arange(length)) % 3).astype(np.int32)[:, None]
+    return Episode({"obs": obs}, action, 10 * number + t[:-1], terminated, infos)
+
+
+def episodes(lengths: tuple[int, ...] = LENGTHS) -> list[Episode]:
+    """Episodes of these lengths, of which every other one was cut."""
+    return [episode(number, length, number % 2 == 0) for number, length in enumerate(lengths)]
+
+
+def written(folder: Path, content: list[Episode] | None = None, spec: EnvSpec = SPEC, **flags: object) -> DatasetWriter:
+    """Write a dataset, of `episodes()` unless others are given."""
+    with DatasetWriter(OutputConfig(output=str(folder), **flags), spec, {"algorithm_name": "made"}) as writer:
+        for one in episodes() if content is None else content:
+            writer.write(one)
+    return writer
+
+
+def assert_same(found: Episode, expected: Episode) -> None:
+    """Two episodes are equal to the last bit, and of the same types."""
+    pairs = [(found.action, expected.action), (found.reward, expected.reward)]
+    assert found.terminated == expected.terminated
+    for ours, theirs in ((found.obs, expected.obs), (found.infos, expected.infos)):
+        assert ours.keys() == theirs.keys()
+        pairs += [(ours[key], theirs[key]) for key in ours]
+    for ours, theirs in pairs:
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)

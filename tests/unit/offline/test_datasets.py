@@ -1,0 +1,349 @@
+"""Datasets: what is written is read again bit by bit, by Minari too; what is damaged or dangerous is named."""
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import minari
+import numpy as np
+import pyarrow as pa
+import pytest
+from gymnasium import spaces
+
+from algorithms.offline.config import OutputConfig
+from algorithms.offline.episodes import Episode
+from algorithms.offline.reader import Dataset, open_dataset
+from algorithms.offline.writer import DatasetWriter
+from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from tests.unit.offline.data import LENGTHS, SPEC, assert_same, episode, episodes, written
+from utils.errors import ResourceError, UsageError
+
+NAME = r"[^ ]*"
+
+
+def read(*words: Path | str) -> Dataset:
+    return open_dataset([str(word) for word in words])
+
+
+def parts_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_what_is_written_is_read_again(tmp_path: Path, compression: str) -> None:
+    writer = written(tmp_path / "d", output_compression=compression)
+    assert (writer.episodes, writer.steps, writer.parts) == (5, sum(LENGTHS), 1)
+    dataset = read(tmp_path / "d")
+    assert dataset.spec == SPEC
+    assert dataset.lengths.tolist() == list(LENGTHS)
+    assert dataset.steps == sum(LENGTHS)
+    for found, expected in zip(dataset, episodes(), strict=True):
+        assert_same(found, expected)
+
+
+def test_columns_are_stored_as_asked(tmp_path: Path) -> None:
+    written(tmp_path / "d", output_columns=("log_prob",))
+    assert read(tmp_path / "d")[0].infos.keys() == {"log_prob"}
+    with pytest.raises(UsageError, match=r"^--output_columns=q is none of logits, log_prob, value, policy_version$"):
+        OutputConfig(output_columns=("q",)).check()
+
+
+def test_a_new_part_begins_where_one_is_large_enough(tmp_path: Path) -> None:
+    writer = written(tmp_path / "d", output_max_file_size=1)
+    assert writer.parts == 5
+    assert parts_in(tmp_path / "d") == [f"part-{number:05}" for number in range(5)]
+    for found, expected in zip(read(tmp_path / "d"), episodes(), strict=True):
+        assert_same(found, expected)
+
+
+def test_later_writers_add_parts(tmp_path: Path) -> None:
+    for number in (1, 2):
+        written(tmp_path / "d", [episode(number, 4)])
+    assert parts_in(tmp_path / "d") == ["part-00000", "part-00001"]
+    assert [int(one.obs["obs"][0, 0]) for one in read(tmp_path / "d")] == [1, 2]
+    other = EnvSpec({"obs": ObservationSpec((3,), "float32")}, SPEC.action)
+    with pytest.raises(UsageError, match=r"^--output: .* holds a dataset of other spaces$"):
+        written(tmp_path / "d", [], other)
+
+
+def write_and_wait(folder: str, ready: Any) -> None:
+    writer = DatasetWriter(OutputConfig(output=folder, output_max_file_size=600), SPEC, {})
+    for one in episodes(LENGTHS[:4]):
+        writer.write(one)
+    ready.send((writer.parts, writer.episodes))
+    signal.pause()
+
+
+def test_a_kill_costs_the_open_part_at_most(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=write_and_wait, args=(str(tmp_path / "d"), theirs))
+    process.start()
+    try:
+        assert ours.poll(60)
+        parts, count = ours.recv()
+    finally:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(60)
+    assert count == 4
+    names = parts_in(tmp_path / "d")
+    assert names == [".open-writer"] * (parts < 4) + [f"part-{number:05}" for number in range(parts)]
+    whole = len(read(tmp_path / "d")) if parts else 0
+    written(tmp_path / "d", [episode(9, 2)])
+    assert parts_in(tmp_path / "d") == [f"part-{number:05}" for number in range(parts + 1)]
+    assert len(read(tmp_path / "d", tmp_path / "d" / "part-00000")) >= whole + 1
+
+
+def test_minari_reads_what_is_written(tmp_path: Path) -> None:
+    written(tmp_path / "d", output_max_file_size=1 << 20)
+    loaded = minari.MinariDataset(tmp_path / "d" / "part-00000" / "data")
+    assert (loaded.total_episodes, loaded.total_steps) == (5, sum(LENGTHS))
+    for found, expected in zip(loaded.iterate_episodes(), episodes(), strict=True):
+        np.testing.assert_array_equal(found.observations, expected.obs["obs"])
+        np.testing.assert_array_equal(found.actions, expected.action[:, 0])
+        np.testing.assert_array_equal(found.rewards, expected.reward)
+        assert bool(found.terminations[-1]) == expected.terminated
+        assert bool(found.truncations[-1]) == (not expected.terminated)
+        for name, values in expected.infos.items():
+            np.testing.assert_array_equal(found.infos[name][:-1], values)
+
+
+MIXED = EnvSpec(
+    {"camera": ObservationSpec((4, 3, 1), "uint8"), "speed": ObservationSpec((2,), "float32")},
+    ActionSpec((ActionPart("categorical", 4), ActionPart("gaussian", 2)), (-1.0, 0.0), (1.0, 2.0)),
+)
+
+
+def mixed(length: int) -> Episode:
+    random = np.random.default_rng(length)
+    obs = {
+        "camera": random.integers(256, size=(length + 1, 4, 3, 1)).astype(np.uint8),
+        "speed": random.normal(size=(length + 1, 2)).astype(np.float32),
+    }
+    action = np.concatenate((random.integers(4, size=(length, 1)), 3 * random.normal(size=(length, 2))), axis=1)
+    return Episode(obs, action.astype(np.float32), random.normal(size=length).astype(np.float32), True)
+
+
+def test_images_and_actions_beyond_their_bounds_come_back(tmp_path: Path) -> None:
+    content = [mixed(3), mixed(5)]
+    written(tmp_path / "d", content, MIXED)
+    for found, expected in zip(read(tmp_path / "d"), content, strict=True):
+        assert_same(found, expected)
+    loaded = minari.MinariDataset(tmp_path / "d" / "part-00000" / "data")
+    choice, force = loaded[0].actions
+    np.testing.assert_array_equal(choice, content[0].action[:, 0])
+    np.testing.assert_array_equal(force, content[0].action[:, 1:].clip([-1, 0], [1, 2]))
+    np.testing.assert_array_equal(loaded[1].observations["camera"], content[1].obs["camera"])
+
+
+def test_datasets_are_found_by_folders_patterns_and_lists(tmp_path: Path) -> None:
+    for name in ("a1", "a2", "b"):
+        written(tmp_path / name, [episode(len(name), 3)])
+    assert len(read(tmp_path / "a*")) == 2
+    assert len(read(tmp_path / "a*", tmp_path / "b")) == 3
+    assert len(read(tmp_path / "a1" / "part-00000")) == len(read(tmp_path / "a1" / "part-00000" / "data")) == 1
+
+
+def minari_hdf5(folder: Path) -> Path:
+    """Episodes as Minari's own writer stores them on HDF5."""
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    (folder / "data").mkdir(parents=True)
+    storage = MinariStorage.new(
+        folder / "data", spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3), data_format="hdf5"
+    )
+    for one in episodes():
+        ended = np.arange(len(one)) == len(one) - 1
+        storage.update_episodes(
+            [
+                EpisodeBuffer(
+                    observations=one.obs["obs"],
+                    actions=one.action[:, 0],
+                    rewards=one.reward,
+                    terminations=ended & one.terminated,
+                    truncations=ended & (not one.terminated),
+                )
+            ]
+        )
+    return folder
+
+
+def test_minaris_own_files_are_read(tmp_path: Path) -> None:
+    dataset = read(minari_hdf5(tmp_path / "h"))
+    for found, expected in zip(dataset, episodes(), strict=True):
+        assert_same(found, Episode(expected.obs, expected.action, expected.reward, expected.terminated))
+
+
+def balanced() -> tuple[Any, Any, list[dict[str, Any]]]:
+    ended = np.array([False, True])
+    one = {"observations": np.zeros((3, 2)), "actions": np.array([1, 2]), "rewards": np.ones(2)}
+    return spaces.Box(-1, 1, (2,)), spaces.Discrete(3), [one | {"terminations": ended, "truncations": ~ended & False}]
+
+
+def halved(one: Episode) -> Episode:
+    return Episode(one.obs, one.action, one.reward / 2, one.terminated, one.infos)
+
+
+def test_a_function_gives_episodes_and_another_changes_them() -> None:
+    dataset = open_dataset([f"{__name__}:balanced"], f"{__name__}:halved")
+    assert dataset.lengths.tolist() == [2]
+    np.testing.assert_array_equal(dataset[0].reward, np.full(2, 0.5, np.float32))
+    np.testing.assert_array_equal(dataset[0].action, [[1], [2]])
+
+
+# What is refused.
+
+
+def spoil_metadata(folder: Path, **changes: object) -> None:
+    path = folder / "part-00000" / "data" / "metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def rewrite(folder: Path, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+    path = folder / "part-00000" / "data" / "1" / "part-0.arrow"
+    (batch,) = pa.ipc.open_file(path.read_bytes()).read_all().to_batches()
+    changed = change(batch)
+    with pa.ipc.new_file(path, changed.schema) as file:
+        file.write_batch(changed)
+
+
+def with_extension(batch: pa.RecordBatch) -> pa.RecordBatch:
+    fields = [batch.schema.field(name) for name in batch.schema.names]
+    metadata = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": b"cos\nsystem\n."}
+    fields[0] = fields[0].with_metadata(metadata)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
+
+
+def with_gap(batch: pa.RecordBatch) -> pa.RecordBatch:
+    rewards = batch.column("rewards").to_pylist()
+    return batch.set_column(batch.schema.names.index("rewards"), "rewards", pa.array([None, *rewards[1:]]))
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "part-00000" / "data" / "1" / "part-0.arrow"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def link(folder: Path) -> None:
+    path = folder / "part-00000" / "data" / "1" / "part-0.arrow"
+    path.rename(folder / "elsewhere")
+    path.symlink_to(folder / "elsewhere")
+
+
+def longer(folder: Path) -> None:
+    path = folder / "part-00000" / "data" / "1" / "metadata.json"
+    path.write_text(json.dumps({"id": 1, "total_steps": 2}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (truncate, "is damaged: "),
+        (link, "is damaged: OSError: .*is a link"),
+        (longer, "is damaged: ValueError: it has 1 steps and not 2"),
+        (lambda folder: rewrite(folder, with_extension), "an extension type, which a pickle could stand for"),
+        (lambda folder: rewrite(folder, with_gap), "is damaged: ValueError: an array with gaps"),
+    ],
+)
+def test_damaged_episodes_are_named_in_one_line(tmp_path: Path, spoil: Callable[[Path], None], error: str) -> None:
+    written(tmp_path / "d")
+    spoil(tmp_path / "d")
+    dataset = read(tmp_path / "d")
+    assert_same(dataset[0], episodes()[0])
+    with pytest.raises(UsageError, match=rf"^--input: episode 1 of .*data.*{error}") as raised:
+        dataset[1]
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"data_format": "parquet"}, "has the format parquet: arrow and hdf5 are read"),
+        ({"observation_space": "{"}, "metadata.json is damaged: "),
+        ({"action_space": '{"type": "Text"}'}, "metadata.json is damaged: ValueError: a space of type Text"),
+        ({"total_episodes": "5"}, "metadata.json is damaged: ValueError: total_episodes must be a whole number"),
+        ({"total_episodes": 6}, "cannot read .*/5/metadata.json"),
+        ({"total_episodes": 0}, "holds no step"),
+    ],
+)
+def test_damaged_metadata_is_named_in_one_line(tmp_path: Path, changes: dict[str, object], error: str) -> None:
+    written(tmp_path / "d")
+    spoil_metadata(tmp_path / "d", **changes)
+    with pytest.raises(UsageError, match=error) as raised:
+        read(tmp_path / "d")
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "x.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    for word, error in (
+        ("empty", "there is no dataset .*, no folder with data/metadata.json as Minari writes it"),
+        ("nothing", "there is no dataset"),
+        ("n*", "there is no dataset"),
+        ("x.pkl", "may be a pickle, which could run code: it is not read"),
+    ):
+        with pytest.raises(UsageError, match=rf"^--input: .*{error}"):
+            read(tmp_path / word)
+    with pytest.raises(UsageError, match=r"there is no module|No module"):
+        read("nowhere_at_all:function")
+
+
+def test_datasets_of_other_spaces_are_not_mixed(tmp_path: Path) -> None:
+    written(tmp_path / "a")
+    written(tmp_path / "b", [mixed(2)], MIXED)
+    with pytest.raises(UsageError, match=r"^--input: .*b.* has other spaces, or another frame skip, than .*a"):
+        read(tmp_path / "a", tmp_path / "b")
+
+
+def external_link(file: h5py.File, elsewhere: Path) -> None:
+    del file["episode_1"]
+    file["episode_1"] = h5py.ExternalLink(elsewhere, "episode_1")
+
+
+def soft_link(file: h5py.File, elsewhere: Path) -> None:
+    del file["episode_1/rewards"]
+    file["episode_1/rewards"] = h5py.SoftLink("/episode_0/rewards")
+
+
+def external_bytes(file: h5py.File, elsewhere: Path) -> None:
+    del file["episode_1/rewards"]
+    file["episode_1"].create_dataset("rewards", (1,), np.float32, external=[(str(elsewhere), 0, 4)])
+
+
+def virtual(file: h5py.File, elsewhere: Path) -> None:
+    layout = h5py.VirtualLayout((1,), np.float32)
+    layout[:] = h5py.VirtualSource(str(elsewhere), "episode_1/rewards", (1,))
+    del file["episode_1/rewards"]
+    file["episode_1"].create_virtual_dataset("rewards", layout)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (external_link, "episode_1 is a link, which may lead anywhere: it is not followed"),
+        (soft_link, "rewards is a link, which may lead anywhere: it is not followed"),
+        (external_bytes, "rewards is no array, or lies in another file"),
+        (virtual, "rewards is no array, or lies in another file"),
+    ],
+)
+def test_links_out_of_hdf5_are_refused(tmp_path: Path, spoil: Callable[[h5py.File, Path], None], error: str) -> None:
+    folder, elsewhere = minari_hdf5(tmp_path / "h"), minari_hdf5(tmp_path / "other") / "data" / "main_data.hdf5"
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        spoil(file, elsewhere)
+    with pytest.raises(UsageError, match=rf"^--input: .* is damaged: ValueError: {error}$"):
+        read(folder)
+
+
+def test_a_disk_that_is_full_ends_in_one_line(tmp_path: Path) -> None:
+    writer = DatasetWriter(OutputConfig(output=str(tmp_path / "d")), SPEC, {})
+    (tmp_path / "d").rmdir()
+    (tmp_path / "d").write_text("no folder any more")
+    with pytest.raises(ResourceError, match=r"^cannot write .*: Not a directory$"):
+        writer.write(episode(1, 2))

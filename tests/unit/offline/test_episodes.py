@@ -1,0 +1,241 @@
+"""Whole episodes: put together from the steps of rows, and described by spaces from which the same spec follows."""
+
+import json
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from algorithms.offline.episodes import (
+    Episode,
+    EpisodeAssembler,
+    Steps,
+    episode_of,
+    given_actions,
+    space_from_json,
+    space_to_json,
+    spaces_of,
+    stored_actions,
+)
+from envs.spaces import spec_of
+from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from tests.unit.offline.data import SPEC, assert_same, episode
+
+BOUNDED = ActionSpec((ActionPart("gaussian", 2),), (-1.0, -0.5), (1.0, float("inf")))
+MIXED = ActionSpec(
+    (ActionPart("categorical", 4), ActionPart("gaussian", 2), ActionPart("bernoulli", 3)), (-1.0, 0.0), (1.0, 2.0)
+)
+VECTOR = {"obs": ObservationSpec((3,), "float32")}
+SPECS = {
+    "choice": EnvSpec(VECTOR, ActionSpec((ActionPart("categorical", 5),))),
+    "choices": EnvSpec(VECTOR, ActionSpec((ActionPart("categorical", 2), ActionPart("categorical", 3)))),
+    "bits": EnvSpec(VECTOR, ActionSpec((ActionPart("bernoulli", 4),))),
+    "bounded": EnvSpec(VECTOR, BOUNDED),
+    "mixed": EnvSpec(VECTOR, MIXED),
+    "image": EnvSpec({"obs": ObservationSpec((2, 3, 1), "uint8")}, ActionSpec((ActionPart("categorical", 2),))),
+    "several": EnvSpec(
+        {"a": ObservationSpec((2,), "uint8", high=1), "b.c": ObservationSpec((), "float32")},
+        ActionSpec((ActionPart("categorical", 2),)),
+    ),
+    "masked": EnvSpec(
+        {"obs": ObservationSpec((1,), "float32"), "action_mask": ObservationSpec((2,), "uint8")},
+        ActionSpec((ActionPart("categorical", 2),)),
+        action_mask=2,
+    ),
+}
+
+
+def steps_of(rows: list[list[Episode | int]], length: int) -> list[Steps]:
+    """The rows as environments show them: an episode and the step that resets, or so many steps that never happened."""
+    columns = []
+    for row in rows:
+        obs, first, valid, reward, ended, action, log_prob = [], [], [], [], [], [], []
+        for one in row:
+            if isinstance(one, int):
+                obs += [np.full(2, np.nan, np.float32)] * one
+                first, valid = first + [True] * one, valid + [False] * one
+                reward, log_prob = reward + [np.nan] * one, log_prob + [0.0] * one
+                ended += [(False, False)] * one
+                action += [[0]] * one
+                continue
+            obs += list(one.obs["obs"])
+            first += [True] + [False] * len(one)
+            valid += [True] * len(one) + [False]
+            reward += [*one.reward, 0.0]
+            ended += [(False, False)] * (len(one) - 1) + [(one.terminated, not one.terminated), (False, False)]
+            action += [*one.action.tolist(), [0]]
+            log_prob += [*one.infos["log_prob"], 0.0]
+        columns.append((obs, first, valid, reward, ended, action, log_prob))
+    size = min(len(column[0]) for column in columns) - 1
+    arrays = [np.stack([np.array(column[i][: size + 1]) for column in columns], axis=1) for i in range(7)]
+    obs, first, valid, reward, ended, action, log_prob = arrays
+    found = []
+    for begin in range(0, size - length + 1, length):
+        now = slice(begin, begin + length)
+        found.append(
+            Steps(
+                {"obs": obs[begin : begin + length + 1]},
+                first[begin : begin + length + 1],
+                valid[now],
+                reward[now].astype(np.float32),
+                ended[now, :, 0],
+                ended[now, :, 1],
+                action[now].astype(np.int32),
+                {"log_prob": log_prob[now].astype(np.float32)},
+            )
+        )
+    return found
+
+
+def plain(one: Episode) -> Episode:
+    """An episode with what `steps_of` tells of it."""
+    return Episode(one.obs, one.action, one.reward, one.terminated, {"log_prob": one.infos["log_prob"]})
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 24])
+def test_episodes_are_whole_wherever_chunks_end(length: int) -> None:
+    rows = [
+        [episode(1, 5), episode(2, 1, False), episode(3, 9), episode(4, 4), 30],
+        [2, episode(5, 3, False), episode(6, 12), 40],
+    ]
+    assembler = EpisodeAssembler(2)
+    found = [one for steps in steps_of(rows, length) for one in assembler.add(steps)]
+    by_number = {int(one.obs["obs"][0, 0]): one for one in found}
+    assert sorted(by_number) == [1, 2, 3, 4, 5, 6]
+    assert len(found) == 6
+    for row in rows:
+        for one in row:
+            if isinstance(one, Episode):
+                assert_same(by_number[int(one.obs["obs"][0, 0])], plain(one))
+    assembler.close()
+    assert (assembler.dropped_episodes, assembler.dropped_steps) == (0, 0)
+
+
+def test_what_has_no_end_or_no_beginning_is_dropped_and_counted() -> None:
+    cut = episode(1, 6)
+    (steps,) = steps_of([[cut, episode(2, 4), 3]], 12)
+    failed = Steps(
+        steps.obs,
+        np.where(np.arange(13)[:, None] == 4, True, steps.first),  # made again after its third step
+        np.where(np.arange(12)[:, None] == 3, False, steps.valid),
+        *(getattr(steps, name) for name in ("reward", "terminated", "truncated", "action", "infos")),
+    )
+    assembler = EpisodeAssembler(1)
+    found = list(assembler.add(failed))
+    assert [len(one) for one in found] == [2, 4]  # what was left of the first one, begun anew, and the second
+    assert (assembler.dropped_episodes, assembler.dropped_steps) == (1, 3)
+
+    late = EpisodeAssembler(1)
+    second = steps_of([[cut, episode(2, 4), 3]], 4)[1:]
+    assert [len(one) for one in [e for steps in second for e in late.add(steps)]] == [4]
+    late.close()
+    assert (late.dropped_episodes, late.dropped_steps) == (0, 2)  # whose beginning was in the chunk not seen
+
+
+def test_open_episodes_are_dropped_at_the_end() -> None:
+    (steps,) = steps_of([[episode(1, 2), episode(2, 9)]], 8)
+    assembler = EpisodeAssembler(1)
+    assert [len(one) for one in assembler.add(steps)] == [2]
+    assembler.close()
+    assert (assembler.dropped_episodes, assembler.dropped_steps) == (1, 5)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_same_spec_follows_from_what_is_stored(name: str) -> None:
+    spec = SPECS[name]
+    texts = [space_to_json(space) for space in spaces_of(spec)]
+    assert spec_of(*map(space_from_json, texts)) == spec
+    assert tuple(map(space_from_json, texts)) == spaces_of(spec)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_actions_come_back_as_they_were_stored(name: str) -> None:
+    spec, random = SPECS[name].action, np.random.default_rng(0)
+    columns = []
+    for part in spec.parts:
+        choices = {"categorical": part.size, "bernoulli": 2}.get(part.kind)
+        shape = (6, part.num_values)
+        columns.append(random.uniform(0.0, 0.9, shape) if choices is None else random.integers(choices, size=shape))
+    stored = np.concatenate(columns, axis=1).astype(spec.dtype)
+    space = spaces_of(SPECS[name])[1]
+    given = given_actions(space, stored)
+    for t in range(6):
+        one = tuple(part[t] for part in given) if isinstance(given, tuple) else given[t]
+        assert space.contains(one)
+    back = stored_actions(space, given, spec)
+    assert back.dtype == stored.dtype
+    np.testing.assert_array_equal(back, stored)
+
+
+def test_continuous_actions_are_given_within_their_bounds() -> None:
+    given = given_actions(spaces_of(SPECS["bounded"])[1], np.array([[3.0, -2.0]], np.float32))
+    np.testing.assert_array_equal(given, np.array([[1.0, -0.5]], np.float32))
+
+
+def test_actions_of_other_spaces_are_stored_from_zero_on() -> None:
+    space = spaces.Tuple((spaces.Discrete(3, start=-1), spaces.MultiDiscrete([[2], [4]], start=[[1], [0]])))
+    spec = spec_of(spaces.Box(0, 1, (1,)), space).action
+    values = (np.array([-1, 1]), np.array([[[1], [3]], [[2], [0]]]))
+    np.testing.assert_array_equal(stored_actions(space, values, spec), [[0, 0, 3], [2, 1, 0]])
+    with pytest.raises(ValueError, match="an action is none of its space"):
+        stored_actions(space, (np.array([2, 0]), values[1]), spec)
+
+
+def test_spaces_are_read_as_minari_writes_them() -> None:
+    from minari.serialization import deserialize_space, serialize_space
+
+    for spec in SPECS.values():
+        for space in spaces_of(spec):
+            assert deserialize_space(space_to_json(space)) == space
+            assert space_from_json(serialize_space(space)) == space
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('{"type": "Text", "max_length": 3}', "a space of type Text cannot be learned from"),
+        ('{"type": "os.system"}', "a space of type os.system cannot be learned from"),
+    ],
+)
+def test_other_spaces_are_refused(text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        space_from_json(text)
+
+
+def raw_of(one: Episode) -> dict[str, object]:
+    """An episode under Minari's names."""
+    ended = np.arange(len(one)) == len(one) - 1
+    return {
+        "observations": one.obs["obs"],
+        "actions": one.action[:, 0],
+        "rewards": one.reward,
+        "terminations": ended & one.terminated,
+        "truncations": ended & (not one.terminated),
+        "infos": one.infos,
+    }
+
+
+def test_an_episode_is_made_of_arrays() -> None:
+    for one in (episode(3, 4), episode(2, 1, False)):
+        assert_same(episode_of("x", spaces_of(SPEC), SPEC, raw_of(one)), one)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"rewards": np.zeros(3)}, "expected shape|its arrays have different lengths"),
+        ({"rewards": np.array([0, np.nan, 0, 0])}, "it holds what is not finite"),
+        ({"actions": np.array([0, 1, 2, 3])}, "an action is none of its space"),
+        ({"actions": np.zeros(3, np.int64)}, "its arrays have different lengths"),
+        ({"terminations": np.array([False, True, False, True])}, "it goes on after its end"),
+        ({"infos": {"log_prob": np.zeros(2)}}, "its arrays have different lengths"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(changes: dict[str, object], error: str) -> None:
+    with pytest.raises(Exception, match=error):
+        episode_of("x", spaces_of(SPEC), SPEC, raw_of(episode(1, 4)) | changes)
+
+
+def test_json_has_the_bounds_that_numbers_can_have() -> None:
+    text = space_to_json(spaces.Box(-np.inf, np.inf, (2,), np.float32))
+    assert json.loads(text)["low"] == [-np.inf, -np.inf]
