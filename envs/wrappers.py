@@ -260,12 +260,12 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.observation_space = spaces.Dict(parts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """What is shown first, with zeros."""
+        """Return the first observation, with zeros for the last step."""
         observation, info = self.env.reset(seed=seed, options=options)
         return self._beside(observation, np.zeros(self._size, np.float32)), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """What is shown after the step, with the step."""
+        """Return the observation after the step, with the step itself."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         taken = spaces.flatten(self.env.action_space, action) if self._action else ()
         numbers = np.array([*taken, *([reward] if self._reward else ())], np.float32)

@@ -129,7 +129,7 @@ class _Gaussian:
 
 class _TanhGaussian(_Gaussian):
     def __call__(self, logits: Array, action: Array) -> Array:
-        """As that of the Gaussian; the density is that of tanh(action)."""
+        """Return the log-probabilities of the Gaussian under the density of tanh(action)."""
         log_prob = super().__call__(logits, action)
         log_prob -= _log_slope_of_tanh(action).sum(axis=1)
         return log_prob

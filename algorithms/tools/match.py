@@ -219,7 +219,7 @@ def _in_its_units(config: EnvConfig) -> EnvConfig:
 
 
 def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
-    """What the environment is like for the policies of a run, which may act in units of their own.
+    """Return the environment as the policies of a run see it, which may act in units of their own.
 
     Raises:
         UsageError: each agent has bounds of its own, which no common units stand for.

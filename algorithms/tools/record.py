@@ -40,7 +40,7 @@ The answer has "action" [R, A], and what else is known of the choice by its name
 
 
 class Recorded(NamedTuple):
-    """What a recording has become."""
+    """Counts of a recording that has ended."""
 
     writer: DatasetWriter
     returns: list[float]
