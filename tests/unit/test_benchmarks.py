@@ -16,6 +16,7 @@ from algorithms.run.config import parse_train
 from algorithms.run.tuning.network import probe
 from benchmarks import (
     end_to_end,
+    first_hour,
     growth,
     learning,
     markdown,
@@ -54,6 +55,11 @@ class TestFigures:
         stairs = [Point(i / 4, i // 4 * 100) for i in range(100)]
         assert measuring.rate(stairs) == pytest.approx(100, rel=0.01)
         assert measuring.rate(stairs[3:]) == pytest.approx(100, rel=0.01)
+
+    def test_lines_of_code_are_statements(self) -> None:
+        """Docstrings, comments and blank lines explain; a call over three lines is three lines."""
+        source = '"""What it is."""\n\n# why\nx = f(\n    1,\n)\n\n\ndef g() -> None:\n    """Nothing."""\n    return\n'
+        assert first_hour.lines_of_code(source) == 5
 
     def test_limit(self) -> None:
         costs = {"environment": 340.0, "inference": 45.0, "training": 115.0}
