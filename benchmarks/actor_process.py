@@ -79,7 +79,7 @@ def random_actions(action: ActionSpec, draws: int, rows: int) -> Array:
             bounds = [(next(low), next(high)) for _ in range(part.size)]
             columns += [rng.uniform(max(a, -1.0), min(b, 1.0), (draws, rows)) for a, b in bounds]
         else:
-            options = part.size if part.kind == "categorical" else 2
+            options = 2 if part.kind == "bernoulli" else part.size
             columns += [rng.integers(options, size=(draws, rows)) for _ in range(part.num_values)]
     return np.stack(columns, axis=2).astype(action.dtype)
 

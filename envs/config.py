@@ -78,6 +78,12 @@ class EnvConfig:
         choices=("gaussian", "tanh_gaussian"),
         fixed_on_resume=True,
     )
+    continuous_as_bins: int | None = flag(
+        None,
+        "choices, evenly spaced from bound to bound, that stand for every number of a Box of actions; none = numbers",
+        minimum=2,
+        fixed_on_resume=True,
+    )
     agent_id: str = flag(
         "auto",
         "whether agents of unlike kinds see who they are, as key agent_id beside their padded observations: auto ="

@@ -66,7 +66,7 @@ def require_info(name: str, where: str, info: object) -> None:
 
 
 class ActionUnits:
-    """Turns stored numbers [R, A] into those of the environment; choices and bits pass as they are.
+    """Turns stored numbers and bins [R, A] into numbers of the environment; choices and bits pass as they are.
 
     Args:
         action: what is stored.
@@ -76,13 +76,13 @@ class ActionUnits:
     """
 
     def __init__(self, action: ActionSpec):
-        size, real = action.num_values, np.array(action.is_real, np.bool_)
+        size, bounded = action.num_values, np.array(action.is_bounded, np.bool_)
         self._squashed = np.flatnonzero(action.is_squashed)
         self._low, self._high = np.full(size, -np.inf), np.full(size, np.inf)
         self._scale, self._shift = np.ones(size), np.zeros(size)
         if action.scale is not None:
-            self._low[real], self._high[real] = action.low, action.high
-            self._scale[real], self._shift[real] = action.scale, action.shift
+            self._low[bounded], self._high[bounded] = action.low, action.high
+            self._scale[bounded], self._shift[bounded] = action.scale, action.shift
         # Where [-1, 1] stands for itself, the bounds of the space are all there is to do.
         self.differ = bool(self._squashed.size or (self._scale != 1.0).any() or self._shift.any())
 

@@ -213,7 +213,7 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
     if isinstance(target, Registration):
         env: Any = make_registered(target, **arguments, **taken)
     else:
-        ids, scaled = config.agent_id == "auto", config.action_scaling == "auto"
+        ids, scaled = config.agent_id == "auto", config.action_scaling == "auto" or bool(config.continuous_as_bins)
         env = pettingzoo.as_gymnasium(target(**arguments, **taken), config.env, ids=ids, scaled=scaled)
     several = num_agents_of(env) > 0
     if several:

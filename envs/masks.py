@@ -58,7 +58,7 @@ def _choices(space: Space, action: Any) -> list[int]:
 
 
 def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.Generator) -> Array:
-    """A stored action [1, A]: any allowed choice, any bits, anything within finite bounds or standard normal.
+    """A stored action [1, A]: any allowed choice, any bin, any bits, anything within finite bounds or standard normal.
 
     A squashed number is uniform after tanh, but for its outermost thousandth.
     """
@@ -71,6 +71,8 @@ def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.
                 raise SpaceMismatch(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
             values.append(random.choice(allowed))
             num_choices += size
+        elif kind == "bins":
+            values += random.integers(size, size=1).tolist()
         elif kind == "bernoulli":
             values += random.integers(2, size=size).tolist()
         elif kind == "tanh_gaussian":

@@ -26,15 +26,18 @@ class ActionForm(NamedTuple):
     Attributes:
         scaled: In [-1, 1] between finite bounds, and from -1 or up to 1 where there is one; else in its own units.
         squashed: Numbers with two finite bounds are drawn from a Gaussian squashed by tanh.
+        bins: Choices that stand for every number, which has two finite bounds then; None: numbers.
     """
 
     scaled: bool = False
     squashed: bool = False
+    bins: int | None = None
 
     @classmethod
     def of(cls, config: EnvConfig) -> ActionForm:
         """Return the form that the flags ask for."""
-        return cls(config.action_scaling == "auto", config.action_distribution == "tanh_gaussian")
+        squashed = config.action_distribution == "tanh_gaussian"
+        return cls(config.action_scaling == "auto", squashed, config.continuous_as_bins)
 
 
 AS_THEY_ARE = ActionForm()
@@ -75,7 +78,7 @@ def require_spec(name: str, spec: EnvSpec, observation_space: Space, action_spac
     Raises:
         SpaceMismatch: it is not.
     """
-    form = ActionForm(spec.action.scale is not None, any(spec.action.is_squashed))
+    form = ActionForm(spec.action.scale is not None, any(spec.action.is_squashed), spec.action.bins)
     found = spec_of(observation_space, action_space, mask_in_info=spec.mask_in_info, form=form)
     for what, own, first in (
         ("observations", found.observations, spec.observations), ("actions", found.action, spec.action)
@@ -210,7 +213,7 @@ def _action_spec(space: Space, form: ActionForm) -> ActionSpec:
     if not numbers:
         return ActionSpec(tuple(parts))
     low, high, scale, shift = zip(*numbers, strict=True)
-    return ActionSpec(tuple(parts), low, high, *((scale, shift) if form.scaled else ()))
+    return ActionSpec(tuple(parts), low, high, *((scale, shift) if form.scaled or form.bins else ()))
 
 
 class _Number(NamedTuple):
@@ -223,6 +226,8 @@ class _Number(NamedTuple):
 
 
 def _stored(low: float, high: float, form: ActionForm) -> _Number:
+    if form.bins:  # evenly spaced, the bounds among them (Tang and Agrawal 2020, arXiv:1901.10500, section 3.1)
+        return _Number(0.0, form.bins - 1.0, scale=(high - low) / (form.bins - 1), shift=low)
     if not form.scaled:
         return _Number(low, high, 1.0, 0.0)
     has_low, has_high = low > -NO_BOUND, high < NO_BOUND
@@ -244,6 +249,13 @@ def _action_parts(space: Space, form: ActionForm) -> list[ActionPart]:
             return [ActionPart("categorical", size) for size, _ in choices_of(space)]
         case spaces.MultiBinary():
             return [ActionPart("bernoulli", prod(space.shape))]
+        case spaces.Box() if np.issubdtype(space.dtype, np.floating) and form.bins:
+            if any(low <= -NO_BOUND or high >= NO_BOUND for low, high in _bounds(space)):
+                raise UsageError(
+                    f"--continuous_as_bins={form.bins} needs numbers with two bounds, the environment has"
+                    f" {described(space)}"
+                )
+            return [ActionPart("bins", form.bins)] * prod(space.shape)
         case spaces.Box() if np.issubdtype(space.dtype, np.floating) and form.squashed:
             within = [low > -NO_BOUND and high < NO_BOUND for low, high in _bounds(space)]
             runs = [(bounded, len(list(run))) for bounded, run in groupby(within)]

@@ -28,12 +28,13 @@ class ActionPart(NamedTuple):
     """One independent factor of the action distribution.
 
     categorical: `size` choices, 1 action value, `size` logits.
+    bins: as categorical; the choices are numbers that the environment takes, and no mask covers them.
     bernoulli: `size` bits, `size` action values, `size` logits.
     gaussian: `size` dimensions, `size` action values, 2 * `size` logits (means, then log standard deviations).
     tanh_gaussian: as gaussian; what is stored is squashed by tanh before it is scaled.
     """
 
-    kind: Literal["categorical", "bernoulli", "gaussian", "tanh_gaussian"]
+    kind: Literal["categorical", "bins", "bernoulli", "gaussian", "tanh_gaussian"]
     size: int
 
     @property
@@ -44,7 +45,7 @@ class ActionPart(NamedTuple):
     @property
     def num_values(self) -> int:
         """Action values this part takes."""
-        return 1 if self.kind == "categorical" else self.size
+        return 1 if self.kind in ("categorical", "bins") else self.size
 
     @property
     def num_logits(self) -> int:
@@ -73,7 +74,8 @@ class ActionSpec:
 
     Attributes:
         parts: At least one factor.
-        low, high: Flattened bounds of all real numbers as they are stored (may be infinite); None where there are none.
+        low, high: Flattened bounds of all real numbers and bins as they are stored (may be infinite); None where there
+            are none.
         scale, shift: Of each of those numbers: what the environment takes is `shift + scale * stored`, where a
             squashed one counts as its tanh; None: what is stored.
     """
@@ -88,6 +90,16 @@ class ActionSpec:
     def is_real(self) -> tuple[bool, ...]:
         """Which of the A stored values are real numbers."""
         return tuple(part.is_real for part in self.parts for _ in range(part.num_values))
+
+    @property
+    def is_bounded(self) -> tuple[bool, ...]:
+        """Which of the A stored values have an entry in the bounds: real numbers and bins."""
+        return tuple(part.is_real or part.kind == "bins" for part in self.parts for _ in range(part.num_values))
+
+    @property
+    def bins(self) -> int | None:
+        """The number of bins of a number; None where numbers are none."""
+        return next((part.size for part in self.parts if part.kind == "bins"), None)
 
     @property
     def is_squashed(self) -> tuple[bool, ...]:

@@ -63,7 +63,8 @@ class APEX(Defaults):
         kinds = {part.kind for part in spec.action.parts} if spec is not None else set()
         if spec is not None and any(spec.action.is_real):
             raise UsageError(
-                "--algo=APEX needs discrete actions, the environment has continuous ones: take APPO or PPO"
+                "--algo=APEX needs choices, the environment has continuous actions: add --continuous_as_bins=N, or take"
+                " APPO or PPO"
             )
         if "bernoulli" in kinds:
             raise UsageError(

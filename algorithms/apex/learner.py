@@ -17,7 +17,6 @@ from algorithms.parts.config import STEP_METRICS
 from algorithms.parts.learner import FlatLearner
 from algorithms.parts.optimizer import adam_of
 from algorithms.runtime.learning.batches import Batch, Feedback
-from envs.spec import MASK_KEY
 
 NAMES = tuple(METRICS)
 
@@ -142,7 +141,7 @@ class ApexLearner(FlatLearner):
 
     def _bootstrap(self, obs: dict[str, Tensor], target_q: Tensor, online_q: Tensor | None) -> Tensor:
         """Return the values [...] of states with Q [..., L], by what their masks allow."""
-        mask = obs[MASK_KEY].flatten(target_q.dim() - 1) > 0 if MASK_KEY in obs else None
+        mask = self.model.allowed(obs, target_q.dim() - 1)
         online_q = online_q if online_q is None else q_learning.allowed_only(online_q, mask)
         return q_learning.bootstrap_value(q_learning.allowed_only(target_q, mask), online_q, self.model.sizes)
 

@@ -10,7 +10,7 @@ from algorithms.models.q_network import QNetwork
 from algorithms.ops import q_learning
 from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.sampling.policy import FastPolicy
-from envs.spec import MASK_KEY, EnvSpec
+from envs.spec import EnvSpec
 
 
 class ExploringRandom(NamedTuple):
@@ -63,8 +63,7 @@ class EpsilonGreedyPolicy:
         """Act in N rows; arguments and results are those of `Policy.act`."""
         sizes = self.model.sizes
         q, _, state = self.model.act(obs, first, state)
-        mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
-        q = q_learning.allowed_only(q, mask)
+        q = q_learning.allowed_only(q, self.model.allowed(obs, 1))
         best = action = q_learning.greedy_action(q, sizes)
         epsilon = None
         if rows is not None and self.epsilon is not None:

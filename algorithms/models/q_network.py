@@ -12,7 +12,7 @@ from algorithms.models.build import build_tower
 from algorithms.models.config import ModelConfig
 from algorithms.models.encoders import DictEncoder, Observations
 from algorithms.ops import q_learning
-from envs.spec import EnvSpec
+from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import UsageError
 
 OUTPUT_GAIN = 0.01
@@ -23,7 +23,7 @@ class QNetwork(ActorCritic):
     """Values of all choices, which stand in the place of logits: the most probable action is the greedy one.
 
     Args:
-        env_spec: of the environment, with categorical actions alone.
+        env_spec: of the environment, whose actions are choices and bins alone.
         config: says how observations are scaled.
         tower: encoder and core.
         dueling: the values are a state's and an advantage of every choice.
@@ -42,6 +42,7 @@ class QNetwork(ActorCritic):
         super().__init__(env_spec, config, tower.state_size)
         self.tower, self.dueling = tower, dueling
         self.sizes = [part.size for part in env_spec.action.parts]
+        self.parts = env_spec.action.parts
         self.q_head = nn.Linear(tower.output_size, sum(self.sizes))
         heads = [self.q_head]
         if dueling:
@@ -54,6 +55,22 @@ class QNetwork(ActorCritic):
             if encoder.num_image_layers and not env_spec.observations[key].dtype.startswith("float"):
                 encoder.scale_with(self.scaling_of(key))
                 self.keys_scaled_later |= {key}
+
+    def allowed(self, obs: Observations, num_batch_dims: int) -> Tensor | None:
+        """Return which choices [..., L] the mask of observations [..., *] allows, bins always; None: there is none."""
+        if MASK_KEY not in obs:
+            return None
+        mask = obs[MASK_KEY].flatten(num_batch_dims) > 0
+        if mask.shape[-1] == sum(self.sizes):
+            return mask
+        pieces, begin = [], 0
+        for part in self.parts:
+            if part.kind == "bins":
+                pieces.append(mask.new_ones(*mask.shape[:-1], part.size))
+            else:
+                pieces.append(mask[..., begin : begin + part.size])
+                begin += part.size
+        return torch.cat(pieces, dim=-1)
 
     def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Q [N, L], the greedy value [N] without a mask, and the next state."""

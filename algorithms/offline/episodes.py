@@ -11,6 +11,7 @@ from gymnasium import spaces
 from envs.conversion import ObservationWriter
 from envs.spaces import Space, children
 from envs.spec import SINGLE_KEY, ActionSpec, Array, BoolArray, EnvSpec, FloatArray
+from utils.errors import UsageError
 
 Spaces = tuple[Space, Space]
 """Of observations and of actions, as a dataset describes them."""
@@ -51,7 +52,15 @@ def spaces_of(spec: EnvSpec) -> Spaces:
     """Return spaces that describe what is stored of an environment: the same spec follows from them.
 
     A space of one key is no Dict; several choices are a MultiDiscrete, and parts of several kinds a Tuple.
+
+    Raises:
+        UsageError: what is stored of an action is not what the environment takes, and only flags say how.
     """
+    if {"tanh_gaussian", "bins"} & {part.kind for part in spec.action.parts}:
+        raise UsageError(
+            "a dataset cannot say what such actions stand for: neither --action_distribution=tanh_gaussian nor"
+            " --continuous_as_bins"
+        )
     leaves: dict[str, Space] = {
         key: spaces.Box(0, one.high, one.shape, np.uint8)
         if one.dtype == "uint8"

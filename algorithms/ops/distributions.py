@@ -28,7 +28,7 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 Parts = tuple[tuple[str, int], ...]
-"""(kind, size) of each part of an action; kinds are categorical, bernoulli, gaussian and tanh_gaussian."""
+"""(kind, size) of each part of an action; kinds are categorical, bins, bernoulli, gaussian and tanh_gaussian."""
 
 REAL = ("gaussian", "tanh_gaussian")
 """Kinds whose values are real numbers."""
@@ -45,6 +45,7 @@ class ActionDistribution:
     | kind        | logits                           | action values             |
     |-------------|----------------------------------|---------------------------|
     | categorical | size                             | 1, the index              |
+    | bins        | the same, and no mask covers it  | 1, the index              |
     | bernoulli   | size                             | size, each 0 or 1         |
     | gaussian    | size means, size log deviations  | size                      |
     | tanh_gaussian | the same, before tanh          | size, before tanh         |
@@ -222,6 +223,17 @@ class _Categorical(_Part):
         return -0.5 * (self.entropy() + mean_log_p)
 
 
+class _Bins(_Categorical):
+    """Choices that stand for numbers, all of them allowed."""
+
+    @staticmethod
+    def widths(size: int) -> _Widths:
+        return _Widths(logits=size, values=1, mask=0)
+
+    def __init__(self, logits: Tensor, allowed: Tensor | None) -> None:
+        super().__init__(logits, None)
+
+
 class _Bernoulli(_Part):
     def __init__(self, logits: Tensor, allowed: Tensor | None) -> None:
         self.logits = logits.float()
@@ -307,6 +319,7 @@ def _log_slope_of_tanh(value: Tensor) -> Tensor:
 
 _KINDS: dict[str, type[_Part]] = {
     "categorical": _Categorical,
+    "bins": _Bins,
     "bernoulli": _Bernoulli,
     "gaussian": _Gaussian,
     "tanh_gaussian": _TanhGaussian,

@@ -21,7 +21,8 @@ from algorithms.ops.distributions import (
 
 Array = NDArray[Any]
 
-SUPPORTED = ("categorical", *REAL)
+CHOICES = ("categorical", "bins")
+SUPPORTED = (*CHOICES, *REAL)
 
 
 class _Part(NamedTuple):
@@ -35,7 +36,7 @@ def _laid_out(parts: Sequence[tuple[str, int]]) -> Iterator[_Part]:
     """Where each part lies among the logits and the values of an action."""
     logit = value = 0
     for kind, size in parts:
-        num_logits, num_values = (size, 1) if kind == "categorical" else (2 * size, size)
+        num_logits, num_values = (size, 1) if kind in CHOICES else (2 * size, size)
         yield _Part(kind, size, slice(logit, logit + num_logits), slice(value, value + num_values))
         logit, value = logit + num_logits, value + num_values
 
@@ -51,7 +52,7 @@ class ActionSampler:
 
     def __init__(self, parts: Sequence[tuple[str, int]], rows: int, generator: np.random.Generator) -> None:
         kinds: dict[str, type[_Categorical] | type[_Gaussian]] = {
-            "categorical": _Categorical,
+            **dict.fromkeys(CHOICES, _Categorical),
             "gaussian": _Gaussian,
             "tanh_gaussian": _TanhGaussian,
         }
@@ -155,7 +156,7 @@ class PolicyTerms:
 
     def __init__(self, parts: Sequence[tuple[str, int]], logits: Array, action: Array, behavior_logits: Array) -> None:
         kinds: dict[str, type[_CategoricalTerms] | type[_GaussianTerms]] = {
-            "categorical": _CategoricalTerms,
+            **dict.fromkeys(CHOICES, _CategoricalTerms),
             "gaussian": _GaussianTerms,
             "tanh_gaussian": _TanhGaussianTerms,
         }

@@ -157,7 +157,7 @@ FLAGS_BY_PART, FLAGS = flag_table(DEFAULT).by_part, flag_table(DEFAULT).flags
 LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust")
 """Flags that a saved run does not decide: they say where it is, as its folder may have been moved, and what of it."""
 
-ACTION_FLAGS = ("action_scaling", "action_distribution")
+ACTION_FLAGS = ("action_scaling", "action_distribution", "continuous_as_bins")
 """Flags that say what the outputs of a network mean as actions."""
 SIMULATION_SECONDS = 10.0
 """Value of `--eval_every_sec` where `--input_evaluation=simulation` asks for evaluations and nothing says how often."""
@@ -328,6 +328,11 @@ def _check_env(env: EnvConfig) -> None:
             "--action_distribution=tanh_gaussian fills [-1, 1] and no more: it needs --action_scaling=auto, which maps"
             " that to the bounds"
         )
+    if env.continuous_as_bins and (env.action_distribution == "tanh_gaussian" or not env.clip_actions):
+        other = "--clip_actions=False" if not env.clip_actions else "--action_distribution=tanh_gaussian"
+        raise UsageError(
+            f"--continuous_as_bins={env.continuous_as_bins} has choices from bound to bound: without {other}"
+        )
 
 
 def _check_sampling(sampling: SamplingConfig, device: str) -> None:
@@ -407,6 +412,10 @@ def _check_without_actors(config: Config) -> None:
     """Refuse what needs an environment that is played, of an algorithm for which none is."""
     if config.algorithm.needs_actors:
         return
+    if bins := config.env.continuous_as_bins:
+        raise UsageError(
+            f"--continuous_as_bins={bins}: --algo={config.run.algo} learns numbers, as its datasets have them"
+        )
     asked = {
         "train_until_return": config.run.train_until_return is not None,
         "sampler_only": config.sampling.sampler_only,

@@ -111,6 +111,6 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
             continuous=continuous,
             remembers=config.model.use_rnn and "use_rnn" not in config.undecided,
         )
-    acting = env_presets.SCALED if spec.action.scale is not None else {}
+    acting = env_presets.SCALED if continuous and spec.action.scale is not None else {}
     learning = config.algorithm.preset_by_kind(images=images, continuous=continuous, rollout=rollout)
     return {**network, **acting, **learning}

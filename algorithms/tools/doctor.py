@@ -76,7 +76,13 @@ LARGE_REWARD, SMALL_REWARD, RARE_REWARD = 1e3, 1e-3, 1e4
 
 State = Literal["ok", "note", "bad"]
 
-KINDS = {"categorical": "choices", "bernoulli": "bits", "gaussian": "numbers", "tanh_gaussian": "squashed numbers"}
+KINDS = {
+    "categorical": "choices",
+    "bins": "bins",
+    "bernoulli": "bits",
+    "gaussian": "numbers",
+    "tanh_gaussian": "squashed numbers",
+}
 
 
 class Finding(NamedTuple):

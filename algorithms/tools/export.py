@@ -138,8 +138,9 @@ class _Network(nn.Module):
         self.is_real = np.array(spec.action.is_real)
         self.squashes = any(spec.action.is_squashed)
         self.register_buffer("is_squashed", torch.tensor(spec.action.is_squashed))
+        dtype = torch.float32 if spec.action.bins else getattr(torch, spec.action.dtype)
         for name, values in _ranges(spec, action_space).items():
-            self.register_buffer(name, torch.tensor(values, dtype=getattr(torch, spec.action.dtype)))
+            self.register_buffer(name, torch.tensor(values, dtype=dtype))
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Outputs of a batch of rows; the most probable actions are as the environment takes them, flattened."""
@@ -161,6 +162,7 @@ class _Network(nn.Module):
         mode = ActionDistribution(self.parts, logits, mask).mode()
         if self.squashes:
             mode = torch.where(self.is_squashed, mode.tanh(), mode)
+        mode = mode.to(self.low.dtype)
         action = torch.minimum(torch.maximum(mode, self.low), self.high) * self.scale + self.start
         action = torch.minimum(torch.maximum(action, self.least), self.most)  # rounding may pass a bound
         memory = (state,) if self.has_memory else ()

@@ -78,7 +78,7 @@ class InUnitsOfEnv:
     def act(self, obs: dict[str, Array], first: Array) -> Array:
         """Actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so."""
         action = self._player.act(obs, first)
-        return self._units(action).astype(action.dtype) if self._units.differ else action
+        return self._units(action).astype(np.float32) if self._units.differ else action
 
 
 class Pair:
@@ -215,7 +215,7 @@ def _act_alike(runs: tuple[SavedRun, SavedRun]) -> bool:
 
 
 def _in_its_units(config: EnvConfig) -> EnvConfig:
-    return replace(config, action_scaling="off", action_distribution="gaussian")
+    return replace(config, action_scaling="off", action_distribution="gaussian", continuous_as_bins=None)
 
 
 def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:

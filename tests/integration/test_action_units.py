@@ -17,6 +17,7 @@ from tests.integration.runs import Recorded, record
 from tests.reaching import BEST, DUEL, ENV, NUM_STEPS
 from tests.videos import pictures_of
 from utils import checkpoint_files
+from utils.errors import UsageError
 
 FLAGS: dict[str, object] = {
     "inference": "serial",
@@ -28,6 +29,9 @@ FLAGS: dict[str, object] = {
     "num_envs_per_worker": 4,
     "train_for_env_steps": 64,
 }
+OF_APEX: dict[str, object] = {"algo": "APEX", "learning_starts": 32, "replay_capacity": 1000}
+NUM_BINS, BEST_BIN = 5, 3
+"""25 is the fourth of 10, 15, 20, 25 and 30."""
 MEANS = {"auto": 0.5, "squashed": float(np.arctanh(0.5)), "before": 25.0, "worse": 0.0}
 """By the name of a run, what its policy always does: 25 of Box(10, 30), but the last, which does 20."""
 
@@ -40,6 +44,9 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, form in (("auto", "gaussian"), ("squashed", "tanh_gaussian")):
             run = record(train_dir / f"{prefix}{name}", **env, **FLAGS, action_distribution=form)
             _always(run, MEANS[name])
+        for name, flags in (("bins", {}), ("apex", OF_APEX)):
+            run = record(train_dir / f"{prefix}{name}", **env, **FLAGS | flags, continuous_as_bins=NUM_BINS)
+            _always(run, 20.0, BEST_BIN)
         for name in ("before", "worse"):
             copy = Recorded(train_dir / f"{prefix}{name}", "", [])
             shutil.copytree(train_dir / f"{prefix}auto", copy.directory)
@@ -50,13 +57,15 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_dir
 
 
-def _always(run: Recorded, mean: float) -> None:
-    """Let the only checkpoint of a run do the same whatever it sees, but for a deviation of 1."""
+def _always(run: Recorded, mean: float, choice: int | None = None) -> None:
+    """Let the only checkpoint of a run do the same whatever it sees, but for a deviation of 1; or always choose so."""
     saved, env_steps = run.checkpoint(), run.state()["env_steps"]
     weights = load(saved["model.safetensors"])
     for name in weights:
-        if name.startswith("policy_head"):
-            weights[name] = np.full_like(weights[name], mean if name.endswith("bias") else 0.0)
+        if name.startswith(("policy_head", "q_head", "value_head")):
+            weights[name] = np.zeros_like(weights[name])
+            if name.endswith("bias") and not name.startswith("value_head"):
+                weights[name][slice(None) if choice is None else choice] = mean
     shutil.rmtree(run.directory / "checkpoint_p0")
     name = checkpoint_files.checkpoint_name(env_steps)
     checkpoint_files.save(run.directory / "checkpoint_p0", name, {**saved, "model.safetensors": save(weights)})
@@ -77,7 +86,18 @@ def test_a_policy_answers_in_the_units_of_the_environment(acting: Path, name: st
     assert ((drawn >= 10) & (drawn <= 30)).all()
 
 
-@pytest.mark.parametrize("name", ["auto", "squashed", "before"])
+@pytest.mark.parametrize("name", ["bins", "apex"])
+def test_a_policy_of_bins_answers_with_their_numbers(acting: Path, name: str) -> None:
+    policy, seen = load_policy(acting / name, seed=3), np.zeros(1, np.float32)
+    assert policy.act(seen, deterministic=True).tolist() == [BEST[0]]
+    policy.reset()
+    assert policy.act_batch(np.zeros((4, 1), np.float32)).tolist() == [[BEST[0]]] * 4
+    policy.reset()
+    assert len(policy.compute_action(seen).logits) == NUM_BINS
+    assert Recorded(acting / name, "", []).config["continuous_as_bins"] == NUM_BINS
+
+
+@pytest.mark.parametrize("name", ["auto", "squashed", "before", "bins", "apex"])
 def test_episodes_and_videos_are_played_in_them(acting: Path, tmp_path: Path, capfd: Any, name: str) -> None:
     flags = (f"--experiment={name}", "--deterministic", "--max_num_episodes=1", "--seed=3")
     played = enjoyed(capfd, acting, *flags)
@@ -88,7 +108,7 @@ def test_episodes_and_videos_are_played_in_them(acting: Path, tmp_path: Path, ca
     assert white == [False] + [True] * NUM_STEPS
 
 
-@pytest.mark.parametrize("name", ["auto", "squashed", "before"])
+@pytest.mark.parametrize("name", ["auto", "squashed", "before", "bins", "apex"])
 def test_evaluations_act_in_them_without_torch_too(acting: Path, name: str) -> None:
     assert cli.run("evaluate", [str(acting / name), "--episodes=3", "--seed=7"]) == 0
     (*_, line) = (acting / name / "eval" / "results.jsonl").read_text().splitlines()
@@ -96,7 +116,7 @@ def test_evaluations_act_in_them_without_torch_too(acting: Path, name: str) -> N
     assert (found["mode"], found["mean"]) == ("most_probable", pytest.approx(NUM_STEPS, abs=1e-4))
 
 
-@pytest.mark.parametrize("other", ["auto", "squashed", "before"])
+@pytest.mark.parametrize("other", ["auto", "squashed", "before", "bins", "apex"])
 def test_policies_of_both_units_play_each_other(acting: Path, capfd: Any, other: str) -> None:
     words = ["--deterministic=True", "--episodes=4", "--seed=3", "--json"]
     for mine, expected in (("before", 0.0), ("auto", 0.0), ("worse", -0.25 * NUM_STEPS)):
@@ -108,7 +128,7 @@ def test_policies_of_both_units_play_each_other(acting: Path, capfd: Any, other:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["auto", "squashed", "before"])
+@pytest.mark.parametrize("name", ["auto", "squashed", "before", "bins", "apex"])
 def test_an_exported_policy_answers_in_them(acting: Path, tmp_path: Path, name: str) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -130,6 +150,28 @@ def test_weights_of_before_are_trained_on_in_their_units(acting: Path, tmp_path:
     assert np.abs(returns - (NUM_STEPS - 0.8)).max() < 0.5  # E|x| of a deviation of 1 is 0.8, of a range of 20
 
 
+@pytest.mark.parametrize(("name", "flags"), [("bins", {}), ("apex", OF_APEX)])
+def test_runs_of_bins_go_on_with_them_and_so_do_those_that_take_their_weights(
+    acting: Path, tmp_path: Path, name: str, flags: dict[str, object]
+) -> None:
+    of_env = {"env": ENV, "env_kwargs": json.dumps({"numbers": [0]}), "init_from": str(acting / name)}
+    still = {"learning_rate": 0, "epsilon": 0, "decorrelate_envs_on_one_worker": False, "train_for_env_steps": 160}
+    if name == "bins":
+        del still["epsilon"]
+    for steps in (160, 320):
+        run = record(tmp_path / "next", **FLAGS | flags | of_env | still | {"train_for_env_steps": steps})
+        assert run.config["continuous_as_bins"] == NUM_BINS
+        assert run.state()["env_steps"] >= steps
+        returns = np.concatenate([done.episode_return for done in run.episodes])
+        assert len(returns) >= 4
+        assert returns == pytest.approx(np.full(len(returns), NUM_STEPS), abs=1e-4)
+
+
+def test_datasets_of_bins_are_refused(acting: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a dataset cannot say what such actions stand for"):
+        cli.run("record", [str(acting / "bins"), "-o", str(tmp_path / "set"), "--steps=10"])
+
+
 BEST_SHARE, STEPS = 0.95, 100_000
 TASKS: dict[str, dict[str, Any]] = {
     "far": {"numbers": [0]},
@@ -148,4 +190,15 @@ def test_bounds_far_away_tiny_and_missing_are_learned_within_a_twentieth(tmp_pat
     """By defaults alone; the mean return of the last episodes of training, whose actions are drawn."""
     env_kwargs = json.dumps(TASKS[task])
     run = record(tmp_path / "run", algo=algo, env=ENV, env_kwargs=env_kwargs, train_for_env_steps=STEPS)
+    assert run.series("reward/mean")[-1] >= BEST_SHARE * NUM_STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["APPO", "PPO", "APEX", "A3C"])
+def test_bins_are_learned_within_a_twentieth(tmp_path: Path, algo: str) -> None:
+    """By defaults alone; of what was done last, Ape-X's rows that explore least."""
+    env_kwargs = json.dumps({"numbers": [0, 1], "nested": True, "chooses": True})
+    run = record(
+        tmp_path / "run", algo=algo, env=ENV, env_kwargs=env_kwargs, continuous_as_bins=21, train_for_env_steps=STEPS
+    )
     assert run.series("reward/mean")[-1] >= BEST_SHARE * NUM_STEPS

@@ -74,6 +74,23 @@ def test_what_a_mask_forbids_is_never_done() -> None:
         assert mask.gather(1, 4 + action[:, 1:]).all()
 
 
+def test_bins_are_chosen_freely_beside_what_a_mask_forbids() -> None:
+    parts = (ActionPart("bins", 5), ActionPart("categorical", 3), ActionPart("bins", 2))
+    keys = {"obs": ObservationSpec((5,), "float32"), MASK_KEY: ObservationSpec((3,), "uint8")}
+    spec = replace(env_spec_of(*parts, **keys), action_mask=3)
+    mask = torch.tensor([[1, 0, 1]], dtype=torch.uint8).expand(ROWS, 3)
+    obs = {"obs": torch.randn(ROWS, 5), MASK_KEY: mask}
+    drawn = act(policy_of(spec, torch.tensor([1.0])), obs, torch.zeros(ROWS, dtype=torch.long))["action"]
+    assert [sorted(set(column)) for column in drawn.T.tolist()] == [[0, 1, 2, 3, 4], [0, 2], [0, 1]]
+    shares = torch.bincount(drawn[:, 0].long()) / ROWS
+    assert shares == pytest.approx([0.2] * 5, abs=5 * (0.16 / ROWS) ** 0.5)
+    policy = policy_of(spec)
+    best, unmasked = act(policy, obs, None)["action"], act(policy, {"obs": obs["obs"]}, None)["action"]
+    assert torch.equal(best[:, [0, 2]], unmasked[:, [0, 2]])
+    assert (best[:, 1] != 1).all()
+    assert (unmasked[:, 1] == 1).any()
+
+
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_values_of_what_was_done_and_of_the_best_are_recorded(rescaled: bool) -> None:
     policy, obs = policy_of(epsilon=torch.tensor([1.0]), rescaled=rescaled), {"obs": torch.randn(50, 5)}
@@ -98,7 +115,7 @@ def test_the_third_that_explores_least_says_how_good_it_is() -> None:
 @pytest.mark.parametrize(
     ("flags", "spec", "words"),
     [
-        ({}, env_spec_of(*GAUSSIAN), "continuous"),
+        ({}, env_spec_of(*GAUSSIAN), "continuous actions: add --continuous_as_bins=N"),
         ({}, env_spec_of(ActionPart("tanh_gaussian", 2)), "continuous"),
         ({}, env_spec_of(ActionPart("bernoulli", 3)), "MultiBinary"),
         ({"batch_size": 100}, None, "--batch_size=100 is not a multiple of --rollout=32"),

@@ -8,12 +8,14 @@ from envs.config import EnvConfig
 from envs.conversion import ActionConverter
 from envs.make import make_group
 from envs.masks import random_action
-from envs.spaces import ActionForm, spec_of
-from envs.spec import ActionPart, ActionSpec
+from envs.spaces import ActionForm, require_spec, spec_of
+from envs.spec import MASK_KEY, ActionPart, ActionSpec
 from tests.reaching import ENV, Reach
+from utils.errors import SpaceMismatch, UsageError
 
 SEEN = spaces.Box(-1.0, 1.0, (1,))
 SCALED, SQUASHED = ActionForm(scaled=True), ActionForm(scaled=True, squashed=True)
+BINS = ActionForm(scaled=True, bins=5)
 LARGEST = np.finfo(np.float32).max
 
 
@@ -99,4 +101,71 @@ def test_environments_are_stepped_in_their_units(nested: bool, scaling: str, uni
     reward = Reach([0, 1, 2], nested).step(action)[1]
     assert reward == pytest.approx(1.0, abs=1e-6)
     assert (group.spec.action.scale is None) == (scaling == "off")
+    group.close()
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_bins_are_numbers_from_bound_to_bound_whatever_the_scaling(scaled: bool) -> None:
+    space = spaces.Dict(
+        {
+            "a": box([10, -0.01], [30, 0.01]),
+            "b": spaces.Tuple((spaces.Discrete(3, start=7), spaces.MultiBinary(2), box([2], [2]))),
+        }
+    )
+    action = spec_of(SEEN, space, form=ActionForm(scaled=scaled, bins=5)).action
+    bins = ActionPart("bins", 5)
+    assert action.parts == (bins, bins, ActionPart("categorical", 3), ActionPart("bernoulli", 2), bins)
+    assert (action.dtype, action.num_values, action.num_logits) == ("int32", 6, 20)
+    stored = np.array([[choice, 4 - choice, 1, 1, 0, choice] for choice in range(5)], np.int32)
+    rows = ActionConverter(space, action).rows(stored)
+    assert all(row in space for row in rows)
+    assert [row["a"].tolist() for row in rows] == [
+        pytest.approx([10 + 5 * choice, 0.01 - 0.005 * choice]) for choice in range(5)
+    ]
+    assert [(row["b"][0], row["b"][1].tolist(), row["b"][2].tolist()) for row in rows] == [(8, [1, 0], [2.0])] * 5
+
+
+def test_bins_reach_both_bounds_exactly() -> None:
+    low, high = np.random.default_rng(0).normal(0, 100, (2, 200)).astype(np.float32)
+    space = box(np.minimum(low, high).tolist(), np.maximum(low, high).tolist())
+    for count in (2, 3, 7, 11):
+        converter = ActionConverter(space, spec_of(SEEN, space, form=ActionForm(bins=count)).action)
+        (least, most) = converter.rows(np.array([[0] * 200, [count - 1] * 200], np.int32))
+        assert np.array_equal(least, space.low)
+        assert np.array_equal(most, space.high)
+
+
+@pytest.mark.parametrize("ends", [([0], [np.inf]), ([-np.inf], [0]), ([-1, -LARGEST], [1, LARGEST])])
+def test_a_number_without_two_bounds_has_no_bins(ends: tuple[list[float], list[float]]) -> None:
+    space = spaces.Tuple((spaces.Discrete(2), box(*ends)))
+    with pytest.raises(UsageError, match=r"--continuous_as_bins=5 needs numbers with two bounds, .* Box"):
+        spec_of(SEEN, space, form=BINS)
+
+
+def test_masks_are_of_choices_and_not_of_bins() -> None:
+    shown = spaces.Dict({"obs": SEEN, MASK_KEY: spaces.MultiBinary(3)})
+    space = spaces.Tuple((box([0], [1]), spaces.Discrete(3), box([0], [1])))
+    spec = spec_of(shown, space, form=BINS)
+    assert spec.action_mask == 3
+    random = np.random.default_rng(0)
+    drawn = np.concatenate([random_action(spec.action, np.array([0, 1, 0], bool), random) for _ in range(200)])
+    assert [sorted(set(column)) for column in drawn.T.tolist()] == [[0, 1, 2, 3, 4], [1], [0, 1, 2, 3, 4]]
+    assert spec_of(SEEN, space, mask_in_info=True, form=BINS).observations[MASK_KEY].shape == (3,)
+
+
+def test_environments_that_are_made_later_have_the_same_bins() -> None:
+    space = box([10], [30])
+    spec = spec_of(SEEN, space, form=BINS)
+    require_spec("env", spec, SEEN, space)
+    with pytest.raises(SpaceMismatch, match="its actions have another space"):
+        require_spec("env", spec, SEEN, box([10], [31]))
+
+
+@pytest.mark.parametrize("scaling", ["auto", "off"])
+def test_environments_are_stepped_with_the_numbers_of_bins(scaling: str) -> None:
+    arguments = {"numbers": [0, 1], "nested": True, "chooses": True}
+    group = make_group(EnvConfig(ENV, env_kwargs=arguments, action_scaling=scaling, continuous_as_bins=21), 1)
+    converter = ActionConverter(Reach(**arguments).action_space, group.spec.action)
+    (action,) = converter.rows(np.array([[2, 15, 14]], np.int32))  # the right choice, 25, and 0.004 of [-0.01, 0.01]
+    assert Reach(**arguments).step(action)[1] == pytest.approx(1.0, abs=1e-6)
     group.close()

@@ -25,6 +25,7 @@ MIXED = (
     ActionPart("gaussian", 1),
     ActionPart("categorical", 2),
 )
+BINNED = (ActionPart("bins", 5), ActionPart("categorical", 3), ActionPart("bins", 2))
 VECTOR = ObservationSpec((6,), "float32")
 
 
@@ -57,6 +58,7 @@ CASES = {
     "towers apart": (replace(PLAIN, actor_critic_share_weights=False), spec_of(CHOICES)),
     "free deviations": (PLAIN, spec_of(REALS)),
     "deviations of the state": (replace(PLAIN, adaptive_stddev=True), spec_of(REALS)),
+    "bins": (PLAIN, spec_of(BINNED)),
     "several parts": (PLAIN, spec_of(MIXED)),
     "several parts, deviations of the state": (replace(PLAIN, adaptive_stddev=True), spec_of(MIXED)),
     "matrix": (PLAIN, spec_of(CHOICES, ObservationSpec((2, 3), "float32"))),

@@ -282,3 +282,22 @@ def test_parts_may_be_named_tuples() -> None:
     named = ActionDistribution((ActionPart("categorical", 2),), torch.zeros(2))
     plain = ActionDistribution((("categorical", 2),), torch.ones(2))
     assert named.kl(plain) == 0
+
+
+def test_bins_are_choices_that_no_mask_covers() -> None:
+    parts: Parts = (("bins", 4), ("categorical", 3), ("bins", 2))
+    logits = torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([True, False, True]).expand(50, 3)
+    found, plain = ActionDistribution(parts, logits, mask), tuple(("categorical", size) for _, size in parts)
+    whole = torch.tensor([True] * 4 + [True, False, True] + [True] * 2).expand(50, 9)
+    expected = ActionDistribution(plain, logits, whole)
+    action = found.sample(torch.Generator().manual_seed(1))
+    assert torch.equal(action, expected.sample(torch.Generator().manual_seed(1)))
+    assert set(action[:, 0].tolist()) == {0, 1, 2, 3}
+    assert set(action[:, 1].tolist()) == {0, 2}
+    assert torch.equal(found.mode(), expected.mode())
+    assert torch.equal(found.log_prob(action), expected.log_prob(action))
+    assert torch.equal(found.entropy(), expected.entropy())
+    assert torch.equal(found.symmetric_kl_to_uniform(), expected.symmetric_kl_to_uniform())
+    with pytest.raises(ValueError, match="action_mask"):
+        ActionDistribution(parts, logits, whole)

@@ -57,6 +57,38 @@ def test_what_plays_a_saved_run_reads_its_flags_so() -> None:
     assert Config.from_flat({"env": "a"}).env.agent_id == "auto"
 
 
+def bins(*words: str) -> int | None:
+    return parse_train(["--env=Pendulum-v1", *words]).env.continuous_as_bins
+
+
+def test_bins_are_those_of_the_run_and_of_the_weights() -> None:
+    saved("plain")
+    saved("binned", action_scaling="auto", continuous_as_bins=7)
+    assert bins("--experiment=new") is None
+    assert bins("--experiment=binned") == 7
+    assert bins("--experiment=b", "--init_from=binned") == 7
+    assert bins("--experiment=b", "--init_from=plain") is None
+    assert Config.from_saved({"env": "a"}).env.continuous_as_bins is None
+    with pytest.raises(UsageError, match="run binned cannot change continuous_as_bins 7 -> 9"):
+        bins("--experiment=binned", "--continuous_as_bins=9")
+    with pytest.raises(UsageError, match="run plain cannot change continuous_as_bins none -> 9"):
+        bins("--experiment=plain", "--continuous_as_bins=9")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--continuous_as_bins=1",), "--continuous_as_bins must be at least 2, got 1"),
+        (("--continuous_as_bins=5", "--action_distribution=tanh_gaussian"), "without --action_distribution=tanh_ga"),
+        (("--continuous_as_bins=5", "--clip_actions=False"), "without --clip_actions=False"),
+        (("--continuous_as_bins=5", "--algo=BC", "--input=a"), "--continuous_as_bins=5: --algo=BC learns numbers"),
+    ],
+)
+def test_bins_that_cannot_be_are_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        bins(*words)
+
+
 def test_squashing_needs_the_map_to_the_bounds() -> None:
     with pytest.raises(UsageError, match=r"tanh_gaussian .* needs --action_scaling=auto"):
         scaling("--action_distribution=tanh_gaussian", "--action_scaling=off")
