@@ -29,6 +29,7 @@ from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, OnFailure, SingleEnv
 from envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
+from envs.names import suggestion
 from envs.spaces import ActionForm, num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toys.toy import register_toys
@@ -380,7 +381,7 @@ def _resolve(name: str) -> Registration | Factory:
 
 def _unknown(name: str, env_id: str, module: ModuleType | None) -> UsageError:
     if module is None:
-        return UsageError(f"there is no environment {name}{nearest(env_id, gymnasium.registry, 3)}")
+        return UsageError(f"there is no environment {name}{suggestion(env_id, FAMILIES)}")
     candidates = [*(key for key in vars(module) if not key.startswith("_")), *gymnasium.registry]
     text = f"module {module.__name__} neither registers nor contains {env_id or 'an empty name'}"
     return UsageError(text + nearest(env_id, candidates, 3))
@@ -437,7 +438,7 @@ def _require_package(env_id: str, id_or_entry_point: str) -> None:
         if not is_id and not family.has_entry_point(id_or_entry_point):
             continue
         if find_spec(family.package) is None:
-            raise UsageError(f'{env_id} needs the package {family.package}: pip install "appo[{family.extra}]"')
+            raise UsageError(f"{env_id} needs the package {family.package}: {family.command}")
         if is_id and family.register is not None:
             with _construction(env_id):
                 family.register()

@@ -77,6 +77,8 @@ def _lock(descriptor: int, path: Path) -> None:
             raise ResourceError(f"cannot lock {path}: {error.strerror}") from error
         run = path.absolute().parent.name
         raise DirectoryInUse(f"run {run} is in use by {_describe_holder(descriptor)}") from None
+    if not os.fstat(descriptor).st_nlink:  # opened before the folder went, of a start that was refused
+        raise DirectoryInUse(f"run {path.absolute().parent.name} has just been removed by its own start: start again")
 
 
 def _write_holder(descriptor: int) -> None:

@@ -40,6 +40,7 @@ class Config:
         undecided: flags that nobody has given, of an environment without a preset: `run/defaults.py` decides them.
         by_kind: flag -> value that it decides for such an environment where nothing is given; {} before that and for
             all others.
+        unnamed: whether nobody has named the run: the number in its name may be another one when its folder is made.
     """
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -51,6 +52,7 @@ class Config:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     undecided: frozenset[str] = frozenset()
     by_kind: Mapping[str, object] = field(default_factory=dict)
+    unnamed: bool = field(default=False, compare=False)
 
     @classmethod
     def from_flat(cls, values: Mapping[str, object]) -> Self:
@@ -223,8 +225,9 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         given: flag -> value, converted, of the flags on the command line.
 
     Returns:
-        The checked configuration, and for every flag the source it came from. An unnamed run gets its name here. What
-        the kind of observation decides is still undecided: the environment has not been made.
+        The checked configuration, and for every flag the source it came from. An unnamed run gets a name here, of
+        which the start makes sure that it is its own. What the kind of observation decides is still undecided: the
+        environment has not been made.
 
     Raises:
         UsageError: a source is damaged, a saved run would change what it cannot, or flags contradict each other.
@@ -251,7 +254,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         layers.append(("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS}))
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
-    config = Config.from_flat(values)
+    config = replace(Config.from_flat(values), unnamed=not run.experiment)
     if known is None and not saved:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
     check_writable(config.run.run_directory)

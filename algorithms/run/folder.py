@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import itertools
 import json
 import logging
 import os
@@ -10,13 +11,15 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.checkpoint_files import listed
 from utils.errors import ResourceError, UsageError
+from utils.files import make_durable, sync_directory
 from utils.lock import RunLock
+from utils.logging import tail
 from utils.metrics import BLOCK_BYTES, LONGEST_LINE, READ_BYTES
 from utils.run_folder import (
     CHECKPOINT_FOLDERS,
@@ -34,6 +37,9 @@ log = logging.getLogger(__name__)
 
 MEASURED = "measured"
 """What config.json holds beside flags: what a run's first start has measured, see `tuning.py`."""
+
+LAST_LINES = 20
+"""Lines of each log that are said when the folder of a run goes which has never begun."""
 
 MARK = "mark"
 """The other thing beside flags: that the run is the user's own, see `trust.py`."""
@@ -75,7 +81,10 @@ def check_writable(directory: Path) -> None:
 
 def new_name(group: Path, env: str) -> str:
     """Return the name of a new run: the env's own name and the first number after those in use."""
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[:/]", env)[-1])[:190].lstrip(".") or "run"
+    return _numbered(group, re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[:/]", env)[-1])[:190].lstrip(".") or "run")
+
+
+def _numbered(group: Path, stem: str) -> str:
     pattern = re.compile(re.escape(stem) + r"_(\d{1,9})")
     numbers = [int(match[1]) for name in folders(group) if (match := pattern.fullmatch(name))]
     return f"{stem}_{max(numbers, default=0) + 1}"
@@ -278,17 +287,29 @@ def count_starts(directory: Path) -> int:
 
 
 @contextlib.contextmanager
-def lock_run_folder(directory: Path, behavior: str) -> Iterator[None]:
-    """While entered, the folder of a run is there, can be written and is nobody else's.
+def lock_run_folder(
+    directory: Path, behavior: str, *, unnamed: bool = False, keeps: Callable[[], bool] = lambda: True
+) -> Iterator[Path]:
+    """While entered, the folder of a run, which this gives, is there, can be written and is nobody else's.
+
+    Args:
+        directory: of the run.
+        behavior: what becomes of a run that is there, as the flag has it.
+        unnamed: nobody has named the run: where another one has taken the number in its name meanwhile, it gets the
+            next.
+        keeps: asked at the end, whether there is anything to be kept; otherwise the folder goes, if it was made here.
 
     Raises:
         DirectoryInUse: another process trains in it.
         UsageError: it cannot be made or written, holds links, or what is to be set aside is no run.
         ResourceError: the file system has no locks.
     """
-    run = RunFolder(directory)
     with old_run_out_of_the_way(directory, behavior):
+        made = _missing_folders(directory)
         try:
+            if unnamed:
+                directory = _make_unnamed(directory)
+            run = RunFolder(directory)
             with own_folder(run.logs, make=True):
                 pass
         except OSError as error:
@@ -296,7 +317,47 @@ def lock_run_folder(directory: Path, behavior: str) -> Iterator[None]:
         refuse_unwritable(directory)
         refuse_links(directory)
         with RunLock(run.lock):
-            yield
+            try:
+                yield directory
+            finally:
+                if (made or unnamed) and not keeps():
+                    _remove_made([directory, *made[1:]])
+
+
+def _missing_folders(directory: Path) -> list[Path]:
+    """Return the folder of a run and those above it that are not there yet, the innermost first."""
+    return list(itertools.takewhile(lambda path: not os.path.lexists(path), (directory, *directory.parents)))
+
+
+def _make_unnamed(directory: Path) -> Path:
+    """Make the folder of a run that nobody has named, under the next number if another start was quicker (OSError)."""
+    make_durable(directory.parent)
+    stem = directory.name.rpartition("_")[0]
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory)
+            sync_directory(directory.parent)
+            return directory
+        directory = directory.with_name(_numbered(directory.parent, stem))
+
+
+def _remove_made(made: Sequence[Path]) -> None:
+    """Remove the folder of a run that has never begun, and those above it, which were made for it, if they are empty.
+
+    What its logs say is said here, as it may be why there is no run.
+    """
+    directory, *above = made
+    for path in sorted(RunFolder(directory).logs.glob("*.log")):
+        if lines := tail(path, LAST_LINES):
+            log.info("%s had said, before its folder was removed:\n%s", path.stem, "\n".join(lines))
+    # Out of the way in one step: a folder that is half removed would look like a run.
+    aside = directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        os.rename(directory, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+    for folder in above:
+        with contextlib.suppress(OSError):  # another run is in it by now
+            os.rmdir(folder)
 
 
 @contextlib.contextmanager
@@ -330,7 +391,7 @@ def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
         try:
             yield
         finally:
-            if not run.config.exists():
+            if not run.config.exists() and os.path.lexists(aside):
                 _bring_back(aside, directory)
 
 

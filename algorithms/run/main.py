@@ -124,10 +124,32 @@ class Run:
         with ExitStack() as stack:
             check_machine(self.config, self.sampling)
             self._check_names()
-            stack.enter_context(lock_run_folder(self.directory, self.config.run.restart_behavior))
+            locked = lock_run_folder(
+                self.directory,
+                self.config.run.restart_behavior,
+                unnamed=self.config.unnamed,
+                keeps=self._keeps_folder,
+            )
+            directory = stack.enter_context(locked)
+            if directory != self.directory:
+                self._be_called(directory)
             stack.enter_context(self.signals)
             self._open = stack.pop_all()
         return self
+
+    def _be_called(self, directory: Path) -> None:
+        """Take the name of the folder that was made."""
+        self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
+        self.directory, self.status = directory, Status(directory)
+
+    @property
+    def begun(self) -> bool:
+        """Whether all workers have been ready."""
+        return self.runner is not None and self.runner.begun
+
+    def _keeps_folder(self) -> bool:
+        """Whether there is something to come back to: training, or what led an environment to fail before."""
+        return self.begun or any(self.config.run.incidents.glob("*"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -146,8 +168,11 @@ class Run:
         try:
             reason = run_to_end(self.turns())
         except Interrupted as interruption:
-            leave_page(self.config, with_curve=False)
             run = self.config.run
+            if not self.begun:
+                log.info("%s before training began", interruption)
+                return interruption.exit_code
+            leave_page(self.config, with_curve=False)
             without = "" if run.restart_behavior == "resume" else ", without --restart_behavior"
             log.info("%s; go on with the same command and --experiment=%s%s", interruption, run.experiment, without)
             return interruption.exit_code
@@ -197,12 +222,11 @@ class Run:
         blueprint = blueprint_of(topology)
         arena = reserve(blueprint.fields(), config.sampling.memory_limit_mb)
 
-        # What this start goes on from. From here on the old run is gone, if it was to be.
+        # What this start goes on from.
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
         resumed = fill(blocks, config, models, seed, measured)
         code.keep(self.directory)
-        remove_old(self.directory)
         exploit_explore = ExploitExplore.of(config, spec.reward_shaping, seed)
         traits = initial_traits(config, exploit_explore, resumed)
         blueprint = replace(blueprint, traits=tuple(traits))
@@ -227,6 +251,7 @@ class Run:
         if config.algorithm.synchronous and not config.takes_turns:
             log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
         self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
+        self.runner.on_begin = partial(remove_old, self.directory)  # the run that this one is to take the place of
         self.runner.population = make_self_play(
             config, topology, arena, tables[0], monitor, resumed[0]
         ) or make_controller(config, exploit_explore, monitor, traits, topology.num_actors)

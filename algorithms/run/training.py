@@ -111,7 +111,7 @@ class Training:
     Attributes:
         config: all flags, resolved as on the command line; as soon as the environment is known, those included that its
             kind of observation decides.
-        directory: of the run.
+        directory: of the run; if nobody has named it, its number may change when the block is entered.
 
     Raises:
         UsageError: a name or value is wrong; one line, with the nearest name.
@@ -132,7 +132,6 @@ class Training:
         if names:
             flags["callbacks"] = names
         self._run = kind(resolve(_convert_flags(config, flags))[0], objects)
-        self.directory = self._run.directory
         self.report_seconds, self.report_env_steps = report_seconds, report_env_steps
         self._open = contextlib.ExitStack()
         self._turns: Turns | None = None
@@ -183,6 +182,11 @@ class Training:
     def config(self) -> Config:
         """See above."""
         return self._run.config
+
+    @property
+    def directory(self) -> Path:
+        """See above."""
+        return self._run.directory
 
     @property
     def result(self) -> Result:
@@ -397,7 +401,8 @@ def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> 
 def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[str, object]) -> dict[str, object]:
     """The flags that the caller gives, converted; the terminal is the caller's, so no panel is drawn unasked."""
     if isinstance(config, Config):
-        whole = {name: value for name, value in config.to_flat().items() if name not in config.undecided}
+        left_out = config.undecided | ({"experiment"} if config.unnamed else frozenset())
+        whole = {name: value for name, value in config.to_flat().items() if name not in left_out}
     else:
         whole = flattened(config or {}, FLAGS_BY_PART, "config")
     own = {"log_format": "plain"} if not isinstance(config, Config) else {}

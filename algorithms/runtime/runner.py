@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
 from algorithms.runtime.budget import Budget
@@ -75,9 +75,12 @@ class Runner:
 
     Attributes:
         population: of the policies, if they are several.
+        begun: whether all workers have been ready.
+        on_begin: called when they are, for the first time.
     """
 
     population: Population | None = None
+    begun = False
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class Runner:
     ) -> None:
         self.workers, self.monitor, self.checkpointing = workers, monitor, checkpointing
         self.budget, self.signals, self.status, self.segments = budget, signals, status, segments
+        self.on_begin: Callable[[], None] = lambda: None
 
     def turns(self) -> Turns:
         """Why the run ended. Whatever happens, no process is left, and what was learned is saved.
@@ -126,6 +130,8 @@ class Runner:
 
     def _train(self) -> Turns:
         self.workers.start()
+        self.begun = True
+        self.on_begin()
         self.monitor.started = time.monotonic()
         try:
             return (yield from self._until_it_is_over())

@@ -33,6 +33,15 @@ HARMLESS: Harmless = {
 }
 """Arguments that a run of a stranger may set."""
 
+NAMES = (
+    r"pursuit|multiwalker|pistonball|cooperative_pong|knights_archers_zombies|chess|connect_four|go|hanabi|leduc_holdem|rps"
+    r"|texas_holdem(_no_limit)?|tictactoe"
+)
+"""Regular expression of names without what is before and behind them, by which its environments are known that need no
+further package."""
+
+INSTALL = 'pip install "appo[multiagent]"'
+
 Factory = Callable[..., Any]
 
 MOST_NAMES = 8  # of agents, in one line
@@ -58,10 +67,18 @@ def find(name: str, *, registered: bool) -> Factory | None:
     return makers[env_id]
 
 
+def ids() -> list[str]:
+    """List what is registered with PettingZoo; nothing where it is not installed, or has no registry."""
+    try:
+        return list(_makers(""))
+    except (UsageError, ImportError):
+        return []
+
+
 def _makers(env_id: str) -> dict[str, Factory]:
     """What makes the environments that are registered with PettingZoo, by id; as parallel ones where they are so."""
     if find_spec("pettingzoo") is None:
-        raise UsageError(f'{env_id} needs the package pettingzoo: pip install "appo[multiagent]"')
+        raise UsageError(f"{env_id} needs the package pettingzoo: {INSTALL}")
     zoo = importlib.import_module("pettingzoo")
     if not hasattr(zoo, "parallel_registry"):
         raise UsageError(f"{env_id} needs pettingzoo 1.27 or newer, this is {getattr(zoo, '__version__', 'older')}")

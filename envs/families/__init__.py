@@ -34,6 +34,9 @@ class Family:
         register: imports what registers the ids with gymnasium; None if nothing has to be imported.
         flags: of `EnvConfig`, which only this family understands.
         harmless: arguments that can neither run, read nor write anything, nor ask for more memory than there is.
+        prefixes: with which ids begin, before the name that people know.
+        names: regular expression of those names in lower case, without version, by which the family is told where the
+            package is not installed; empty: none are known.
     """
 
     name: str
@@ -45,6 +48,13 @@ class Family:
     register: Callable[[], object] | None = None
     flags: tuple[str, ...] = ()
     harmless: Harmless = field(default_factory=dict, compare=False)
+    prefixes: tuple[str, ...] = ()
+    names: str = ""
+
+    @property
+    def command(self) -> str:
+        """What installs the package."""
+        return f'pip install "appo[{self.extra}]"'
 
     def has_id(self, text: str) -> bool:
         """Return whether a text begins like an id of the family."""

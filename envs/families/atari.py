@@ -25,6 +25,17 @@ FAMILY = Family(
     package="ale_py",
     extra="atari",
     ids=r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d",
+    prefixes=("ALE/",),
+    names=r"adventure|airraid|alien|amidar|assault|asterix|asteroids|atlantis2?|backgammon|bankheist|basicmath|battlezone|"
+    r"beamrider|berzerk|blackjack|bowling|boxing|breakout|carnival|casino|centipede|choppercommand|crazyclimber|"
+    r"crossbow|darkchambers|defender|demonattack|donkeykong|doubledunk|earthworld|elevatoraction|enduro|entombed|et|"
+    r"fishingderby|flagcapture|freeway|frogger|frostbite|galaxian|gopher|gravitar|hangman|hauntedhouse|hero|"
+    r"humancannonball|icehockey|jamesbond|journeyescape|kaboom|kangaroo|keystonekapers|kingkong|klax|koolaid|krull|"
+    r"kungfumaster|lasergates|lostluggage|mariobros|miniaturegolf|montezumarevenge|mrdo|mspacman|namethisgame|othello|"
+    r"pacman|phoenix|pitfall2?|pong|pooyan|privateeye|qbert|riverraid|roadrunner|robotank|seaquest|sirlancelot|skiing|"
+    r"solaris|spaceinvaders|spacewar|stargunner|superman|surround|tennis|tetris|tictactoe3d|timepilot|trondead|turmoil|"
+    r"tutankham|upndown|venture|videocheckers|videochess|videocube|videopinball|wizardofwor|wordzapper|yarsrevenge|"
+    r"zaxxon",
     entry_points=r"ale_py\.",
     register=partial(import_module, "ale_py"),
     harmless={

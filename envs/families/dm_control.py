@@ -26,7 +26,16 @@ def register_tasks() -> None:
     importlib.import_module("shimmy")
 
 
-FAMILY = Family("dm_control", package="dm_control", extra="dm-control", ids=r"dm_control/", register=register_tasks)
+FAMILY = Family(
+    "dm_control",
+    package="dm_control",
+    extra="dm-control",
+    ids=r"dm_control/",
+    prefixes=("dm_control/",),
+    names=r"(acrobot|ball_in_cup|cartpole|cheetah|dog|finger|fish|hopper|humanoid(_cmu)?|lqr|manipulator|pendulum|"
+    r"point_mass|quadruped|reacher|stacker|swimmer|walker)-\w+",
+    register=register_tasks,
+)
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -19,6 +19,7 @@ FAMILY = Family(
     extra="highway",
     ids=r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*-v\d",
     claims_ids=False,
+    names=r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*",
     entry_points=r"highway_env\.",
     register=partial(import_module, "highway_env"),
 )

@@ -24,6 +24,10 @@ FAMILY = Family(
     package="minigrid",
     extra="minigrid",
     ids=r"MiniGrid-|BabyAI-",
+    prefixes=("MiniGrid-", "BabyAI-"),
+    names=r"(blockedunlockpickup|distshift|doorkey|dynamic-obstacles|empty|fetch|fourrooms|gotodoor|gotoobject|"
+    r"keycorridor|lavacrossing|lavagap|lockedroom|memory|multiroom|obstructedmaze|playground|putnear|redbluedoors|"
+    r"simplecrossing|unlock|unlockpickup|wfc)(s?\d.*|-.*)?",
     register=functools.partial(import_module, "minigrid"),
     harmless={
         **dict.fromkeys(("size", "width", "height", "room_size", "tile_size", "agent_view_size"), 64.0),

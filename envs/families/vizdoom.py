@@ -27,6 +27,9 @@ FAMILY = Family(
     package="vizdoom",
     extra="vizdoom",
     ids=r"Vizdoom",
+    prefixes=("Vizdoom",),
+    names=r"basic|deadlycorridor|deathmatch|defendcenter|defendline|healthgathering(supreme)?|mywayhome|predictposition|"
+    r"takecover",
     register=partial(import_module, "vizdoom.gymnasium_wrapper"),
     flags=("res_w", "res_h"),
     # All others go to the engine's own settings, of which `vizdoom_path` is the program that it starts.

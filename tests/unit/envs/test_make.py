@@ -1,6 +1,8 @@
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium
@@ -8,10 +10,12 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from envs import make
+from envs import make, names
+from envs.agents import pettingzoo
 from envs.config import EnvConfig
 from envs.families import WITHOUT_ADAPTER, Family, adapter_names
-from envs.make import check_name, make_group, make_single
+from envs.make import FAMILIES, check_name, make_group, make_single
+from envs.names import bare
 from envs.python_loop import PythonLoop
 from envs.toys.toy import TOYS
 from envs.vector import GymVector
@@ -93,6 +97,13 @@ def test_names_that_exist(name: str) -> None:
         ("CartPole-v99", ["no environment CartPole-v99", "CartPole-v1"]),
         ("toy/Memroy-v0", ["toy/Memory-v0"]),
         ("qqqqqqqq", ["there is no environment qqqqqqqq"]),
+        ("Pong-v5", ["no environment Pong-v5; did you mean ALE/Pong-v5?"]),
+        ("Breakout-v9", ["did you mean ALE/Breakout-v5"]),
+        ("Breakot-v5", ["did you mean ALE/Breakout-v5?"]),
+        ("DoorKey-5x5-v0", ["no environment DoorKey-5x5-v0; did you mean MiniGrid-DoorKey-5x5-v0?"]),
+        ("GoToRedBall-v0", ["did you mean BabyAI-GoToRedBall-v0?"]),
+        ("Basic-v1", ["did you mean VizdoomBasic-v1?"]),
+        ("pursuit-v4", ["did you mean sisl/pursuit-v5?"]),
         ("a b!", ["there is no environment"]),
         (":MyEnv", ["an empty name is not the name of a Python module"]),
         ("../evil:MyEnv", ["not the name of a Python module"]),
@@ -139,6 +150,60 @@ def test_a_missing_optional_package_is_named(
     with pytest.raises(UsageError) as caught:
         check_name(EnvConfig(env=name))
     assert str(caught.value) == f'{name} needs the package {package}: pip install "{install}"'
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Pong-v5", 'did you mean ALE/Pong-v5? It needs the package ale_py: pip install "appo[atari]"'),
+        (
+            "DoorKey-5x5-v0",
+            'did you mean MiniGrid-DoorKey-5x5-v0? It needs the package minigrid: pip install "appo[minigrid]"',
+        ),
+        ("Basic-v1", 'did you mean VizdoomBasic-v1? It needs the package vizdoom: pip install "appo[vizdoom]"'),
+        (
+            "cheetah-run-v0",
+            'did you mean dm_control/cheetah-run-v0? It needs the package dm_control: pip install "appo[dm-control]"',
+        ),
+        (
+            "highway-fast",
+            'highway-env, which is not installed, has environments of such names: pip install "appo[highway]"',
+        ),
+        (
+            "pursuit-v4",
+            'PettingZoo, which is not installed, has environments of such names: pip install "appo[multiagent]"',
+        ),
+    ],
+)
+def test_a_name_without_its_prefix_tells_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    """Where a package is not there nothing is registered, so the family is told by the names that it is known for."""
+    monkeypatch.setattr(names, "find_spec", lambda package: None)
+    monkeypatch.setattr(pettingzoo, "find_spec", lambda package: None)
+    entries = {i: str(one.entry_point) for i, one in gymnasium.registry.items()}
+    bare_registry = {
+        i: gymnasium.registry[i] for i, entry in entries.items() if re.match(r"envs\.toys|gymnasium\.", entry)
+    }
+    monkeypatch.setattr(gymnasium, "registry", bare_registry)
+    with pytest.raises(UsageError) as caught:
+        check_name(EnvConfig(env=name))
+    assert str(caught.value) == f"there is no environment {name}; {said}"
+
+
+def test_the_names_by_which_families_are_known_are_those_of_their_environments() -> None:
+    for family in FAMILIES:
+        if not (family.names and family.prefixes and find_spec(family.package)):
+            continue
+        family.register()
+        registered = [name for name in gymnasium.registry if family.is_adapted(name, "") and name[0] != "B"]
+        unknown = [
+            name
+            for name in registered
+            if name.startswith(family.prefixes[0]) and not re.fullmatch(family.names, bare(name, family.prefixes))
+        ]
+        # VizDoom has a name for every map of every game, and variants of each.
+        assert [name for name in unknown if family.name != "VizDoom"] == []
 
 
 def test_no_optional_package_is_imported_to_know_the_families() -> None:

@@ -353,6 +353,8 @@ ELSEWHERE = {
     "algorithms.tools.doctor: shutil.rmtree(folder, ignore_errors=True)": "in a temporary folder of its own",
     "algorithms.run.folder: os.rename(directory, aside)": "the folder of a run, which is no link",
     "algorithms.run.folder: os.rename(aside, directory)": "the same, back",
+    "algorithms.run.folder: os.mkdir(directory)": "a new folder, or an error",
+    "algorithms.run.folder: os.rmdir(folder)": "a folder above that of the run, if it is empty",
     "algorithms.run.folder: shutil.rmtree(directory, ignore_errors=True)": "does not follow links",
     "algorithms.run.folder: shutil.rmtree(aside, ignore_errors=True)": "does not follow links",
     "algorithms.run.trust: path.parent.mkdir(mode=448, parents=True, exist_ok=True)": "of the user's key",

@@ -1,0 +1,112 @@
+"""Ids of environments that a person may have meant: of a family, without its prefix, or of a package to install."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+
+import gymnasium
+
+from envs.agents import pettingzoo
+from envs.families import Family
+from utils.values import nearest, shown
+
+MOST = 3
+"""Ids that one line suggests."""
+
+LIKENESS = 0.75
+"""Of two names without prefix and version, as `difflib` measures it, from which on one may be meant by the other."""
+
+
+def suggestion(env_id: str, families: Iterable[Family]) -> str:
+    """Return `; did you mean X?` with the nearest ids, and how to install what they need; nothing if none is near.
+
+    Everything that is installed is registered for that, which takes seconds.
+
+    Args:
+        env_id: that nobody knows.
+        families: all of them.
+    """
+    families, before = list(families), set(gymnasium.registry)
+    for family in families:
+        # A package that is broken has nothing to suggest.
+        with contextlib.suppress(ImportError, OSError, gymnasium.error.Error), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if family.register is not None and find_spec(family.package) is not None:
+                family.register()
+    prefixes = tuple(prefix for family in families for prefix in family.prefixes)
+    # What registering has just made known, and belongs to no family by its id, would not be found the next time.
+    there = [one for one in gymnasium.registry if one in before or any(family.has_id(one) for family in families)]
+    known = Known([one for one in (*there, *pettingzoo.ids()) if one != env_id], prefixes)
+    same = known.named_as(env_id)
+    if same and _version(same[0]) == _version(env_id):
+        return _question(same[:1])
+    if needed := _missing_package(env_id, families, prefixes):
+        return needed
+    return _question(same or known.named_like(env_id)) or nearest(env_id, known.ids, MOST)
+
+
+class Known:
+    """Ids by the names in them.
+
+    Args:
+        ids: all of them.
+        prefixes: of families, which are no part of a name.
+    """
+
+    def __init__(self, ids: Sequence[str], prefixes: Sequence[str]) -> None:
+        self.ids, self._prefixes = ids, prefixes
+        self._by_name: dict[str, list[str]] = {}
+        for one in ids:
+            self._by_name.setdefault(bare(one, prefixes), []).append(one)
+
+    def named_as(self, env_id: str) -> list[str]:
+        """Return ids of the same name: that of the same version first, then newer ones."""
+        found, asked = self._by_name.get(bare(env_id, self._prefixes), []), _version(env_id)
+        return sorted(found, key=lambda one: (_version(one) != asked, -_version(one), one))[:MOST]
+
+    def named_like(self, env_id: str) -> list[str]:
+        """Return the newest id of each name that is nearly the same, the nearest first."""
+        names = difflib.get_close_matches(bare(env_id[:80], self._prefixes), self._by_name, n=MOST, cutoff=LIKENESS)
+        return [self.named_as(name)[0] for name in names]
+
+
+def _question(ids: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(ids)}?" if ids else ""
+
+
+def _missing_package(env_id: str, families: Sequence[Family], prefixes: Sequence[str]) -> str:
+    """Return which package has an environment of that name, where it is not installed; empty if none is known."""
+    name = bare(env_id, prefixes)
+    for family in families:
+        if family.names and re.fullmatch(family.names, name) and find_spec(family.package) is None:
+            if not family.prefixes:
+                return _of_another(family.name, family.command)
+            like = shown(f"{family.prefixes[0]}{env_id}")
+            return f"; did you mean {like}? It needs the package {family.package}: {family.command}"
+    if re.fullmatch(pettingzoo.NAMES, name) and find_spec("pettingzoo") is None:
+        return _of_another("PettingZoo", pettingzoo.INSTALL)
+    return ""
+
+
+def _of_another(family: str, command: str) -> str:
+    return f"; {family}, which is not installed, has environments of such names: {command}"
+
+
+def bare(env_id: str, prefixes: Sequence[str]) -> str:
+    """Return the name in an id, in lower case: without the module or prefix before it, and the version behind it."""
+    name = env_id.rpartition(":")[2]
+    for prefix in prefixes:
+        if name.lower().startswith(prefix.lower()):
+            name = name[len(prefix) :]
+            break
+    return re.sub(r"[-_]v\d+$", "", name.rpartition("/")[2]).lower()
+
+
+def _version(env_id: str) -> int:
+    found = re.search(r"[-_]v(\d{1,9})$", env_id)
+    return int(found[1]) if found else -1
