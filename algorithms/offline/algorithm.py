@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from algorithms.runtime.devices import Device
     from algorithms.runtime.learning.batches import BatchSource
     from algorithms.runtime.memory.slots import Trajectories
+    from envs.config import EnvConfig
     from envs.spec import EnvSpec
 
 # What others learn with is for what they have acted; of presets only the discount is a fact of the environment.
@@ -43,11 +44,12 @@ class BC(ActorCriticAlgorithm):
         """Return flag -> value of learning for a family of known environments: the discount, where it is unusual."""
         return {"gamma": DISCOUNTS[name]} if name in DISCOUNTS else {}
 
-    def find_spec(self, flags: CloningConfig) -> EnvSpec:
+    def find_spec(self, flags: CloningConfig, env: EnvConfig) -> EnvSpec:
         """Return what the datasets show and take (UsageError: there is none, or it is damaged)."""
         from algorithms.offline.reader import open_dataset
+        from envs.spaces import ActionForm
 
-        return open_dataset(flags.input, flags.postprocess_inputs).spec
+        return open_dataset(flags.input, flags.postprocess_inputs, ActionForm.of(env)).spec
 
     def learner_class(self) -> type[CloningLearner]:
         """Return the class of the learner."""
@@ -60,13 +62,14 @@ class BC(ActorCriticAlgorithm):
     ) -> BatchSource:
         """Make the source of batches, which reads in the process of the learner."""
         from algorithms.offline.columns import ShuffledReader, columns_of
+        from algorithms.offline.episodes import form_of
         from algorithms.offline.reader import open_dataset
         from algorithms.runtime.learning.batches import ReadBatches
         from algorithms.runtime.memory.slots import LearnerLedger
 
         flags = context.flags
         segments, _, state_size = trajectories.rnn_state.shape[1:]
-        dataset = open_dataset(flags.input, flags.postprocess_inputs)
+        dataset = open_dataset(flags.input, flags.postprocess_inputs, form_of(context.spec.action))
         gather = columns_of(flags.rollout, segments, state_size)
         reader = ShuffledReader(dataset, flags.shuffle_buffer_size, flags.rollout, gather)
         return ReadBatches(reader.read, flags.macro_batch_columns, LearnerLedger(trajectories, context.policy))

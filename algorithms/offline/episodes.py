@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.conversion import ObservationWriter
-from envs.spaces import Space, children
+from envs.conversion import ActionUnits, ObservationWriter
+from envs.spaces import AS_THEY_ARE, ActionForm, Space, children
 from envs.spec import SINGLE_KEY, ActionSpec, Array, BoolArray, EnvSpec, FloatArray
 from utils.errors import UsageError
 
@@ -18,6 +18,10 @@ Spaces = tuple[Space, Space]
 
 SAMPLED_ACTION = "sampled_action"
 """Name among the infos of continuous actions as they were drawn: a dataset's own actions are within their bounds."""
+SQUASHED_BOUND = 4.0
+"""The stored number that stands for a bound, where actions are squashed by tanh: 0.07 % of the range is left out."""
+OF_BEHAVIOUR = ("logits", "log_prob", SAMPLED_ACTION)
+"""Names among the infos of what means something only where actions are stored in the same form."""
 POLICY_VERSION = "policy_version"
 """Name among the infos of the version of the weights that acted."""
 
@@ -56,11 +60,8 @@ def spaces_of(spec: EnvSpec) -> Spaces:
     Raises:
         UsageError: what is stored of an action is not what the environment takes, and only flags say how.
     """
-    if {"tanh_gaussian", "bins"} & {part.kind for part in spec.action.parts}:
-        raise UsageError(
-            "a dataset cannot say what such actions stand for: neither --action_distribution=tanh_gaussian nor"
-            " --continuous_as_bins"
-        )
+    if bins := spec.action.bins:
+        raise UsageError(f"a dataset cannot say what the choices of --continuous_as_bins={bins} stand for")
     leaves: dict[str, Space] = {
         key: spaces.Box(0, one.high, one.shape, np.uint8)
         if one.dtype == "uint8"
@@ -75,10 +76,10 @@ def _action_space(action: ActionSpec) -> Space:
     sizes = [part.size for part in action.parts]
     if all(part.kind == "categorical" for part in action.parts):
         return spaces.Discrete(sizes[0]) if len(sizes) == 1 else spaces.MultiDiscrete(sizes)
-    bounds, leaves, begin = (action.low or (), action.high or ()), list[Space](), 0
+    bounds, leaves, begin = _bounds_of(action), list[Space](), 0
     for part in action.parts:
-        if part.kind == "gaussian":
-            low, high = (np.array(ends[begin : begin + part.size], np.float32) for ends in bounds)
+        if part.is_real:
+            low, high = (ends[begin : begin + part.size].astype(np.float32) for ends in bounds)
             leaves.append(spaces.Box(low, high, dtype=np.float32))
             begin += part.size
         else:
@@ -86,8 +87,35 @@ def _action_space(action: ActionSpec) -> Space:
     return leaves[0] if len(leaves) == 1 else spaces.Tuple(leaves)
 
 
+def _bounds_of(action: ActionSpec) -> list[Array]:
+    """The lowest and the highest of all real numbers, as the environment takes them."""
+    ends: list[Array] = [np.array(end or (), np.float64) for end in (action.low, action.high)]
+    if action.scale is None or action.shift is None:
+        return ends
+    squashed = np.array(action.is_squashed)[np.array(action.is_real)]
+    return [
+        np.where(squashed, sign, end) * action.scale + action.shift for sign, end in zip((-1, 1), ends, strict=True)
+    ]
+
+
+def form_of(action: ActionSpec) -> ActionForm:
+    """Return the form in which actions are stored."""
+    return ActionForm(action.scale is not None, any(action.is_squashed), action.bins)
+
+
+def in_units(action: ActionSpec, stored: Array) -> Array:
+    """Return stored actions [L, A] in the units of the environment, within its bounds where they are scaled."""
+    units = ActionUnits(action)
+    return units(stored).astype(stored.dtype) if units.differ else stored
+
+
 def given_actions(space: Space, action: Array) -> Any:
-    """Return actions [L, A] as a space of `spaces_of` describes them; continuous ones are clipped to their bounds."""
+    """Return actions [L, A] as a space of `spaces_of` describes them; continuous ones are clipped to their bounds.
+
+    Args:
+        space: of the actions.
+        action: in the units of the environment, see `in_units`.
+    """
     if isinstance(space, spaces.Discrete):
         return action[:, 0].astype(space.dtype)
     if isinstance(space, spaces.Tuple):
@@ -101,6 +129,8 @@ def given_actions(space: Space, action: Array) -> Any:
 
 def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:
     """Return actions [L, A] as they are stored, of values as any action space describes them.
+
+    Of a squashed number the one before tanh is stored, which of a bound is finite: `SQUASHED_BOUND`.
 
     Raises:
         ValueError: a value is no action of the space.
@@ -116,6 +146,13 @@ def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:
         if most is not None and ((choices < 0) | (choices > most)).any():
             raise ValueError("an action is none of its space")
     stored: Array = columns.astype(action.dtype)
+    if action.scale is None or action.shift is None:
+        return stored
+    real, squashed = np.array(action.is_real), np.array(action.is_squashed)
+    numbers = (columns.astype(np.float64)[:, real] - action.shift) / action.scale
+    largest = np.tanh(SQUASHED_BOUND)
+    inside = np.arctanh(np.clip(numbers, -largest, largest))
+    stored[:, real] = np.where(squashed[real], inside, numbers)
     return stored
 
 
@@ -128,7 +165,9 @@ def _action_columns(space: Space, values: Any) -> list[Any]:
     return [(array - start).reshape(len(array), -1)]
 
 
-def episode_of(name: str, described: Spaces, spec: EnvSpec, raw: Mapping[str, Any]) -> Episode:
+def episode_of(
+    name: str, described: Spaces, spec: EnvSpec, raw: Mapping[str, Any], form: ActionForm = AS_THEY_ARE
+) -> Episode:
     """Make an episode of arrays under Minari's names, checked against the spaces.
 
     Args:
@@ -137,6 +176,8 @@ def episode_of(name: str, described: Spaces, spec: EnvSpec, raw: Mapping[str, An
         spec: what follows from them.
         raw: observations [L+1, *], actions, rewards, terminations and truncations [L, *], and infos by name if any.
             Dict and Tuple spaces have dicts and tuples of arrays.
+        form: in which those who acted have stored actions. In another one than that of the spec probabilities mean
+            something else, and are left out.
 
     Raises:
         ValueError, SpaceMismatch: something does not fit, or is not finite.
@@ -148,6 +189,8 @@ def episode_of(name: str, described: Spaces, spec: EnvSpec, raw: Mapping[str, An
     writer.write_batch(obs, raw["observations"])
     action = stored_actions(described[1], raw["actions"], spec.action)
     infos = {key: np.asarray(value)[:steps] for key, value in dict(raw.get("infos") or {}).items()}
+    if any(spec.action.is_real) and form != form_of(spec.action):
+        infos = {key: value for key, value in infos.items() if key not in OF_BEHAVIOUR}
     if SAMPLED_ACTION in infos:
         action = infos.pop(SAMPLED_ACTION).astype(action.dtype).reshape(action.shape)
     ended = [np.asarray(raw[key], np.bool_).reshape(-1) for key in ("terminations", "truncations")]

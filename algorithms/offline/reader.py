@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from algorithms.offline.episodes import Episode, Spaces, episode_of, space_from_json
-from algorithms.offline.writer import DATA, EPISODE_FILE, FRAMES, METADATA, PART, require_pyarrow
-from envs.spaces import children, spec_of
+from algorithms.offline.writer import DATA, EPISODE_FILE, FORM, FRAMES, METADATA, PART, require_pyarrow
+from envs.spaces import AS_THEY_ARE, ActionForm, children, spec_of
 from envs.spec import Array, EnvSpec
 from utils.errors import AppoError, UsageError, text_of
 from utils.run_folder import open_own, read_own_mapping
@@ -45,12 +45,14 @@ class Source(Protocol):
     Attributes:
         name: for messages.
         spaces: of observations and actions.
+        form: in which those who acted have stored actions.
         frames_per_step: simulator frames behind a step.
         lengths: steps of every episode.
     """
 
     name: str
     spaces: Spaces
+    form: ActionForm
     frames_per_step: int
     lengths: Sequence[int]
 
@@ -65,6 +67,7 @@ class Dataset:
     Args:
         sources: at least one.
         postprocess: is given each episode as it is read; None: nothing is done.
+        form: in which actions are stored.
 
     Attributes:
         spec: that follows from the spaces.
@@ -74,9 +77,14 @@ class Dataset:
         UsageError: sources differ in what they show or take, or there is no step.
     """
 
-    def __init__(self, sources: Sequence[Source], postprocess: Callable[[Episode], Episode] | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        postprocess: Callable[[Episode], Episode] | None = None,
+        form: ActionForm = AS_THEY_ARE,
+    ) -> None:
         self.sources, self._postprocess = sources, postprocess
-        first, specs = sources[0], [_spec_of(source) for source in sources]
+        first, specs = sources[0], [_spec_of(source, form) for source in sources]
         for source, spec in zip(sources, specs, strict=True):
             if spec != specs[0]:
                 raise UsageError(f"--input: {source.name} has other spaces, or another frame skip, than {first.name}")
@@ -104,7 +112,7 @@ class Dataset:
         source, within = self.sources[number], index - int(self._begins[number])
         name = f"episode {within} of {source.name}"
         with _damage(name):
-            episode = episode_of(name, source.spaces, self.spec, source.read(within))
+            episode = episode_of(name, source.spaces, self.spec, source.read(within), source.form)
             if len(episode) != self.lengths[index]:
                 raise ValueError(f"it has {len(episode)} steps and not {self.lengths[index]}")
         if self._postprocess is None:
@@ -118,23 +126,24 @@ class Dataset:
         return (self[index] for index in range(len(self)))
 
 
-def open_dataset(words: Sequence[str], postprocess: str = "") -> Dataset:
+def open_dataset(words: Sequence[str], postprocess: str = "", form: ActionForm = AS_THEY_ARE) -> Dataset:
     """Find the datasets that `--input` names; episodes are read later. The same words give the same object.
 
     Args:
         words: folders, patterns of folders, or package.module:function.
         postprocess: the function that `--postprocess_inputs` names; empty: none.
+        form: in which actions are stored.
 
     Raises:
         UsageError: there is no such dataset, or it is damaged or nothing that is read.
     """
-    return _opened(tuple(words), postprocess)
+    return _opened(tuple(words), postprocess, form)
 
 
 @cache
-def _opened(words: tuple[str, ...], postprocess: str) -> Dataset:
+def _opened(words: tuple[str, ...], postprocess: str, form: ActionForm) -> Dataset:
     sources = [source for word in words for source in _sources(word)]
-    return Dataset(sources, find_function("postprocess_inputs", postprocess) if postprocess else None)
+    return Dataset(sources, find_function("postprocess_inputs", postprocess) if postprocess else None, form)
 
 
 def _sources(word: str) -> list[Source]:
@@ -166,20 +175,29 @@ def _source_in(folder: Path) -> Source:
     metadata = read_own_mapping(folder / METADATA)
     with _damage(str(folder / METADATA)):
         spaces = space_from_json(metadata["observation_space"]), space_from_json(metadata["action_space"])
-        episodes, frames = metadata["total_episodes"], metadata.get(FRAMES, 1)
+        episodes: Any = metadata["total_episodes"]
+        frames: Any = metadata.get(FRAMES, 1)
         if not all(is_number(one) and one >= 0 and one == int(one) for one in (episodes, frames)):
             raise ValueError("total_episodes must be a whole number")
+        described = Described(spaces, _form_in(metadata), int(frames), int(episodes))
     kinds: Mapping[object, Callable[..., Source]] = {"arrow": ArrowSource, "hdf5": HDF5Source}
     stored = metadata.get("data_format")
     kind = kinds.get(stored)
     if kind is None:
         raise UsageError(f"--input: {name} has the format {shown(stored)}: arrow and hdf5 are read")
-    return kind(folder, spaces, int(frames), int(episodes))  # type: ignore[call-overload]
+    return kind(folder, described)
 
 
-def _spec_of(source: Source) -> EnvSpec:
+def _form_in(metadata: Mapping[str, Any]) -> ActionForm:
+    given: Any = metadata.get(FORM, AS_THEY_ARE[:2])
+    if len(given) != 2 or not all(isinstance(one, bool) for one in given):
+        raise ValueError(f"{FORM} must be two times true or false")
+    return ActionForm(*given)
+
+
+def _spec_of(source: Source, form: ActionForm) -> EnvSpec:
     with _damage(source.name):
-        return spec_of(*source.spaces, frames_per_step=source.frames_per_step)
+        return spec_of(*source.spaces, frames_per_step=source.frames_per_step, form=form)
 
 
 @contextmanager
@@ -195,6 +213,19 @@ def _damage(name: str) -> Iterator[None]:
         raise UsageError(f"--input: {named(name)} is damaged: {type(error).__name__}: {text_of(error)[:200]}") from None
 
 
+class Described(NamedTuple):
+    """What the metadata of one of Minari's datasets says; see `Source`.
+
+    Attributes:
+        episodes: how many there are.
+    """
+
+    spaces: Spaces
+    form: ActionForm
+    frames_per_step: int
+    episodes: int
+
+
 # Minari's datasets on Arrow: a folder per episode.
 
 
@@ -203,17 +234,16 @@ class ArrowSource:
 
     Args:
         folder: of the data.
-        spaces: of observations and actions.
-        frames_per_step: simulator frames behind a step.
-        episodes: how many there are.
+        described: by its metadata.
 
     Raises:
         UsageError: pyarrow is missing, or the number of steps of an episode is not there.
     """
 
-    def __init__(self, folder: Path, spaces: Spaces, frames_per_step: int, episodes: int) -> None:
+    def __init__(self, folder: Path, described: Described) -> None:
         self._arrow = require_pyarrow("input")
-        self.folder, self.name, self.spaces, self.frames_per_step = folder, str(folder), spaces, frames_per_step
+        self.folder, self.name = folder, str(folder)
+        self.spaces, self.form, self.frames_per_step, episodes = described
         self.lengths: Sequence[int] = [self._length(index) for index in range(episodes)]
 
     def _length(self, index: int) -> int:
@@ -284,13 +314,13 @@ def _info(field: Any, column: Any) -> Array:
 class HDF5Source:
     """One of Minari's datasets on HDF5; arguments and errors are those of `ArrowSource`."""
 
-    def __init__(self, folder: Path, spaces: Spaces, frames_per_step: int, episodes: int) -> None:
+    def __init__(self, folder: Path, described: Described) -> None:
         try:
             self._h5py: Any = importlib.import_module("h5py")
         except ImportError:
             raise UsageError('--input needs the package h5py: pip install "appo[offline]"') from None
         path = folder / HDF5_FILE
-        self.name, self.spaces, self.frames_per_step = str(path), spaces, frames_per_step
+        self.name, (self.spaces, self.form, self.frames_per_step, episodes) = str(path), described
         with _damage(self.name):
             open_own(path).close()  # it is a plain file
             self._file = self._h5py.File(path, "r")
@@ -359,7 +389,7 @@ class FunctionSource:
         UsageError: there is no such function, or it raises or returns something else.
     """
 
-    frames_per_step = 1
+    form, frames_per_step = AS_THEY_ARE, 1
 
     def __init__(self, name: str) -> None:
         function = find_function("input", name)

@@ -33,7 +33,9 @@ from algorithms.offline.episodes import (
     Episode,
     EpisodeAssembler,
     Steps,
+    form_of,
     given_actions,
+    in_units,
     space_to_json,
     spaces_of,
 )
@@ -50,6 +52,8 @@ PART, OPEN, DATA = "part-", ".open-", "data"
 METADATA, EPISODE_FILE = "metadata.json", "part-0.arrow"
 FRAMES = "frames_per_step"
 """Name in the metadata of what is no part of Minari's format: simulator frames behind a step."""
+FORM = "action_form"
+"""Name in the metadata of whether actions are scaled, and squashed, where they are drawn; see `ActionForm`."""
 MINARI_VERSION = "0.5.3"
 """Of the format, from which on Minari reads what is written here."""
 
@@ -138,6 +142,7 @@ class DatasetWriter:
                 "minari_version": MINARI_VERSION,
                 "dataset_id": f"{re.sub(r'[^A-Za-z0-9_]', '_', self.folder.name) or 'dataset'}-part-v{self.parts - 1}",
                 FRAMES: self.spec.frames_per_step,
+                FORM: list(form_of(self.spec.action)[:2]),
                 **self.about,
             }
         )
@@ -155,11 +160,11 @@ class DatasetWriter:
         ended = np.zeros(len(episode), np.bool_)
         ended[-1] = True
         infos = {name: episode.infos[name] for name in self.config.output_columns if name in episode.infos}
-        if any(part.kind == "gaussian" for part in self.spec.action.parts):
+        if any(self.spec.action.is_real):
             infos[SAMPLED_ACTION] = episode.action
         columns = {
             "observations": _array(pa, shown_as),
-            "actions": _array(pa, _padded(given_actions(self.spaces[1], episode.action))),
+            "actions": _array(pa, _padded(given_actions(self.spaces[1], in_units(self.spec.action, episode.action)))),
             "rewards": _array(pa, _padded(episode.reward.astype(np.float64))),
             "terminations": _array(pa, _padded(ended & episode.terminated)),
             "truncations": _array(pa, _padded(ended & (not episode.terminated))),

@@ -259,7 +259,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
     check_writable(config.run.run_directory)
     check(config)
-    if not env and config.algorithm.find_spec(config.learning) is None:
+    if not env and config.algorithm.find_spec(config.learning, config.env) is None:
         raise UsageError(f"--env is required with --algo={config.run.algo}, for example --env=CartPole-v1")
     if not saved:
         _check_source(config.run)

@@ -62,7 +62,7 @@ def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:
     Raises:
         UsageError: the datasets cannot be read, or an environment that is given shows or takes something else.
     """
-    known = config.algorithm.find_spec(config.learning)
+    known = config.algorithm.find_spec(config.learning, config.env)
     if known is None or played is None:
         found = known or played
         assert found is not None, "a run without an environment has an algorithm that knows what it learns from"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from algorithms.runtime.roles import Role
     from algorithms.runtime.sampling.policy import Policy
     from algorithms.runtime.topology import Topology
+    from envs.config import EnvConfig
     from envs.spec import EnvSpec
 
 
@@ -99,7 +100,7 @@ class Defaults:
         """Say nothing of a later start: it lacks nothing of the one before."""
         return ""
 
-    def find_spec(self, flags: Any) -> EnvSpec | None:
+    def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
         """Return that only the environment says what is shown and taken."""
         return None
 
@@ -219,10 +220,14 @@ class Algorithm(Protocol):
         """Return what a later start of a run lacks or has of the one before, for the log; empty: nothing of note."""
         ...
 
-    def find_spec(self, flags: Any) -> EnvSpec | None:
+    def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
         """Return what is shown and taken in what a run without actors learns from; None: its environment says it.
 
         A run whose algorithm knows it needs no `--env`; one that is given must show and take the same.
+
+        Args:
+            flags: of the algorithm.
+            env: flags of the environment, which say in which form actions are stored.
 
         Raises:
             UsageError: the flags name nothing that can be learned from.

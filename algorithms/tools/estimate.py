@@ -24,6 +24,7 @@ from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.run.folder import find_run_folder
 from algorithms.run.trust import ANSWERS
 from algorithms.tools.flags import BY_RATIOS, BY_VALUES, EstimateConfig
+from envs.spaces import ActionForm
 from envs.spec import MASK_KEY, EnvSpec
 from utils import machine
 from utils.command_line import say
@@ -52,7 +53,6 @@ def estimate(config: EstimateConfig) -> int:
         CheckpointError: the run has no checkpoint that can be used.
     """
     machine.limit_threads(1)
-    dataset = open_dataset(config.dataset)
     flags = EvaluationConfig(
         train_dir=config.train_dir,
         trust=config.trust,
@@ -60,6 +60,7 @@ def estimate(config: EstimateConfig) -> int:
         load_checkpoint_kind=config.load_checkpoint_kind,
     )
     run = load_run(RunFolder(find_run_folder(config.run, Path(config.train_dir))), flags, ANSWERS)
+    dataset = open_dataset(config.dataset, form=ActionForm.of(run.config.env))
     player, _ = load_player(run, dataset.spec, flags, 0)
     if not isinstance(player.policy, StochasticPolicy):
         raise UsageError(f"run {shown(run.folder.path.name)}: --algo={run.config.run.algo} acts without probabilities")

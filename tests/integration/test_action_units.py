@@ -168,7 +168,7 @@ def test_runs_of_bins_go_on_with_them_and_so_do_those_that_take_their_weights(
 
 
 def test_datasets_of_bins_are_refused(acting: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a dataset cannot say what such actions stand for"):
+    with pytest.raises(UsageError, match="a dataset cannot say what the choices of"):
         cli.run("record", [str(acting / "bins"), "-o", str(tmp_path / "set"), "--steps=10"])
 
 

@@ -10,6 +10,7 @@ import torch
 
 from algorithms import cli, load_policy
 from algorithms.offline.reader import open_dataset
+from envs.spaces import ActionForm
 from tests.integration.balancing import STEPS
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import Run, command_line, run_command
@@ -184,6 +185,23 @@ def test_random_actions_are_recorded_and_learned_from(tmp_path: Path, capfd: pyt
         assert not episode.infos["policy_version"].any()
     run = train(tmp_path / "run", **SMALL | {"algo": "BC", "input": tmp_path / "random", "train_for_env_steps": 1000})
     assert run.metrics[-1]["train/loss"] == pytest.approx(np.log(2), abs=0.1)  # there is nothing to be learned
+
+
+def test_actions_are_recorded_in_the_units_of_the_environment(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And learned in those in which a policy acts."""
+    recorded(capfd, "--env=Pendulum-v1", "--steps=800", "--seed=1", "--num_envs=4", "-o", str(tmp_path / "d"))
+    (part,) = (tmp_path / "d").glob("part-*/data")
+    import minari
+
+    given = np.concatenate([episode.actions for episode in minari.MinariDataset(part)])
+    assert (given.min(), given.max()) == (-2.0, 2.0)  # of which [-1, 1] stands for all
+    drawn = open_dataset([str(tmp_path / "d")], form=ActionForm(scaled=True))
+    np.testing.assert_array_equal(np.clip(np.concatenate([one.action for one in drawn]), -1, 1) * 2, given)
+    flags = {"algo": "BC", "input": tmp_path / "d", "env": "Pendulum-v1", "train_for_env_steps": 1600}
+    run = train(tmp_path / "run", **SMALL | flags)
+    assert run.totals["samples"] >= 1600
 
 
 def test_a_recording_of_nothing_or_to_nowhere_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

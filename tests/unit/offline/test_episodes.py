@@ -1,25 +1,29 @@
 """Whole episodes: put together from the steps of rows, and described by spaces from which the same spec follows."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from algorithms.offline.episodes import (
+    SQUASHED_BOUND,
     Episode,
     EpisodeAssembler,
     Steps,
     episode_of,
     given_actions,
+    in_units,
     space_from_json,
     space_to_json,
     spaces_of,
     stored_actions,
 )
-from envs.spaces import spec_of
+from algorithms.offline.reader import open_dataset
+from envs.spaces import ActionForm, spec_of
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
-from tests.unit.offline.data import SPEC, assert_same, episode
+from tests.unit.offline.data import SPEC, assert_same, episode, written
 
 BOUNDED = ActionSpec((ActionPart("gaussian", 2),), (-1.0, -0.5), (1.0, float("inf")))
 MIXED = ActionSpec(
@@ -239,3 +243,58 @@ def test_arrays_that_do_not_fit_are_refused(changes: dict[str, object], error: s
 def test_json_has_the_bounds_that_numbers_can_have() -> None:
     text = space_to_json(spaces.Box(-np.inf, np.inf, (2,), np.float32))
     assert json.loads(text)["low"] == [-np.inf, -np.inf]
+
+
+# Actions of policies that act in other units than the environment.
+
+
+def box(form: ActionForm) -> EnvSpec:
+    """Numbers between -2 and 6, of 0 and more, and of any size; and a choice."""
+    numbers = spaces.Box(np.array([-2, 0, -np.inf], np.float32), np.array([6, np.inf, np.inf], np.float32))
+    return spec_of(spaces.Box(0, 1, (3,)), spaces.Tuple((numbers, spaces.Discrete(3))), form=form)
+
+
+FORMS = [ActionForm(), ActionForm(scaled=True), ActionForm(scaled=True, squashed=True)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_dataset_describes_actions_in_the_units_of_the_environment(form: ActionForm) -> None:
+    space = spaces_of(box(form))[1]
+    low, high = (np.concatenate([getattr(one, end) for one in space.spaces[:-1]]) for end in ("low", "high"))
+    np.testing.assert_array_equal(low, [-2, 0, -np.inf])
+    np.testing.assert_array_equal(high, [6, np.inf, np.inf])
+    assert spec_of(spaces.Box(0, 1, (3,)), space, form=form).action == box(form).action
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (FORMS[0], [[-2.0, 0.0, 7.0, 1.0], [6.0, 3.0, -7.0, 2.0]]),
+        (FORMS[1], [[-2.0, 0.0, 7.0, 1.0], [6.0, 4.0, -7.0, 2.0]]),
+        (FORMS[2], [[2 - 4 * np.tanh(3), 0.0, 7.0, 1.0], [2 + 4 * np.tanh(9), 4.0, -7.0, 2.0]]),
+    ],
+)
+def test_stored_actions_are_given_in_the_units_of_the_environment(
+    form: ActionForm, expected: list[list[float]]
+) -> None:
+    spec = box(form)
+    stored = np.array([[-3.0, -2.0, 7.0, 1.0], [9.0, 3.0, -7.0, 2.0]], np.float32)
+    given = given_actions(spaces_of(spec)[1], in_units(spec.action, stored))
+    columns = np.concatenate([part.reshape(2, -1) for part in given], axis=1)
+    np.testing.assert_allclose(columns, expected, rtol=1e-6)
+    back = in_units(spec.action, stored_actions(spaces_of(spec)[1], given, spec.action))
+    limit = 4 * (1 - np.tanh(SQUASHED_BOUND)) * form.squashed + 1e-6
+    np.testing.assert_allclose(back, np.clip(columns, [-2, 0, -np.inf, 0], [6, np.inf, np.inf, 2]), atol=limit)
+
+
+def test_probabilities_of_another_form_are_left_out(tmp_path: Path) -> None:
+    spec, infos = box(FORMS[1]), {"log_prob": np.array([-1.5], np.float32), "value": np.ones(1, np.float32)}
+    action = np.array([[2.5, -0.5, 9.0, 1.0]], np.float32)  # the first is drawn beyond its bound
+    one = Episode({"obs": np.zeros((2, 3), np.float32)}, action, np.ones(1, np.float32), True, infos)
+    written(tmp_path / "d", [one], spec)
+    same = open_dataset([str(tmp_path / "d")], form=FORMS[1])
+    assert same.spec.action == spec.action
+    assert_same(same[0], one)
+    (other,) = open_dataset([str(tmp_path / "d")], form=FORMS[0])
+    np.testing.assert_allclose(other.action, [[6.0, 0.5, 9.0, 1.0]])
+    assert other.infos.keys() == {"value"}
