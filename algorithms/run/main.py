@@ -350,8 +350,7 @@ class Run:
             devices = {blueprint.device_of(w.facts) for w in plan.workers if w.facts.has_network}
             bells = len(plan.links.bells) if plan.links else 0
             by_spawn = not all(fork_server.can_fork(device, bells) for device in devices)
-            if generation:
-                self._start_fork_server()  # again, if it has died
+            self._start_fork_server()  # again, if it has died
             with fork_server.signals_blocked(), fork_server.server_must_answer():
                 supervisor.start(fork_server.context("spawn" if by_spawn else "forkserver"), plan, blueprint)
 

@@ -19,7 +19,8 @@ from typing import Literal
 
 from algorithms.runtime.messages import Message
 from algorithms.runtime.processes.janitor import Janitor
-from utils.errors import UsageError
+from utils import machine
+from utils.errors import ResourceError, UsageError
 from utils.interrupts import QUIET
 from utils.values import shown
 
@@ -101,6 +102,15 @@ def _kill_server() -> None:
     if pid := _server_pid():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def server_ended() -> ResourceError:
+    """Describe a fork server that ended instead of starting a process, which want of memory and few pids explain."""
+    free, pids = machine.available_memory_bytes() >> 20, machine.free_pids()
+    return ResourceError(
+        f"the fork server ended when it was to start a process: {free} MiB of memory are free, and "
+        f"{'any number of' if pids is None else pids} more processes may be started"
+    )
 
 
 def start_fork_server(janitor: Janitor, preload: Sequence[str], *, with_torch: bool) -> bool:

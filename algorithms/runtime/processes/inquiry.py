@@ -10,12 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from algorithms.runtime.messages import WorkerFailed
-from algorithms.runtime.processes.fork_server import POLL_SECONDS, StartMethod, abandon, context, signals_blocked
+from algorithms.runtime.processes.fork_server import (
+    POLL_SECONDS,
+    StartMethod,
+    abandon,
+    context,
+    server_ended,
+    signals_blocked,
+)
 from algorithms.runtime.processes.janitor import Janitor, kill_group
 from algorithms.runtime.processes.process import cause_of_death, crash_report, stack_of
 from algorithms.runtime.processes.supervisor import WorkerError
-from utils import machine
-from utils.errors import AppoError, EnvironmentFailure, ResourceError
+from utils.errors import AppoError, EnvironmentFailure
 from utils.interrupts import SignalWatch
 
 CLOSING_SECONDS = 1.0  # that a process that has answered may take to close what it tried
@@ -60,11 +66,7 @@ class Inquiry:
                     self._process.start()
         except EOFError:
             self._pipe.close()
-            free, pids = machine.available_memory_bytes() >> 20, machine.free_pids()
-            raise ResourceError(
-                f"the fork server ended when it was to start a process: {free} MiB of memory are free, and "
-                f"{'any number of' if pids is None else pids} more processes may be started"
-            ) from None
+            raise server_ended() from None
         except BaseException:
             self._pipe.close()
             raise

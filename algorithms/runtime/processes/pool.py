@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from algorithms.runtime.messages import Begin, Message, Stop, WorkerReady, WorkerRestarted
+from algorithms.runtime.processes.fork_server import server_ended
 from algorithms.runtime.processes.process import Node, Timekeeper
 from algorithms.runtime.processes.stalls import StallWatch
 from algorithms.runtime.processes.supervisor import Supervisor
@@ -21,6 +22,8 @@ POLL_SECONDS = 0.1
 START_LINE_SECONDS = 5.0  # between lines that say how far the start is
 
 MOST_NAMED = 4  # processes in such a line
+
+MOST_FIRST_LAUNCHES = 3  # a server that dies so often is killed on purpose, or for want of memory
 
 
 class Workers(Protocol):
@@ -138,7 +141,7 @@ class Processes:
                 name = next(iter(coming))
                 del coming[name]
                 waiting.add(name)
-                self._launch(name, 0)
+                self._launch_first(name)
                 self.signals.check()
             for name, message in self.supervisor.poll(POLL_SECONDS):
                 if isinstance(message, WorkerReady):
@@ -151,6 +154,22 @@ class Processes:
                 log.info("%s", self._progress(len(coming), waiting))
         self.supervisor.begin()
         self._timekeeper.begin()
+
+    def _launch_first(self, name: str) -> None:
+        """Start the first process in a seat, again if the fork server dies over it: another server is started then.
+
+        Raises:
+            ResourceError: so many servers have died.
+        """
+        for attempt in range(1, MOST_FIRST_LAUNCHES + 1):
+            try:
+                return self._launch(name, 0)
+            except (EOFError, ConnectionError, FileNotFoundError) as error:
+                ended = server_ended()
+                if attempt == MOST_FIRST_LAUNCHES:
+                    raise ended from error
+                log.warning("%s could not be started, trying again: %s", name, ended)
+        return None
 
     def _may_start(self, name: str, waiting: set[str]) -> bool:
         """Whether the process may start beside those that are waited for: so many of them may make environments."""

@@ -11,6 +11,7 @@ from algorithms.runtime.messages import Message, WorkerReady
 from algorithms.runtime.processes import pool
 from algorithms.runtime.processes.pool import Processes
 from algorithms.runtime.topology import Topology
+from utils.errors import ResourceError
 from utils.interrupts import SignalWatch
 
 TOPOLOGY = Topology(
@@ -84,3 +85,45 @@ def test_a_long_start_says_who_is_waited_for(monkeypatch: pytest.MonkeyPatch, ca
     )
     # Looks are two seconds apart, so lines come after six and twelve; after eighteen all are ready.
     assert more == [f"3 of 6 processes are ready, waiting for actor_0, {learner}, {policy_worker}"]
+
+
+class Servers:
+    """Launches that so many dying fork servers spoil, each in a way of its own."""
+
+    def __init__(self, seats: Seats, errors: list[Exception]) -> None:
+        self.seats, self.errors = seats, errors
+
+    def launch(self, name: str, generation: int) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self.seats.launch(name, generation)
+
+
+DYING = [EOFError("unexpected EOF"), ConnectionRefusedError(111, "Connection refused"), FileNotFoundError(2, "gone")]
+
+
+def start_with(errors: list[Exception]) -> Seats:
+    seats: Any = Seats()
+    stalls: Any = SimpleNamespace()
+    Processes(seats, TOPOLOGY, stalls, Servers(seats, errors).launch, SignalWatch(), 0).start()
+    result: Seats = seats
+    return result
+
+
+@pytest.mark.parametrize("error", DYING)
+def test_a_fork_server_that_dies_over_a_first_start_is_no_end(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    seats = start_with([error, error])
+    assert seats.started == list(TOPOLOGY.processes())
+    first = next(iter(TOPOLOGY.processes()))
+    assert len(caplog.messages) == 2
+    for said in caplog.messages:
+        assert said.startswith(
+            f"{first} could not be started, trying again: the fork server ended when it was to start"
+        )
+
+
+def test_fork_servers_that_die_again_and_again_end_the_run_in_one_line() -> None:
+    with pytest.raises(ResourceError, match=r"^the fork server ended when it was to start a process: \d+ MiB"):
+        start_with([EOFError("unexpected EOF")] * 3)
