@@ -108,6 +108,16 @@ COMMANDS: Mapping[str, Command] = {
         short=OUTPUT,
         check=CHECK_FOLDERS,
     ),
+    "report": Command(
+        "write one page about runs, to look at and to send: curves, videos, flags, machine",
+        "algorithms.tools.report.report:report",
+        "algorithms.tools.flags:ReportConfig",
+        "appo report RUN... -o FILE [flags]      for example: appo report CartPole-v1_1 CartPole-v1_2 -o report.html",
+        words=("runs",),
+        needs="the folder of a run, or several: appo runs lists them",
+        short=OUTPUT,
+        check=CHECK_FOLDERS,
+    ),
     "lineage": Command(
         "draw who copied whom in a run of several policies",
         "algorithms.tools.lineage:lineage",

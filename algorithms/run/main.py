@@ -116,6 +116,7 @@ class Run:
         self.tunes = is_open(config, self.device, self.cores)
         self.sampling = plan_workers(config, self.cores, self.placement)
         self.status = Status(self.directory)
+        self.status.machine = self.machine
         self.janitor = Janitor()
         self.runner: Runner | None = None
         self._open = ExitStack()

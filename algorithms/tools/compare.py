@@ -69,11 +69,15 @@ def read_run(name: str, group: Path) -> Run:
 
 def flags_of_run(directory: Path) -> dict[str, object]:
     """The flags a run was last started with; what its version did not know yet had its default."""
-    saved, content = saved_flags(directory), RunFolder(directory).read_config()
+    return default_flags(directory) | saved_flags(directory)
+
+
+def default_flags(directory: Path) -> dict[str, object]:
+    """Every flag of a run with its default, as JSON holds it."""
+    content = RunFolder(directory).read_config()
     # A stranger's algorithm is not imported to be compared: then its own flags have no defaults.
-    table = flag_table(DEFAULT if reason_to_ask(directory, content, LOOKED_AT) else str(saved.get("algo", DEFAULT)))
-    defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in table.flags.items()}
-    return defaults | saved
+    table = flag_table(DEFAULT if reason_to_ask(directory, content, LOOKED_AT) else str(content.get("algo", DEFAULT)))
+    return {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in table.flags.items()}
 
 
 def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:

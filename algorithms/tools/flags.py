@@ -64,6 +64,20 @@ class PlotConfig:
 
 
 @dataclass(frozen=True)
+class ReportConfig:
+    """Flags of `appo report`."""
+
+    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
+    output: str = flag("report.html", "the page to write, also as -o FILE")
+    x: str = flag("env_steps", "what the curves are drawn over at first", choices=("env_steps", "hours"))
+    video_mb: int = flag(
+        24, "MiB of videos of evaluations that the page may hold; 0 = none are put into it", minimum=0, maximum=500
+    )
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
+
+
+@dataclass(frozen=True)
 class LineageConfig:
     """Flags of `appo lineage`."""
 

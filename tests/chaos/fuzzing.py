@@ -33,7 +33,8 @@ MODULES = (
     "torch", "gymnasium", "matplotlib.pyplot", "onnx", "vizdoom", "algorithms.cli", "algorithms.run.main",
     "algorithms.tools.train", "algorithms.tools.enjoy", "algorithms.tools.evaluate", "algorithms.tools.match",
     "algorithms.tools.export", "algorithms.tools.hub", "algorithms.tools.plot", "algorithms.tools.lineage",
-    "algorithms.tools.compare", "algorithms.tools.top", "algorithms.tools.runs", "algorithms.tools.replay_incident",
+    "algorithms.tools.compare", "algorithms.tools.report.report",
+    "algorithms.tools.top", "algorithms.tools.runs", "algorithms.tools.replay_incident",
     "algorithms.run.build_learner", "algorithms.run.tuning.network", "algorithms.runtime.monitor.panel",
     "envs.make", "rich.console", "yaml",
 )  # fmt: skip
@@ -54,6 +55,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "compare": ("compare", "run", "victim"),
     "compare_json": ("compare", "run", "victim", "--json"),
     "plot": ("plot", "run", "victim", "-o", "out/plot.svg"),
+    "report": ("report", "run", "victim", "-o", "out/report.html"),
+    "report_one": ("report", "run", "-o", "out/report.html"),
     "lineage": ("lineage", "run", "-o", "out/lineage.svg"),
     "enjoy": ("enjoy", "--experiment=run", *SHORT),
     "enjoy_best": ("enjoy", "--experiment=run", "--load_checkpoint_kind=best", "--json", *SHORT),

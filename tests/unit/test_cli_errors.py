@@ -230,7 +230,8 @@ def test_names_in_a_strangers_run_command_no_terminal(
     status = {"state": f"failed{ESCAPES}", "reason": ESCAPES, "warnings": [ESCAPES], "policies": [{ESCAPES: 1}]}
     (tmp_path / "train_dir" / "a" / "status.json").write_text(json.dumps(status))
     for words in (
-        ["runs"], ["top", "a", "--once"], ["compare", "a", "b"], ["plot", "a", "-o", "x.png"], ["lineage", "a"],
+        ["runs"], ["top", "a", "--once"], ["compare", "a", "b"], ["plot", "a", "-o", "x.png"],
+        ["report", "a"], ["report", "a", "b"], ["lineage", "a"],
         ["enjoy", "--experiment=a"], ["evaluate", "a"], ["match", "a", "b"], ["export", "a"],
         ["hub", "a", "--dry_run"], ["train", "--experiment=a"],
     ):  # fmt: skip

@@ -105,6 +105,7 @@ class Status:
     Attributes:
         counters: what else is written each time, as soon as there is something to count.
         budget: of the run, as plain values, as soon as it is known.
+        machine: that the run has, as plain values.
         disk: does the writing, here and for others of the run in main.
     """
 
@@ -112,6 +113,7 @@ class Status:
         self.path = RunFolder(directory).status
         self.counters: Callable[[], Mapping[str, object]] = dict
         self.budget: dict[str, float | None] = {}
+        self.machine: Mapping[str, object] = {}
         self.disk = DiskThread("files")
         self._due = -math.inf
 
@@ -128,7 +130,7 @@ class Status:
     def _write(self, state: str, reason: str, *, durable: bool) -> None:
         status = {"state": state, "reason": reason, "pid": os.getpid(), "time": time.time()}
         status |= self.counters()
-        status = {"totals": {}, "return_mean": [], **status, "budget": self.budget}
+        status = {"totals": {}, "return_mean": [], **status, "budget": self.budget, "machine": self.machine}
         write = partial(_write_status, self.path, status, durable=durable)
         if durable:
             self.disk.do(write, DURABLE_SECONDS)

@@ -341,6 +341,8 @@ ELSEWHERE = {
     "algorithms.playing.video: self._temporary.unlink(missing_ok=True)": "a name that nobody can guess",
     "algorithms.playing.video: os.replace(self._temporary, self.path)": "replaces a link itself",
     "algorithms.tools.plot: path.parent.mkdir(parents=True, exist_ok=True)": "of a picture that the user names",
+    "algorithms.tools.report.report: path.parent.mkdir(parents=True, exist_ok=True)": "of a page that the user names",
+    "algorithms.tools.report.report: temporary.write_bytes(content)": "a page that the user names",
     "algorithms.tools.launch: folder.mkdir(parents=True, exist_ok=True)": "above all runs",
     "algorithms.tools.hub: folder.mkdir(parents=True)": "must be new",
     "algorithms.tools.hub: shutil.copyfile(config.video, folder / f'replay{Path(config.video).suffix.lower()}')":

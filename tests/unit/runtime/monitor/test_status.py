@@ -27,7 +27,8 @@ def test_before_there_is_a_monitor_the_state_is_all(tmp_path: Path) -> None:
     status = RunFolder(tmp_path).read_status()
     assert status.pop("time") > 0
     assert status == {
-        "state": "starting", "reason": "", "pid": os.getpid(), "totals": {}, "return_mean": [], "budget": {}
+        "state": "starting", "reason": "", "pid": os.getpid(), "totals": {}, "return_mean": [], "budget": {},
+        "machine": {},
     }  # fmt: skip
 
 

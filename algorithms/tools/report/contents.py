@@ -1,0 +1,198 @@
+"""What a report says of runs, read from their folders in bounded memory, as runs of others are.
+
+Metrics are sampled, videos have a limit and lists an end.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from algorithms.population.lineage import Event, read_events
+from algorithms.run.folder import count_starts, saved_flags
+from algorithms.run.summary import RETURN, RunSummary, last_records, summary
+from algorithms.runtime.monitor.curves import PLACE, Point
+from algorithms.runtime.monitor.panel import Snapshot
+from algorithms.tools.compare import default_flags
+from algorithms.tools.top import ObservedRun
+from utils.errors import UsageError
+from utils.metrics import read_metrics, without_lost
+from utils.run_folder import RunFolder, names_in_own, open_own
+from utils.values import is_number, shown
+
+FIGURES = {
+    RETURN: "Mean return",
+    "len/mean": "Episode length",
+    "perf/env_steps_per_second": "Env steps per second",
+    "perf/limit_ratio": "Share of the machine's limit",
+    "train/entropy": "Entropy of the policy",
+    "train/kl_divergence": "Divergence from what acted",
+    "train/value_loss": "Value loss",
+    "train/grad_norm": "Norm of the gradient",
+    "train/policy_lag_mean": "Policy lag, in updates",
+    "train/td_error": "Error of Q",
+    "train/learning_rate": "Learning rate",
+    "selfplay/rating": "Rating against past versions",
+    "pbt/objective": "Objective of the population",
+    "perf/memory_mib": "Memory, in MiB",
+}
+"""Figures that are drawn where a run has them, and what they are called."""
+OWN_FIGURE = re.compile(r"stats/[^/]{1,60}/mean")
+MOST_OWN_FIGURES = 6  # that an environment reports
+MOST_POINTS, MOST_POINTS_OF_SMALL = 500, 200  # of a curve: of the mean return, which is drawn large, and of others
+MOST_POLICIES = 8  # of one run, each with a curve
+MOST_EVENTS = 400  # the last ones of a lineage
+MOST_VIDEOS = 24
+VIDEO_NAME = re.compile(r"p(\d{1,2})_(\d{1,15})\.mp4")
+MIB = 1 << 20
+
+Figures = Mapping[str, Sequence[Point]]
+
+
+class Video(NamedTuple):
+    """How a policy played when it had learned from so many env steps, as an MP4 file."""
+
+    policy: int
+    env_steps: int
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that a page says of a run.
+
+    Attributes:
+        name: of its folder.
+        summary: state, progress and returns.
+        snapshot: the rest of its status: where time goes, warnings.
+        flags: those it was last started with, defaults included.
+        defaults: flag -> default.
+        policies: number of a policy -> its curves, by tag; the one that ends best first.
+        processor: on which it was trained last; empty: not known.
+        starts: how often it was started.
+        events: of its lineage.
+        videos: of evaluations.
+    """
+
+    name: str
+    summary: RunSummary
+    snapshot: Snapshot
+    flags: Mapping[str, object]
+    defaults: Mapping[str, object]
+    policies: Mapping[int, Figures]
+    processor: str
+    starts: int
+    events: Sequence[Event]
+    videos: Sequence[Video]
+
+
+def read(directory: Path, films: "Films") -> Found:
+    """All that the folder of a run says.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    folder, found = RunFolder(directory), summary(directory)
+    if found is None:
+        raise UsageError(f"{shown(str(directory))} is no run any more")
+    defaults = default_flags(directory)
+    processor = _mapping(folder.read_status().get("machine")).get("processor")
+    return Found(
+        name=directory.name,
+        summary=found,
+        snapshot=ObservedRun(directory).look(),
+        flags=defaults | saved_flags(directory),
+        defaults=defaults,
+        policies=curves(folder),
+        processor=processor if isinstance(processor, str) else "",
+        starts=count_starts(directory),
+        events=_events(directory),
+        videos=films.of(folder),
+    )
+
+
+def curves(folder: RunFolder) -> dict[int, Figures]:
+    """The curves of a run, without what a crash took back: of each policy by tag, the policy that ends best first."""
+    own = (tag for record in last_records(folder.metrics) for tag in record if OWN_FIGURE.fullmatch(tag))
+    tags = [*FIGURES, *sorted(dict.fromkeys(own))[:MOST_OWN_FIGURES]]
+    found: dict[int, dict[str, list[Point]]] = {}
+    for record in without_lost(read_metrics(folder.metrics, {*PLACE, *tags})):
+        of_policy = found.setdefault(int(record["policy"]), {})
+        for tag in tags:
+            if is_number(value := record.get(tag)):
+                of_policy.setdefault(tag, []).append(
+                    Point(record["env_steps"], record["elapsed_seconds"] / 3600, value)
+                )
+
+    def last_return(policy: int) -> float:
+        points = found[policy].get(RETURN)
+        return points[-1].value if points else float("-inf")
+
+    best_first = sorted(found, key=last_return, reverse=True)[:MOST_POLICIES]
+    return {policy: {tag: thinned(points, tag) for tag, points in found[policy].items()} for policy in best_first}
+
+
+def thinned(points: Sequence[Point], tag: str) -> list[Point]:
+    """So many of them as are drawn, at equal distances, the first and the last among them."""
+    most = MOST_POINTS if tag == RETURN else MOST_POINTS_OF_SMALL
+    if len(points) <= most:
+        return list(points)
+    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
+
+
+def _events(directory: Path) -> list[Event]:
+    """The last decisions about the policies of a run, those that numbers of 64 bits can tell."""
+    numbers = ("policy", "source", "env_steps", "source_env_steps")
+    events = [e for e in read_events(directory) if all(is_number(getattr(e, name)) for name in numbers)]
+    return events[-MOST_EVENTS:]
+
+
+class Films:
+    """Reads videos of evaluations while they fit into a page.
+
+    Args:
+        most_bytes: of all of them together.
+
+    Attributes:
+        left_out: how many did not fit.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._count = most_bytes, 0
+        self.left_out = 0
+
+    def of(self, folder: RunFolder) -> list[Video]:
+        """The last one of each policy, and the first where there is another one: what it has learned in between."""
+        named = [match for name in names_in_own(folder.videos) if (match := VIDEO_NAME.fullmatch(name))]
+        by_policy: dict[int, list[tuple[int, str]]] = {}
+        for match in named:
+            by_policy.setdefault(int(match[1]), []).append((int(match[2]), match[0]))
+        wanted = [(policy, *max(films)) for policy, films in sorted(by_policy.items())]
+        wanted += [(policy, *min(films)) for policy, films in sorted(by_policy.items()) if len(films) > 1]
+        videos = [v for policy, steps, name in wanted if (v := self._read(folder.videos / name, policy, steps))]
+        return sorted(videos)
+
+    def _read(self, path: Path, policy: int, env_steps: int) -> Video | None:
+        """One of them; None if it is none, cannot be read, or does not fit."""
+        try:
+            with open_own(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > self._most_bytes or self._count == MOST_VIDEOS:
+                    self.left_out += 1
+                    return None
+                content = file.read(size)
+        except OSError:
+            self.left_out += 1
+            return None
+        if content[4:8] != b"ftyp":  # where every MP4 file says what it is
+            self.left_out += 1
+            return None
+        self._most_bytes -= len(content)
+        self._count += 1
+        return Video(policy, env_steps, content)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
