@@ -82,6 +82,13 @@ SECTIONS: dict[str, Section] = {
         "perf/env_rebuilds": "environments that failed and were made again (`--max_env_rebuilds`)",
         "perf/callbacks_off": "callbacks that are off because they raised; only with `--callbacks`",
     },
+    "Datasets": {
+        "output/episodes": "written into the dataset of `--output` in this start",
+        "output/steps": "in them",
+        "output/parts": "of the dataset that are whole",
+        "output/dropped_episodes": "that had no end, or for which there was no room or no disk",
+        "output/dropped_steps": "that are in no episode of the dataset, those included that actors had to leave out",
+    },
     "Several policies": {
         "pbt/<flag>": "what the policy learns with now",
         "pbt/reward_shaping/<name>": "coefficients of its rewards",

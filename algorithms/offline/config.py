@@ -8,7 +8,8 @@ from utils.flags import flag
 from utils.values import shown
 
 COMPRESSIONS = ("none", "lz4", "zstd")
-COLUMNS = ("logits", "log_prob", "value", "policy_version")
+LOGITS = "logits"
+COLUMNS = (LOGITS, "log_prob", "value", "policy_version")
 """What can be stored of the policy that acted."""
 
 
@@ -36,6 +37,18 @@ class OutputConfig:
         for name in self.output_columns:
             if name not in COLUMNS:
                 raise UsageError(f"--output_columns={shown(name)} is none of {', '.join(COLUMNS)}")
+
+
+@dataclass(frozen=True)
+class RunOutputConfig(OutputConfig):
+    """Output."""
+
+    output_memory_mb: int = flag(
+        512,
+        "memory for episodes that have no end yet, and a quarter of it for trajectories that wait to be written, with"
+        " output; what has no room is left out, and counted",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Whole episodes: what a dataset holds of one, the spaces it is described by, and how steps of rows become episodes."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -283,16 +283,35 @@ class Steps:
     action: Array
     infos: Mapping[str, Array]
 
-    def part(self, row: int, begin: int, end: int) -> Episode:
-        """Return copies of steps of one row, with the observation after the last."""
-        steps = slice(begin, end)
-        return Episode(
-            {key: array[begin : end + 1, row].copy() for key, array in self.obs.items()},
-            self.action[steps, row].copy(),
-            self.reward[steps, row].copy(),
-            bool(self.terminated[end - 1, row]),
-            {name: array[steps, row].copy() for name, array in self.infos.items()},
-        )
+    @property
+    def named(self) -> dict[str, Array]:
+        """What is kept of a step, [T, R, *] by name, and what is seen, [T+1, R, *]."""
+        seen = {f"obs.{key}": array for key, array in self.obs.items()}
+        return seen | {"action": self.action, "reward": self.reward} | {f"info.{k}": v for k, v in self.infos.items()}
+
+
+class _Piece(NamedTuple):
+    """Steps of one row that follow each other, in arrays [R, T, *] that many pieces share."""
+
+    arrays: Mapping[str, Array]
+    row: int
+    begin: int
+    end: int
+    is_own: bool = False
+
+    def of(self, name: str, more: int = 0) -> Array:
+        array: Array = self.arrays[name][self.row, self.begin : self.end + more]
+        return array
+
+
+def _together(pieces: Sequence[_Piece]) -> _Piece:
+    """Copies of pieces as one, so that the arrays which others share can go."""
+    own = {name: np.concatenate([one.of(name) for one in pieces])[None] for name in pieces[0].arrays}
+    return _Piece(own, 0, 0, own["reward"].shape[1], is_own=True)
+
+
+PIECES = 8
+"""Of an open episode, after which they are copied together: shared arrays live as long as any piece of them."""
 
 
 class EpisodeAssembler:
@@ -304,60 +323,77 @@ class EpisodeAssembler:
 
     Attributes:
         dropped_episodes, dropped_steps: that will be in no episode.
+        open_steps: of episodes that have no end yet, in order of rows.
+        step_bytes: of one step, as soon as there is one.
     """
 
     def __init__(self, rows: int, skips_first: bool = False) -> None:
-        self._parts: list[list[Episode]] = [[] for _ in range(rows)]
+        self._pieces: list[list[_Piece]] = [[] for _ in range(rows)]
         self._skips = [skips_first] * rows
-        self.dropped_episodes = self.dropped_steps = 0
+        self.open_steps = [0] * rows
+        self.dropped_episodes = self.dropped_steps = self.step_bytes = 0
 
     def add(self, steps: Steps) -> Iterator[Episode]:
         """Take in the steps that follow those of before; yield the episodes that end in them."""
         ended = (steps.terminated | steps.truncated) & steps.valid
-        stops = ended | ~steps.valid
-        for row in range(len(self._parts)):
+        stops: list[list[int]] = [[] for _ in self._pieces]
+        for row, t in np.argwhere((ended | ~steps.valid).T).tolist():
+            stops[row].append(t)
+        arrays = {name: array.swapaxes(0, 1).copy() for name, array in steps.named.items()}
+        self.step_bytes = sum(array[0, 0].nbytes for array in arrays.values())
+        first, length = steps.first, len(ended)
+        for row, ends in enumerate(stops):
             begin = 0
-            for t in np.flatnonzero(stops[:, row]).tolist():
+            for t in ends:
                 if ended[t, row]:
-                    self._append(steps, row, begin, t + 1)
+                    self._append(_Piece(arrays, row, begin, t + 1), first)
                     if self._skips[row]:
                         self._skips[row] = False
                         self.break_off(row)
-                    yield from self._finished(row)
+                    yield from self._finished(row, bool(steps.terminated[t, row]))
                 else:
-                    self._append(steps, row, begin, t)
-                    self.break_off(row)  # nothing is open behind an end: this is one that failed
+                    self._append(_Piece(arrays, row, begin, t), first)
+                    if self._pieces[row]:  # nothing is open behind an end: this is one that failed
+                        self._skips[row] = False
+                    self.break_off(row)
                 begin = t + 1
-            self._append(steps, row, begin, len(stops))
+            self._append(_Piece(arrays, row, begin, length), first)
+            newest = self._pieces[row][-PIECES:]
+            if len(newest) == PIECES and not any(one.is_own for one in newest):
+                self._pieces[row][-PIECES:] = [_together(newest)]
 
     def break_off(self, row: int) -> None:
-        """Drop the episode of a row that has begun and will have no end."""
-        parts, self._parts[row] = self._parts[row], []
-        self.dropped_episodes += bool(parts)
-        self.dropped_steps += sum(map(len, parts))
+        """Drop the episode of a row that has begun and will have no end; what follows of it has no beginning."""
+        self.dropped_episodes += bool(self._pieces[row])
+        self.dropped_steps += self.open_steps[row]
+        self._pieces[row], self.open_steps[row] = [], 0
 
     def close(self) -> None:
         """Drop all that has no end yet."""
-        for row in range(len(self._parts)):
+        for row in range(len(self._pieces)):
             self.break_off(row)
 
-    def _append(self, steps: Steps, row: int, begin: int, end: int) -> None:
-        if begin >= end:
+    def _append(self, piece: _Piece, first: BoolArray) -> None:
+        steps = piece.end - piece.begin
+        if steps <= 0:
             return
-        if self._parts[row] or steps.first[begin, row]:
-            self._parts[row].append(steps.part(row, begin, end))
+        row = piece.row
+        if self._pieces[row] or first[piece.begin, row]:
+            self._pieces[row].append(piece)
+            self.open_steps[row] += steps
         else:
-            self.dropped_steps += end - begin
+            self.dropped_steps += steps
 
-    def _finished(self, row: int) -> Iterator[Episode]:
-        parts, self._parts[row] = self._parts[row], []
-        if not parts:
+    def _finished(self, row: int, terminated: bool) -> Iterator[Episode]:
+        pieces = self._pieces[row]
+        self._pieces[row], self.open_steps[row] = [], 0
+        if not pieces:
             return
-        last = parts[-1]
-        yield Episode(
-            {key: np.concatenate([*(p.obs[key][:-1] for p in parts[:-1]), last.obs[key]]) for key in last.obs},
-            np.concatenate([part.action for part in parts]),
-            np.concatenate([part.reward for part in parts]),
-            last.terminated,
-            {name: np.concatenate([part.infos[name] for part in parts]) for name in last.infos},
-        )
+        whole: dict[str, dict[str, Any]] = {"obs": {}, "info": {}, "": {}}
+        for name in pieces[0].arrays:
+            kind, dot, key = name.partition(".")
+            more = kind == "obs"
+            parts = [*(one.of(name) for one in pieces[:-1]), pieces[-1].of(name, more)]
+            whole[kind if dot else ""][key if dot else name] = np.concatenate(parts)
+        of_steps = whole[""]
+        yield Episode(whole["obs"], of_steps["action"], of_steps["reward"], terminated, whole["info"])

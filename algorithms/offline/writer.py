@@ -15,24 +15,21 @@ import errno
 import importlib
 import itertools
 import json
-import logging
 import os
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
-from algorithms.offline.config import COLUMNS, OutputConfig
+from algorithms.offline.config import OutputConfig
 from algorithms.offline.episodes import (
-    POLICY_VERSION,
     SAMPLED_ACTION,
     Episode,
-    EpisodeAssembler,
-    Steps,
+    Spaces,
     form_of,
     given_actions,
     in_units,
@@ -42,11 +39,6 @@ from algorithms.offline.episodes import (
 from envs.spec import SINGLE_KEY, Array, EnvSpec
 from utils.errors import ResourceError, UsageError
 from utils.values import shown
-
-if TYPE_CHECKING:
-    from algorithms.runtime.memory.slots import Trajectories
-
-log = logging.getLogger(__name__)
 
 PART, OPEN, DATA = "part-", ".open-", "data"
 METADATA, EPISODE_FILE = "metadata.json", "part-0.arrow"
@@ -89,20 +81,11 @@ class DatasetWriter:
         self._arrow = require_pyarrow("output")
         self.config, self.spec, self.about = config, spec, dict(about)
         self.folder = Path(config.output).absolute()
-        self._hidden = self.folder / f"{OPEN}{name}"
         self.spaces = spaces_of(spec)
-        self._plain_spaces = dict(
-            zip(("observation_space", "action_space"), map(space_to_json, self.spaces), strict=True)
-        )
+        self._plain_spaces = _plain(self.spaces)
         self.episodes = self.steps = self.parts = 0
         self._open: _OpenPart | None = None
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if self._hidden.exists():
-                shutil.rmtree(self._hidden)
-        except OSError as error:
-            raise UsageError(f"--output: cannot write {shown(str(self.folder))}: {error.strerror}") from None
-        self._require_alike()
+        self._hidden = open_folder(self.folder, name, spec)
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +96,18 @@ class DatasetWriter:
         self.close()
 
     def write(self, episode: Episode) -> None:
-        """Write an episode.
+        """Write an episode, and let the open part appear if that makes it full (ResourceError)."""
+        self.add(episode)
+        if self.is_full:
+            self.close()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the open part has as many bytes as a part may have."""
+        return self._open is not None and self._open.nbytes >= self.config.output_max_file_size
+
+    def add(self, episode: Episode) -> None:
+        """Write an episode into the open part.
 
         Raises:
             ResourceError: the disk is full, or the folder has gone.
@@ -123,35 +117,45 @@ class DatasetWriter:
                 self._open = _OpenPart(self._hidden)
             table = self._encoded(episode)
             self._open.add(table, len(episode))
-            if self._open.nbytes >= self.config.output_max_file_size:
-                self.close()
         except OSError as error:
             raise ResourceError(f"cannot write {shown(str(self.folder))}: {error.strerror or error}") from error
         self.episodes, self.steps = self.episodes + 1, self.steps + len(episode)
 
     def close(self) -> None:
-        """Let the open part appear, if it holds anything."""
-        part, self._open = self._open, None
+        """Let the open part appear, if it holds anything.
+
+        Raises:
+            ResourceError: the disk is full, or the folder has gone.
+        """
+        part = self._open
         if part is None:
             return
-        self.parts += 1
-        part.finish(
-            {
-                **self._plain_spaces,
-                "data_format": "arrow",
-                "minari_version": MINARI_VERSION,
-                "dataset_id": f"{re.sub(r'[^A-Za-z0-9_]', '_', self.folder.name) or 'dataset'}-part-v{self.parts - 1}",
-                FRAMES: self.spec.frames_per_step,
-                FORM: list(form_of(self.spec.action)[:2]),
-                **self.about,
-            }
-        )
+        about = {
+            **self._plain_spaces,
+            "data_format": "arrow",
+            "minari_version": MINARI_VERSION,
+            "dataset_id": f"{re.sub(r'[^A-Za-z0-9_]', '_', self.folder.name) or 'dataset'}-part-v{self.parts}",
+            FRAMES: self.spec.frames_per_step,
+            FORM: list(form_of(self.spec.action)[:2]),
+            **self.about,
+        }
+        try:
+            part.finish(about)
+        except OSError as error:
+            raise ResourceError(f"cannot write {shown(str(self.folder))}: {error.strerror or error}") from error
+        self._open, self.parts = None, self.parts + 1
 
-    def _require_alike(self) -> None:
-        for path in sorted(self.folder.glob(f"{PART}*/{DATA}/{METADATA}")):
-            there = json.loads(path.read_text())
-            if any(there.get(name) != text for name, text in self._plain_spaces.items()):
-                raise UsageError(f"--output: {shown(str(self.folder))} holds a dataset of other spaces")
+    @property
+    def open_counts(self) -> tuple[int, int]:
+        """Episodes and steps in the part that has not appeared."""
+        return (0, 0) if self._open is None else (self._open.episodes, self._open.steps)
+
+    def abandon(self) -> int:
+        """Drop the open part, as the disk has failed; return its episodes, which are counted no more."""
+        dropped, self._open = self.open_counts, None
+        shutil.rmtree(self._hidden, ignore_errors=True)
+        self.episodes, self.steps = self.episodes - dropped[0], self.steps - dropped[1]
+        return dropped[0]
 
     def _encoded(self, episode: Episode) -> bytes:
         """The bytes of an Arrow file of one record batch."""
@@ -174,10 +178,38 @@ class DatasetWriter:
         batch = pa.RecordBatch.from_pydict(columns)
         sink = pa.BufferOutputStream()
         compression = None if self.config.output_compression == "none" else self.config.output_compression
-        with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as file:
+        options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)  # waking threads costs more
+        with pa.ipc.new_file(sink, batch.schema, options=options) as file:
             file.write_batch(batch)
         encoded: bytes = sink.getvalue().to_pybytes()
         return encoded
+
+
+def open_folder(folder: Path, name: str, spec: EnvSpec) -> Path:
+    """Make the folder of a dataset, and return the place of what a writer of this name has open, which is removed.
+
+    Raises:
+        UsageError: it cannot be written, or holds a dataset of other spaces.
+    """
+    hidden = folder / f"{OPEN}{name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if hidden.exists():
+            shutil.rmtree(hidden)
+        hidden.mkdir()  # so that a folder without room or permission is found now
+        hidden.rmdir()
+    except OSError as error:
+        raise UsageError(f"--output: cannot write {shown(str(folder))}: {error.strerror}") from None
+    spaces = _plain(spaces_of(spec))
+    for path in sorted(folder.glob(f"{PART}*/{DATA}/{METADATA}")):
+        there = json.loads(path.read_text())
+        if any(there.get(name) != text for name, text in spaces.items()):
+            raise UsageError(f"--output: {shown(str(folder))} holds a dataset of other spaces")
+    return hidden
+
+
+def _plain(spaces: Spaces) -> dict[str, str]:
+    return dict(zip(("observation_space", "action_space"), map(space_to_json, spaces), strict=True))
 
 
 class _OpenPart:
@@ -245,53 +277,3 @@ def _infos(pa: Any, infos: Mapping[str, Array]) -> Any:
         pa.field(name, array.type, metadata=shape) for name, array, shape in zip(infos, arrays, shapes, strict=True)
     ]
     return pa.StructArray.from_arrays(arrays, fields=fields)
-
-
-class SlotRecorder:
-    """Writes the whole episodes of a group of environments in training, from slots that are full.
-
-    Args:
-        writer: of the actor's episodes.
-        trajectories: the shared arrays.
-        skips_first: the first episode of each row begins somewhere in its middle, and is dropped.
-
-    Raises:
-        UsageError: the environments reset in the step that ends an episode, so that no slot has its last observation.
-    """
-
-    def __init__(self, writer: DatasetWriter, trajectories: Trajectories, *, skips_first: bool) -> None:
-        if writer.spec.same_step:
-            raise UsageError("--output: this vector environment does not keep final observations in slots")
-        rows = trajectories.valid.shape[2]
-        self.writer, self.trajectories, self._assembler = writer, trajectories, EpisodeAssembler(rows, skips_first)
-
-    def trajectory(self, slot: int) -> None:
-        """Write the episodes that end in a slot; those of the same group come in the order in which it filled them."""
-        t = self.trajectories
-        infos = {name: array[slot] for name, array in t.recorded.items() if name in COLUMNS}
-        steps = Steps(
-            {key: array[slot] for key, array in t.obs.items()},
-            first=t.first[slot],
-            valid=t.valid[slot],
-            reward=t.reward[slot],
-            terminated=t.terminated[slot],
-            truncated=t.truncated[slot],
-            action=t.action[slot],
-            infos={**infos, POLICY_VERSION: t.policy_version[slot]},
-        )
-        for episode in self._assembler.add(steps):
-            self.writer.write(episode)
-
-    def close(self) -> None:
-        """Let what is written appear, and say how much has no end."""
-        self._assembler.close()
-        self.writer.close()
-        dropped = self._assembler
-        log.info(
-            "%s: %d episodes, %d steps; %d episodes of %d steps had no beginning or no end",
-            self.writer.folder,
-            self.writer.episodes,
-            self.writer.steps,
-            dropped.dropped_episodes,
-            dropped.dropped_steps,
-        )

@@ -5,6 +5,7 @@ from pkgutil import resolve_name
 from typing import Any, cast
 
 from algorithms.models.config import ModelConfig
+from algorithms.offline.config import RunOutputConfig
 from algorithms.population.config import PopulationConfig
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
@@ -90,6 +91,7 @@ class FlagTable:
             "model": ModelConfig,
             "population": PopulationConfig,
             "logging": LoggingConfig,
+            "output": RunOutputConfig,
         }
         self.by_part: dict[str, dict[str, Flag]] = {part: flags_of(cls) for part, cls in self.parts.items()}
         self.flags: dict[str, Flag] = {}

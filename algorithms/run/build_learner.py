@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from algorithms.models.flat_module import FlatModule
+from algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
 from algorithms.population.member import PopulationMember
 from algorithms.run.plan import RunPlan
 from algorithms.runtime.devices import Device, device_of
@@ -57,6 +58,8 @@ def _policy_worker(
     )
     context = b.context(address.index, device.name, arena=arena)
     policy = b.algorithm.make_policy(context, flat or b.algorithm.make_model(context))
+    if isinstance(policy, StochasticPolicy):
+        policy.records |= b.recorded.keys() & set(THOUGHTS)  # logits too, if a dataset is to have them
     trajectories, finals = b.trajectories(arena, address.index), FinalObservations.attach(arena, b.spec)
     engine: Engine = HostEngine(policy, plan, trajectories)
     if b.buffered and t.placement != "local":

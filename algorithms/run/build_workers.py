@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
+from algorithms.offline.output import OutputWriter, attach_ring, writer_name
+from algorithms.offline.writer import DatasetWriter
 from algorithms.population.matchmaking import matchmaker_of
 from algorithms.run.config import Config
 from algorithms.run.plan import RunPlan
@@ -11,11 +13,12 @@ from algorithms.run.resources import free_bytes
 from algorithms.runtime.callbacks import GroupHooks, Hooks
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from algorithms.runtime.memory.output_ring import GroupTap
 from algorithms.runtime.memory.slots import FinalObservations
 from algorithms.runtime.messages import Address, Worker
 from algorithms.runtime.processes import crash_recorder
 from algorithms.runtime.processes.process import ProcessPlan
-from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER
+from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
 from algorithms.runtime.sampling.actor_worker import ActorWorker, LeakWatch
 from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan, only_policy
 from envs.env_set import OnFailure
@@ -52,10 +55,30 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
         if hooks is not None:
             first_row = index * blueprint.topology.rows
             groups[-1].hooks = GroupHooks(hooks, trajectories, first_row, blueprint.spec.num_agents)
+        if blueprint.topology.writes:
+            ring = attach_ring(blueprint.config.output, plan.arena, blueprint.spec, blueprint.recorded)
+            groups[-1].tap = GroupTap(ring, trajectories, index, plan.generation)
         groups[-1].reset()
     pause_seconds = sampling.decorrelate_experience_max_seconds * address.index / blueprint.topology.num_actors
     leaks = _leak_watch(blueprint, plan.generation)
     return ActorWorker(address, groups, 0.0 if sampling.benchmark else pause_seconds, leaks, hooks)
+
+
+def make_writer(blueprint: RunPlan, plan: ProcessPlan, address: Address) -> OutputWriter:
+    """The worker that writes a dataset of what is played."""
+    config, spec = blueprint.config, blueprint.spec
+    about: dict[str, object] = {
+        "algorithm_name": config.run.algo,
+        "environment": config.env.env,
+        "recorded_from": config.run.experiment,
+    }
+    return OutputWriter(
+        config.output,
+        attach_ring(config.output, plan.arena, spec, blueprint.recorded),
+        partial(DatasetWriter, config.output, spec, about, writer_name(config.run.run_directory)),
+        skips_first=config.env.decorrelate_envs_on_one_worker and not config.whole_episodes,
+        looks=plan.links is not None,
+    )
 
 
 def _leak_watch(blueprint: RunPlan, generation: int) -> LeakWatch | None:
@@ -105,7 +128,10 @@ class Blueprint(RunPlan):
     def __call__(self, plan: ProcessPlan, heartbeat: Heartbeat) -> Mapping[Address, Worker]:
         """Make the workers of a process, ready to begin."""
         self.config.run.keep_code_out()
-        make: dict[str, Callable[[Address], Worker]] = {ACTOR.name: partial(make_actor, self, plan, heartbeat)}
+        make: dict[str, Callable[[Address], Worker]] = {
+            ACTOR.name: partial(make_actor, self, plan, heartbeat),
+            WRITER.name: partial(make_writer, self, plan),
+        }
         if any(address.facts.has_network for address in plan.workers):
             from algorithms.run.build_learner import make_policy_worker
 

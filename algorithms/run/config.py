@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from algorithms.appo.config import LearningConfig
 from algorithms.models.config import ModelConfig
+from algorithms.offline.config import RunOutputConfig
 from algorithms.population.config import (
     PopulationConfig,
     check_population,
@@ -50,6 +51,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    output: RunOutputConfig = field(default_factory=RunOutputConfig)
     undecided: frozenset[str] = frozenset()
     by_kind: Mapping[str, object] = field(default_factory=dict)
     unnamed: bool = field(default=False, compare=False)
@@ -287,6 +289,7 @@ def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> 
 def check(config: Config) -> None:
     """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
+    config.output.check()
     _check_env(config.env)
     _check_sampling(config.sampling, config.run.device)
     waiting = config.sampling.num_minibatches_to_accumulate
@@ -420,6 +423,7 @@ def _check_without_actors(config: Config) -> None:
             f"--continuous_as_bins={bins}: --algo={config.run.algo} learns numbers, as its datasets have them"
         )
     asked = {
+        "output": bool(config.output.output),
         "train_until_return": config.run.train_until_return is not None,
         "sampler_only": config.sampling.sampler_only,
         "self_play": config.population.self_play,

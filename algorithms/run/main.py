@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from algorithms.offline.output import check_output, writer_name
 from algorithms.population.exploit_explore import ExploitExplore, initial_traits
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.code import CodeWatch
@@ -23,6 +24,7 @@ from algorithms.run.observers import (
     evaluate_beside,
     make_controller,
     make_self_play,
+    say_output,
     start_tracking,
     with_saves_to_evaluate,
 )
@@ -212,6 +214,8 @@ class Run:
             log.info("%s", chosen)
         if spec.agents:
             log.info("%s", spec.agents)
+        if config.output.output:
+            check_output(config.output, spec, writer_name(self.directory))
         budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
 
         # How many workers there are and where, and the memory that they share.
@@ -261,6 +265,7 @@ class Run:
                 return (yield from self.runner.turns())
         finally:
             observers.compare(monitor)
+            say_output(monitor, config)
 
     def _check_names(self) -> None:
         """Find what the flags name, before anything is opened (UsageError)."""

@@ -85,6 +85,14 @@ class Observers:
                 log.info("%s", line)
 
 
+def say_output(monitor: Monitor, config: Config) -> None:
+    """Say what has been written into a dataset, and what not, if there is one."""
+    if found := monitor.output:
+        written = f"{found['episodes']} episodes, {found['steps']} steps, in {found['parts']} parts"
+        dropped = f"{found['dropped_steps']} steps of episodes without beginning, end or room are left out"
+        log.info("%s: %s; %s", config.output.output, written, dropped)
+
+
 def make_controller(
     config: Config, exploit_explore: ExploitExplore, monitor: Monitor, traits: Sequence[PolicyTraits], actors: int
 ) -> Controller | None:

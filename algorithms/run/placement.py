@@ -132,6 +132,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         rollout=learning.rollout,
         colocated=s.gpu_colocate,
         num_past=past_slots(config.population, config.env.env, num_agents),
+        writes=bool(config.output.output),
     )
     further = config.algorithm.workers(topology)
     return replace(topology, further=tuple((register(role), host) for role, host in further.items()))

@@ -1,17 +1,19 @@
 """What a run is made of, known before any worker exists; torch-free, so that actors and main can read it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from algorithms.offline.config import LOGITS
 from algorithms.run.config import Config
 from algorithms.runtime.algorithm import Algorithm, Context
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
+from algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, sizes_of
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import PolicyTraits
 from algorithms.runtime.processes import crash_recorder
@@ -136,6 +138,14 @@ class RunPlan:
             c.run.run_directory.absolute(),
         )
 
+    @property
+    def recorded(self) -> Mapping[str, Recorded]:
+        """The fields of slots that acting fills: those of the algorithm, and logits if a dataset is to have them."""
+        own = self.algorithm.recorded(self.spec)
+        if not self.topology.writes or "log_prob" not in own or LOGITS not in self.config.output.output_columns:
+            return own
+        return {LOGITS: Recorded(("T", "R", self.spec.action.num_logits)), **own}
+
     def trajectories(self, arena: Arena, policy: int | None = None) -> Trajectories:
         """Return the slots in the shared memory of the run, recurrent states as wide as those of a policy.
 
@@ -143,7 +153,7 @@ class RunPlan:
             arena: the shared memory.
             policy: who reads and writes them; None: nobody, and they are as wide as the widest.
         """
-        found = Trajectories.attach(arena, self.spec, self.algorithm.recorded(self.spec))
+        found = Trajectories.attach(arena, self.spec, self.recorded)
         if policy is None or self.model_of(policy).rnn_state_size == found.rnn_state.shape[-1]:
             return found
         return replace(found, rnn_state=found.rnn_state[..., : self.model_of(policy).rnn_state_size])
@@ -153,7 +163,7 @@ class RunPlan:
         c, t = self.config, self.topology
         widest = max(model.rnn_state_size for model in self.models)
         sizes = sizes_of(t, self.spec, widest, c.learning.segment_steps)
-        fields = Trajectories.declare(sizes, self.spec, self.algorithm.recorded(self.spec))
+        fields = Trajectories.declare(sizes, self.spec, self.recorded)
         fields += FinalObservations.declare(sizes, self.spec)
         fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]
         fields += crash_recorder.declare(t, self.spec)
@@ -161,6 +171,10 @@ class RunPlan:
             fields += WeightRing.declare(policy, self.model_of(policy).num_weights)
         for policy in range(t.num_policies):
             fields += StateBlock.declare(policy, self.model_of(policy).layout.vectors)
+        if t.writes:
+            from algorithms.offline.output import output_fields  # late: only who writes needs spaces of gymnasium
+
+            fields += output_fields(c.output, sizes, self.spec, self.recorded)
         return [*fields, *self._of_algorithm()]
 
     def _of_algorithm(self) -> list[Field]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
-from algorithms.runtime.roles import MAIN, ROLES
+from algorithms.runtime.roles import MAIN, ROLES, WRITER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,6 +73,8 @@ class Address:
 
 
 MAIN_ADDRESS = Address(MAIN.name)
+
+WRITER_ADDRESS = Address(WRITER.name)
 
 ALL = Address("all")
 """Every worker of the process that is sent the message."""
@@ -395,6 +397,13 @@ class WorkerReport(NamedTuple):
 
 
 @to(AddressBook.main)
+class OutputReport(NamedTuple):
+    """What the writer of a dataset has done in this start."""
+
+    totals: dict[str, int]  # episodes, steps, parts, dropped_episodes, dropped_steps
+
+
+@to(AddressBook.main)
 class TimeReport(NamedTuple):
     """How a process has spent its time since it began; with the same `started`, nothing in it ever decreases."""
 
@@ -452,6 +461,7 @@ Message = (
     | StateSaved
     | TraitsSet
     | WorkerReport
+    | OutputReport
     | TimeReport
     | WorkerRetires
     | WorkerRestarted

@@ -98,6 +98,17 @@ POLICY_WORKER = Role(
     oom_score=200,
     stop_share=0.5,
 )
+WRITER = Role(
+    name="writer",
+    singular="writer",
+    plural="writers",
+    console="writer",
+    panel=("writing", "writing"),
+    worker="writer",
+    extra_niceness=15,
+    oom_score=300,
+    stop_share=0.75,  # it writes the rest of what actors have left
+)
 LEARNER = Role(
     name="learner",
     singular="learner",
@@ -113,7 +124,7 @@ LEARNER = Role(
     stop_share=1.0,
 )
 
-ROLES = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, LEARNER)}
+ROLES = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, WRITER, LEARNER)}
 """Every role by its name, in the order in which they are shown and a run stops them, those that make work first."""
 
 

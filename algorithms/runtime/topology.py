@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from algorithms.runtime.messages import MAIN_ADDRESS, Address, AddressBook
+from algorithms.runtime.messages import MAIN_ADDRESS, WRITER_ADDRESS, Address, AddressBook
 from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, Role
 from utils.errors import UsageError
 
@@ -25,6 +25,7 @@ class Topology:
         rollout: steps of a trajectory.
         colocated: whether policy workers live with their policy's learner (`central` only).
         num_past: policies for past versions, which act and have no learner.
+        writes: whether a worker writes what is played into a dataset.
         further: an algorithm's own roles, each with the role beside whose workers it has some, see `Algorithm.workers`.
     """
 
@@ -38,6 +39,7 @@ class Topology:
     rollout: int
     colocated: bool = False
     num_past: int = 0
+    writes: bool = False
     further: tuple[tuple[Role, Role], ...] = ()
 
     @property
@@ -92,6 +94,10 @@ class Topology:
     def processes(self) -> dict[str, tuple[Address, ...]]:
         """The workers of every process, in the order in which processes are started."""
         places = self._of_the_runtime()
+        if self.writes and self.placement == "serial":
+            places = {name: (*workers, WRITER_ADDRESS) for name, workers in places.items()}
+        elif self.writes:
+            places |= {str(WRITER_ADDRESS): (WRITER_ADDRESS,)}
         if not self.further:
             return places
         return {name: (*ws, *(one for worker in ws for one in self.beside(worker))) for name, ws in places.items()}

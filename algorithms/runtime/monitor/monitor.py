@@ -15,6 +15,7 @@ from algorithms.runtime.messages import (
     EpisodesDone,
     LearnerReport,
     Message,
+    OutputReport,
     TimeReport,
     WorkerReport,
     WorkerRestarted,
@@ -57,6 +58,7 @@ class Monitor:
         tracker: is handed every record too, if there is one.
         disk: writes the records.
         usage: of the machine, which is part of every record.
+        output: counts of the dataset that is written; {}: there is none.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Monitor:
         self.custom = CustomSummaries(config.custom_summaries, hooks)
         self.policies = [PolicyProgress(config.stats_avg, frozen=policy in frozen) for policy in range(len(resumed))]
         self.workers: dict[str, dict[str, int]] = {}
+        self.output: dict[str, int] = {}
         self.machine = machine or Machine(core_time())
         self.times: dict[str, ProcessTimes] = {}
         self.collect_rate = RateMeter()  # steps of all actors, trained on or not
@@ -129,6 +132,8 @@ class Monitor:
             case WorkerReport(worker, totals):
                 self.workers[worker] = self.workers.get(worker, {}) | totals
                 self.collect_rate.add(time.monotonic(), self.collected)
+            case OutputReport(totals):
+                self.output = totals
             case TimeReport(process):
                 self.times.setdefault(process, ProcessTimes()).add(message)
             case WorkerRestarted(retired=True):
@@ -208,7 +213,8 @@ class Monitor:
         }
         rate = self.collect_rate.rates()[10.0]
         collected = {"perf/collected_per_second": rate} if math.isfinite(rate) else {}
-        return {**head, **replaced, **progress.tags(), **collected, **callbacks}
+        output = {f"output/{name}": count for name, count in self.output.items()}
+        return {**head, **replaced, **progress.tags(), **collected, **callbacks, **output}
 
     def figures(self, policy: int) -> dict[str, float]:
         """The counters and tags of a policy now, as a record of metrics.jsonl has them."""
@@ -284,7 +290,8 @@ class Monitor:
         sums: dict[str, int] = {"restarts": self.restarts, "actors_replaced": self.replaced}
         learners = ((name, value) for p in self.policies for name, value in p.totals.items())
         actors = ((f"actors_{name}", value) for totals in self.workers.values() for name, value in totals.items())
-        for name, value in (*learners, *actors):
+        output = ((f"output_{name}", value) for name, value in self.output.items())
+        for name, value in (*learners, *actors, *output):
             sums[name] = sums.get(name, 0) + value
         return sums
 

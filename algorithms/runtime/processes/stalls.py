@@ -5,14 +5,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from algorithms.runtime.memory.arena import Arena, Array
 from algorithms.runtime.memory.heartbeat import Activity, Pulse
+from algorithms.runtime.memory.output_ring import TAKEN
 from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
 from algorithms.runtime.messages import Address, WorkerReport
 from algorithms.runtime.processes.channels import Mailbox, Mailboxes
 from algorithms.runtime.processes.restarts import MAX_FAULTS
 from algorithms.runtime.processes.supervisor import Supervisor, WorkerError
-from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER
+from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
 from algorithms.runtime.sampling.env_group import NOTED
 from algorithms.runtime.topology import Topology
 
@@ -34,6 +37,7 @@ class Progress:
     def __init__(self, topology: Topology, arena: Arena, trajectories: Trajectories) -> None:
         self.topology, self.trajectories, self.mailboxes = topology, trajectories, Mailboxes(arena)
         self._saves = [arena[f"state.{policy}.latest"] for policy in range(topology.num_policies)]
+        self._written = arena[TAKEN] if topology.writes else np.zeros((0, 1), np.int64)
         self._served: dict[str, list[tuple[int, int]]] = defaultdict(list)  # a worker more than groups serves none
         for policy in range(topology.num_acting):
             for group in range(topology.num_groups):
@@ -42,12 +46,14 @@ class Progress:
                 self._served[server].append((policy, group))
 
     def of(self, name: str) -> int:
-        """Units of work of all processes that have been in this place: trajectories, replies or saved states."""
+        """Units of work of all processes that have been in this place: trajectories, replies, saved states."""
         worker = self.topology.processes()[name][0]
         if worker.role == ACTOR.name:
             return int(self._noted(worker.index)[TRAJECTORIES])
         if worker.role == LEARNER.name:
             return int(self._saves[worker.index][0])
+        if worker.role == WRITER.name:
+            return int(self._written[:, 0].sum())
         return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
 
     def actor_reports(self) -> Iterator[WorkerReport]:

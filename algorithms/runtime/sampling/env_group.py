@@ -17,6 +17,7 @@ from algorithms.runtime.callbacks import GroupHooks
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, handed_over, take_back
 from algorithms.runtime.messages import (
+    WRITER_ADDRESS,
     ActionRequest,
     EpisodesDone,
     MatchResults,
@@ -24,6 +25,7 @@ from algorithms.runtime.messages import (
     OpponentTable,
     SlotReleased,
     TrajectoryReady,
+    Wake,
 )
 from envs.spec import EpisodeStats, GroupEnv, StepRow
 from utils.failpoints import failpoint
@@ -33,7 +35,7 @@ COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released", "rebuil
 
 NOTED = (*COUNTS, "episodes")  # as `Trajectories.group_counts` has them
 
-Outgoing = ActionRequest | TrajectoryReady | EpisodesDone | MatchResults | OpponentsReleased
+Outgoing = ActionRequest | TrajectoryReady | EpisodesDone | MatchResults | OpponentsReleased | Wake
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,18 @@ class OnePolicy:
         yield from ()
 
 
+class Tap(Protocol):
+    """Is given what a group has recorded, before anybody changes it."""
+
+    def reward(self, step: int, reward: Array) -> None:
+        """Keep the rewards [R] of a step as the environment gave them."""
+        ...
+
+    def trajectory(self, slot: int, number: int, steps: int) -> bool:
+        """Take the trajectory of this number, with so many valid steps, from its slot; whether somebody is to look."""
+        ...
+
+
 MakeMatchmaker = Callable[[GroupPlan, GroupEnv, np.random.Generator], Matchmaker]
 
 
@@ -170,9 +184,11 @@ class EnvGroup:
 
     Attributes:
         hooks: are told of what the group does; None without callbacks.
+        tap: takes what goes into a dataset; None without one.
     """
 
     hooks: GroupHooks | None = None
+    tap: Tap | None = None
 
     def __init__(
         self,
@@ -246,7 +262,7 @@ class EnvGroup:
         self.matchmaker.record(now.out, now.valid, self.trajectories.policy_id[slot, step])
         if num_valid < now.valid.size:
             self.episodes.forget(~now.valid)
-        self._shape(now.out.reward)
+        self._shape(now.out.reward, step)
         if self.plan.num_policies > 1:
             self._carry_on_policies(slot, step)
             yield from self.matchmaker.answer(self.plan.index)
@@ -346,6 +362,8 @@ class EnvGroup:
         self.totals["collected"] += valid
         self.totals["reset_rows"] += t.valid[slot].size - valid
         self.totals["trajectories"] += 1
+        if self.tap is not None and self.tap.trajectory(slot, self.totals["trajectories"], valid):
+            yield Wake(WRITER_ADDRESS)
         if self.hooks is not None:
             self.hooks.trajectory(slot)
         yield from self.episodes.flush()
@@ -376,7 +394,9 @@ class EnvGroup:
         learning = self.plan.num_policies - self.plan.num_past
         return [int(p) for p in np.unique(self.trajectories.policy_id[slot, : self.rollout]) if p < learning]
 
-    def _shape(self, reward: Array) -> None:
+    def _shape(self, reward: Array, step: int) -> None:
+        if self.tap is not None and (self.plan.reward_scale != 1.0 or self.plan.reward_clip):
+            self.tap.reward(step, reward)
         if self.plan.reward_scale != 1.0:
             np.multiply(reward, self.plan.reward_scale, out=reward)
         if self.plan.reward_clip:

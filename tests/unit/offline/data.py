@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from algorithms.offline.config import OutputConfig
-from algorithms.offline.episodes import Episode
+from algorithms.offline.episodes import Episode, Steps
 from algorithms.offline.writer import DatasetWriter
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 
@@ -30,6 +30,48 @@ def episode(number: int, length: int, terminated: bool = True) -> Episode:
 def episodes(lengths: tuple[int, ...] = LENGTHS) -> list[Episode]:
     """Episodes of these lengths, of which every other one was cut."""
     return [episode(number, length, number % 2 == 0) for number, length in enumerate(lengths)]
+
+
+def steps_of(rows: list[list[Episode | int]], length: int) -> list[Steps]:
+    """The rows as environments show them: an episode and the step that resets, or so many steps that never happened."""
+    columns = []
+    for row in rows:
+        obs, first, valid, reward, ended, action, log_prob = [], [], [], [], [], [], []
+        for one in row:
+            if isinstance(one, int):
+                obs += [np.full(2, np.nan, np.float32)] * one
+                first, valid = first + [True] * one, valid + [False] * one
+                reward, log_prob = reward + [np.nan] * one, log_prob + [0.0] * one
+                ended += [(False, False)] * one
+                action += [[0]] * one
+                continue
+            obs += list(one.obs["obs"])
+            first += [True] + [False] * len(one)
+            valid += [True] * len(one) + [False]
+            reward += [*one.reward, 0.0]
+            ended += [(False, False)] * (len(one) - 1) + [(one.terminated, not one.terminated), (False, False)]
+            action += [*one.action.tolist(), [0]]
+            log_prob += [*one.infos["log_prob"], 0.0]
+        columns.append((obs, first, valid, reward, ended, action, log_prob))
+    size = min(len(column[0]) for column in columns) - 1
+    arrays = [np.stack([np.array(column[i][: size + 1]) for column in columns], axis=1) for i in range(7)]
+    obs, first, valid, reward, ended, action, log_prob = arrays
+    found = []
+    for begin in range(0, size - length + 1, length):
+        now = slice(begin, begin + length)
+        found.append(
+            Steps(
+                {"obs": obs[begin : begin + length + 1]},
+                first[begin : begin + length + 1],
+                valid[now],
+                reward[now].astype(np.float32),
+                ended[now, :, 0],
+                ended[now, :, 1],
+                action[now].astype(np.int32),
+                {"log_prob": log_prob[now].astype(np.float32)},
+            )
+        )
+    return found
 
 
 def written(folder: Path, content: list[Episode] | None = None, spec: EnvSpec = SPEC, **flags: object) -> DatasetWriter:

@@ -23,7 +23,7 @@ from algorithms.offline.episodes import (
 from algorithms.offline.reader import open_dataset
 from envs.spaces import ActionForm, spec_of
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
-from tests.unit.offline.data import SPEC, assert_same, episode, written
+from tests.unit.offline.data import SPEC, assert_same, episode, steps_of, written
 
 BOUNDED = ActionSpec((ActionPart("gaussian", 2),), (-1.0, -0.5), (1.0, float("inf")))
 MIXED = ActionSpec(
@@ -47,48 +47,6 @@ SPECS = {
         action_mask=2,
     ),
 }
-
-
-def steps_of(rows: list[list[Episode | int]], length: int) -> list[Steps]:
-    """The rows as environments show them: an episode and the step that resets, or so many steps that never happened."""
-    columns = []
-    for row in rows:
-        obs, first, valid, reward, ended, action, log_prob = [], [], [], [], [], [], []
-        for one in row:
-            if isinstance(one, int):
-                obs += [np.full(2, np.nan, np.float32)] * one
-                first, valid = first + [True] * one, valid + [False] * one
-                reward, log_prob = reward + [np.nan] * one, log_prob + [0.0] * one
-                ended += [(False, False)] * one
-                action += [[0]] * one
-                continue
-            obs += list(one.obs["obs"])
-            first += [True] + [False] * len(one)
-            valid += [True] * len(one) + [False]
-            reward += [*one.reward, 0.0]
-            ended += [(False, False)] * (len(one) - 1) + [(one.terminated, not one.terminated), (False, False)]
-            action += [*one.action.tolist(), [0]]
-            log_prob += [*one.infos["log_prob"], 0.0]
-        columns.append((obs, first, valid, reward, ended, action, log_prob))
-    size = min(len(column[0]) for column in columns) - 1
-    arrays = [np.stack([np.array(column[i][: size + 1]) for column in columns], axis=1) for i in range(7)]
-    obs, first, valid, reward, ended, action, log_prob = arrays
-    found = []
-    for begin in range(0, size - length + 1, length):
-        now = slice(begin, begin + length)
-        found.append(
-            Steps(
-                {"obs": obs[begin : begin + length + 1]},
-                first[begin : begin + length + 1],
-                valid[now],
-                reward[now].astype(np.float32),
-                ended[now, :, 0],
-                ended[now, :, 1],
-                action[now].astype(np.int32),
-                {"log_prob": log_prob[now].astype(np.float32)},
-            )
-        )
-    return found
 
 
 def plain(one: Episode) -> Episode:
