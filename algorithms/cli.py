@@ -5,7 +5,6 @@ what a command needs, and only the command that is given imports it.
 """
 
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from utils.command_line import (
     print_and_exit,
     wants_help,
 )
-from utils.errors import AppoError, Interrupted, UsageError, lack_of
+from utils.errors import AppoError, Interrupted, UsageError, lack_of, traceback_of
 from utils.flags import Flag, flags_of
 from utils.user_modules import keep_out_of
 from utils.values import nearest, shown
@@ -236,9 +235,7 @@ def run_command(command: Callable[[], int]) -> int:
             if told is None:
                 raise
             complain(f"error: {' '.join(str(told).split())}\n")
-            if told.exit_code != UsageError.exit_code:
-                cause = error.__cause__ if told is error else None
-                complain(told.traceback or "".join(traceback.format_exception(cause) if cause else ()))
+            complain(traceback_of(told))
             return told.exit_code
         finally:
             flush_or_drop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, prod
@@ -19,6 +20,10 @@ Path = tuple[str, ...]
 Copy = Callable[[Array, Array], None]
 
 BatchConverter = Callable[[Array], Any]
+
+
+LACKING = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
+"""What Python says of a `reset` as environments of old gym have it."""
 
 
 def reraise(name: str, error: BaseException) -> NoReturn:
@@ -42,6 +47,11 @@ def failure_of(name: str, error: BaseException) -> EnvironmentFailure | None:
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return None
     failure = EnvironmentFailure(f"{name} raised {type(error).__name__}: {one_line(error)}")
+    if isinstance(error, TypeError) and (lacking := LACKING.search(str(error))):
+        failure = SpaceMismatch(
+            f"{name}: reset takes no {lacking[1]}: it must read `def reset(self, *, seed=None, options=None)` and begin"
+            " with `super().reset(seed=seed)`, as gymnasium's environments do"
+        )
     failure.__cause__ = error
     return failure
 

@@ -20,7 +20,7 @@ from envs.incidents import IncidentFolder, random_state
 from envs.journal import Journal, JournalMemory
 from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, num_agents_of, require_spec, rows_said, spec_of
 from envs.spec import MASK_KEY, EnvSpec
-from utils.errors import EnvironmentFailure, SpaceMismatch
+from utils.errors import EnvironmentFailure, SpaceMismatch, format_error
 from utils.timing import RESET, clock
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class EnvSet:
         self._lives = [0] * len(env_fns)
         self._seeds = [0] * len(env_fns)  # the last ones of resets that had one
         self._shaping: list[dict[int, Mapping[str, Any]]] = [{} for _ in env_fns]  # of each, by agent
-        self._silent_until, self._unsaid = 0.0, 0
+        self._silent_until, self._unsaid, self._has_shown_cause = 0.0, 0, False
         try:
             for index in range(len(env_fns)):
                 self._envs.append(gymnasium.Env())
@@ -262,7 +262,8 @@ class EnvSet:
         try:
             env.close()
         except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
-            warnings.warn(f"{self.name} raised {type(error).__name__} in close: {one_line(error)}", stacklevel=3)
+            text = f"{self.name} raised {type(error).__name__} in close: {one_line(error)}\n{format_error(error)}"
+            warnings.warn(text, stacklevel=3)
 
     def _say(self, index: int, failure: EnvironmentFailure) -> None:
         """Log why an environment is made again, at most once in `LINE_SECONDS`."""
@@ -271,7 +272,8 @@ class EnvSet:
             self._unsaid += 1
             return
         more = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
-        log.warning("env %d is made again: %s%s", index, failure, more)
+        cause, self._has_shown_cause = None if self._has_shown_cause else failure.__cause__, True
+        log.warning("env %d is made again: %s%s", index, failure, more, exc_info=cause)
         self._silent_until, self._unsaid = now + LINE_SECONDS, 0
 
 

@@ -42,7 +42,7 @@ from envs.wrappers import (
     stack_frames,
     vector_as_flags_ask,
 )
-from utils.errors import CannotBeDrawn, UsageError
+from utils.errors import CannotBeDrawn, UsageError, comes_from_own_code
 from utils.user_modules import import_user_module
 from utils.values import nearest, printable
 
@@ -347,9 +347,19 @@ def _construction(name: str) -> Iterator[None]:
                 raise CannotBeDrawn(f"{name} cannot be drawn: it takes no render_mode") from error
             if "unexpected keyword argument" in str(error):
                 raise UsageError(f"{name} refuses its arguments (--env_kwargs): {one_line(error)}") from error
+            if missing := _missing_arguments(error):
+                values = " ".join(f"{argument}=VALUE" for argument in missing)
+                raise UsageError(f"{name} needs arguments: --env_kwargs {values} ({one_line(error)})") from error
             reraise(name, error)
         except BaseException as error:
             reraise(name, error)
+
+
+def _missing_arguments(error: BaseException) -> list[str]:
+    """Return the arguments that a constructor needs and was not given; [] if something inside of it failed."""
+    if comes_from_own_code(error) or "missing" not in str(error) or "required" not in str(error):
+        return []
+    return re.findall(r"'(\w+)'", str(error).partition(" required ")[2])
 
 
 def _resolve(name: str) -> Registration | Factory:

@@ -26,7 +26,7 @@ from envs.journal import NOBODY, Journal
 from envs.masks import ActionMasks, random_action
 from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
 from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, StepRow
-from utils.errors import EnvironmentFailure, UsageError
+from utils.errors import EnvironmentFailure, UsageError, format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
@@ -135,7 +135,8 @@ class GymVector:
         try:
             self._env.close()
         except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
-            warnings.warn(f"{self.name} raised {type(error).__name__} in close: {one_line(error)}", stacklevel=2)
+            text = f"{self.name} raised {type(error).__name__} in close: {one_line(error)}\n{format_error(error)}"
+            warnings.warn(text, stacklevel=2)
 
     def _write_outcome(self, row: StepRow, reward: Any, terminated: Any, truncated: Any) -> None:
         """Write first, reward, terminated and truncated, and remember the rows that ended."""

@@ -1,7 +1,10 @@
-"""Every way a run can end, each with its documented exit code."""
+"""Every way a run can end, each with its documented exit code, and where the user's own code raised."""
 
 import errno
+import os
+import sysconfig
 import traceback
+from pathlib import Path
 
 
 class AppoError(Exception):
@@ -113,6 +116,64 @@ class DirectoryInUse(AppoError):
     """Another process trains in this run directory."""
 
     exit_code = 75
+
+
+# Where the user's own code raised.
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NOT_THE_USERS = (
+    "<frozen ",
+    *(f"{ROOT}{os.sep}{name}" for name in ("algorithms/", "envs/", "utils/", "train_appo.py", "enjoy_appo.py")),
+    *{f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")},
+)
+"""What the files of frames begin with that are Python's, of an installed package, or ours."""
+
+
+def traceback_of(error: AppoError) -> str:
+    """Return the traceback that a person is shown below the line of an error; empty if the line says all.
+
+    A mistake of the user in a flag needs none, unless code of the user's own has raised.
+    """
+    cause = error.__cause__
+    if error.traceback or cause is None:
+        return error.traceback
+    text, has_own_code = _format(cause)
+    return text if has_own_code or error.exit_code != UsageError.exit_code else ""
+
+
+def format_error(error: BaseException) -> str:
+    """Return the traceback of an error, from the user's own code on where that took part."""
+    return _format(error)[0]
+
+
+def comes_from_own_code(error: BaseException) -> bool:
+    """Return whether code of the user's own took part in raising an error."""
+    return _format(error)[1]
+
+
+def _format(error: BaseException) -> tuple[str, bool]:
+    """Return the traceback of an error, without the frames before the first one of the user's code; whether it has one.
+
+    What the user's code has called in turn stays: a library may say there what is wrong.
+    """
+    whole = traceback.TracebackException.from_exception(error)
+    waiting, has_own_code = [whole], False
+    while waiting:
+        one = waiting.pop()
+        own = next((place for place, frame in enumerate(one.stack) if _is_own(frame.filename)), None)
+        if own is not None:
+            one.stack = traceback.StackSummary.from_list(one.stack[own:])
+        # A file that does not compile has no frame.
+        has_own_code |= own is not None or _is_own(getattr(one, "filename", None) or "<frozen ")
+        waiting += [*filter(None, (one.__cause__, one.__context__)), *(one.exceptions or ())]
+    return "".join(whole.format()), has_own_code
+
+
+def _is_own(filename: str) -> bool:
+    packages = ("/site-packages/", "/dist-packages/")
+    return not filename.startswith(NOT_THE_USERS) and not any(name in filename for name in packages)
 
 
 class Interrupted(AppoError):

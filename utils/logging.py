@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from utils.errors import format_error
 from utils.run_folder import append_to_own, open_own
 from utils.values import printable
 
@@ -57,7 +58,19 @@ class _Recent(logging.Handler):
         self.lines.append(f"{clock} {' '.join(record.getMessage().split())}")
 
 
-_recent = _Recent()
+class _Raised(logging.Handler):
+    """Keeps the first warnings of this process that come with a traceback, until somebody takes them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] and len(self.texts) < _RECENT_WARNINGS:
+            self.texts.append(f"{record.getMessage()}\n{format_error(record.exc_info[1])}".rstrip())
+
+
+_recent, _raised = _Recent(), _Raised()
 
 
 class JsonLines(logging.Formatter):
@@ -68,7 +81,8 @@ class JsonLines(logging.Formatter):
         report = getattr(record, "report", None)
         head: dict[str, object] = {"event": "log" if report is None else "report", "time": record.created}
         said = {"level": record.levelname.lower(), "message": record.getMessage()} if report is None else report
-        return json.dumps(head | said)
+        trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
+        return json.dumps(head | said | trace)
 
 
 class _Printable(logging.Formatter):
@@ -81,6 +95,12 @@ class _Printable(logging.Formatter):
 def recent_warnings() -> tuple[str, ...]:
     """The last warnings and errors that this process has logged, oldest first."""
     return tuple(_recent.lines)
+
+
+def take_raised() -> tuple[str, ...]:
+    """The warnings with a traceback that this process, a worker, has logged since they were taken last, for main."""
+    taken, _raised.texts = tuple(_raised.texts), []
+    return taken
 
 
 def configure(role: str, path: Path | None, level: int | str = logging.INFO, *, as_json: bool = False) -> None:
@@ -106,7 +126,7 @@ def configure(role: str, path: Path | None, level: int | str = logging.INFO, *, 
     else:
         file = _LineFile(path)
         file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname).1s {role.replace('%', '%%')}: %(message)s"))
-        handlers = [file]
+        handlers = [file, _raised]
         dump = file.stream
     for handler in handlers:
         root.addHandler(handler)

@@ -22,6 +22,9 @@ from utils.user_modules import import_user_module
 # not zero, the trajectory and its segments, rows, and the largest relative difference of act and unroll.
 TRIAL_WARM_UP, TRIAL_STEPS, TRIAL_RECURRENCE, TRIAL_ROWS, TRIAL_TOLERANCE = 2, 4, 2, 2, 1e-4
 
+MODE_ROWS = 16
+"""Rows of the trajectory that is computed in both modes: what leaves one of a hundred numbers out is seen."""
+
 Outputs = tuple[Tensor, ...]
 
 
@@ -111,10 +114,7 @@ def custom_model(make: Callable[..., Any], config: ModelConfig, env_spec: EnvSpe
 def _try_model(model: ActorCritic, env_spec: EnvSpec) -> None:
     num_logits, state_size = env_spec.action.num_logits, size_of(model, "rnn_state_size")
     generator, lead = torch.Generator().manual_seed(0), (TRIAL_WARM_UP + TRIAL_STEPS + 1, TRIAL_ROWS)
-    obs = {  # zeros and ones are in nearly every space, also in one whose numbers index a table
-        key: torch.randint(0, 2, (*lead, *spec.shape), generator=generator).to(getattr(torch, spec.dtype))
-        for key, spec in env_spec.observations.items()
-    }
+    obs = _random_observations(env_spec, lead, generator)
 
     def step(t: int, first: Tensor, state: Tensor) -> tuple[Outputs, Tensor]:
         logits, value, after = model.act({key: x[t] for key, x in obs.items()}, first, state)
@@ -182,9 +182,99 @@ def _difference(x: Tensor, expected: Tensor) -> float:
     return float(difference.max()) if difference.numel() else 0.0
 
 
+# Parts that would act otherwise than they learn.
+
+
+NORMS = "its statistics of batches: GroupNorm and LayerNorm have none"
+NOISE = "what it leaves out by chance: leave it out, or set its probability to 0"
+
+
+def refuse_two_behaviours(model: nn.Module, config: ModelConfig, env_spec: EnvSpec) -> None:
+    """Refuse a network of the user's own that computes something else in training mode, in which it learns.
+
+    What is learned from is compared with what acted: with dropout, the probabilities of actions would differ by chance,
+    and with statistics of batches by what else is in the batch.
+
+    Args:
+        model: the whole of it.
+        config: names the user's part.
+        env_spec: what it is shown.
+
+    Raises:
+        UsageError: with the first such layer, or how far what it computes differs.
+    """
+    blame = f"--encoder_custom={config.encoder_custom}"
+    for name, module in model.named_modules():
+        if reason := _two_behaviours(module):
+            where = f"its {name.rpartition('.')[2]} ({type(module).__name__})"
+            raise UsageError(f"{blame}: {where} learns otherwise than it acts, by {reason}")
+    if not isinstance(model, ActorCritic):
+        return
+    with _blaming(config):
+        acting, learning = _in_both_modes(model, env_spec)
+    difference = max(_difference(y, expected) for y, expected in zip(learning, acting, strict=True))
+    if not difference <= TRIAL_TOLERANCE:
+        raise UsageError(
+            f"{blame}: what it computes in train() differs by {difference:.1g} from that in eval(), so it would learn"
+            " from what has not acted; leave out dropout and whatever else looks at self.training"
+        )
+
+
+def _two_behaviours(module: nn.Module) -> str:
+    """Why a layer of torch computes something else in training mode; empty if it does not."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return NORMS
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return NORMS if module.track_running_stats else ""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return NOISE if module.p > 0 else ""
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return NOISE if module.dropout > 0 else ""
+    return NOISE if isinstance(module, nn.RReLU) else ""
+
+
+def _in_both_modes(model: ActorCritic, env_spec: EnvSpec) -> tuple[Outputs, Outputs]:
+    """What a model makes of the same trajectory in evaluation and in training mode; it is left as it was."""
+    generator, was_training = torch.Generator().manual_seed(0), model.training
+    obs = _random_observations(env_spec, (TRIAL_STEPS + 1, MODE_ROWS), generator)
+    first = torch.zeros(TRIAL_STEPS + 1, MODE_ROWS, dtype=torch.bool)
+    first[0] = True
+    state = torch.zeros(1, MODE_ROWS, model.rnn_state_size)
+    before = {name: tensor.clone() for name, tensor in model.state_dict(keep_vars=False).items()}
+    outputs: list[Outputs] = []
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for training in (False, True):
+            model.train(training)
+            for module in model.modules():
+                if _normalizes_spectrally(module):
+                    module.eval()  # an estimate that advances, which converges
+            outputs.append(tuple(y.clone() for y in model.unroll(obs, first, state, TRIAL_STEPS)))
+    with torch.no_grad():
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            tensor.copy_(before[name])
+    model.train(was_training)
+    return outputs[0], outputs[1]
+
+
+def _normalizes_spectrally(module: nn.Module) -> bool:
+    hooks = (type(hook).__name__ for hook in module._forward_pre_hooks.values())
+    return type(module).__name__ == "_SpectralNorm" or "SpectralNorm" in hooks
+
+
+def _random_observations(env_spec: EnvSpec, lead: tuple[int, ...], generator: torch.Generator) -> dict[str, Tensor]:
+    """Observations of zeros and ones, which are in nearly every space, also in one whose numbers index a table."""
+    return {
+        key: torch.randint(0, 2, (*lead, *spec.shape), generator=generator).to(getattr(torch, spec.dtype))
+        for key, spec in env_spec.observations.items()
+    }
+
+
 def _float_module(made: object) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise TypeError(f"a {type(made).__name__} is no torch.nn.Module")
+    for name, module in made.named_modules():  # it counts batches in integers, which says nothing to people
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise TypeError(f"its {name} ({type(module).__name__}) learns otherwise than it acts, by {NORMS}")
     for name, tensor in chain(made.named_parameters(), made.named_buffers()):
         if tensor.dtype != torch.float32:
             raise TypeError(f"{name} is of {tensor.dtype}; all parameters and buffers must be of torch.float32")

@@ -27,7 +27,7 @@ from algorithms.runtime.processes import fork_server
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.runner import Runner, Turns
 from utils import machine
-from utils.errors import Interrupted, ResourceError, StopNow, Terminated, UsageError
+from utils.errors import AppoError, Interrupted, ResourceError, StopNow, Terminated, UsageError
 from utils.flags import flattened
 from utils.run_folder import RunFolder
 from utils.values import nearest, shown
@@ -371,8 +371,10 @@ class Training:
         except StopNow:
             self._turns = None
             raise KeyboardInterrupt("ended without saving") from None
-        except BaseException:
+        except BaseException as error:
             self._turns = None
+            if isinstance(error, AppoError) and error.traceback:
+                error.add_note(error.traceback.rstrip())  # of a process of ours, which Python knows nothing of
             raise
         return self._turns is not None
 

@@ -472,7 +472,7 @@ class CustomSummaries:
         except Exception as error:  # the user's code may raise anything
             if not self._warned:
                 text = f"{type(error).__name__}: {text_of(error)}"
-                log.warning("--custom_summaries=%s failed (said once): %s", self.name, text)
+                log.warning("--custom_summaries=%s failed (said once): %s", self.name, text, exc_info=error)
                 self._warned = True
             return {}
         return {tag: value for tag, value in found.items() if math.isfinite(value) and tag not in statistics}

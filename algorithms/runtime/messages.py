@@ -394,6 +394,7 @@ class WorkerReport(NamedTuple):
 
     worker: str
     totals: dict[str, int]  # collected, reset_rows, trajectories, sent, released, rebuilds, episodes
+    raised: tuple[str, ...] = ()  # warnings with a traceback, which people are to see
 
 
 @to(AddressBook.main)

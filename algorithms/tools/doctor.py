@@ -31,8 +31,8 @@ from envs.make import FAMILIES, check_name
 from envs.spaces import NO_BOUND
 from envs.spec import SINGLE_KEY, ActionSpec, EnvSpec
 from utils import limits, machine
-from utils.command_line import say
-from utils.errors import AppoError, Interrupted
+from utils.command_line import complain, say
+from utils.errors import AppoError, Interrupted, traceback_of
 from utils.interrupts import SignalWatch
 from utils.machine import choose_device, cuda_obstacle, has_gpu
 from utils.values import shown
@@ -208,8 +208,8 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
     except Interrupted:
         raise
     except AppoError as error:
-        last = f" ({_one_line(error.traceback.strip().splitlines()[-1])})" if error.traceback else ""
-        yield Finding("env", "bad", f"{_one_line(error)}{last}")
+        complain(traceback_of(error))
+        yield Finding("env", "bad", _one_line(error))
 
 
 def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = None) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from envs.make import make_alone
 from envs.spec import EnvSpec, GroupEnv
 from utils import checkpoint_files, machine
 from utils.command_line import complain, say
-from utils.errors import CheckpointError, EnvironmentFailure, ResourceError, UsageError
+from utils.errors import AppoError, CheckpointError, EnvironmentFailure, ResourceError, UsageError, traceback_of
 from utils.hashed_files import Content
 from utils.metrics import MetricsLog
 from utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
@@ -150,7 +150,7 @@ class Evaluator:
             try:
                 self.look()
             except (CheckpointError, EnvironmentFailure, ResourceError) as error:  # the next checkpoint may do better
-                complain(f"warning: {error}\n")
+                complain(f"warning: {error}\n{traceback_of(error)}")
                 self._close_envs()
             if not living:  # its last checkpoint was there before it said so
                 return
@@ -344,7 +344,8 @@ class Filming:
         except (UsageError, EnvironmentFailure, ResourceError, OSError) as error:
             self._failed[flags.policy_index] = time.time()
             if not self._warned:
-                complain(f"warning: no video of an evaluation: {error}\n")
+                trace = traceback_of(error) if isinstance(error, AppoError) else ""
+                complain(f"warning: no video of an evaluation: {error}\n{trace}")
             self._warned = True
             return
         self._warned = False

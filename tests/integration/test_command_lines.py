@@ -48,8 +48,6 @@ def assert_one_line(result: subprocess.CompletedProcess[str], *expected: str) ->
         (["--env=CartPole-v77"], "CartPole-v77"),
         ([CARTPOLE, "--batch_size=1000", "--rollout=32"], "--batch_size=1000 is not a multiple of --rollout=32"),
         (["--env=no_such_package.module:Env-v0"], "there is no module no_such_package"),
-        (["--env=broken_module:Env-v0"], "importing broken_module raised ZeroDivisionError: division by zero"),
-        (["--env=leaving_module:Env-v0"], "importing leaving_module raised SystemExit"),
         (["--env=good_module:Envv"], "did you mean Env?"),
         (["--env=good_module:NUMBER"], "good_module:NUMBER is a int"),
         ([CARTPOLE, "--train_dir=file/below"], "file/below: Not a directory"),
@@ -66,10 +64,23 @@ def assert_one_line(result: subprocess.CompletedProcess[str], *expected: str) ->
 )
 def test_a_wrong_command_line_is_one_line_and_exit_2(tmp_path: Path, argv: list[str], expected: str) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "broken_module.py").write_text("1 / 0\n")
-    (tmp_path / "leaving_module.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "good_module.py").write_text("class Env:\n    pass\n\n\nNUMBER = 3\n")
     assert_one_line(start(tmp_path, *argv), expected)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("1 / 0", "importing bad_module raised ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "importing bad_module raised SystemExit: 3"),
+    ],
+)
+def test_a_module_that_raises_is_shown_below_the_line(tmp_path: Path, code: str, expected: str) -> None:
+    (tmp_path / "bad_module.py").write_text(f"{code}\n")
+    result = start(tmp_path, "--env=bad_module:Env-v0")
+    line, *trace = result.stderr.splitlines()
+    assert (result.returncode, line) == (2, f"error: bad_module:Env-v0: {expected}")
+    assert f'  File "{tmp_path}/bad_module.py", line 1, in <module>' in trace
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

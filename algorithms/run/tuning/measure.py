@@ -115,6 +115,8 @@ def _network_costs(answer: object) -> tuple[Curve, Curve] | None:
         return answer
     summary = getattr(answer, "summary", "the network was not measured in time")
     log.info("not auto-tuned, the sampling flags follow fixed rules: %s", summary)
+    if isinstance(answer, WorkerFailed) and answer.traceback:
+        log.info("%s", answer.traceback.rstrip())
     return None
 
 
@@ -152,7 +154,9 @@ def _log_unmeasured(stepping: SteppingCosts, alone: bool, log_path: Path) -> Non
     what = f"stepping the environment has failed, {slow}"
     if stepping.is_measured:
         what = f"several environments in one process have failed{', so each actor gets one' * alone}"
-    log.warning("%s: %s (see %s)", what, stepping.failure.summary, log_path)
+    failure = stepping.failure
+    trace = f"\n{failure.traceback.rstrip()}" if failure.traceback else ""
+    log.warning("%s: %s (see %s)%s", what, failure.summary, log_path, trace)
 
 
 def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:

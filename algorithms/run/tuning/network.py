@@ -8,7 +8,9 @@ from typing import cast
 
 from algorithms.models.build import computes_in_bf16
 from algorithms.models.config import ModelConfig
+from algorithms.models.custom import refuse_two_behaviours
 from algorithms.models.encoders import share_images
+from algorithms.models.flat_module import FlatModule
 from algorithms.population.config import PopulationConfig
 from algorithms.run.build_learner import make_learner, make_policy_worker
 from algorithms.run.config import Config
@@ -83,14 +85,21 @@ class NetworkTimer:
             Context(spec, own, config.model_of(policy), config.run.precision, "cpu", policy, len(flags))
             for policy, own in enumerate(flags)
         ]
-        self.flat = config.algorithm.make_model(contexts[0])
+        self.flat = self._make(contexts[0])
         self.descriptions = tuple(self._describe(context, contexts[0].model) for context in contexts)
         self.columns = 1
+
+    def _make(self, context: Context) -> FlatModule:
+        """A model, which acts as it learns if a part of it is the user's own."""
+        flat = self.config.algorithm.make_model(context)
+        if context.model.encoder_custom:
+            refuse_two_behaviours(flat.module, context.model, context.spec)
+        return flat
 
     def _describe(self, context: Context, first: ModelConfig) -> ModelDescription:
         """What memory the model of a policy needs, which is made unless it is as that of the first one."""
         algorithm = self.config.algorithm
-        flat = self.flat if context.model == first else algorithm.make_model(context)
+        flat = self.flat if context.model == first else self._make(context)
         return ModelDescription(flat.table, cast(int, flat.module.rnn_state_size), algorithm.layout(context, flat))
 
     def costs(self) -> tuple[Curve, Curve]:

@@ -1,5 +1,6 @@
 """What main knows of a run: counters and statistics per policy, and where they are written."""
 
+import logging
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -32,9 +33,13 @@ from utils.run_folder import RunFolder
 from utils.tensorboard import EventWriter
 from utils.windows import RateMeter
 
+log = logging.getLogger(__name__)
+
 FIRST_SUMMARY_SECONDS = 0.25
 
 CLOSE_SECONDS = 3.0  # for figures that are not on disk yet
+
+MOST_TRACES = 10  # of warnings of workers, in a start
 
 LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate only says that no budget was set
 
@@ -100,6 +105,7 @@ class Monitor:
                 self.writers.append(EventWriter(folder.summaries(policy), purge_step=purge_step))
                 if state and not first_start:
                     self._show_again(policy, folder.metrics)
+        self._traces: set[str] = set()  # that have been shown
         self._played = self._ended = False  # an episode of this start has; this start has
         self._summary_interval = FIRST_SUMMARY_SECONDS
         self._next_summary = self.started + FIRST_SUMMARY_SECONDS
@@ -129,7 +135,8 @@ class Monitor:
                 progress.discard_rate.add(now, totals["discarded"])
                 if self.hooks is not None:
                     self.hooks.tell("on_report", message)
-            case WorkerReport(worker, totals):
+            case WorkerReport(worker, totals, raised):
+                self._show_raised(worker, raised)
                 self.workers[worker] = self.workers.get(worker, {}) | totals
                 self.collect_rate.add(time.monotonic(), self.collected)
             case OutputReport(totals):
@@ -140,6 +147,14 @@ class Monitor:
                 self.replaced += 1
             case WorkerRestarted():
                 self.restarts += 1
+
+    def _show_raised(self, worker: str, raised: Sequence[str]) -> None:
+        """Say what code of the user's has raised in a worker: each traceback once, whoever it comes from."""
+        for text in raised:
+            head, _, trace = text.partition("\n")
+            if trace not in self._traces and len(self._traces) < MOST_TRACES:
+                self._traces.add(trace)
+                log.warning("%s: %s\n%s", worker, head, trace)
 
     def _add_episodes(self, done: EpisodesDone) -> None:
         """Take in episodes that have ended."""

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -32,7 +31,7 @@ from algorithms.runtime.processes import prctl
 from algorithms.runtime.processes.channels import Channels, ProcessLinks
 from algorithms.runtime.roles import Role
 from utils import failpoints, logging, machine
-from utils.errors import AppoError, lack_of
+from utils.errors import AppoError, format_error, lack_of, traceback_of
 from utils.interrupts import QUIET
 from utils.run_folder import append_to_own
 from utils.timing import ENV, PHASES, clock
@@ -217,9 +216,8 @@ def failure_of(name: str, error: BaseException) -> WorkerFailed:
     if lack := lack_of(error):
         return WorkerFailed(name, lack.exit_code, str(lack), lack.traceback)
     if not isinstance(error, AppoError):
-        return WorkerFailed(name, 1, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
-    trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
-    return WorkerFailed(name, error.exit_code, str(error), trace, error.lasting)
+        return WorkerFailed(name, 1, f"{type(error).__name__}: {error}", format_error(error))
+    return WorkerFailed(name, error.exit_code, str(error), traceback_of(error), error.lasting)
 
 
 def ending_of(exit_code: int | None) -> str:

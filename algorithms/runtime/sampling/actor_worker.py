@@ -20,6 +20,7 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.sampling.env_group import EnvGroup
 from utils import limits
+from utils import logging as logging_of_process
 from utils.limits import held_bytes
 
 if TYPE_CHECKING:
@@ -197,4 +198,4 @@ class ActorWorker:
         totals["episodes"] = sum(g.episodes.count for g in groups)
         if self.hooks is not None:
             totals["callbacks_off"] = self.hooks.off
-        return WorkerReport(str(self.address), totals)
+        return WorkerReport(str(self.address), totals, logging_of_process.take_raised())

@@ -63,7 +63,7 @@ class WithCounter(WithoutOutputSize):
 
     def __init__(self, observations: object, config: object) -> None:
         super().__init__(observations, config)
-        self.norm = nn.BatchNorm1d(5)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
 
 class TakesNothing(nn.Module):

@@ -311,7 +311,7 @@ def test_custom_encoder(shared: bool) -> None:
         (custom("WrongOutputSize"), r"its output for two rows: expected shape \[2, 7\], got \[2, 5\]"),
         (custom("NotATensor"), "its output is no tensor of floats"),
         (custom("Raises"), "RuntimeError: first line second line"),
-        (custom("WithCounter"), "norm.num_batches_tracked is of torch.int64"),
+        (custom("WithCounter"), "count is of torch.int64"),
     ],
 )
 def test_custom_encoder_refused_in_one_line(path: str, message: str) -> None:
