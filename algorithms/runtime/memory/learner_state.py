@@ -6,7 +6,9 @@ saving never stalls training and the death of a learner costs about a second.
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -239,19 +241,17 @@ def decode(
         UsageError: the weights are those of another model, or the other vectors those of another algorithm.
         CheckpointError: the files are not what `encode` makes of a state that training can go on from.
     """
-    weights = _arrays(files, "model.safetensors")
-    found = {name: tuple(value.shape) for name, value in sorted(weights.items())}
+    weights = _arrays(files, "model.safetensors", lambda found: _check_weights(found, table))
     if table is None:
-        table = list(found.items())
-    expected = dict(table)
-    if found != expected:
-        names = [n for n in {**expected, **found} if found.get(n) != expected.get(n)]
-        first = f"{names[0]}: saved {found.get(names[0], 'none')}, expected {expected.get(names[0], 'none')}"
-        raise UsageError(f"the checkpoint belongs to another model; {len(names)} weights differ, first {first}")
+        table = [(name, tuple(value.shape)) for name, value in sorted(weights.items())]
     vectors = {WEIGHTS: _joined(weights, "", table)}
-    others = _arrays(files, "optimizer.safetensors")
+    named_so = table
+    others = _arrays(files, "optimizer.safetensors", lambda found: _check_others(found, named_so, layout))
     if layout is not None:
-        vectors |= _other_vectors(others, table, layout)
+        for name, (size, dtype, _) in layout.vectors.items():
+            if name != WEIGHTS:
+                like_weights = _is_like_weights(size, dtype, table)
+                vectors[name] = _joined(others, f"{name}.", table) if like_weights else others[name]
     state = LearnerState(vectors, read_plain(_file(files, "state.json"), layout.numbers if layout else ()))
     if not state.is_finite or not all(np.isfinite(a).all() for a in others.values() if a.dtype.kind == "f"):
         raise CheckpointError("weights, moments or statistics are not finite")
@@ -263,29 +263,43 @@ def _is_like_weights(size: int, dtype: str, table: Table) -> bool:
     return dtype == "float32" and size == sum(int(np.prod(shape, dtype=np.int64)) for _, shape in table)
 
 
-def _other_vectors(arrays: dict[str, Array], table: Table, layout: StateLayout) -> dict[str, Array]:
-    """All vectors but the weights, as a layout names them; what it does not name is refused."""
-    vectors: dict[str, Array] = {}
+Described = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Type, as numpy calls it, and shape of arrays by their names."""
+
+
+def _check_weights(described: Described, table: Table | None) -> None:
+    """Refuse weights that are not those of a table, by names and shapes (UsageError); None accepts any."""
+    found, expected = {name: shape for name, (_, shape) in sorted(described.items())}, dict(table or ())
+    if table is not None and found != expected:
+        names = [n for n in {**expected, **found} if found.get(n) != expected.get(n)]
+        first = f"{names[0]}: saved {found.get(names[0], 'none')}, expected {expected.get(names[0], 'none')}"
+        raise UsageError(f"the checkpoint belongs to another model; {len(names)} weights differ, first {first}")
+
+
+def _check_others(described: Described, table: Table, layout: StateLayout | None) -> None:
+    """Refuse vectors beside the weights that are not those of a layout, or that it does not name; None accepts any."""
+    if layout is None:
+        return
     known: set[str] = set()
     for name, declared in layout.vectors.items():
         if name == WEIGHTS:
             continue
         if _is_like_weights(declared.size, declared.dtype, table):
             known |= {f"{name}.{key}" for key, _ in table}
-            vectors[name] = _joined(arrays, f"{name}.", table)
+            for key, shape in table:
+                if described.get(f"{name}.{key}") != ("float32", shape):
+                    raise _no_array(f"{name}.{key}", shape)
             continue
         known.add(name)
-        array = arrays.get(name)
-        if array is None or array.dtype != np.dtype(declared.dtype) or array.ndim != 1:
+        dtype, shape = described.get(name, ("", ()))
+        if dtype != declared.dtype or len(shape) != 1:
             raise CheckpointError(f"optimizer.safetensors holds no {name}")
-        if len(array) != declared.size:
+        if shape != (declared.size,):
             raise UsageError(
-                f"the checkpoint belongs to another model; it has {len(array)} {name}, expected {declared.size}"
+                f"the checkpoint belongs to another model; it has {shape[0]} {name}, expected {declared.size}"
             )
-        vectors[name] = array
-    if unknown := sorted(arrays.keys() - known):
+    if unknown := sorted(described.keys() - known):
         raise UsageError(f"the checkpoint belongs to another algorithm; it has {shown(unknown[0])}")
-    return vectors
 
 
 def _file(files: dict[str, bytes], name: str) -> bytes:
@@ -294,13 +308,48 @@ def _file(files: dict[str, bytes], name: str) -> bytes:
     return files[name]
 
 
-def _arrays(files: dict[str, bytes], name: str) -> dict[str, Array]:
-    """The arrays of a safetensors file, whose own parser checks its header against its size."""
+def _arrays(files: dict[str, bytes], name: str, check: Callable[[Described], None]) -> dict[str, Array]:
+    """Return the arrays of a safetensors file; what it says of them is checked before there is memory for any."""
     content = _file(files, name)
+    if (said := _described(content)) is not None:
+        check(said)
     try:
-        return load(content)
+        arrays: dict[str, Array] = load(content)
     except Exception as error:  # of the parser's own kinds, and KeyError or TypeError for types that numpy has not
         raise CheckpointError(f"{name} cannot be read: {type(error).__name__}") from None
+    check({key: (array.dtype.name, array.shape) for key, array in arrays.items()})
+    return arrays
+
+
+def _described(content: bytes) -> Described | None:
+    """Return what a safetensors file as `encode` writes it says of its arrays; None: its parser has to judge it.
+
+    Source: https://github.com/huggingface/safetensors, "Format".
+    """
+    begin = 8 + int.from_bytes(content[:8], "little")
+    if not 8 < begin <= min(len(content), LARGEST_PLAIN):
+        return None
+    try:
+        entries = json.loads(content[8:begin])
+        end, described = 0, dict[str, tuple[str, tuple[int, ...]]]()
+        for key, entry in sorted(entries.items(), key=lambda one: one[1]["data_offsets"]):
+            dtype, shape = np.dtype(NUMPY_NAMES[entry["dtype"]]), tuple(map(operator.index, entry["shape"]))
+            start, end = end, end + math.prod(shape) * dtype.itemsize
+            if entry["data_offsets"] != [start, end] or min(shape, default=0) < 0 or len(shape) > MOST_DIMENSIONS:
+                return None
+            described[key] = (dtype.name, shape)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return described if end == len(content) - begin else None
+
+
+MOST_DIMENSIONS = 32
+"""Of an array; numpy has few more."""
+
+NUMPY_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
+    f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
+}
+"""Types as safetensors calls them, and as numpy does."""
 
 
 def named(vector: Array, table: Table) -> dict[str, Array]:
@@ -333,8 +382,12 @@ def _joined(named: dict[str, Array], prefix: str, table: Table) -> Array:
     for name, shape in table:
         array = named.get(prefix + name)
         if array is None or array.shape != shape or array.dtype != np.float32:
-            raise CheckpointError(f"{prefix}{name} is missing, or no float32 array of shape {shape}")
+            raise _no_array(prefix + name, shape)
     return np.concatenate([np.zeros(0, np.float32), *(named[prefix + name].reshape(-1) for name, _ in table)])
+
+
+def _no_array(name: str, shape: tuple[int, ...]) -> CheckpointError:
+    return CheckpointError(f"{name} is missing, or no float32 array of shape {shape}")
 
 
 # The plain values of a saved state, checked when they are read: whoever goes on from them takes them as they are.

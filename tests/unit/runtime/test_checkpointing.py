@@ -2,12 +2,14 @@ import errno
 import json
 import logging
 import os
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from algorithms.runtime import checkpointing as module
 from algorithms.runtime.budget import Budget
@@ -123,6 +125,37 @@ def test_weights_are_found_by_name_whatever_their_order() -> None:
 def test_the_weights_of_another_model_are_refused(table: Table, message: str) -> None:
     with pytest.raises(UsageError, match=f"the checkpoint belongs to another model; {message}"):
         decode(encode(state_of(40), TABLE), table, LAYOUT)
+
+
+LARGE = np.zeros(1 << 22, np.float32)
+"""16 MiB, which nobody has declared."""
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "message"),
+    [
+        ("optimizer.safetensors", "advantages", "belongs to another algorithm; it has advantages"),
+        ("optimizer.safetensors", "statistics", f"another model; it has {LARGE.size} statistics, expected {MOMENTS}"),
+        ("model.safetensors", "new", rf"1 weights differ, first new: saved \({LARGE.size},\), expected none"),
+        ("model.safetensors", "scale", rf"1 weights differ, first scale: saved \({LARGE.size},\), expected \(\)"),
+    ],
+)
+def test_names_and_sizes_that_are_not_declared_are_refused_before_anything_is_allocated(
+    file: str, name: str, message: str
+) -> None:
+    files = encode(state_of(40), TABLE)
+    large = LARGE.astype(np.float64) if name == "statistics" else LARGE
+    files[file] = safetensors.numpy.save({**safetensors.numpy.load(files[file]), name: large})
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match=message):
+            decode(files, TABLE, LAYOUT)
+        assert tracemalloc.get_traced_memory()[1] < LARGE.nbytes / 10
+        tracemalloc.reset_peak()
+        assert safetensors.numpy.load(files[file])[name].size == LARGE.size  # which takes what is refused
+        assert tracemalloc.get_traced_memory()[1] > LARGE.nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_state_that_was_saved_is_resumed_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
