@@ -161,12 +161,16 @@ def test_an_environment_that_fails_to_close_changes_nothing(tmp_path: Path, faul
     assert checkpoint_steps(run.directory)[-1] >= 2000
 
 
+STREAM = ("--algo=PPO", "--microbatch_size=16", "--normalize_advantages=off")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [(), STREAM])
 def test_updates_that_are_not_finite_end_the_run_with_one_line_and_what_is_needed_to_find_out_why(
-    tmp_path: Path,
+    tmp_path: Path, algorithm: tuple[str, ...]
 ) -> None:
     # Rewards that are finite, but no sum of them is.
-    words = ("--inference=local", "--max_skipped_updates=2", "--env_kwargs", "reward=3e38", "at=0")
+    words = ("--inference=local", "--max_skipped_updates=2", *algorithm, "--env_kwargs", "reward=3e38", "at=0")
     with TrainingRun(tmp_path, *words, env=HOSTILE) as run:
         ended = run.wait(120.0)
         run.seconds_until_gone(END_SECONDS)

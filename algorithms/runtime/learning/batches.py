@@ -357,7 +357,7 @@ class ColumnBatches:
                 self.staging.give_back(message)
                 yield from self._release_free()
         if self.filled < self.num_columns and len(self.held) == len(self.trajectories.owner):
-            yield from self.trained()  # with every slot of the run held, nothing could arrive to fill the batch
+            yield from self._release_lacking()
 
     def take(self) -> Batch | None:
         """The batch when it is full and has arrived, else None; its tensors are overwritten later, see `staging`."""
@@ -386,6 +386,18 @@ class ColumnBatches:
         for message in self.held:
             self.staging.give_back(message)
         self.held = []
+        yield from self._release_free()
+
+    def _release_lacking(self) -> Iterator[SlotReleased]:
+        """Release as many slots as fill the batch: with every slot of the run held, nothing could arrive.
+
+        What more slots would bring would wait for the next batch, acted by older weights. A round goes as a whole.
+        """
+        rows = self.trajectories.valid.shape[2]
+        count = len(self.held) if self.rounds else -(-(self.num_columns - self.filled) // rows)
+        for message in self.held[:count]:
+            self.staging.give_back(message)
+        self.held = self.held[count:]
         yield from self._release_free()
 
     @property

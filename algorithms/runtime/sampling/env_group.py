@@ -212,6 +212,7 @@ class EnvGroup:
         trajectories.num_frames[list(self.free)] = envs.spec.frames_per_step
         self.slot, self.step = -1, plan.start
         self.previous, self.retiring = -1, False  # the slot filled last; whether it begins no trajectory any more
+        self._begun = False
         self.waiting: set[int] = set()  # policies whose actions the present step still lacks
         self.episodes = Episodes(envs.num_rows, plan.exploring)
         self._counts = trajectories.group_counts[plan.index]  # 0, unless an actor has died in this place
@@ -229,6 +230,7 @@ class EnvGroup:
 
         What an actor that died in this place has handed over is handed over once more: nobody may have heard of it.
         """
+        self._begun = True
         yield from self._repeat_hand_overs()
         yield from self._begin_trajectory()
 
@@ -286,7 +288,10 @@ class EnvGroup:
             flags[slot, begin:] = False
 
     def release(self, message: SlotReleased) -> Iterator[Outgoing]:
-        """Take back a slot from one learner; go on if the group waited for it."""
+        """Take back a slot from one learner; go on if the group waited for it.
+
+        In the place of an actor that died a group hears of slots before its environments are ready.
+        """
         slot, owner = message.slot, self.trajectories.owner
         bit = 1 << message.policy
         if message.sequence != self.trajectories.sequence[slot] or not int(owner[slot]) & bit:
@@ -295,7 +300,7 @@ class EnvGroup:
         self.totals["released"] += 1
         if not owner[slot]:
             self.free.append(slot)
-            if self.slot < 0:
+            if self._begun and self.slot < 0:
                 clock.parked -= 1
                 yield from self._begin_trajectory()
 

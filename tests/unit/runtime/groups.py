@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -59,13 +60,20 @@ class Played:
         )  # fmt: skip
         self.trajectories = self.world.trajectories
         poison(self.world)
-        full = GroupPlan(index=0, slots=range(slots), **{"start": 0, **plan})  # type: ignore[arg-type]
-        self.group = EnvGroup(
-            full, made, self.trajectories, self.world.finals, np.random.SeedSequence(5), matchmaker_of
-        )
+        self.plan = GroupPlan(index=0, slots=range(slots), **{"start": 0, **plan})  # type: ignore[arg-type]
+        self.envs = made
+        self.group = self.succeed()
         self.rng = np.random.default_rng(1)
         self.said: list[Message] = []
         self.new: deque[Message] = deque()
+
+    def succeed(self, generation: int | None = None) -> EnvGroup:
+        """Put another group into the place of the one that is there, as after its actor's death."""
+        self.plan = self.plan if generation is None else replace(self.plan, generation=generation)
+        self.group = EnvGroup(
+            self.plan, self.envs, self.trajectories, self.world.finals, np.random.SeedSequence(5), matchmaker_of
+        )
+        return self.group
 
     def begin(self) -> "Played":
         self.group.reset()

@@ -224,6 +224,24 @@ def test_held_slots_never_starve_the_batch_they_are_held_for(columns: int) -> No
     assert trained >= 90  # of 200 turns, some of which only gather
 
 
+def test_of_held_slots_only_those_go_back_that_the_batch_lacks() -> None:
+    """Whatever else came back would be acted before the step, and be trained on after it."""
+    world = numbered_world()
+    world.trajectories.policy_version[:] = 9
+    world.trajectories.policy_version[:2] = 2  # acted before a learner died
+    batches = batches_of(world, 4 * ROWS, max_policy_lag=6, hold=True)
+    for slot in range(4):
+        batches.add(hand_over(world, slot))
+    assert [message.slot for message in fill(batches, version=9)] == [0, 1]
+    assert batches.counts().held == 2
+    world.trajectories.policy_version[:2] = 9
+    for slot in (0, 1):
+        batches.add(hand_over(world, slot))
+    assert fill(batches, version=9) == []
+    assert_takes(batches, world, [(slot, row) for slot in (2, 3, 0, 1) for row in range(ROWS)])
+    assert [message.slot for message in batches.trained()] == [2, 3, 0, 1]
+
+
 def test_several_policies_never_hold() -> None:
     world = numbered_world(num_policies=2)
     batches = batches_of(world, ROWS, hold=True, num_policies=2)

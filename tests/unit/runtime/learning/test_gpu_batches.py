@@ -100,7 +100,7 @@ def test_a_batch_stays_while_the_next_is_filled() -> None:
 def test_slots_that_are_held_in_vain_are_released_behind_their_copies() -> None:
     world, device = numbered_world(), LateDevice()
     slots = range(len(world.trajectories.owner))
-    batches = batches_of(world, len(slots) * ROWS + 1, device, hold=True)
+    batches = batches_of(world, 2 * len(slots) * ROWS, device, hold=True)
     give(batches, world, *slots)
     assert list(batches.fill(1)) == []
     assert batches.counts().held == len(slots)

@@ -14,6 +14,7 @@ from envs.toys.agents import shift_of, shift_reward
 from envs.toys.toy import counter_length, counter_step
 from tests.unit.envs.mortal import Mortals
 from tests.unit.runtime.groups import PairEnv, Played, episodes, ready, requests
+from utils.timing import clock
 
 
 def test_nothing_is_said_before_the_beginning() -> None:
@@ -157,6 +158,20 @@ def test_a_release_of_an_earlier_hand_over_is_dropped() -> None:
     assert played.group.slot == -1
     assert played.trajectories.owner.tolist() == [1]
     assert played.release(current) == [ActionRequest(0, 0, 0, 0, 0)]
+
+
+def test_a_slot_that_is_released_before_the_beginning_is_acted_once() -> None:
+    """An actor that takes a dead one's place resets environments while the learner goes on giving slots back."""
+    played = Played(slots=1).begin()
+    (message,) = ready(played.trajectory())
+    group = played.succeed(generation=1)
+    group.reset()
+    parked = clock.parked
+    assert played.release(message) == []
+    assert (group.slot, clock.parked) == (-1, parked)
+    assert played.hear(group.begin()) == [ActionRequest(0, 0, 0, 0, 1)]
+    assert (group.slot, list(group.free)) == (0, [])
+    assert ready(played.trajectory()) == [TrajectoryReady(0, 0, 2, 1)]
 
 
 def test_a_slot_is_free_when_the_last_policy_released_it() -> None:
