@@ -254,7 +254,9 @@ class LoggingConfig:
     """Reports."""
 
     stats_avg: int = flag(100, "episodes over which returns and lengths are averaged", minimum=1)
-    experiment_summaries_interval: float = flag(20, "seconds between TensorBoard summaries", minimum=0.1)
+    experiment_summaries_interval: float = flag(
+        20, "seconds between records and TensorBoard summaries; in the first five minutes 5 at most", minimum=0.1
+    )
     report_interval_seconds: float = flag(5, "seconds between reports on the console", minimum=0.1)
     log_format: str = flag(
         "auto",

@@ -29,6 +29,7 @@ from utils.timing import PHASES
 from utils.values import is_number, shown
 
 PAGE = os.terminal_size((100, 40))  # where there is no terminal to ask
+LEAST = os.terminal_size((12, 2))  # of which there is something to see
 
 
 def top(config: TopConfig) -> int:
@@ -40,7 +41,7 @@ def top(config: TopConfig) -> int:
     directory = _directory(config)
     watched = ObservedRun(directory)
     if config.once or obstacle(sys.stdout, os.environ):
-        columns = max(SMALLEST.columns, shutil.get_terminal_size(PAGE).columns)
+        columns = max(LEAST.columns, shutil.get_terminal_size(PAGE).columns)
         drawn = draw(watched.look(), columns, PAGE.lines)
         say("\n".join(render(drawn, columns, colour=False, terminal=False)))
     else:
@@ -124,9 +125,12 @@ def _follow(watched: ObservedRun, interval_seconds: float) -> None:
     try:
         while True:
             snapshot, size = watched.look(), screen.size()
-            if size.columns >= SMALLEST.columns and size.lines >= SMALLEST.lines:
-                drawn = draw(snapshot, size.columns - 1, size.lines - 2)
+            if size.columns >= LEAST.columns and size.lines >= LEAST.lines:
+                # Below the frame is a line for the cursor, and one of what was there before where there is room for it.
+                drawn = draw(snapshot, size.columns - 1, size.lines - (2 if size.lines >= SMALLEST.lines else 1))
                 screen.show(render(drawn, size.columns - 1, colour=colour))
+            else:
+                screen.show([])
             if not watched.is_alive:
                 return
             time.sleep(interval_seconds)

@@ -36,6 +36,7 @@ from utils.windows import RateMeter
 log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 0.25
+SOON_SECONDS, FIRST_MINUTES = 5.0, 5  # between summaries at most, so long as a start is looked at most
 
 CLOSE_SECONDS = 3.0  # for figures that are not on disk yet
 
@@ -169,7 +170,10 @@ class Monitor:
         """Write what is due at this monotonic time."""
         if now >= self._next_summary:
             self.write_summaries(now)
-            self._summary_interval = min(2 * self._summary_interval, self.config.experiment_summaries_interval)
+            longest = self.config.experiment_summaries_interval
+            if now - self.started < 60 * FIRST_MINUTES:
+                longest = min(longest, SOON_SECONDS)
+            self._summary_interval = min(2 * self._summary_interval, longest)
             self._next_summary = now + self._summary_interval
         self.console.tick(now, self.overview)
 

@@ -68,7 +68,9 @@ class Section(NamedTuple):
 
 
 def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
-    """The panel of a run, exactly `columns` wide and at most `rows` high; not for less than the smallest of both."""
+    """The panel of a run, exactly `columns` wide and at most `rows` high; where that is little, without a frame."""
+    if columns < SMALLEST_COLUMNS or rows < SMALLEST_ROWS:
+        return Group(*_fit(_small(snapshot, columns), max(1, rows)))
     title = f"{snapshot.name} · {snapshot.env} · {snapshot.state}"
     inner = columns - 4
     if columns >= TWO_COLUMNS:
@@ -90,6 +92,41 @@ def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
         width=columns,
         border_style="blue",
     )
+
+
+def _small(snapshot: Snapshot, width: int) -> list[Section]:
+    """A line for each of what matters, none wider than this, the most important the last to be left out."""
+    overview = snapshot.overview
+    several = len(overview.policies) > 1
+    best = max(overview.policies, key=lambda record: record.get(RETURN, -math.inf), default={})
+    rates = [_sum(r.get(f"perf/{name}_per_second") for r in overview.policies) for name in ("env_steps", "samples")]
+    share = "" if overview.share is None else f"{_percent(overview.share)} "
+    ended = snapshot.state not in ("starting", "training")
+    left = overview.seconds_left
+    time_left = f"{duration(left)} left" if left is not None and not ended else f"{_clock(overview.elapsed_seconds)}"
+    words = f"{share}{time_left}"
+    bar = _bar(overview.share or 0.0, max(0, width - 1 - len(words)), "green")
+    mean = best.get(RETURN)
+    spread = f" ({_figure(best.get('reward/min'))} to {_figure(best.get('reward/max'))})"
+    lines: list[tuple[int, Spans]] = [
+        (3, [(f"{snapshot.name} · {snapshot.env} · {snapshot.state}", "bold")]),
+        (0, [*bar, (f" {words}" if len(words) < width - 1 else words, "")]),
+        (1, [(f"return {_figure(mean)}", "bold"), ("" if mean is None else spread, "")]),
+        (2, [(f"{short_number(overview.env_steps)} env steps", "bold"), (_per_second(rates[0]), "")]),
+        (5, [("best policy ", ""), (f"{best.get('policy', '?')} of {len(overview.policies)}", "")] if several else []),
+    ]
+    if found := overview.performance:
+        limit = f"{found.limit_ratio:.0%} of the limit" if found.limit_samples_per_second else "limit not known yet"
+        lines += [(6, [(limit, "")]), (4, [(found.bottleneck, "")])]
+    if overview.warnings:
+        lines.append((7, [(f"! {overview.warnings[-1]}", "yellow")]))
+    if len(snapshot.trace) > 1:
+        lines.insert(3, (8, [(chart(snapshot.trace.resample(width), 1)[0], "green")]))
+    return [Section(rank, [_line("", [(_clean(w), style) for w, style in spans], 0)]) for rank, spans in lines if spans]
+
+
+def _per_second(rate: float | None) -> str:
+    return "" if rate is None else f", {short_number(rate)}/s"
 
 
 def render(drawn: RenderableType, columns: int, *, colour: bool, terminal: bool = True) -> list[str]:

@@ -122,6 +122,38 @@ def test_on_a_terminal_it_stays_until_the_run_ends(tmp_path: Path, monkeypatch: 
     assert lines[-1].startswith("finished: enough; ended ")
 
 
+@pytest.mark.parametrize(("columns", "rows"), [(40, 10), (20, 5), (12, 2), (59, 30), (100, 8)])
+def test_on_a_small_terminal_nothing_wraps_and_what_matters_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int, rows: int
+) -> None:
+    directory = living(tmp_path)
+    monkeypatch.setenv("TERM", "xterm")
+    seen: list[list[str]] = []
+
+    def look(seconds: float) -> None:
+        terminal.read()
+        seen.append(list(terminal.screen.display))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("algorithms.tools.top.time.sleep", look)
+    with Terminal(columns, rows) as terminal, RunLock(directory / ".lock"):
+        assert cli.run("top", [str(directory)]) == 0
+    assert seen[0] == seen[1], "a frame takes the place of the one before, however small the terminal"
+    lines = [line.rstrip() for line in seen[1] if line.strip()]
+    assert len(lines) < rows
+    text = "\n".join(lines)
+    assert "60%" in text
+    for needed, words in (
+        (4, "return 475.3"),
+        (4, "600 env steps"),
+        (10, "of the limit"),
+        (10, "all 2 cores are full"),
+    ):
+        assert words in text or rows < needed + 1 or columns < 20
+    assert all(len(line) < columns for line in lines)
+
+
 def test_ctrl_c_leaves_the_terminal_and_the_run_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = living(tmp_path)
     monkeypatch.setenv("TERM", "xterm")

@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from algorithms.runtime.budget import BENCHMARK, Budget
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from algorithms.runtime.messages import EpisodesDone, LearnerReport, TimeReport, WorkerReport, WorkerRestarted
-from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.monitor.monitor import FIRST_MINUTES, Monitor
 from algorithms.runtime.monitor.overview import MemoryMeter
 from algorithms.runtime.monitor.performance import Machine
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
@@ -299,6 +300,23 @@ def test_summaries_come_often_at_first_and_then_as_configured(watched: Watched, 
     assert written == [0.3, 0.8, 1.8, 3.8, 7.8, 12.8, 17.8, 22.8, 27.8]
     assert lines == [2.0, 12.0, 22.0]
     monitor.close()
+
+
+@pytest.mark.parametrize("asked", [20.0, 200.0, 2.0])
+def test_in_the_first_minutes_figures_come_every_five_seconds(watched: Watched, asked: float) -> None:
+    monitor = watched.monitor(experiment_summaries_interval=asked, tensorboard=True)
+    written = [watched.now]
+    for second in range(1500):
+        before = len(watched.records())
+        monitor.tick(watched.now + second)
+        written += [watched.now + second] * (len(watched.records()) - before)
+    pauses = [(after, after - before) for before, after in pairwise(written)]
+    first_minutes = [pause for at, pause in pauses if at <= watched.now + 60 * FIRST_MINUTES]
+    assert max(first_minutes) == min(5, asked)
+    assert pauses[-1][1] == asked
+    (writer,) = monitor.writers
+    monitor.close()
+    assert (writer.written, writer.dropped) == (len(written), 0)  # one is that of closing
 
 
 def test_tensorboard_gets_the_tags_at_env_steps(watched: Watched) -> None:

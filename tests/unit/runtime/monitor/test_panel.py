@@ -98,6 +98,36 @@ def test_in_a_low_terminal_the_least_important_is_left_out() -> None:
     assert "─ 54% of 10M env steps …, 25 min left │" in two_aims
 
 
+@pytest.mark.parametrize("columns", [11, 19, 39, 59])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 9])
+@pytest.mark.parametrize("policies", [0, 1, 20])
+def test_in_a_small_terminal_no_line_is_too_wide_and_none_too_many(columns, rows, policies) -> None:
+    records = tuple(RECORD | {"policy": policy} for policy in range(policies))
+    lines = text(replace(snapshot(policies=records), name="漢字\x1b[2J" * 9), columns, rows)
+    assert (max(map(cell_len, lines)) <= columns, 1 <= len(lines) <= rows) == (True, True)
+    assert not set("".join(lines)) & {"\x1b", "\x07", "\r"}
+
+
+def test_in_a_small_terminal_the_most_important_lines_are_there() -> None:
+    assert text(snapshot(), 39, 8) == [
+        "CartPole-v1_3 · CartPole-v1 · training",
+        "━━━━━━━━━━━━─────────── 54% 25 min left",
+        "return 475.31 (-12.00 to 500.00)",
+        "▁▁▁▂▂▂▂▂▂▃▃▃▃▃▄▄▄▄▄▄▅▅▅▅▅▆▆▆▆▆▂▇▇▇▇▇███",
+        "5.4M env steps, 65.4k/s",
+        "92% of the limit",
+        "all 2 cores are full, 61% of it enviro…",
+        "! 12:00:01 actor_1 was killed (SIGKILL…",
+    ]
+    assert text(snapshot(), 19, 4) == [
+        "CartPole-v1_3 · Ca…",
+        "━━─ 54% 25 min left",
+        "return 475.31 (-12…",
+        "5.4M env steps, 65…",
+    ]
+    assert text(snapshot(), 11, 1)[0].startswith("54%")
+
+
 def test_a_run_of_which_nothing_is_known_yet() -> None:
     unknown = Overview(0.0, None, None, 0, 0, 0, 0, 0, None, None, ({"policy": 0, "env_steps": 0},), ())
     shown = "\n".join(text(Snapshot("a", "b", "training", "a mean return of 475", unknown, Trace())))
