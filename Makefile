@@ -65,7 +65,7 @@ bench-all: install
 # The same for what is promised; a promise that is not kept is printed and goes into the file.
 bench-reliability: install
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
-	for name in recovery under_fire supervision evaluation cycles soak self_play; do \
+	for name in recovery under_fire supervision evaluation cycles soak chatter self_play; do \
 		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$$name.json || true; \
 	done
 	$(RUN) -m benchmarks.report

@@ -405,6 +405,7 @@ SECTIONS = {
     "supervision": ("Reliability: what supervision costs", _promises),
     "evaluation": ("What evaluation costs", _promises),
     "soak": ("Reliability: a long run", _promises),
+    "chatter": ("Reliability: an environment that prints without end", _promises),
     "cycles": ("Reliability: killed and started again", _promises),
 }
 """In this order: heading, and the function that makes the table of a benchmark's results."""

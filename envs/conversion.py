@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from math import isfinite, prod
 from typing import Any, NoReturn
 
@@ -305,9 +306,13 @@ def _copy_one_hot(target: Array, source: Array, size: Any, first: Any, begin: An
     target[np.arange(len(choice))[:, None], choice + begin] = 1
 
 
+MOST_STATS = 1000
+"""Of one episode; who reports more has lost count, and main, which bounds their names, would have to read them."""
+
+
 def episode_stats(row: int, info: Mapping[str, Any]) -> EpisodeStats | None:
     """Statistics that a single environment put into the info of an episode's last step; None if it gave none."""
-    reported = dict(info.get("episode_extra_stats", {}))
+    reported = dict(islice(dict(info.get("episode_extra_stats", {})).items(), MOST_STATS))
     if "true_reward" in info:
         reported["true_reward"] = info["true_reward"]
     try:

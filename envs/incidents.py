@@ -59,6 +59,14 @@ class Ending(NamedTuple):
     message: str
     traceback: str
 
+    def bounded(self) -> Ending:
+        """The same without the middle of texts that are too long: an environment may say anything."""
+        return Ending(*(_bounded(text, most) for text, most in zip(self, (200, 10_000, 100_000), strict=True)))
+
+
+def _bounded(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"
+
 
 @dataclass(frozen=True)
 class Incident:
@@ -91,13 +99,14 @@ class Incident:
     def of(cls, flags: Mapping[str, object], index: int, failure: EnvironmentFailure, story: Story) -> Self:
         """What is written of a failure."""
         trace = "".join(traceback.format_exception(failure.__cause__ or failure))
-        how = Ending(error_name(failure), str(failure), trace)
+        how = Ending(error_name(failure), str(failure), trace).bounded()
         return cls(flags=dict(flags), index=index, ended_process=False, **how._asdict(), **_plain(story._asdict()))
 
     @classmethod
     def of_process(cls, flags: Mapping[str, object], index: int, ending: Ending, story: Story) -> Self:
         """What is written of a process that ended, or had to be ended, in the code of an environment."""
-        return cls(flags=dict(flags), index=index, ended_process=True, **ending._asdict(), **_plain(story._asdict()))
+        how = ending.bounded()
+        return cls(flags=dict(flags), index=index, ended_process=True, **how._asdict(), **_plain(story._asdict()))
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from utils.errors import format_error
-from utils.run_folder import append_to_own, open_own
+from utils.run_folder import append_to_own, open_own, update_own
 from utils.values import printable
 
 _TAIL_BLOCK_BYTES = 1 << 16
@@ -163,6 +163,55 @@ def tail(path: Path, lines: int) -> list[str]:
         return []
     text = content.decode("utf-8", errors="replace").removesuffix("\n")
     return text.split("\n")[-lines:] if text else []
+
+
+# A log that has grown too long, as an environment prints without end.
+
+
+_COPY_BYTES = 1 << 20
+
+FULL = 0.75
+"""Share of what a log may have at which it is shortened: so much room is left for what comes before the next look."""
+
+
+def shorten(path: Path, most_bytes: int) -> bool:
+    """Shorten a log that is nearly as long as it may be; whether it was.
+
+    An eighth of what it may have is kept of the beginning, and three eighths of the end. Whoever appends to it
+    meanwhile, as every process does, goes on at the new end; what is written in the instant of the cut is lost with the
+    middle. The end is copied before anything is cut off, so that a crash costs nothing of it.
+
+    Args:
+        path: of the log.
+        most_bytes: that it may have, at least a few thousand.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    head, tail_bytes = most_bytes // 8, most_bytes * 3 // 8
+    descriptor = update_own(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size <= FULL * most_bytes:
+            return False
+        source, target = _line_after(descriptor, size - tail_bytes), head
+        chunk = f"\n[left out: the log had become longer than {FULL:.0%} of {most_bytes} bytes]\n".encode()
+        try:
+            # What has come since is copied too, but for a flood that comes faster than that.
+            while chunk and target < most_bytes:
+                target += os.pwrite(descriptor, chunk, target)
+                chunk = os.pread(descriptor, _COPY_BYTES, source)
+                source += len(chunk)
+        finally:
+            os.ftruncate(descriptor, target)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _line_after(descriptor: int, place: int) -> int:
+    """Where the first line begins after a place, if that is near."""
+    return place + os.pread(descriptor, _TAIL_BLOCK_BYTES, place).find(b"\n") + 1
 
 
 def _dump_stacks_to(stream: IO[str]) -> None:

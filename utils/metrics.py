@@ -7,14 +7,15 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from utils.errors import UsageError
-from utils.run_folder import append_to_own, open_own
-from utils.tensorboard import _plain
+from utils.run_folder import append_to_own, names_in_own, open_own, remove_own, replace_own
+from utils.tensorboard import Thinning, _plain
 from utils.values import is_number
 
 
@@ -24,15 +25,23 @@ class MetricsLog:
     Opening it cuts off a line that a crash left unfinished, so that every line of the file can be parsed. Numbers that
     are not finite are written as null, as JSON has no word for them.
 
+    Args:
+        path: of the log.
+        most_bytes: that it may have; of a longer one every second old record is left out. 0: it has no end.
+
     Raises:
         OSError: the file cannot be opened, or is another one, see `append_to_own`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most_bytes: int = 0) -> None:
         self.dropped = 0  # records that could not be written
+        self._path, self._most_bytes, self._thin_at = path, most_bytes, most_bytes
         self._descriptor = append_to_own(path)
         with contextlib.suppress(OSError):
             _end_last_line(self._descriptor)
+            for name in names_in_own(path.parent):  # of a process that was killed while it left records out
+                if re.fullmatch(rf"\.{re.escape(path.name)}-\d+", name):
+                    remove_own(path.with_name(name))
 
     def append(self, record: Mapping[str, object]) -> bool:
         """Add a line; False, and counted in `dropped`, when the disk does not take it."""
@@ -44,6 +53,8 @@ class MetricsLog:
         except OSError:
             written = 0
         if written == len(line):
+            if self._most_bytes and size + written > self._thin_at:
+                self._thin(size + written)
             return True
         self.dropped += 1
         with contextlib.suppress(OSError):
@@ -53,6 +64,45 @@ class MetricsLog:
     def close(self) -> None:
         """Close the file; the log cannot be used afterwards."""
         os.close(self._descriptor)
+
+    def _thin(self, size: int) -> None:
+        """Replace the file by one with fewer records; where the disk does not take it, later."""
+        step = self._most_bytes // 8
+        self._thin_at = size + step
+        try:
+            with os.fdopen(os.dup(self._descriptor), "rb") as file:
+                replace_own(self._path, thinned_lines(file, size))
+            descriptor = append_to_own(self._path)
+        except OSError:
+            return
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._thin_at = max(self._most_bytes, os.fstat(descriptor).st_size + step)
+
+
+def thinned_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield the lines of a metrics log without about half of the records of each policy, but for the newest quarter.
+
+    What stays is even in time. Records with which a start says where it goes on stay: `without_lost` needs them.
+
+    Args:
+        file: to read.
+        size: of it.
+    """
+    thinning = Thinning()
+    for old in filter(None, map(parse_record, _lines_between(file, 0, size * 3 // 4, whole=True))):
+        thinning.see(*_place_of(old))
+    at = 0
+    for line in _lines_between(file, 0, size, whole=True):
+        is_old, at = at < size * 3 // 4, at + len(line)
+        record = parse_record(line) if is_old else None
+        if not is_old or (record and thinning.keeps(*_place_of(record))):
+            yield line
+
+
+def _place_of(record: Mapping[str, Any]) -> tuple[object, float]:
+    seconds = record.get("elapsed_seconds")
+    return _policy_of(record), seconds if is_number(seconds) else 0.0
 
 
 READ_BYTES = 64 << 20

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -289,12 +289,12 @@ def _open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
     raise OSError(errno.EMLINK, f"{shown(name)} has {found.st_nlink} names, and the others may not be of this run")
 
 
-def replace_own(path: Path, content: bytes, *, durable: bool = True, make: bool = False) -> None:
+def replace_own(path: Path, content: bytes | Iterable[bytes], *, durable: bool = True, make: bool = False) -> None:
     """Replace a file of a run in one step; a crash at any point leaves the content of before or the new one.
 
     Args:
         path: of the file.
-        content: all of it.
+        content: all of it, whole or in pieces.
         durable: wait until it is on disk; without, a power failure (no other crash) may leave an empty file.
         make: its folder is made if missing.
 
@@ -308,7 +308,7 @@ def replace_own(path: Path, content: bytes, *, durable: bool = True, make: bool 
             os.unlink(temporary, dir_fd=folder)
         try:
             with os.fdopen(os.open(temporary, flags, 0o644, dir_fd=folder), "wb") as file:
-                file.write(content)
+                file.writelines((content,) if isinstance(content, bytes) else content)
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())

@@ -5,6 +5,7 @@ Nothing here may stop training: a full disk costs figures, which are counted, an
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -14,13 +15,13 @@ import sys
 import threading
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, SupportsFloat
 
 from utils.failpoints import failpoint
-from utils.run_folder import new_own, remove_own
+from utils.run_folder import new_own, open_own, own_folder, remove_own, replace_own
 
 # The flags of a run for TensorBoard's table of hyperparameters, as the messages of its plugin.
 
@@ -163,12 +164,11 @@ class _RecordFile:
         self._file, self._checksum = file, checksum
 
     def write(self, content: bytes) -> None:
-        length = struct.pack("<Q", len(content))
-        parts = (length, self._checksum_of(length), content, self._checksum_of(content))
-        self._file.write(b"".join(parts))
+        self._file.write(framed(content, self._checksum))
 
-    def _checksum_of(self, content: bytes) -> bytes:
-        return struct.pack("<I", self._checksum(content))
+    @property
+    def size(self) -> int:
+        return self._file.tell()
 
     def flush(self) -> None:
         self._file.flush()
@@ -178,6 +178,63 @@ class _RecordFile:
         self._file.close()
 
 
+def framed(content: bytes, checksum: Callable[[bytes], int]) -> bytes:
+    """A record as it stands in a file, see `_RecordFile`."""
+    length = struct.pack("<Q", len(content))
+    return b"".join((length, struct.pack("<I", checksum(length)), content, struct.pack("<I", checksum(content))))
+
+
+def contents(file: BinaryIO) -> Iterator[bytes]:
+    """The contents of all whole records of a file."""
+    while len(head := file.read(_HEAD.size)) == _HEAD.size:
+        length, _ = _HEAD.unpack(head)
+        if length > _LONGEST_RECORD or len(content := file.read(length)) < length or len(file.read(4)) < 4:
+            return
+        yield content
+
+
+_HEAD = struct.Struct("<QI")  # length and its checksum
+_LONGEST_RECORD = 64 << 20
+_EVENTS = "events.out.tfevents."
+_EMPTY_BYTES = 64
+"""Of a file that has nothing but its version."""
+
+
+# What is left out of long curves.
+
+
+class Thinning:
+    """Chooses about half of what was written along curves, so that what stays is even along each of them.
+
+    Leaving out every second one each time would forget the beginning of a long curve. First every point is shown to
+    `see`, then, in the same order, to `keeps`.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[Hashable, tuple[float, float]] = {}
+        self._counts = Counter[Hashable]()
+        self._kept: dict[Hashable, float] = {}
+        self._asked = Counter[Hashable]()
+
+    def see(self, curve: Hashable, place: float) -> None:
+        """Take note of a point of a curve at a place on its axis."""
+        low, high = self._ends.get(curve, (place, place))
+        self._ends[curve] = min(low, place), max(high, place)
+        self._counts[curve] += 1
+
+    def keeps(self, curve: Hashable, place: float) -> bool:
+        """Whether a point stays: the next one in twice the mean distance, and each at which the curve goes back."""
+        low, high = self._ends[curve]
+        self._asked[curve] += 1
+        last = self._kept.get(curve)
+        if low == high:  # it stands still
+            return self._asked[curve] % 2 == 1
+        if last is not None and 0 <= place - last < 2 * (high - low) / self._counts[curve]:
+            return False
+        self._kept[curve] = place
+        return True
+
+
 class EventWriter:
     """TensorBoard event files, written by a daemon thread of its own behind a bounded queue that drops the oldest.
 
@@ -185,14 +242,19 @@ class EventWriter:
     After a failed write the file is given up, as readers stop at a torn record, and a new one is begun after a pause.
     """
 
-    def __init__(self, directory: Path, *, purge_step: int | None = None, capacity: int = 1000) -> None:
+    def __init__(
+        self, directory: Path, *, purge_step: int | None = None, capacity: int = 1000, most_bytes: int = 0
+    ) -> None:
         """Start the thread.
 
         Args:
             directory: of the event files; made by the thread.
             purge_step: on resume: TensorBoard hides what earlier files hold from this step on.
             capacity: events that may wait.
+            most_bytes: that all files may have; when they have more, about half of the events of all but the newest are
+                left out. 0: there is no end.
         """
+        self._most_bytes = most_bytes
         self._records = _tensorboardx()
         self._directory = directory.absolute()
         self._purge_step, self._first_step = purge_step, purge_step or 0
@@ -273,6 +335,10 @@ class EventWriter:
                 file.flush()  # fsync included
                 self._written += len(events)
                 self._purge_step, pause = None, _RETRY_SECONDS
+                if self._most_bytes and file.size > self._most_bytes // 4:
+                    _abandon(file)
+                    file = None  # whoever looks at it meanwhile goes on in the next one
+                    self._thin()
             except (OSError, ValueError):
                 with self._changed:
                     self._dropped += len(events)
@@ -294,10 +360,63 @@ class EventWriter:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, timeout=seconds)
 
+    def _thin(self) -> None:
+        """Leave out events of all files but the newest while all of them are too large together."""
+        with contextlib.suppress(OSError):  # on a full disk they stay as they are
+            before = math.inf
+            while 0.75 * self._most_bytes < (now := sum(self._sizes().values())) < 0.9 * before:
+                before = now
+                self._thin_once()
+
+    def _thin_once(self) -> None:
+        old = [self._directory / name for name in list(self._sizes())[:-1]]
+        thinning = Thinning()
+        for curve, event, _ in self._events_of(old):
+            if curve:
+                thinning.see(curve, event.step)
+        before = sum(path.lstat().st_size for path in old)
+        left = sum([self._rewrite(path, lambda curve, event: thinning.keeps(curve, event.step)) for path in old])
+        if left > 0.75 * before:  # curves of a single point
+            turn = itertools.count()
+            for name in list(self._sizes())[:-1]:
+                self._rewrite(self._directory / name, lambda curve, event: next(turn) % 2 == 0)
+
+    def _sizes(self) -> dict[str, int]:
+        """Of all event files, the oldest first."""
+        with own_folder(self._directory) as folder:
+            names = sorted(name for name in os.listdir(folder) if name.startswith(_EVENTS))
+            return {name: os.lstat(name, dir_fd=folder).st_size for name in names}
+
+    def _events_of(self, paths: Iterable[Path]) -> Iterator[tuple[str, Any, bytes]]:
+        """Every event of files, with the name of its curve; none for what tells how to read others."""
+        for path in paths:
+            with open_own(path) as file:
+                for content in contents(file):
+                    event = self._records.Event.FromString(content)
+                    tags = [value.tag for value in event.summary.value]
+                    yield ("" if not tags or any(tag.startswith(PREFIX) for tag in tags) else tags[0]), event, content
+
+    def _rewrite(self, path: Path, keeps: Callable[[str, Any], bool]) -> int:
+        """Leave out events of a file; its size then. One without events is removed."""
+        size = 0
+
+        def kept() -> Iterator[bytes]:
+            nonlocal size
+            for curve, event, content in self._events_of([path]):
+                if not curve or keeps(curve, event):
+                    record = framed(content, self._records.checksum)
+                    size += len(record)
+                    yield record
+
+        replace_own(path, kept())
+        if size <= _EMPTY_BYTES:
+            remove_own(path)
+        return size
+
     def _open(self) -> _RecordFile:
         """A new event file, with the version record that readers expect first."""
         now = time.time_ns()
-        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
+        name = f"{_EVENTS}{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
         file = _RecordFile(os.fdopen(new_own(self._directory / name, make=True), "wb"), self._records.checksum)
         try:
             file.write(self._records.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())

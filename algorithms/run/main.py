@@ -44,6 +44,7 @@ from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.messages import Address
 from algorithms.runtime.monitor.overview import Status
 from algorithms.runtime.monitor.performance import Machine
+from algorithms.runtime.monitor.upkeep import Upkeep
 from algorithms.runtime.processes import fork_server, inquiry
 from algorithms.runtime.processes.channels import Links
 from algorithms.runtime.processes.crash_recorder import CrashRecorder
@@ -191,7 +192,7 @@ class Run:
         self.status.write("starting")
         raise_limit()
         try:
-            with self.janitor:
+            with self.janitor, Upkeep(self.config.run.folder, self.config.logging.max_log_mb << 20):
                 reason = yield from self._turns()
         except BaseException as error:
             state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"

@@ -270,6 +270,26 @@ class LoggingConfig:
         " each environment that begins, warning and error leave out the reports of plain and json too",
         choices=("debug", "info", "warning", "error"),
     )
+    max_log_mb: int = flag(
+        64,
+        "MiB that the log of each process in logs/ may have, but for a moment: of a longer one the beginning and the"
+        " newest lines are kept",
+        minimum=1,
+        maximum=2**40,
+    )
+    max_metrics_mb: int = flag(
+        64,
+        "MiB that metrics.jsonl may have, and four times as many as TensorBoard's files of a policy may have: of larger"
+        " ones about every second old record is left out, so that the others are even in time",
+        minimum=1,
+        maximum=2**40,
+    )
+    max_stats_names: int = flag(
+        256,
+        "names of statistics of environments that are reported; one line says when there are more, which are left out",
+        minimum=1,
+        maximum=100_000,
+    )
     plot: bool = flag(True, "draw the learning curve into the run's folder at the end, where matplotlib is installed")
     tensorboard: bool = flag(True, "write TensorBoard summaries beside metrics.jsonl")
     eval_every_sec: float = flag(

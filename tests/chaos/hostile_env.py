@@ -227,6 +227,33 @@ class Hostile(gymnasium.Env[Any, Any]):
         return {"position": POSITION.sample(), "speed": SPEED.sample()}
 
 
+class Chatterbox(gymnasium.Env[Any, Any]):
+    """Prints so many bytes a second, or `burst` bytes at once in its tenth step, and invents statistics."""
+
+    def __init__(self, bytes_per_second: int = 1 << 20, names: int = 1, burst: int = 0, length: int = EPISODE_STEPS):
+        self.observation_space, self.action_space = POSITION, spaces.Discrete(2)
+        self.bytes_per_second, self.names, self.burst, self.length = bytes_per_second, names, burst, length
+        self._begin, self._printed, self._steps, self._episodes = time.monotonic(), 0, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return POSITION.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        if self.burst and self._steps == 10:
+            print("!" * self.burst, flush=True)
+        while self._printed < self.bytes_per_second * (time.monotonic() - self._begin):
+            line = f"step {self._steps} " + "." * 100
+            self._printed += len(line) + 1
+            print(line, flush=True)
+        if self._steps % self.length:
+            return POSITION.sample(), 1.0, False, False, {}
+        self._episodes += 1
+        invented = {f"{os.getpid()}/{self._episodes}/{name}": 1.0 for name in range(self.names)}
+        return POSITION.sample(), 1.0, True, False, {"episode_extra_stats": {"known": 1.0, **invented}}
+
+
 def _process_name() -> str:
     module = sys.modules.get("multiprocessing.process")
     return module.current_process().name if module else ""

@@ -24,7 +24,7 @@ from algorithms.runtime.messages import (
 from algorithms.runtime.monitor.console import Console, PlainLines
 from algorithms.runtime.monitor.overview import Overview, memory
 from algorithms.runtime.monitor.performance import Machine, Performance, ProcessTimes, performance
-from algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, PolicyProgress
+from algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, Names, PolicyProgress
 from algorithms.runtime.monitor.wandb import Tracker
 from utils.logging import recent_warnings
 from utils.machine import Usage, core_time
@@ -41,6 +41,8 @@ SOON_SECONDS, FIRST_MINUTES = 5.0, 5  # between summaries at most, so long as a 
 CLOSE_SECONDS = 3.0  # for figures that are not on disk yet
 
 MOST_TRACES = 10  # of warnings of workers, in a start
+
+MOST_FIGURES = 1000  # that learners, callbacks and summaries may add to a record
 
 LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate only says that no budget was set
 
@@ -80,7 +82,12 @@ class Monitor:
         self.config, self.budget, self.hooks = config, budget, hooks
         self.console: Console = PlainLines(config.report_interval_seconds)
         self.custom = CustomSummaries(config.custom_summaries, hooks)
-        self.policies = [PolicyProgress(config.stats_avg, frozen=policy in frozen) for policy in range(len(resumed))]
+        names = Names(config.max_stats_names)
+        self._figures = Names(MOST_FIGURES, "figures of learners, callbacks and summaries")
+        self.policies = [
+            PolicyProgress(config.stats_avg, frozen=policy in frozen, names=names, figures=self._figures)
+            for policy in range(len(resumed))
+        ]
         self.workers: dict[str, dict[str, int]] = {}
         self.output: dict[str, int] = {}
         self.machine = machine or Machine(core_time())
@@ -92,7 +99,8 @@ class Monitor:
         self.disk = DiskThread("files")
         folder = RunFolder(directory)
         first_start = not (folder.metrics.exists() and folder.metrics.stat().st_size)
-        self.metrics_log = MetricsLog(folder.metrics)
+        most_bytes = config.max_metrics_mb << 20
+        self.metrics_log = MetricsLog(folder.metrics, most_bytes)
         self.writers: list[EventWriter] = []
         self.started = time.monotonic()
         self.elapsed_before = max(float(s.get("progress", {}).get("elapsed_seconds", 0)) for s in resumed)
@@ -103,7 +111,8 @@ class Monitor:
             if config.tensorboard:
                 # Earlier files may hold what a crash took back; it would be a second curve beside the new one.
                 purge_step = int(state["env_steps"]) if state else None if first_start else 0
-                self.writers.append(EventWriter(folder.summaries(policy), purge_step=purge_step))
+                writer = EventWriter(folder.summaries(policy), purge_step=purge_step, most_bytes=most_bytes // 4)
+                self.writers.append(writer)
                 if state and not first_start:
                     self._show_again(policy, folder.metrics)
         self._traces: set[str] = set()  # that have been shown
@@ -128,8 +137,7 @@ class Monitor:
             case LearnerReport(policy, version, totals, metrics):
                 progress = self.policies[policy]
                 progress.version = version
-                progress.totals |= totals
-                progress.metrics |= metrics
+                progress.learned(totals, metrics)
                 now = time.monotonic()
                 progress.env_step_rate.add(now, totals["env_steps"])
                 progress.sample_rate.add(now, totals["samples"])
@@ -183,9 +191,13 @@ class Monitor:
         machine = {f"perf/{name}": value for name, value in self.usage.read().items()}
         for policy in range(len(self.policies)):
             record = self.record(policy, now) | (found.tags() if found else {}) | machine | memory.tags(now)
+            own = frozenset(record)
             record |= self.custom(policy, record)
             if self.hooks is not None:
                 record = self._told(self.hooks, policy, record)
+            if len(record) > len(own):
+                added = self._figures.known({name: record[name] for name in record.keys() - own})
+                record = {name: value for name, value in record.items() if name in own or name in added}
             self.disk.do(partial(self.metrics_log.append, record))
             if self.tracker is not None:
                 self.tracker.add(policy, record)

@@ -1,8 +1,9 @@
 """Counters and statistics of one policy, as main knows them."""
 
+import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,14 +12,64 @@ from algorithms.runtime.messages import (
     PolicyTraits,
 )
 from utils.metrics import short_number
+from utils.values import shown
 from utils.windows import RateMeter, RunningStatistic
+
+log = logging.getLogger(__name__)
+
+MOST_NAMES = 256
+LONGEST_NAME = 200
+
+T = TypeVar("T")
 
 COUNTERS = ("env_steps", "samples", "discarded")  # of a learner
 HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl; TensorBoard tags follow
 
 
+class Names:
+    """Names that others invent for what they report: so many are taken, and stay; the others are left out.
+
+    A name is there for the rest of the run, in memory and in every record: one for each episode would fill both.
+
+    Args:
+        most: names.
+        of_what: for the line that says that there are too many.
+    """
+
+    def __init__(self, most: int = MOST_NAMES, of_what: str = "statistics of environments (--max_stats_names)") -> None:
+        self.most, self.of_what = most, of_what
+        self._known: set[str] = set()
+        self._is_said = False
+
+    def known(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Leave out what has a name too many, or one that is longer than any name should be."""
+        return {name: value for name, value in values.items() if name in self._known or self._take(name)}
+
+    def _take(self, name: str) -> bool:
+        if len(self._known) < self.most and len(str(name)) <= LONGEST_NAME:
+            self._known.add(name)
+            return True
+        if not self._is_said:
+            self._is_said = True
+            log.warning(
+                "%s have more than %d names, or names of more than %d characters, such as %s: others than the first are"
+                " left out",
+                self.of_what,
+                self.most,
+                LONGEST_NAME,
+                shown(str(name)[:LONGEST_NAME]),
+            )
+        return False
+
+
 class PolicyProgress:
     """Counters and statistics of one policy.
+
+    Args:
+        stats_avg: episodes that are averaged.
+        frozen: it plays and never learns.
+        names: that statistics of environments may have.
+        figures: that those of learners may have.
 
     Attributes:
         totals: of its learner, see `LearnerReport`.
@@ -29,8 +80,11 @@ class PolicyProgress:
         adoptions: how often its weights were replaced by those of another policy.
     """
 
-    def __init__(self, stats_avg: int, *, frozen: bool = False) -> None:
+    def __init__(
+        self, stats_avg: int, *, frozen: bool = False, names: Names | None = None, figures: Names | None = None
+    ) -> None:
         self.stats_avg, self.frozen, self.adoptions = stats_avg, frozen, 0
+        self._names, self._figures = names or Names(), figures or Names()
         self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "discarded": 0, "updates": 0}
         self._restored: dict[str, int] = {}
         self.version = 0
@@ -52,8 +106,13 @@ class PolicyProgress:
         self.length.append(done.length[mine])
         for owner, stats in done.stats:
             if owner == policy:
-                for name, value in stats.items():
+                for name, value in self._names.known(stats).items():
                     self.stats.setdefault(name, RunningStatistic(self.stats_avg)).append(value)
+
+    def learned(self, totals: Mapping[str, int], metrics: Mapping[str, float]) -> None:
+        """Take in what its learner reports."""
+        self.totals |= totals
+        self.metrics |= self._figures.known(metrics)
 
     def start_afresh(self, adoptions: int) -> None:
         """Its weights were replaced: what it has played says nothing of it any more."""
@@ -96,8 +155,9 @@ class PolicyProgress:
         self.episode_return.append(windows.pop("reward", ()))
         self.length.append(windows.pop("len", ()))
         self.exploring.append(windows.pop("reward_exploring", ()))
-        for name, values in windows.items():
-            self.stats.setdefault(name.removeprefix("stats/"), RunningStatistic(self.stats_avg)).append(values)
+        stats = {name.removeprefix("stats/"): values for name, values in windows.items()}
+        for name, values in self._names.known(stats).items():
+            self.stats.setdefault(name, RunningStatistic(self.stats_avg)).append(values)
 
     def since_start(self, name: str) -> int:
         """Return how much of a total this start has added to what was restored."""

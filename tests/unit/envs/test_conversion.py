@@ -242,3 +242,10 @@ def test_row_of_batched_infos_follows_masks() -> None:
     }
     assert row_of_batched(infos, 0) == {"episode_extra_stats": {"kills": 3}, "true_reward": 0.5, "dense": 7}
     assert row_of_batched(infos, 1) == {"dense": 8}
+
+
+def test_of_an_episode_with_more_statistics_than_anybody_counts_the_first_are_taken() -> None:
+    info = {"episode_extra_stats": {f"n{number}": number for number in range(50_000)}, "true_reward": 5.0}
+    found = episode_stats(3, info)
+    assert found is not None
+    assert found.stats == {**{f"n{number}": float(number) for number in range(1000)}, "true_reward": 5.0}

@@ -127,6 +127,14 @@ def test_random_numbers_of_every_kind_survive_the_file(tmp_path: Path, generator
         incidents.restore_random_state(env, {"bit_generator": "Other"})
 
 
+@pytest.mark.parametrize(("length", "kept"), [(10, 10), (10_000, 10_000), (10_001, 10_007), (64 << 20, 10_007)])
+def test_what_an_environment_says_of_its_failure_is_bounded(tmp_path: Path, length: int, kept: int) -> None:
+    IncidentFolder(tmp_path, "actor_0", {}).write(0, EnvironmentFailure("x" * (length - 3) + "end"), STORY)
+    incident = Incident.read(tmp_path / "env_actor_0_0.json")
+    assert (len(incident.message), incident.message[-3:]) == (kept, "end")
+    assert len(incident.traceback) < 100_100
+
+
 def test_an_environment_without_such_numbers_has_no_state() -> None:
     class Odd(gymnasium.Env):
         np_random = "own"  # type: ignore[assignment]

@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -5,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.logging import tail
+from utils.logging import shorten, tail
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,3 +86,112 @@ def test_tail_of_nothing(tmp_path):
     assert tail(tmp_path / "missing", 3) == []
     assert tail(tmp_path / "empty", 3) == []
     assert tail(tmp_path / "binary", 1) == ["last"]
+
+
+# --- logs that grow
+
+MOST = 1 << 16
+
+
+def lines(count: int, start: int = 0) -> bytes:
+    return b"".join(b"line %07d\n" % number for number in range(start, start + count))
+
+
+def test_a_log_that_is_short_enough_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "actor_0.log"
+    path.write_bytes(content := lines(1000))
+    assert not shorten(path, MOST)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("count", [4100, 10_000, 300_000])
+def test_of_a_long_log_the_beginning_and_the_newest_lines_are_kept(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "actor_0.log"
+    path.write_bytes(content := lines(count))
+    assert shorten(path, MOST)
+    kept = path.read_bytes()
+    head, mark, end = kept.partition(b"\n[left out: ")
+    assert mark
+    assert (head, len(head)) == (content[: MOST // 8], MOST // 8)
+    newest = end.partition(b"]\n")[2]
+    assert content.endswith(newest)
+    assert newest.startswith(b"line ")  # a whole one
+    assert MOST * 3 // 8 - 13 <= len(newest) <= MOST * 3 // 8
+    assert not shorten(path, MOST)
+
+
+def test_the_beginning_stays_the_same_however_often_a_log_is_shortened(tmp_path: Path) -> None:
+    path = tmp_path / "actor_0.log"
+    for start in range(0, 100_000, 5000):
+        with path.open("ab") as file:
+            file.write(lines(5000, start))
+        shorten(path, MOST)
+        assert path.stat().st_size <= MOST * 0.75
+        assert path.read_bytes().startswith(lines(600))
+        assert path.read_bytes().endswith(b"line %07d\n" % (start + 4999))
+    assert path.read_bytes().count(b"[left out") == 1
+
+
+@pytest.mark.parametrize("content", [b"x" * 10 * MOST, b"\0" * 3 * MOST, b"\n" * 2 * MOST, b"\xff\xfe" * MOST])
+def test_a_log_without_lines_is_shortened_too(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "actor_0.log"
+    path.write_bytes(content)
+    assert shorten(path, MOST)
+    assert MOST // 2 - 1 <= path.stat().st_size <= MOST // 2 + 100
+
+
+def test_a_log_that_is_nearly_all_hole_is_shortened_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "actor_0.log"
+    path.write_bytes(b"begin\n")
+    os.truncate(path, 1 << 40)
+    assert shorten(path, MOST)
+    assert path.stat().st_size < MOST
+
+
+def test_whoever_prints_goes_on_at_the_new_end_and_every_line_stays_whole(tmp_path: Path) -> None:
+    path = tmp_path / "actor_0.log"
+    script = """
+import os, sys
+for number in range(200_000):
+    os.write(1, b"line %07d\\n" % number)
+"""
+    with path.open("ab") as output:
+        writer = subprocess.Popen([sys.executable, "-c", script], stdout=output)
+    times = 0
+    while writer.poll() is None:
+        times += shorten(path, MOST)
+    assert (writer.returncode, times > 5) == (0, True)
+    shorten(path, MOST)
+    head, _, end = path.read_bytes().partition(b"\n[left out: ")
+    assert head == lines(1000)[: MOST // 8]
+    numbers = [int(line[5:]) for line in end.partition(b"]\n")[2].splitlines()]
+    assert all(len(line) == 12 for line in end.partition(b"]\n")[2].splitlines())
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == 199_999
+
+
+def test_a_crash_between_copying_and_cutting_costs_nothing_of_the_end(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "actor_0.log"
+    path.write_bytes(content := lines(20_000))
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "ftruncate", crash)
+        with pytest.raises(KeyboardInterrupt):
+            shorten(path, MOST)
+    assert path.read_bytes().endswith(content[-MOST:])
+    assert shorten(path, MOST)
+    assert path.read_bytes().endswith(content[-MOST // 4 :])
+
+
+def test_no_file_of_others_is_shortened(tmp_path: Path) -> None:
+    other = tmp_path / "diary"
+    other.write_bytes(content := lines(10_000))
+    (tmp_path / "link.log").symlink_to(other)
+    os.link(other, tmp_path / "hard.log")
+    for name in ("link.log", "hard.log"):
+        with pytest.raises(OSError, match=r"link|names"):
+            shorten(tmp_path / name, MOST)
+    assert other.read_bytes() == content

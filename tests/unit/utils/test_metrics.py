@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -399,3 +400,200 @@ def test_a_statistic_is_of_the_last_values_however_they_come():
     assert statistic.max == max([*values[-6:], 5])
     with pytest.raises(ValueError, match="at least 1"):
         RunningStatistic(0)
+
+
+# --- a bound for both
+
+
+def numbers(path: Path, policy: int = 0) -> list[int]:
+    return [record["env_steps"] for record in read_metrics(path) if record["policy"] == policy]
+
+
+def fill(log: MetricsLog, first: int, count: int, policies: int = 1, **more: object) -> None:
+    for number in range(first, first + count):
+        for policy in range(policies):
+            assert log.append({"policy": policy, "env_steps": number, "elapsed_seconds": number / 10, **more})
+
+
+@pytest.mark.parametrize("policies", [1, 2, 3])
+def test_a_log_stays_below_its_bound_and_every_second_old_record_is_left_out(tmp_path, policies):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 50_000)
+    for first in range(0, 5000, 50):
+        fill(log, first, 50, policies)
+        assert path.stat().st_size <= 50_000 + 100
+    log.close()
+    for policy in range(policies):
+        found = numbers(path, policy)
+        assert found == sorted(set(found))
+        assert (found[0], found[-1]) == (0, 4999)
+        assert len(found) > 50_000 * 0.4 / 70 / policies
+        gaps = [b - a for a, b in pairwise(found)]
+        assert gaps[-1] == 1
+        assert max(gaps) <= 5 * 5000 / len(found)  # even over all of it
+    assert [path.name] == os.listdir(tmp_path)
+
+
+def test_of_a_log_that_is_thinned_readers_leave_out_the_same_lost_records(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 1 << 20)
+    fill(log, 0, 400)
+    fill(log, 301, 300)  # a crash took 99 records back
+    fill(log, 550, 200)
+    log.close()
+    before = [record["env_steps"] for record in without_lost(read_metrics(path))]
+    log = MetricsLog(path, path.stat().st_size)
+    fill(log, 750, 1)
+    log.close()
+    records = read_metrics(path)
+    assert len(records) < 700
+    after = [record["env_steps"] for record in without_lost(records)]
+    assert after == sorted(set(after))
+    assert set(after) <= {*before, 750}
+    assert [number for number in (301, 550) if number not in after] == []  # the marks
+    assert len(after) < len(before)
+
+
+def test_a_log_goes_on_where_it_was_thinned_and_is_thinned_by_the_next_start(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    fill(log, 0, 3000)
+    log.close()
+    large = path.stat().st_size
+    log = MetricsLog(path, large // 4)
+    fill(log, 3000, 10)
+    assert large // 2 < path.stat().st_size < large  # halved at most at a time
+    fill(log, 3010, 3000)
+    log.close()
+    assert path.stat().st_size <= large // 4
+    assert numbers(path)[-3:] == [6007, 6008, 6009]
+
+
+def test_a_process_killed_while_records_are_left_out_loses_none_and_its_file_is_removed(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    fill(log := MetricsLog(path), 0, 2000)
+    log.close()
+    content = path.read_bytes()
+    script = """
+import os, sys
+from pathlib import Path
+from utils import metrics
+def killed(*_):
+    yield b"half"
+    os.kill(os.getpid(), 9)
+metrics.thinned_lines = killed
+log = metrics.MetricsLog(Path(sys.argv[1]), 1000)
+log.append({"policy": 0, "env_steps": 2000, "elapsed_seconds": 200.0})
+"""
+    child = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=60, check=False)
+    assert child.returncode == -9
+    assert path.read_bytes().startswith(content)
+    assert numbers(path)[-1] == 2000
+    assert len(os.listdir(tmp_path)) == 2
+    MetricsLog(path).close()
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_disk_that_takes_no_copy_costs_no_record(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 20_000)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(metrics, "replace_own", full)
+        fill(log, 0, 1000)
+    assert numbers(path) == list(range(1000))
+    fill(log, 1000, 1000)
+    log.close()
+    assert path.stat().st_size < 60_000
+    assert numbers(path)[-1] == 1999
+
+
+def test_main_takes_no_more_memory_for_it(tmp_path):
+    script = """
+import resource, sys
+from pathlib import Path
+from utils.metrics import MetricsLog
+log = MetricsLog(Path(sys.argv[1]), 8 << 20)
+record = {f"stats/{n}/mean": float(n) for n in range(500)}
+log.append(record)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for n in range(800):
+    log.append({"policy": 0, "env_steps": n, "elapsed_seconds": n, **record})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    grown_kib = int(run_python(script, str(tmp_path / "metrics.jsonl")))
+    assert grown_kib < 6 << 10
+    assert (tmp_path / "metrics.jsonl").stat().st_size <= 9 << 20
+
+
+def write_events(directory: Path, steps: range, tags: int = 20, **more: object) -> None:
+    writer = EventWriter(directory, **more)
+    for step in steps:
+        writer.add(step, {f"a/{n}": float(step) for n in range(tags)})
+        while step % 25 == 24 and writer.written <= step - steps.start:
+            time.sleep(0.0001)
+    assert writer.close()
+
+
+def steps_of(directory: Path) -> list[int]:
+    return [event.step for event in events(directory) if event.summary.value]
+
+
+def test_event_files_stay_below_their_bound_and_every_second_old_event_is_left_out(tmp_path):
+    write_events(tmp_path, range(2000), most_bytes=100_000)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 110_000
+    found = steps_of(tmp_path)
+    assert found == sorted(set(found))
+    assert found[-1] == 1999
+    assert len(found) > 100
+    gaps = [b - a for a, b in pairwise(found)]
+    assert gaps[-1] == 1
+    assert max(gaps) <= 4 * 2000 / len(found)  # even over all of it
+    assert len(list(tmp_path.iterdir())) < 30
+
+
+def test_flags_and_purges_stay_in_thinned_event_files(tmp_path):
+    writer = EventWriter(tmp_path, purge_step=7, most_bytes=50_000)
+    writer.describe({"seed": 1})
+    assert writer.close()
+    write_events(tmp_path, range(500), most_bytes=50_000)
+    found = events(tmp_path)
+    assert [event.step for event in found if event.HasField("session_log")] == [7]
+    tags = [value.tag for event in found for value in event.summary.value if value.tag.startswith("_hparams_")]
+    assert len(tags) == 2
+
+
+def test_event_files_of_earlier_starts_count_and_a_torn_one_is_thinned(tmp_path):
+    write_events(tmp_path, range(1000))
+    (old,) = tmp_path.iterdir()
+    old.write_bytes(old.read_bytes()[:-5])
+    write_events(tmp_path, range(1000, 1200), most_bytes=80_000)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 90_000
+    assert steps_of(tmp_path)[-1] == 1199
+
+
+def test_pictures_between_figures_are_thinned_like_them(tmp_path):
+    writer = EventWriter(tmp_path, most_bytes=100_000)
+    for step in range(300):
+        writer.add(step, {"a": 1.0})
+        writer.add_image(step, "picture", np.random.default_rng(step).integers(0, 255, (16, 16, 3), np.uint8))
+        while step % 10 == 9 and writer.written < 2 * step + 2:
+            time.sleep(0.0001)
+    assert writer.close()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 110_000
+    kinds = [event.summary.value[0].tag for event in events(tmp_path) if event.summary.value]
+    assert min(kinds.count("a"), kinds.count("picture")) > 40
+
+
+def test_curves_of_one_point_each_are_thinned_too(tmp_path):
+    writer = EventWriter(tmp_path, most_bytes=50_000)
+    for step in range(2000):
+        writer.add(step, {f"invented/{step}": 1.0})
+        while step % 50 == 49 and writer.written <= step:
+            time.sleep(0.0001)
+    assert writer.close()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 55_000
+    assert steps_of(tmp_path)[-1] == 1999

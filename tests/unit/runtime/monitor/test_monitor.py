@@ -533,3 +533,78 @@ def test_budgets_follow_the_flags() -> None:
     assert Budget.of(long, SamplingConfig(benchmark=True, sampler_only=True), 4).collected == 500_000
     assert Budget.of(long, SamplingConfig(benchmark=True, sampler_only=True), 1).collected == BENCHMARK["samples"]
     assert Budget.of(run, SamplingConfig(benchmark=True), 4).env_steps == 10_000
+
+
+# --- names without end
+
+
+def names_of(record: dict[str, float]) -> set[str]:
+    return {name.removesuffix("/mean") for name in record if name.startswith("stats/") and name.endswith("/mean")}
+
+
+def test_known_statistics_go_on_when_an_environment_invents_names(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = watched.monitor(2, max_stats_names=3)
+    for episode in range(1000):
+        invented = {"known": float(episode), f"name_{episode}": 1.0}
+        monitor.handle(episodes((0, 1.0, 10), (1, 1.0, 10), stats=((0, invented), (1, {f"other_{episode}": 2.0}))))
+    monitor.write_summaries(watched.now)
+    first, second = watched.records()
+    assert names_of(first) == {"stats/known", "stats/name_0"}
+    assert names_of(second) == {"stats/other_0"}
+    assert first["stats/known/max"] == 999.0
+    assert len(caplog.records) == 1
+    assert "more than 3 names" in caplog.text
+    assert [names_of(dict(policy)) for policy in monitor.overview(watched.now).policies] == [
+        names_of(first), names_of(second)
+    ]  # fmt: skip
+    windows = monitor.policies[0].snapshot()["windows"]
+    assert set(windows) == {"reward", "len", "stats/known", "stats/name_0"}
+    monitor.close()
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "x" * 100_000, "\x1b[2J" * 100])
+def test_names_longer_than_any_are_left_out(watched: Watched, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    monitor = watched.monitor()
+    monitor.handle(episodes((0, 1.0, 10), stats=((0, {name: 1.0, "short": 2.0}),)))
+    assert set(monitor.policies[0].stats) == {"short"}
+    assert len(caplog.text) < 1500
+    assert "\x1b" not in caplog.text
+    monitor.close()
+
+
+def test_windows_of_a_checkpoint_with_too_many_names_are_bounded(watched: Watched) -> None:
+    config = LoggingConfig(tensorboard=False, max_stats_names=5)
+    windows = {"reward": [1.0], "len": [2.0], **{f"stats/{n}": [3.0] for n in range(100)}}
+    state = {"env_steps": 8, "samples": 2, "progress": {"episodes": 1, "elapsed_seconds": 1.0, "windows": windows}}
+    monitor = Monitor(watched.directory, config, [state], MILLION)
+    assert len(monitor.policies[0].stats) == 5
+    assert monitor.policies[0].episode_return.mean == 1.0
+    monitor.policies[0].start_afresh(1)
+    monitor.handle(episodes((0, 1.0, 10), stats=((0, {"new": 1.0, "3": 2.0}),)))
+    assert set(monitor.policies[0].stats) == {"3"}  # what was known stays known
+    monitor.close()
+
+
+def test_figures_that_learners_invent_are_bounded(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    monitor = watched.monitor()
+    for number in range(3000):
+        monitor.handle(report(number, **{f"f{number}": 1.0, "loss": float(number)}))
+    assert monitor.policies[0].metrics["train/loss"] == 2999.0
+    assert len(monitor.policies[0].metrics) == 1000
+    assert len(caplog.records) == 1
+    monitor.close()
+
+
+def test_figures_that_summaries_invent_are_bounded(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    monitor = watched.monitor()
+    numbers = iter(range(10**6))
+    monitor.custom = lambda policy, record: {f"custom/{next(numbers)}": 1.0 for _ in range(400)} | {"perf/version": 7.0}  # type: ignore[assignment]
+    for _ in range(5):
+        monitor.write_summaries(watched.now)
+    counts = [sum(name.startswith("custom/") for name in record) for record in watched.records()]
+    assert counts == [400, 400, 200, 0, 0]
+    assert all(record["perf/version"] == 7.0 for record in watched.records())
+    assert len(caplog.records) == 1
+    monitor.close()
