@@ -10,7 +10,7 @@ from algorithms.runtime.roles import ROLES
 
 Section = dict[str, str]
 
-OF_APEX = ("td_error", "q_mean", "target_mean", "weight_mean")
+OF_APEX = ("td_error", "q_mean", "target_mean", "weight_mean", "conservative_gap")
 """Figures of its learner that no other has."""
 
 SECTIONS: dict[str, Section] = {
@@ -83,6 +83,7 @@ SECTIONS: dict[str, Section] = {
         "perf/callbacks_off": "callbacks that are off because they raised; only with `--callbacks`",
     },
     "Datasets": {
+        "input/share": "of the steps of batches that are read from datasets, where `--input` mixes them with `sampler`",
         "output/episodes": "written into the dataset of `--output` in this start",
         "output/steps": "in them",
         "output/parts": "of the dataset that are whole",

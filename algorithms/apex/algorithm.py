@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from algorithms.models.flat_module import FlatModule
     from algorithms.runtime.config import SamplingConfig
     from algorithms.runtime.devices import Device
-    from algorithms.runtime.learning.batches import BatchSource
+    from algorithms.runtime.learning.batches import Batch, BatchSource
     from algorithms.runtime.learning.learner_worker import Learner
     from algorithms.runtime.memory.arena import Field
     from algorithms.runtime.memory.learner_state import StateLayout
     from algorithms.runtime.memory.slots import Recorded, Trajectories
     from algorithms.runtime.messages import Worker
     from algorithms.runtime.topology import Topology
+    from envs.config import EnvConfig
     from envs.spec import EnvSpec
 
 REPLAY_KEEPER = replace(
@@ -70,6 +71,10 @@ class APEX(Defaults):
             raise UsageError(
                 "--algo=APEX needs Discrete or MultiDiscrete actions, the environment has MultiBinary ones"
             )
+
+    def variant(self, flags: ApexConfig) -> APEX:
+        """Return the one that plays nothing, where datasets are all that is learned from."""
+        return OfflineAPEX() if flags.mix.datasets and not flags.mix.sampler else self
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a family of known environments."""
@@ -141,7 +146,18 @@ class APEX(Defaults):
         path = None
         if context.flags.save_replay and context.directory is not None:
             path = RunFolder(context.directory).replay(context.policy)
-        return ReplaySource(replay_plan(context.flags), context, trajectories, sampling.lockstep, path)
+        source = ReplaySource(replay_plan(context.flags), context, trajectories, sampling.lockstep, path)
+        flags, mix = context.flags, context.flags.mix
+        if not mix.datasets:
+            return source
+        if context.buffered:
+            raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
+        from algorithms.offline.mix import MixedBatches
+        from algorithms.runtime.memory.slots import LearnerLedger
+
+        read, ledger = read_transitions(context, trajectories), LearnerLedger(trajectories, context.policy)
+        columns, share = flags.macro_batch_columns, 1.0 - mix.sampler
+        return MixedBatches(source, read, share, columns, flags.rollout, ledger)
 
     def resumes(self, flags: ApexConfig, directory: Path) -> str:
         """Say what becomes of the replay in a later start."""
@@ -164,8 +180,9 @@ class APEX(Defaults):
 
         learner = others[Address(LEARNER.name, address.index, address.member)]
         assert isinstance(learner, LearnerWorker)
-        assert isinstance(learner.batches, ReplaySource)
-        return ReplayKeeper(learner.batches.file, context.flags.save_replay_every_sec)
+        source = getattr(learner.batches, "source", learner.batches)  # of a mix with datasets
+        assert isinstance(source, ReplaySource)
+        return ReplayKeeper(source.file, context.flags.save_replay_every_sec)
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
@@ -175,6 +192,55 @@ class APEX(Defaults):
 
         share_images(flat.module, machine.threads())
         return ApexLearner(flat, context.flags)
+
+
+@dataclass(frozen=True)
+class OfflineAPEX(APEX):
+    """The same learner without a replay and without actors: it reads datasets."""
+
+    needs_actors: ClassVar[bool] = False
+    replays: ClassVar[bool] = False
+
+    def find_spec(self, flags: ApexConfig, env: EnvConfig) -> EnvSpec:
+        """Return what the datasets show and take (UsageError: there is none, or it is damaged)."""
+        from algorithms.offline.reader import open_dataset
+        from envs.spaces import ActionForm
+
+        return open_dataset(flags.mix.words, flags.postprocess_inputs, ActionForm.of(env)).spec
+
+    def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
+        """Declare nothing: there is no replay."""
+        return ()
+
+    def workers(self, topology: Topology) -> Mapping[Role, Role]:
+        """Declare nobody: there is no replay."""
+        return {}
+
+    def resumes(self, flags: ApexConfig, directory: Path) -> str:
+        """Say nothing: a later start reads on where the last one ended."""
+        return ""
+
+    def make_source(
+        self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
+    ) -> BatchSource:
+        """Make the source of batches of single steps, which reads in the process of the learner."""
+        from algorithms.runtime.learning.batches import ReadBatches
+        from algorithms.runtime.memory.slots import LearnerLedger
+
+        flags, read = context.flags, read_transitions(context, trajectories)
+        ledger = LearnerLedger(trajectories, context.policy)
+        return ReadBatches(
+            lambda samples, columns: read(samples, columns * flags.rollout), flags.macro_batch_columns, ledger
+        )
+
+
+def read_transitions(context: Context, trajectories: Trajectories) -> Callable[[int, int], Batch]:
+    """Return what reads batches of single steps with the rewards of n from datasets."""
+    from algorithms.offline.columns import transitions_of
+    from algorithms.offline.mix import reader_of
+
+    flags, state_size = context.flags, trajectories.rnn_state.shape[-1]
+    return reader_of(flags, context.spec, 1, transitions_of(flags.n_steps, flags.gamma, state_size))
 
 
 def replay_plan(flags: ApexConfig) -> ReplayPlan:

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+from algorithms.offline.config import EvaluatedInputConfig
 from algorithms.parts.config import OptimizerConfig
 from utils.errors import UsageError
 from utils.flags import flag
 
 
 @dataclass(frozen=True)
-class ApexConfig(OptimizerConfig):
+class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     """Learning."""
 
     learning_rate: float = flag(1e-4, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
@@ -49,6 +50,14 @@ class ApexConfig(OptimizerConfig):
     )
     value_rescaling: bool = flag(
         False, "predict h(return), about its square root, for returns of very different size", fixed_on_resume=True
+    )
+    cql_alpha: float = flag(
+        0.0,
+        "weight of a loss that lowers the values of actions which were not taken, for learning from datasets (discrete"
+        " conservative Q-learning); 0 = off",
+        minimum=0,
+        mutation="scale",
+        mutation_range=(1e-3, 1e2),
     )
     target_update_interval: int = flag(
         2500, "optimizer steps after which the target network becomes a copy of the trained one", minimum=1
@@ -140,6 +149,10 @@ class ApexConfig(OptimizerConfig):
             raise UsageError(
                 f"--learning_starts={self.learning_starts} is above --replay_capacity={self.replay_capacity}"
             )
+        if self.mix.datasets and self.batch_replay:
+            raise UsageError("--batch_replay: datasets are learned from in single steps with --algo=APEX")
+        if self.mix.datasets and self.mix.sampler and self.macro_batch_columns < 2:
+            raise UsageError("--input: a batch of one trajectory cannot be mixed, raise --batch_size")
         if self.lr_schedule.startswith("kl_adaptive"):
             raise UsageError(f"--lr_schedule={self.lr_schedule}: Q-learning has no policy whose KL divergence it is")
 
@@ -150,6 +163,7 @@ METRICS = {
     "q_mean": "mean value of the actions taken, in units of the network",
     "target_mean": "mean of the targets, in units of the network",
     "weight_mean": "mean importance weight; the largest of a batch is 1",
+    "conservative_gap": "mean of log sum exp Q less Q of what was done, which --cql_alpha lowers; 0 without",
     "grad_norm": "L2 norm of the gradient before it is clipped",
     "learning_rate": "step size of Adam",
     "skipped": "share of updates that were skipped because something was not finite",

@@ -79,13 +79,21 @@ class ApexLearner(FlatLearner):
 
         The error of a step that has no loss is -1.
 
-        Source: Horgan et al. 2018, arXiv:1803.00933, eq. 1; weights Schaul et al. 2016, arXiv:1511.05952, section 3.4.
+        With `--cql_alpha` the loss of a step is its squared or Huber loss + alpha (log sum_a exp Q(s, a) - Q(s, a_t)).
+
+        Source: Horgan et al. 2018, arXiv:1803.00933, eq. 1; weights Schaul et al. 2016, arXiv:1511.05952, section 3.4;
+            the second term Kumar et al. 2020, arXiv:2006.04779, eq. 4.
         """
         q, target = self._sequences(batch) if self.config.batch_replay else self._steps(batch)
         value = q_learning.taken(q, batch.action, self.model.sizes)  # [T, B, K]
         difference = target.unsqueeze(-1) - value
         weight = batch.recorded["weight"] ** beta
-        losses = weight * q_learning.td_loss(difference, huber=self.config.huber_loss).mean(-1)
+        losses = q_learning.td_loss(difference, huber=self.config.huber_loss).mean(-1)
+        gap = torch.zeros_like(losses)
+        if alpha := self.config.cql_alpha:
+            gap = q_learning.conservative_gap(self._allowed(batch, q), value, self.model.sizes)
+            losses = losses + alpha * gap
+        losses = weight * losses
         error = difference.detach().abs().mean(-1)
 
         learnable = self._learnable(batch)
@@ -95,10 +103,15 @@ class ApexLearner(FlatLearner):
             return torch.where(learnable, x, 0.0).sum() / count
 
         loss = mean(losses)
-        figures = error, value.detach().mean(-1), target, weight.expand_as(error)
+        figures = error, value.detach().mean(-1), target, weight.expand_as(error), gap.detach()
         means = torch.stack([loss.detach(), *map(mean, figures)])
         # An error that is not finite must not decide what is drawn.
         return loss, torch.where(learnable, error.nan_to_num(nan=0.0, posinf=0.0), -1.0), means
+
+    def _allowed(self, batch: Batch, q: Tensor) -> Tensor:
+        """Return Q [T, B, L] of the steps of a batch, by what their masks allow."""
+        now = {key: x[: len(q)] for key, x in batch.obs.items()}
+        return q_learning.allowed_only(q, self.model.allowed(now, 2))
 
     def _learnable(self, batch: Batch) -> Tensor:
         """Return which steps [T, B] have a loss: valid ones whose state is up to date."""

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from algorithms.appo.numpy_learner import NumpyUpdate
     from algorithms.models.flat_module import FlatModule
     from algorithms.parts.optimizer import CapturedUpdate
+    from algorithms.runtime.config import SamplingConfig
     from algorithms.runtime.devices import Device
+    from algorithms.runtime.learning.batches import BatchSource
     from algorithms.runtime.learning.learner_worker import Learner
-    from algorithms.runtime.memory.slots import Recorded
+    from algorithms.runtime.memory.slots import Recorded, Trajectories
     from envs.spec import EnvSpec
 
 
@@ -55,6 +57,26 @@ class APPO(ActorCriticAlgorithm):
         from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
 
         return {"logits": Recorded(("T", "R", spec.action.num_logits)), **super().recorded(spec)}
+
+    def make_source(
+        self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
+    ) -> BatchSource:
+        """Make the source of batches of columns, a share of them from datasets if `--input` says so."""
+        source, mix = super().make_source(context, trajectories, sampling, device), context.flags.mix
+        if not mix.datasets:
+            return source
+        if context.buffered:
+            raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
+        from algorithms.offline.columns import columns_of, with_final_values
+        from algorithms.offline.mix import MixedBatches, reader_of
+        from algorithms.runtime.memory.slots import LearnerLedger
+
+        flags, (segments, _, state_size) = context.flags, trajectories.rnn_state.shape[1:]
+        gather = with_final_values(columns_of(flags.rollout, segments, state_size))
+        recorded = [name for name in trajectories.recorded if name != "final_value"]
+        read = reader_of(flags, context.spec, flags.rollout, gather, recorded)
+        ledger, columns = LearnerLedger(trajectories, context.policy), flags.macro_batch_columns
+        return MixedBatches(source, read, 1.0 - mix.sampler, columns, 1, ledger)
 
     def learner_class(self) -> type[APPOLearner]:
         """Return the class of the learner; a variant of the algorithm has its own."""

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
+from algorithms.offline.config import InputConfig
 from algorithms.parts.config import STEP_METRICS, ColumnsConfig
 from utils.errors import UsageError
 from utils.flags import flag
 
 
 @dataclass(frozen=True)
-class LearningConfig(ColumnsConfig):
+class LearningConfig(InputConfig, ColumnsConfig):
     """Learning."""
 
     ppo_epochs: int = flag(1, "passes over the collected batches", minimum=1)
@@ -65,6 +66,16 @@ class LearningConfig(ColumnsConfig):
             raise UsageError(f"--microbatch_size={self.microbatch_size} is not a multiple of --rollout={self.rollout}")
         if self.microbatch_size > self.batch_size:
             raise UsageError(f"--microbatch_size={self.microbatch_size} is larger than --batch_size={self.batch_size}")
+        if not self.mix.datasets:
+            return
+        if not self.mix.sampler:
+            raise UsageError(
+                "--input: APPO learns from what it plays too: mix with sampler, or clone with BC or MARWIL"
+            )
+        if not self.with_vtrace:
+            raise UsageError("--input: what others have done is learned from with V-trace, not --with_vtrace=False")
+        if self.macro_batch_columns < 2:
+            raise UsageError("--input: a batch of one trajectory cannot be mixed, raise --batch_size")
 
 
 METRICS = {

@@ -49,7 +49,7 @@ class BC(ActorCriticAlgorithm):
         from algorithms.offline.reader import open_dataset
         from envs.spaces import ActionForm
 
-        return open_dataset(flags.input, flags.postprocess_inputs, ActionForm.of(env)).spec
+        return open_dataset(flags.mix.words, flags.postprocess_inputs, ActionForm.of(env)).spec
 
     def learner_class(self) -> type[CloningLearner]:
         """Return the class of the learner."""
@@ -61,18 +61,15 @@ class BC(ActorCriticAlgorithm):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of batches, which reads in the process of the learner."""
-        from algorithms.offline.columns import ShuffledReader, columns_of
-        from algorithms.offline.episodes import form_of
-        from algorithms.offline.reader import open_dataset
+        from algorithms.offline.columns import columns_of
+        from algorithms.offline.mix import reader_of
         from algorithms.runtime.learning.batches import ReadBatches
         from algorithms.runtime.memory.slots import LearnerLedger
 
         flags = context.flags
         segments, _, state_size = trajectories.rnn_state.shape[1:]
-        dataset = open_dataset(flags.input, flags.postprocess_inputs, form_of(context.spec.action))
-        gather = columns_of(flags.rollout, segments, state_size)
-        reader = ShuffledReader(dataset, flags.shuffle_buffer_size, flags.rollout, gather)
-        return ReadBatches(reader.read, flags.macro_batch_columns, LearnerLedger(trajectories, context.policy))
+        read = reader_of(flags, context.spec, flags.rollout, columns_of(flags.rollout, segments, state_size))
+        return ReadBatches(read, flags.macro_batch_columns, LearnerLedger(trajectories, context.policy))
 
 
 @dataclass(frozen=True)

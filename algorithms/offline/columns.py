@@ -16,6 +16,7 @@ from algorithms.offline.reader import Dataset
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.memory.arena import Array
 from envs.spec import BoolArray, EnvSpec, IntArray
+from utils.errors import UsageError
 
 ORDER = 0x0FF11E
 """Part of the seeds of all orders; the others are the numbers of the epoch and of the window."""
@@ -35,10 +36,14 @@ class ShuffledReader:
         window_steps: steps that are held in memory and shuffled, whole episodes in an order of their own; 0: all.
         unit_rows: rows of a stream that are one unit.
         gather: makes batches of units.
+        recorded: names of infos that every episode must have, and batches get.
     """
 
-    def __init__(self, dataset: Dataset, window_steps: int, unit_rows: int, gather: Gather) -> None:
+    def __init__(
+        self, dataset: Dataset, window_steps: int, unit_rows: int, gather: Gather, recorded: Sequence[str] = ()
+    ) -> None:
         self.dataset, self.window_steps, self.unit_rows, self.gather = dataset, window_steps, unit_rows, gather
+        self.recorded = tuple(recorded)
         self._plan: tuple[int, list[Array]] | None = None
         self._held: tuple[bytes, Stream] | None = None
         self._order: tuple[tuple[int, int], Array, Array] | None = None
@@ -83,7 +88,7 @@ class ShuffledReader:
         if self._held is None or self._held[0] != key:
             self._held = None  # before the next one is read
             content = [self.dataset[index] for index in episodes.tolist()]
-            self._held = key, stream_of(content, self.dataset.spec, self.unit_rows)
+            self._held = key, stream_of(content, self.dataset.spec, self.unit_rows, self.recorded)
         return self._held[1]
 
     def _shuffled(self, epoch: int, window: int, stream: Stream) -> tuple[Array, Array]:
@@ -95,13 +100,17 @@ class ShuffledReader:
         return self._order[1:]
 
 
-def stream_of(episodes: Sequence[Episode], spec: EnvSpec, unit_rows: int) -> Stream:
+def stream_of(episodes: Sequence[Episode], spec: EnvSpec, unit_rows: int, recorded: Sequence[str] = ()) -> Stream:
     """Put episodes one behind the other: L+1 rows each, of which the last is no step.
 
     Args:
         episodes: at least one.
         spec: of what they show and take.
         unit_rows: of a unit; behind the last one there is one more row.
+        recorded: names of infos.
+
+    Raises:
+        UsageError: an episode lacks one of them.
     """
     lengths = np.array([len(episode) for episode in episodes])
     ends = np.cumsum(lengths + 1) - 1  # the rows of final observations
@@ -125,6 +134,15 @@ def stream_of(episodes: Sequence[Episode], spec: EnvSpec, unit_rows: int) -> Str
     for key, one in spec.observations.items():
         stream[f"obs.{key}"] = obs = np.zeros((rows, *one.shape), one.dtype)
         np.concatenate([episode.obs[key] for episode in episodes], out=obs[:size])
+    for name in recorded:
+        if any(name not in episode.infos for episode in episodes):
+            raise UsageError(
+                f"--input: an episode lacks the column {name}, from which --algo learns what others have done; a"
+                " stochastic policy that acts in the same form records it"
+            )
+        values = np.concatenate([episode.infos[name] for episode in episodes])
+        stream[f"recorded.{name}"] = column = np.zeros((rows, *values.shape[1:]), np.float32)
+        column[steps] = values
     return stream
 
 
@@ -141,6 +159,55 @@ def columns_of(rollout: int, segments: int, state_size: int) -> Gather:
         rows = units * rollout + np.arange(rollout + 1)[:, None]  # [T+1, B]
         arrays = {name: array[rows if is_seen(name) else rows[:-1]] for name, array in stream.items()}
         return arrays | {"rnn_state": np.zeros((segments, len(units), state_size), np.float32)}
+
+    return gather
+
+
+def with_final_values(gather: Gather) -> Gather:
+    """Return what gathers the same columns, without values of final observations: those are in the columns."""
+
+    def gathered(stream: Stream, units: Array) -> dict[str, Array]:
+        return gather(stream, units) | {"recorded.final_value": np.zeros((0, len(units)), np.float32)}
+
+    return gathered
+
+
+def transitions_of(n_steps: int, gamma: float, state_size: int) -> Gather:
+    """Return what gathers single steps with the rewards of n, as a replay gives them: [1, B], what is seen [2, B, *].
+
+    Rewards are summed over m = min(n, steps to the end of the episode); `discount` is gamma^m, or 0 where the episode
+    has terminated by then. Every step has the same weight.
+
+    Args:
+        n_steps: n.
+        gamma: discount per step.
+        state_size: H of the recurrent states, all zero.
+    """
+
+    def gather(stream: Stream, units: Array) -> dict[str, Array]:
+        count, last = len(units), len(stream["valid"]) - 1
+        ends = stream["terminated"] | stream["truncated"]
+        goes_on: BoolArray = np.ones(count, np.bool_)
+        total, length = np.zeros(count, np.float64), np.zeros(count, np.int64)
+        for k in range(n_steps):
+            row = np.minimum(units + k, last)
+            goes_on = goes_on & stream["valid"][row]
+            total += np.where(goes_on, gamma**k * stream["reward"][row], 0.0)
+            length += goes_on
+            goes_on = goes_on & ~ends[row]
+        later = units + length
+        terminated = stream["terminated"][later - 1]
+        pairs = np.stack((units, later))
+        seen = {name: array[pairs] for name, array in stream.items() if is_seen(name)}
+        of_step = {name: stream[name][units][None] for name in ("action", "num_frames", "policy_version", "valid")}
+        made = {
+            "reward": total,
+            "recorded.discount": np.where(terminated, 0.0, gamma**length),
+            "recorded.weight": np.ones(count),
+        }
+        numbers = {name: array.astype(np.float32)[None] for name, array in made.items()}
+        flags = {"terminated": terminated[None], "truncated": stream["truncated"][later - 1][None]}
+        return {**seen, **of_step, **numbers, **flags, "rnn_state": np.zeros((1, count, state_size), np.float32)}
 
     return gather
 

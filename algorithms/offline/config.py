@@ -1,6 +1,8 @@
 """Flags of datasets, and of what learns from them; needs neither torch nor numpy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from algorithms.parts.config import STEP_METRICS, ColumnsConfig
 from utils.errors import UsageError
@@ -51,14 +53,70 @@ class RunOutputConfig(OutputConfig):
     )
 
 
+SAMPLER = "sampler"
+"""The word that stands for actors among the sources of `--input`."""
+
+
+class Mix(NamedTuple):
+    """Where the steps of a batch come from.
+
+    Attributes:
+        sampler: share that actors have played.
+        datasets: words of datasets that are read as one, and their share.
+    """
+
+    sampler: float
+    datasets: tuple[tuple[tuple[str, ...], float], ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All datasets."""
+        return tuple(word for words, _ in self.datasets for word in words)
+
+
+def mix_of(words: Sequence[str]) -> Mix:
+    """Return what `--input` says: words alone, or `word:share` of each, in braces or not.
+
+    >>> mix_of(["{sampler:0.5", "a:0.3", "b:0.2}"])
+    Mix(sampler=0.5, datasets=((('a',), 0.3), (('b',), 0.2)))
+
+    Raises:
+        UsageError: the shares are not shares of one.
+    """
+    pairs = [_word_and_share(word.strip("{}'\" ")) for word in words]
+    shares = [share for _, share in pairs if share is not None]
+    names = [name for name, _ in pairs]
+    if shares and len(shares) < len(pairs):
+        raise UsageError("--input: every source needs a share, or none of them, as in sampler:0.5,DATASET:0.5")
+    if names == [SAMPLER] or not names:
+        return Mix(1.0, ())
+    if not shares:
+        if SAMPLER in names:
+            raise UsageError("--input: say what share of a batch comes from where, as in sampler:0.5,DATASET:0.5")
+        return Mix(0.0, ((tuple(names), 1.0),))
+    if min(shares) <= 0 or abs(sum(shares) - 1.0) > 1e-6 or len(set(names)) < len(names):
+        raise UsageError(f"--input: the shares of all sources must be above 0 and add up to 1, not to {sum(shares):g}")
+    found = dict(zip(names, shares, strict=True))
+    return Mix(found.pop(SAMPLER, 0.0), tuple(((name,), share) for name, share in found.items()))
+
+
+def _word_and_share(word: str) -> tuple[str, float | None]:
+    name, _, number = word.rpartition(":")
+    try:
+        return (name, float(number)) if name else (word, None)
+    except ValueError:
+        return word, None
+
+
 @dataclass(frozen=True)
-class CloningConfig(ColumnsConfig):
-    """Learning."""
+class InputConfig:
+    """Where what is learned from comes from."""
 
     input: tuple[str, ...] = flag(
         (),
-        "datasets that are learned from (required): folders in Minari's format, patterns of such, or"
-        " package.module:function of yours that returns spaces and episodes; separated by commas",
+        "datasets that are learned from: folders in Minari's format, patterns of such, or package.module:function of"
+        " yours that returns spaces and episodes; separated by commas. As word:share they are mixed in every batch,"
+        " with sampler as the word for what actors play: sampler:0.5,DATASET:0.5; empty = sampler",
     )
     shuffle_buffer_size: int = flag(
         0,
@@ -70,12 +128,29 @@ class CloningConfig(ColumnsConfig):
         "function of yours, package.module:function, that is given each Episode as it is read and returns it, or one"
         " of the same length; empty = none",
     )
+
+    @property
+    def mix(self) -> Mix:
+        """Where the steps of a batch come from."""
+        return mix_of(self.input)
+
+
+@dataclass(frozen=True)
+class EvaluatedInputConfig(InputConfig):
+    """The same, and how a policy is measured that learns without an environment."""
+
     input_evaluation: str = flag(
         "none",
         "how the policy is measured while it learns from files: none, or simulation = by episodes in --env beside it,"
         " as --eval_every_sec (10 where that is not given)",
         choices=("none", "simulation"),
     )
+
+
+@dataclass(frozen=True)
+class CloningConfig(EvaluatedInputConfig, ColumnsConfig):
+    """Learning."""
+
     learning_rate: float = flag(1e-3, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
     batch_size: int = flag(
         1024, "samples (steps of the datasets) per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
@@ -84,6 +159,8 @@ class CloningConfig(ColumnsConfig):
     def check(self) -> None:
         """Refuse flags that contradict each other, or name nothing to learn from (UsageError)."""
         super().check()
+        if self.mix.sampler and self.input:
+            raise UsageError("--input: datasets alone are cloned, without sampler")
         if not self.input:
             raise UsageError("--input is required: a dataset to learn from; appo record writes some")
 

@@ -79,6 +79,20 @@ def td_loss(error: Tensor, *, huber: bool) -> Tensor:
     return 0.5 * error.square()
 
 
+def conservative_gap(q: Tensor, value: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return log sum_a exp Q(s, a) - Q(s, a_t), [...], the mean over branches: how far above what was done others are.
+
+    Source: Kumar et al. 2020, arXiv:2006.04779, eq. 4: CQL(H), of discrete actions.
+
+    Args:
+        q: [..., L], with `FORBIDDEN` where a choice is.
+        value: [..., K] of what was done.
+        sizes: of the branches.
+    """
+    soft = torch.stack([branch.logsumexp(-1) for branch in torch.split(q, list(sizes), dim=-1)], dim=-1)
+    return (soft - value).mean(-1)
+
+
 def rescaled_value(x: Tensor) -> Tensor:
     """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (Pohlen et al. 2018, arXiv:1805.11593, prop. A.2)."""
     return x.sign() * ((x.abs() + 1).sqrt() - 1) + RESCALING_EPS * x

@@ -44,6 +44,7 @@ MEMBERS = (
     "streams",
     "explores",
     "find_spec",
+    "variant",
 )
 
 

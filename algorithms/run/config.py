@@ -83,7 +83,7 @@ class Config:
     @property
     def algorithm(self) -> Algorithm:
         """Makes all that the run learns with."""
-        return find_algorithm(self.run.algo)
+        return find_algorithm(self.run.algo).variant(self.learning)
 
     @property
     def table(self) -> FlagTable:
@@ -244,7 +244,8 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     resumes = run.restart_behavior == "resume"
     saved = _saved_run(run, asked, table) if resumes else {}
     env = str(asked.get("env") or saved.get("env", ""))
-    if not env and find_algorithm(algo).needs_actors:
+    reads = asked.get("input") or saved.get("input")  # what that is shows when all flags are known
+    if not env and find_algorithm(algo).needs_actors and not reads:
         missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +88,10 @@ class Defaults:
     replays: ClassVar[bool] = False
     whole_rollouts: ClassVar[bool] = False
 
+    def variant(self, flags: Any) -> Algorithm:
+        """Return itself, whatever the flags."""
+        return cast("Algorithm", self)
+
     def streams(self, flags: Any) -> bool:
         """Train on whole batches."""
         return False
@@ -158,6 +162,10 @@ class Algorithm(Protocol):
     @property
     def synchronous(self) -> bool:
         """Whether sampling stops while a single policy trains, see `Defaults`."""
+        ...
+
+    def variant(self, flags: Any) -> Algorithm:
+        """Return the algorithm that trains with these flags: itself, or one that plays nothing where it need not."""
         ...
 
     def check(self, flags: Any, spec: EnvSpec | None) -> None:

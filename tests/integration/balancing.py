@@ -1,9 +1,12 @@
 """CartPole, balanced by a rule: whole episodes for `--input=tests.integration.balancing:episodes`."""
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
+
+from algorithms.offline.episodes import Episode
 
 EPISODES, MOST_STEPS = 12, 200
 STEPS = EPISODES * MOST_STEPS
@@ -13,6 +16,11 @@ STEPS = EPISODES * MOST_STEPS
 def episodes() -> tuple[Any, Any, list[dict[str, Any]]]:
     env = gymnasium.make("CartPole-v1", max_episode_steps=MOST_STEPS)
     return env.observation_space, env.action_space, [_episode(env, seed) for seed in range(EPISODES)]
+
+
+def reversed_actions(episode: Episode) -> Episode:
+    """The episode as if the other action had been taken in every step, for `--postprocess_inputs`."""
+    return replace(episode, action=1 - episode.action)
 
 
 def _episode(env: Any, seed: int) -> dict[str, Any]:

@@ -39,6 +39,7 @@ TORCH = (
     "algorithms.offline.columns",
     "algorithms.offline.fitted_q",
     "algorithms.offline.learner",
+    "algorithms.offline.mix",
     "algorithms.population.member",
     "algorithms.run.build_learner",
     "algorithms.run.tuning.network",

@@ -147,6 +147,13 @@ def reference(learner: ApexLearner, batch: Batch, spec: EnvSpec, beta: float) ->
             losses.append(error.abs() - 0.5 if is_large else 0.5 * error**2)
             sizes_of_errors.append(float(error.detach().abs()))
             start += size
+        allowed = batch.obs[MASK_KEY][0, i].bool() if spec.action_mask else torch.ones(sum(sizes), dtype=torch.bool)
+        start = 0
+        for part, size in enumerate(sizes):
+            of_part = slice(start, start + size)
+            soft = torch.log(sum(torch.exp(one) for one in q[of_part][allowed[of_part]]))
+            losses.append(c.cql_alpha * (soft - q[start + int(batch.action[0, i, part])]))
+            start += size
         total = total + float(batch.recorded["weight"][0, i]) ** beta * sum(losses) / len(sizes)
         errors.append(sum(sizes_of_errors) / len(sizes))
     gradients = torch.autograd.grad(total / SIZE, list(weights.values()))
@@ -170,6 +177,9 @@ def reference(learner: ApexLearner, batch: Batch, spec: EnvSpec, beta: float) ->
         (BRANCHES, {}),
         (MASKED, {}),
         (MASKED, {"double_q": False, "dueling": False}),
+        (SPEC, {"cql_alpha": 0.7}),
+        (BRANCHES, {"cql_alpha": 2.0, "priority_beta": 1.0}),
+        (MASKED, {"cql_alpha": 1.0, "huber_loss": False}),
     ],
 )
 def test_an_update_is_that_of_the_paper(spec: EnvSpec, flags: dict[str, object]) -> None:

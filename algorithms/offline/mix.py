@@ -1,0 +1,170 @@
+"""Batches of which a share comes from datasets: of several, or of datasets and of what actors play."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from algorithms.offline.columns import Gather, ShuffledReader
+from algorithms.offline.config import InputConfig
+from algorithms.offline.episodes import form_of
+from algorithms.offline.reader import Dataset, open_dataset
+from algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
+from algorithms.runtime.memory.slots import LearnerLedger
+from algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
+from envs.spec import EnvSpec
+from utils.errors import UsageError
+
+Read = Callable[[int, int], Batch]
+"""Returns the batch of so many units that follows so many steps; the first argument is the steps."""
+
+
+def datasets_of(flags: InputConfig, spec: EnvSpec) -> list[tuple[Dataset, float]]:
+    """Open the datasets of `--input`, each with its share of all that is read.
+
+    Raises:
+        UsageError: one cannot be read, or shows or takes something else than the spec says.
+    """
+    mix, form = flags.mix, form_of(spec.action)
+    found = []
+    for words, share in mix.datasets:
+        dataset = open_dataset(words, flags.postprocess_inputs, form)
+        if (dataset.spec.observations, dataset.spec.action) != (spec.observations, spec.action):
+            raise UsageError(f"--input: {words[0]} shows or takes something else than the environment")
+        found.append((dataset, share / (1.0 - mix.sampler)))
+    return found
+
+
+def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather, recorded: Sequence[str] = ()) -> Read:
+    """Return what reads batches of the datasets of `--input`, by their shares.
+
+    Args:
+        flags: of input.
+        spec: of what is shown and taken.
+        unit_rows: of a unit.
+        gather: makes batches of units.
+        recorded: names of infos that every episode must have.
+    """
+    readers = [
+        (ShuffledReader(dataset, flags.shuffle_buffer_size, unit_rows, gather, recorded), share)
+        for dataset, share in datasets_of(flags, spec)
+    ]
+    if len(readers) == 1:
+        return readers[0][0].read
+
+    def read(samples: int, units: int) -> Batch:
+        counts = shares_of(units, [share for _, share in readers])
+        parts = [
+            reader.read(int(samples * share), count)
+            for (reader, share), count in zip(readers, counts, strict=True)
+            if count
+        ]
+        return joined(parts)
+
+    return read
+
+
+def shares_of(units: int, shares: Sequence[float]) -> list[int]:
+    """Divide units by shares that add up to one; those that are left over go to the largest remainders.
+
+    >>> shares_of(10, [0.5, 0.26, 0.24])
+    [5, 3, 2]
+    """
+    wanted = [units * share for share in shares]
+    counts = [int(one + 1e-9) for one in wanted]
+    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - wanted[i])
+    for i in by_remainder[: units - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the batch of all columns of some."""
+    named = [batch.named() for batch in batches]
+    return Batch.of({name: torch.cat([one[name] for one in named], dim=1) for name in named[0]})
+
+
+class MixedBatches:
+    """Gives the batches of a source, each with columns from datasets behind its own; a `BatchSource`.
+
+    Steps of datasets are used, and are no samples: the budget counts what is played. What is read next follows from the
+    number of steps used so far, which outlives the learner.
+
+    Args:
+        source: of what is played.
+        read: reads from the datasets.
+        share: of a batch that is read.
+        columns: of a batch.
+        units: that a column is for `read`.
+        ledger: of the learner, who notes its counts in it before every `take`.
+    """
+
+    def __init__(
+        self, source: BatchSource, read: Read, share: float, columns: int, units: int, ledger: LearnerLedger
+    ) -> None:
+        self.source, self.read, self.share, self.units, self.ledger = source, read, share, units, ledger
+        self.hold, self._version, self._own = source.hold, 0, 0
+        self._steps, self._read_steps = 0, 0
+        self.resize(columns)
+
+    @property
+    def staged_samples(self) -> int:
+        """Steps in the batch that is being filled."""
+        return self.source.staged_samples
+
+    @property
+    def waiting(self) -> int:
+        """What the source has to do."""
+        return self.source.waiting
+
+    def counts(self) -> BatchCounts:
+        """Return what became of the trajectories."""
+        return self.source.counts()
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Hand a slot to the source."""
+        self.source.add(message)
+
+    def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
+        """Let the source go on."""
+        self._version = version
+        return self.source.fill(version)
+
+    def take(self) -> Batch | None:
+        """Return the next batch, if the source has its part of it."""
+        own = self.source.take()
+        if own is None or not self._read_columns:
+            return own
+        read = self.read(int(self.ledger.noted()["used"] * self.share), self._read_columns * self.units)
+        read.policy_version.fill_(self._version)  # numbers of another run
+        self._own = own.valid.shape[1]
+        steps = int(read.valid.sum())
+        self._steps, self._read_steps = self._steps + int(own.valid.sum()) + steps, self._read_steps + steps
+        return joined([own, read])
+
+    def entered(self) -> Entered:
+        """Return the steps of the source that have entered training since the last call."""
+        return self.source.entered()
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
+        """Tell the source what concerns its own part."""
+        return self.source.trained([self._of_source(said) for said in feedback])
+
+    def _of_source(self, said: Feedback) -> Feedback:
+        if "priority" not in said or not self._read_columns:
+            return said
+        return {**said, "priority": np.asarray(said["priority"])[:, : self._own]}
+
+    def resize(self, columns: int) -> None:
+        """Make batches of so many columns; of one alone no part is read."""
+        self._read_columns = min(max(1, round(self.share * columns)), columns - 1)
+        self.source.resize(columns - self._read_columns)
+
+    def weights_replaced(self) -> None:
+        """Drop what the source must drop."""
+        self.source.weights_replaced()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the source, and the share of steps that were read since the last call."""
+        steps, read, self._steps, self._read_steps = self._steps, self._read_steps, 0, 0
+        return self.source.metrics() | ({"input/share": read / steps} if steps else {})

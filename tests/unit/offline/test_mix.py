@@ -1,0 +1,236 @@
+"""Mixed input: what --input says, batches of several sources by their shares, single steps with the rewards of n."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.apex.config import ApexConfig
+from algorithms.appo.config import LearningConfig
+from algorithms.offline.columns import ShuffledReader, columns_of, transitions_of, with_final_values
+from algorithms.offline.config import CloningConfig, InputConfig, Mix, mix_of
+from algorithms.offline.mix import MixedBatches, joined, reader_of, shares_of
+from algorithms.offline.reader import open_dataset
+from algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
+from algorithms.runtime.memory.slots import LearnerLedger
+from tests.unit.offline.data import LENGTHS, SPEC, episodes, written
+from utils.errors import UsageError
+
+STEPS = sum(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("words", "mix"),
+    [
+        ((), Mix(1.0, ())),
+        (("sampler",), Mix(1.0, ())),
+        (("a", "b/*"), Mix(0.0, ((("a", "b/*"), 1.0),))),
+        (("m.x:f",), Mix(0.0, ((("m.x:f",), 1.0),))),
+        (("sampler:0.25", "m.x:f:0.75"), Mix(0.25, ((("m.x:f",), 0.75),))),
+        (("{sampler:0.5,", "a:0.3", "'b':0.2}"), None),
+        (("{sampler:0.5", "a:0.3", "b:0.2}"), Mix(0.5, ((("a",), 0.3), (("b",), 0.2)))),
+        (("a:0.5", "b:0.5"), Mix(0.0, ((("a",), 0.5), (("b",), 0.5)))),
+    ],
+)
+def test_words_say_where_steps_come_from(words: Sequence[str], mix: Mix | None) -> None:
+    if mix is None:
+        with pytest.raises(UsageError):
+            mix_of(words)
+    else:
+        assert mix_of(words) == mix
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("sampler", "a"), "say what share of a batch comes from where"),
+        (("sampler:0.5", "a"), "every source needs a share, or none of them"),
+        (("sampler:0.5", "a:0.6"), "must be above 0 and add up to 1, not to 1.1"),
+        (("sampler:1.5", "a:-0.5"), "must be above 0 and add up to 1"),
+        (("a:0.5", "a:0.5"), "must be above 0 and add up to 1"),
+    ],
+)
+def test_shares_that_are_none_are_refused(words: Sequence[str], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        mix_of(words)
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        (lambda: CloningConfig(input=("sampler:0.5", "a:0.5")), "datasets alone are cloned"),
+        (lambda: LearningConfig(input=("a",)), "APPO learns from what it plays too"),
+        (lambda: LearningConfig(input=("sampler:0.5", "a:0.5"), with_vtrace=False), "not --with_vtrace=False"),
+        (lambda: LearningConfig(input=("sampler:0.5", "a:0.5"), batch_size=32), "a batch of one trajectory"),
+        (lambda: ApexConfig(input=("a",), batch_replay=True), "in single steps with --algo=APEX"),
+        (lambda: ApexConfig(input=("sampler:0.5", "a:0.5"), batch_size=32), "a batch of one trajectory"),
+    ],
+)
+def test_what_an_algorithm_cannot_mix_is_refused(config: Any, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        config().check()
+
+
+def test_shares_leave_nothing_over() -> None:
+    assert shares_of(10, [0.5, 0.26, 0.24]) == [5, 3, 2]
+    assert shares_of(1, [0.5, 0.5]) == [1, 0]
+    assert shares_of(16, [1.0]) == [16]
+    for units in range(40):
+        assert sum(shares_of(units, [0.1, 0.2, 0.7])) == units
+
+
+def test_batches_of_several_datasets_have_their_shares(tmp_path: Path) -> None:
+    written(tmp_path / "a", episodes(LENGTHS))
+    written(tmp_path / "b", [replace(one, reward=one.reward + 1000) for one in episodes(LENGTHS)])
+    flags = InputConfig(input=(f"{tmp_path / 'a'}:0.25", f"{tmp_path / 'b'}:0.75"))
+    read = reader_of(flags, SPEC, 1, columns_of(1, 1, 0))
+    counts, samples = np.zeros(2, np.int64), 0
+    for _ in range(30):
+        batch = read(samples, 8)
+        samples += int(batch.valid.sum())
+        of_b = int((batch.reward >= 1000).sum())
+        assert of_b == 6
+        counts += (8 - of_b, of_b)
+    again = read(0, 8)
+    torch.testing.assert_close(again.reward, read(0, 8).reward)
+    assert samples == 240
+    assert counts.tolist() == [60, 180]
+
+
+def test_datasets_that_do_not_fit_the_environment_are_refused(tmp_path: Path) -> None:
+    written(tmp_path / "a")
+    other = replace(SPEC, action_mask=0, observations={"other": SPEC.observations["obs"]})
+    with pytest.raises(UsageError, match="shows or takes something else than the environment"):
+        reader_of(InputConfig(input=(f"{tmp_path / 'a'}:0.5", "sampler:0.5")), other, 1, columns_of(1, 1, 0))
+
+
+def test_a_column_that_is_learned_from_must_be_there(tmp_path: Path) -> None:
+    written(tmp_path / "a")
+    dataset = open_dataset([str(tmp_path / "a")])
+    reader = ShuffledReader(dataset, 0, 4, with_final_values(columns_of(4, 1, 0)), ("logits", "log_prob"))
+    batch = reader.read(0, 3)
+    assert batch.recorded["logits"].shape == (4, 3, 3)
+    assert batch.recorded["final_value"].shape == (0, 3)
+    t = batch.obs["obs"][:-1, :, 1]
+    assert torch.equal(batch.recorded["log_prob"][batch.valid], -t[batch.valid])
+    assert not batch.recorded["log_prob"][~batch.valid].any()
+    with pytest.raises(UsageError, match="an episode lacks the column value"):
+        ShuffledReader(dataset, 0, 4, columns_of(4, 1, 0), ("value",)).read(0, 1)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3, 50])
+@pytest.mark.parametrize("window", [0, 6])
+def test_single_steps_have_the_rewards_of_n(tmp_path: Path, n_steps: int, window: int) -> None:
+    """Every step once per epoch, with what a slow loop over its episode says."""
+    content, gamma = episodes(LENGTHS), 0.9
+    written(tmp_path / "a", content)
+    reader = ShuffledReader(open_dataset([str(tmp_path / "a")]), window, 1, transitions_of(n_steps, gamma, 0))
+    batch = joined([reader.read(samples, 3) for samples in range(0, STEPS, 3)])
+    assert batch.valid.all()
+    found = {}
+    for i in range(STEPS):
+        number, t = (int(x) for x in batch.obs["obs"][0, i])
+        later = int(batch.obs["obs"][1, i, 1])
+        assert int(batch.obs["obs"][1, i, 0]) == number
+        names = ("discount", "weight")
+        found[number, t] = (later, batch.reward[0, i], *(batch.recorded[name][0, i] for name in names))
+        assert int(batch.action[0, i, 0]) == (number + t) % 3
+    assert len(found) == STEPS
+    for number, one in enumerate(content):
+        for t in range(len(one)):
+            m = min(n_steps, len(one) - t)
+            total = sum(gamma**k * float(one.reward[t + k]) for k in range(m))
+            discount = 0.0 if one.terminated and t + m == len(one) else gamma**m
+            assert found[number, t] == pytest.approx((t + m, total, discount, 1.0), rel=1e-6)
+
+
+class Played:
+    """A source that gives batches of zeros, and remembers what it is told."""
+
+    hold, staged_samples, waiting = False, 3, 1
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch, self.columns, self.told = batch, 0, list[Feedback]()
+
+    def counts(self) -> BatchCounts:
+        return BatchCounts(1, 2, 3, 4, 5)
+
+    def add(self, message: object) -> None:
+        raise AssertionError
+
+    def fill(self, version: int) -> Iterator[Any]:
+        return iter(())
+
+    def take(self) -> Batch | None:
+        return self.batch.columns(slice(0, self.columns)) if self.columns else None
+
+    def entered(self) -> Entered:
+        return Entered(7, 8)
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[Any]:
+        self.told += feedback
+        return iter(())
+
+    def resize(self, columns: int) -> None:
+        self.columns = columns
+
+    def weights_replaced(self) -> None:
+        self.columns = 0
+
+    def metrics(self) -> dict[str, float]:
+        return {"own": 1.0}
+
+
+class Ledger:
+    """Says how many steps have been used."""
+
+    used = 0
+
+    def noted(self) -> dict[str, int]:
+        return {"used": self.used}
+
+
+def test_a_batch_is_what_was_played_and_what_is_read_behind_it(tmp_path: Path) -> None:
+    written(tmp_path / "a", [replace(one, reward=one.reward + 1000) for one in episodes(LENGTHS)])
+    written(tmp_path / "zero", [replace(one, reward=0 * one.reward) for one in episodes((9,) * 8)])
+    gather = columns_of(2, 1, 0)
+    zero = ShuffledReader(open_dataset([str(tmp_path / "zero")]), 0, 2, gather).read(0, 8)
+    flags = InputConfig(input=("sampler:0.75", f"{tmp_path / 'a'}:0.25"))
+    source, ledger, asked = Played(zero), Ledger(), list[tuple[int, int]]()
+    inner = reader_of(flags, SPEC, 2, gather)
+
+    def read(samples: int, units: int) -> Batch:
+        asked.append((samples, units))
+        return inner(samples, units)
+
+    mixed = MixedBatches(cast(BatchSource, source), read, 0.25, 8, 1, cast(LearnerLedger, ledger))
+    assert source.columns == 6
+    list(mixed.fill(11))
+    ledger.used = 40
+    batch = mixed.take()
+    assert batch is not None
+    assert asked == [(10, 2)]  # a quarter of the steps used so far was read
+    assert batch.reward.shape == (2, 8)
+    assert not batch.reward[:, :6].any()
+    assert (batch.reward[:, 6:][batch.valid[:, 6:]] >= 1000).all()
+    assert (batch.policy_version[:, 6:] == 11).all()
+    list(mixed.trained([{"priority": np.arange(16).reshape(2, 8), "flags": 1}]))
+    np.testing.assert_array_equal(source.told[0]["priority"], np.arange(16).reshape(2, 8)[:, :6])
+    assert source.told[0]["flags"] == 1
+    read_steps = int(batch.valid[:, 6:].sum())
+    assert mixed.metrics() == {"own": 1.0, "input/share": read_steps / int(batch.valid.sum())}
+    assert mixed.metrics() == {"own": 1.0}
+    assert (mixed.counts(), mixed.entered()) == (source.counts(), Entered(7, 8))
+    assert (mixed.staged_samples, mixed.waiting, mixed.hold) == (3, 1, False)
+
+    mixed.resize(1)  # nothing can be read beside a single column
+    assert source.columns == 1
+    alone = mixed.take()
+    assert alone is not None
+    assert alone.reward.shape == (2, 1)
+    mixed.weights_replaced()
+    assert mixed.take() is None
