@@ -29,6 +29,9 @@ DEV = [
     "build>=1.3",
     "types-psutil>=7",
     "pyte>=0.8.2",
+    "ipykernel>=7",
+    "nbclient>=0.11",
+    "pexpect>=4.9",
 ]
 
 setup(
@@ -46,6 +49,7 @@ setup(
         "torch>=2.11",
         "numpy>=2.0",
         "gymnasium>=1.2",
+        "cloudpickle>=3",  # which gymnasium brings anyway
         "faster-fifo>=1.5.2",
         "tensorboardX>=2.6.4",
         "threadpoolctl>=3.5",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from algorithms.playing.policy import Policy as Policy
     from algorithms.playing.policy import load_policy as load_policy
+    from algorithms.run.notebook import watch as watch
     from algorithms.run.training import Report as Report
     from algorithms.run.training import Result as Result
     from algorithms.run.training import Training as Training
@@ -26,6 +27,7 @@ PUBLIC = {
     "Result": "algorithms.run.training",
     "Training": "algorithms.run.training",
     "train": "algorithms.run.training",
+    "watch": "algorithms.run.notebook",
 }
 """What programs use, and where it is."""
 

@@ -1,7 +1,10 @@
 """What to play: the flags of the environment."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
+from envs import given
 from utils.flags import flag
 
 
@@ -120,7 +123,17 @@ class EnvConfig:
         " env",
     )
 
+    def __reduce__(self) -> tuple[Callable[..., "EnvConfig"], tuple[dict[str, Any], bytes | None]]:
+        """Travel to another process of ours together with the class or function that a program has given."""
+        return _with_given, (vars(self), given.to_bytes(self.env))
+
     @property
     def as_trained(self) -> "EnvConfig":
         """The flags by which actors make environments: a soft horizon is kept by actors, which reset nothing then."""
         return replace(self, horizon=None) if self.soft_horizon else self
+
+
+def _with_given(flags: dict[str, Any], content: bytes | None) -> EnvConfig:
+    if content is not None:
+        given.take(flags["env"], content)
+    return EnvConfig(**flags)

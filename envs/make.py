@@ -22,7 +22,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from envs import families
+from envs import families, given
 from envs.agents import pettingzoo
 from envs.agents.multi_agent import loop_over
 from envs.config import EnvConfig
@@ -366,6 +366,8 @@ def _resolve(name: str) -> Registration | Factory:
     """Find the registration of an id, or the class or function that `package.module:Name` stands for."""
     if not name:
         raise UsageError("--env is missing: give a gymnasium id or package.module:Id")
+    if given.is_given(name):
+        return given.find(name)
     register_toys()
     module_name, colon, env_id = name.rpartition(":")
     if module_name == "envpool":  # has ids of its own

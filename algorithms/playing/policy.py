@@ -1,7 +1,7 @@
 """A trained policy in a loop of one's own: it answers observations as the environment gives them."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ from algorithms.runtime.memory.learner_state import vector_of
 from envs.config import EnvConfig
 from envs.conversion import ActionConverter, ObservationWriter
 from envs.env_set import RAISE, EnvSet
+from envs.given import name_of
 from envs.make import is_vector_only, make_group, make_single
 from envs.masks import flat_mask
 from envs.spaces import ActionForm, spec_of
@@ -47,6 +48,7 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
     spaces: Spaces | None = None,
     train_dir: str | Path = "./train_dir",
     trust: bool = False,
+    env: str | Callable[..., Any] = "",
 ) -> "Policy":
     """Load a policy of a run; nothing that is read can run code, unless the run is the user's own or trusted.
 
@@ -63,6 +65,7 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
         spaces: of the environment; without them it is made once to look at them.
         train_dir: folder of all runs.
         trust: let a run without a mark of this user use what it names, as `--trust`.
+        env: the environment once more, where it was given to `train` as a class or function.
 
     Raises:
         UsageError: there is no such run or policy, kind of checkpoint or device, the environment cannot be made, or
@@ -73,7 +76,7 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
     flags = flags_of(EvaluationConfig)
     asked = {"policy_index": policy, "load_checkpoint_kind": which, "device": device, "trust": trust}
     checked: dict[str, Any] = {name: from_plain(flags[name], value) for name, value in asked.items()}
-    config = EvaluationConfig(**checked, train_dir=str(train_dir))
+    config = EvaluationConfig(**checked, train_dir=str(train_dir), env=name_of(env))
     saved = load_run(folder, config, PLAYED if spaces is None else ANSWERS)
     seen, spec = look_at(saved.config.env, spaces)
     with torch.random.fork_rng(devices=[]):  # a new model draws weights

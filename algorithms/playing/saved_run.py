@@ -12,6 +12,7 @@ from algorithms.run.folder import newest_run
 from algorithms.run.trust import PLAYED, permitted_flags, size_limit
 from algorithms.runtime.checkpointing import load_best
 from algorithms.runtime.memory.learner_state import decode
+from envs.given import is_again
 from utils import checkpoint_files
 from utils.command_line import complain
 from utils.errors import CheckpointError, UsageError
@@ -75,6 +76,8 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
         raise UsageError(f"there is no run {shown(str(folder.path))}")
     saved = Config.from_saved(flags)
     if config.env and not saved.env.env:  # it has learned from datasets, which name none
+        saved = replace(saved, env=replace(saved.env, env=config.env))
+    if config.env and is_again(saved.env.env, config.env):
         saved = replace(saved, env=replace(saved.env, env=config.env))
     if config.env and config.env != saved.env.env:
         raise UsageError(f"run {name} is of {shown(saved.env.env)}, not of --env={shown(config.env)}")

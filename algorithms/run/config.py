@@ -23,6 +23,7 @@ from algorithms.run.trust import LOOKED_AT, TRAINED, permitted_flags
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
+from envs.given import is_again
 from envs.presets import Preset, env_preset, find_name
 from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help, words_of
 from utils.errors import UsageError
@@ -482,6 +483,8 @@ def _saved_run(run: RunConfig, asked: Mapping[str, object], table: FlagTable) ->
         return {}
     saved = {name: value for name, value in (table.values_before | stored).items() if name not in LOCATION}
     fixed = {name: value for name, value in asked.items() if table.flags[name].fixed_on_resume}
+    if is_again(str(saved.get("env", "")), str(fixed.get("env", ""))):
+        fixed.pop("env")  # the same class, which has a place of its own by now
     before = {name: table.flags[name].default for name in fixed} | saved  # an older version may not have had the flag
     if changes := changed_flags(before, fixed):
         raise UsageError(f"run {run.experiment} cannot change {', '.join(changes)}; give another --experiment")

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import multiprocessing
+import logging
 import os
 import resource
 import sys
@@ -19,6 +19,7 @@ from algorithms.run.algorithms import flag_table
 from algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, resolve, typed
 from algorithms.run.main import Run
 from algorithms.run.observers import CommandBeside, trust_words
+from algorithms.run.program import check_program, given_again, refuse_imported_script
 from algorithms.runtime.callbacks import Callbacks
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import named, vector_of
@@ -26,11 +27,14 @@ from algorithms.runtime.messages import ReplaceWeights
 from algorithms.runtime.processes import fork_server
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.runner import Runner, Turns
+from envs import given
 from utils import machine
 from utils.errors import AppoError, Interrupted, ResourceError, StopNow, Terminated, UsageError
 from utils.flags import flattened
 from utils.run_folder import RunFolder
 from utils.values import nearest, shown
+
+log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 60.0
 WAIT_SECONDS = 0.1  # for a command, while there is nothing else to do
@@ -97,8 +101,10 @@ class Training:
                 print(report.env_steps, report.episode_return)
 
     Workers live in processes of their own and go on between two reports for as long as pipes take what they say. Those
-    processes import the caller's script: what it does must stand under `if __name__ == "__main__":`. Leaving the block
-    stops and saves. The same `experiment` again goes on with a run.
+    processes import the caller's script, if it is a file: what it does must stand under `if __name__ == "__main__":`.
+    Leaving the block stops and saves. The same `experiment` again goes on with a run. `env` may be a class of
+    environments, or a function that makes one, wherever it is defined; a run of one that cannot be imported needs it
+    again to go on.
 
     Args:
         config: flags by name, or by part and name as a configuration file may have them, or a whole `Config`.
@@ -132,6 +138,7 @@ class Training:
         if names:
             flags["callbacks"] = names
         self._run = kind(resolve(_convert_flags(config, flags))[0], objects)
+        check_program(self._run.config, has_workers=self._run.placement != "serial")
         self.report_seconds, self.report_env_steps = report_seconds, report_env_steps
         self._open = contextlib.ExitStack()
         self._turns: Turns | None = None
@@ -139,7 +146,9 @@ class Training:
         self._result: Result | None = None
 
     def __enter__(self) -> Self:
-        _refuse_imported_script()
+        refuse_imported_script(has_workers=self._run.placement != "serial")
+        if given.is_given(self.config.env.env):
+            log.warning("%s", given_again(self.config))
         with contextlib.ExitStack() as stack:
             stack.enter_context(_restore_caller())
             stack.enter_context(self._run)
@@ -240,6 +249,11 @@ class Training:
         assert state is not None
         views = named(state.weights, self._runner.checkpointing.tables[policy])
         return {name: view.copy() for name, view in views.items()}
+
+    @property
+    def share(self) -> float | None:
+        """Of the budget that is used up; None where it has no end, or the run has not begun."""
+        return None if self._runner is None else self._runner.monitor.overview(time.monotonic()).share
 
     def report(self) -> Report:
         """How far the run is now.
@@ -409,6 +423,9 @@ def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[
         whole = flattened(config or {}, FLAGS_BY_PART, "config")
     own = {"log_format": "plain"} if not isinstance(config, Config) else {}
     keywords = flattened(flags, FLAGS_BY_PART, "flags")
+    for values in (whole, keywords):
+        if "env" in values:
+            values["env"] = given.name_of(values["env"])
     table = flag_table(algorithm_of({**whole, **keywords}))
     return {**own, **typed(whole, "config", table), **typed(keywords, "flags", table)}
 
@@ -419,15 +436,6 @@ def _report_of(directory: Path) -> Report:
     totals = status.get("totals", {})
     means = tuple(status.get("return_mean", ()))
     return Report(float(status.get("seconds", 0.0)), totals.get("env_steps", 0), totals.get("samples", 0), means, ())
-
-
-def _refuse_imported_script() -> None:
-    """Say what is missing where a worker process, which imports the caller's script, trains in its turn."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UsageError(
-            "a worker process imports your script, which would train there again: put what it does under"
-            ' `if __name__ == "__main__":`'
-        )
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,9 @@ LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")  # bytes: the ker
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (mkdtemp makes a folder of its own in it)
 
 ROOT = Path(__file__).resolve().parents[3]
+
+ORIGINAL_FOLDER: str = getattr(multiprocessing.process, "ORIGINAL_DIR", None) or ""
+"""The working directory in which this program began, to which the path of its script is relative."""
 
 ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
 
@@ -148,6 +152,21 @@ def start_fork_server(janitor: Janitor, preload: Sequence[str], *, with_torch: b
             _Server.starter = threading.current_thread()
         janitor.watch_directory(directory)
     return is_new
+
+
+@contextmanager
+def without_missing_script() -> Iterator[None]:
+    """While entered, a main script that is no file, as of stdin, is none that children would be told to run."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    is_missing = path is not None and not os.path.isfile(os.path.join(ORIGINAL_FOLDER, path))
+    if is_missing:
+        del main.__file__
+    try:
+        yield
+    finally:
+        if is_missing:
+            main.__file__ = path
 
 
 def _socket_folder() -> Path:

@@ -17,6 +17,7 @@ from algorithms.runtime.processes.fork_server import (
     context,
     server_ended,
     signals_blocked,
+    without_missing_script,
 )
 from algorithms.runtime.processes.janitor import Janitor, kill_group
 from algorithms.runtime.processes.process import cause_of_death, crash_report, stack_of
@@ -59,10 +60,10 @@ class Inquiry:
     def __enter__(self) -> "Inquiry":
         try:
             if self.method == "spawn":
-                with signals_blocked():
+                with signals_blocked(), without_missing_script():
                     self._process.start()
             else:  # the fork server, which has blocked signals itself, answers when it has loaded its modules
-                with self.signals.raising():
+                with self.signals.raising(), without_missing_script():
                     self._process.start()
         except EOFError:
             self._pipe.close()

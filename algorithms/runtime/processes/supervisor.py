@@ -26,7 +26,7 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.processes.channels import Links, Postbox
 from algorithms.runtime.processes.crash_recorder import CrashRecorder
-from algorithms.runtime.processes.fork_server import abandon, wake_tracker
+from algorithms.runtime.processes.fork_server import abandon, wake_tracker, without_missing_script
 from algorithms.runtime.processes.janitor import Janitor, kill_group
 from algorithms.runtime.processes.prctl import sleeps
 from algorithms.runtime.processes.process import (
@@ -153,7 +153,8 @@ class Supervisor:
         process = context.Process(target=run_process, args=(plan, theirs, build), name=plan.name, daemon=False)
         heartbeat = Heartbeat(plan.arena, plan.row)
         heartbeat.clear()
-        process.start()
+        with without_missing_script():
+            process.start()
         theirs.close()
         if plan.runs_environments:
             self.janitor.watch(process.pid or 0)

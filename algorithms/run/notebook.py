@@ -1,0 +1,164 @@
+"""Training that is watched in a notebook: a bar and the curve of returns, which grow in place.
+
+Jupyter shows HTML and draws what is displayed under the same name again; it needs nothing but IPython, which is there.
+Where there is none, lines are printed.
+"""
+
+import html
+import importlib
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from algorithms.run.training import Report, Result, Training
+from utils.command_line import say
+from utils.metrics import duration, short_number
+
+WIDTH, HEIGHT, MARGIN = 640, 180, 8
+MOST_POINTS = 400  # of a curve; every other one is left out when there are more
+LINE_SECONDS = 5.0  # between lines where nothing can be drawn
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
+
+
+class Point(NamedTuple):
+    """Of the curves: env steps, and the mean return of each policy then; None where it has ended no episode."""
+
+    env_steps: int
+    returns: tuple[float | None, ...]
+
+
+def watch(run: Training) -> Result:
+    """Train a run to its end, and show how far it is and what it returns while it trains.
+
+        result = watch(Training(env=MyEnv, train_for_env_steps=50_000))
+
+    Args:
+        run: not entered yet.
+
+    Returns:
+        What became of it.
+
+    Raises:
+        AppoError: as `Training`.
+        KeyboardInterrupt: the kernel was interrupted; what was learned is saved.
+    """
+    canvas, curve = canvas_of_process(), Curve()
+    with run:
+        for report in run:
+            curve.add(report)
+            canvas.show(curve.text(report, run.share), curve.picture(run.directory.name, report, run.share))
+    report = run.result.report
+    canvas.close(f"{run.directory.name}: {run.result.reason}", curve.picture(run.directory.name, report, 1.0))
+    return run.result
+
+
+class Curve:
+    """The returns of a run so far.
+
+    Attributes:
+        points: by env steps; never more than `MOST_POINTS`.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+
+    def add(self, report: Report) -> None:
+        """Take in a report."""
+        if any(value is not None for value in report.episode_returns):
+            self.points.append(Point(report.env_steps, report.episode_returns))
+        if len(self.points) > MOST_POINTS:
+            del self.points[1::2]  # the first and the last stay
+
+    def text(self, report: Report, share: float | None) -> str:
+        """Return how far the run is in one line."""
+        value = report.episode_return
+        parts = [f"{short_number(report.env_steps)} env steps", f"{duration(report.seconds)}"]
+        parts += [f"{100 * share:.0f} %"] if share is not None else []
+        parts += [f"return {value:.2f}"] if value is not None else ["no episode has ended"]
+        return ", ".join(parts)
+
+    def picture(self, name: str, report: Report, share: float | None) -> str:
+        """Return the bar and the curves as HTML."""
+        value = "" if share is None else f' value="{min(1.0, share):.4f}"'
+        head = (
+            f'<b>{html.escape(name)}</b> <progress max="1"{value}></progress> {html.escape(self.text(report, share))}'
+        )
+        return f"<div>{head}</div>{self._drawing()}"
+
+    def _drawing(self) -> str:
+        """Return the curves, with the least and the largest return and the env steps at their ends."""
+        values = [value for point in self.points for value in point.returns if value is not None]
+        if not values:
+            return ""
+        low, high, last = min(values), max(values), self.points[-1].env_steps
+        policies = range(len(self.points[-1].returns))
+        lines = "".join(_line(self.points, policy, (low, high), last) for policy in policies)
+        labels = (
+            f'<text x="{MARGIN}" y="12">{high:.4g}</text>'
+            f'<text x="{MARGIN}" y="{HEIGHT - MARGIN}">{low:.4g}</text>'
+            f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - MARGIN}" text-anchor="end">{short_number(last)} env steps</text>'
+        )
+        size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+        style = 'style="background:#fff;border:1px solid #ccc" font-size="11" font-family="sans-serif" fill="#555"'
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{lines}{labels}</svg>'
+
+
+def _line(points: Sequence[Point], policy: int, bounds: tuple[float, float], last: int) -> str:
+    """Return the curve of one policy."""
+    low, high = bounds
+    wide, tall = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
+    places = [
+        f"{MARGIN + wide * env_steps / max(1, last):.1f},{MARGIN + tall * (high - value) / ((high - low) or 1.0):.1f}"
+        for env_steps, returns in points
+        if (value := returns[policy]) is not None
+    ]
+    colour = COLOURS[policy % len(COLOURS)]
+    return f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{" ".join(places)}"/>'
+
+
+class Lines:
+    """Prints a line now and then, where no picture can be drawn."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + LINE_SECONDS
+
+    def show(self, text: str, picture: str) -> None:
+        """Print the text, unless that was done just now."""
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + LINE_SECONDS
+            say(text)
+
+    def close(self, text: str, picture: str) -> None:
+        """Print the last line."""
+        say(text)
+
+
+class Display:
+    """One output of a notebook cell, drawn again in its place.
+
+    Args:
+        ipython: the module `IPython.display`.
+    """
+
+    def __init__(self, ipython: Any) -> None:
+        self._ipython, self._name, self._is_there = ipython, f"appo-{secrets.token_hex(8)}", False
+
+    def show(self, text: str, picture: str) -> None:
+        """Draw the picture; what shows no HTML shows the text."""
+        content = {"text/plain": text, "text/html": picture}
+        self._ipython.display(content, raw=True, display_id=self._name, update=self._is_there)
+        self._is_there = True
+
+    def close(self, text: str, picture: str) -> None:
+        """Draw the last picture."""
+        self.show(text, picture)
+
+
+def canvas_of_process() -> Lines | Display:
+    """Return where this process can show something: an output of the notebook, or lines."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None or not hasattr(shell, "kernel"):
+        return Lines()
+    return Display(importlib.import_module("IPython.display"))

@@ -1,0 +1,118 @@
+"""Programs that train: what worker processes can know of the caller's script, notebook or session.
+
+A worker imports the script that has started it, if that is a file. What stands in a notebook, in an interactive session
+or on stdin cannot be imported; an environment of there is sent by value (`envs/given.py`), all else is refused here.
+"""
+
+import ast
+import contextlib
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from types import FrameType
+
+from algorithms.run.config import Config
+from envs import given
+from utils.errors import UsageError
+
+GUARD = 'if __name__ == "__main__":'
+MAIN = "__main__"
+NAMED = ("encoder_custom", "algo", "custom_summaries", "policy_mapping", "callbacks")
+"""Flags whose value, or each of whose values, workers may look for in a module."""
+
+
+def check_program(config: Config, *, has_workers: bool) -> None:
+    """Refuse what the processes of a run could not know of the program that starts it.
+
+    Args:
+        config: all flags.
+        has_workers: whether anything runs in a process of its own.
+
+    Raises:
+        UsageError: with what to do.
+    """
+    own = given.is_given(config.env.env)
+    if own and config.logging.eval_every_sec:
+        raise UsageError(
+            f"--eval_every_sec evaluates in a command of its own, which cannot know {config.env.env}: put the class"
+            ' into a module and give env="module:Class"'
+        )
+    if not has_workers:
+        return
+    if own:
+        given.to_bytes(config.env.env)
+    if script_of(MAIN) is not None:
+        return
+    flat = config.to_flat()
+    for flag in NAMED:
+        value = flat.get(flag)
+        for name in value if isinstance(value, list) else [value]:
+            if str(name).startswith(f"{MAIN}:"):
+                raise UsageError(
+                    f"--{flag}={name}: worker processes cannot import a notebook, a session or stdin: put it into a"
+                    f' file my_module.py and give {flag}="my_module:{str(name).partition(":")[2]}", or train with'
+                    ' inference="serial"'
+                )
+
+
+def given_again(config: Config) -> str:
+    """Return the line that says what a later start of a run needs, whose environment no file keeps."""
+    own, run = config.env.env.partition(":")[2], config.run.experiment
+    return (
+        f"{run}: its environment is a class or function of this program, {own}, which no file keeps: to resume it give"
+        f" env={own} again, to enjoy it load_policy(..., env={own}), or --env=module:{own} once it lies in a module"
+    )
+
+
+def script_of(name: str) -> Path | None:
+    """Return the file of a module that a child can run; None for a notebook, a session, `python -c` and stdin."""
+    module = sys.modules.get(name)
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return None
+    found = Path(getattr(multiprocessing.process, "ORIGINAL_DIR", None) or os.curdir, path)
+    return found if found.is_file() else None
+
+
+def refuse_imported_script(*, has_workers: bool) -> None:
+    """Refuse to train where a worker process would do so in its turn, as the script that it imports is not guarded.
+
+    In main that is seen by where the script stands now: on a line of its own that is under no guard.
+
+    Raises:
+        UsageError: with what to do.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            f"a worker process imports your script, which would train there again: put what it does under `{GUARD}`"
+        )
+    path, line = script_of(MAIN), _line_of_script(sys._getframe())
+    if not has_workers or path is None or line is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # of a script that has changed since
+        if not _is_guarded(path.read_text(encoding="utf-8"), line):
+            raise UsageError(
+                f"line {line} of {path.name} trains, and every worker process, which imports {path.name}, would train"
+                f" there again: put what it does under `{GUARD}`"
+            )
+
+
+def _line_of_script(frame: FrameType | None) -> int | None:
+    """Return the line at which the code of the main script stands outside of its functions; None: it does not."""
+    names = vars(sys.modules[MAIN])
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals is names:
+            return frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def _is_guarded(text: str, line: int) -> bool:
+    """Return whether a line lies in a statement that asks for the name of the module first."""
+    guards = (
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.If) and any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
+    )
+    return any(node.lineno <= line <= (node.end_lineno or node.lineno) for node in guards)
