@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -200,6 +201,16 @@ def test_a_function_gives_episodes_and_another_changes_them() -> None:
 # What is refused.
 
 
+class Planted:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
 def spoil_metadata(folder: Path, **changes: object) -> None:
     path = folder / "part-00000" / "data" / "metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -241,9 +252,44 @@ def longer(folder: Path) -> None:
     path.write_text(json.dumps({"id": 1, "total_steps": 2}))
 
 
+def empty(folder: Path) -> None:
+    (folder / "part-00000" / "data" / "1" / "part-0.arrow").write_bytes(b"")
+
+
+def pickled(folder: Path) -> None:
+    """What would make a file if anybody unpickled it."""
+    path = folder / "part-00000" / "data" / "1" / "part-0.arrow"
+    path.write_bytes(pickle.dumps(Planted(str(folder / "planted"))))
+
+
+def with_nested_extension(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One of the infos claims to be what a class of Python restores."""
+    metadata = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": b"cos\nsystem\n."}
+    infos = batch.column("infos")
+    fields = [pa.field(field.name, field.type, metadata=metadata) for field in infos.type]
+    changed = pa.StructArray.from_arrays(infos.flatten(), fields=fields)
+    return batch.set_column(batch.schema.names.index("infos"), "infos", changed)
+
+
+def with_nan(batch: pa.RecordBatch) -> pa.RecordBatch:
+    rewards = batch.column("rewards").to_pylist()
+    return batch.set_column(batch.schema.names.index("rewards"), "rewards", pa.array([float("nan"), *rewards[1:]]))
+
+
+def with_text(batch: pa.RecordBatch) -> pa.RecordBatch:
+    texts = pa.array(["1"] * batch.num_rows)
+    return batch.set_column(batch.schema.names.index("rewards"), "rewards", texts)
+
+
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
+        (empty, "is damaged: "),
+        (pickled, "is damaged: "),
+        (lambda folder: rewrite(folder, with_nested_extension), "an extension type, which a pickle could stand for"),
+        (lambda folder: rewrite(folder, with_nan), "is damaged: ValueError: it holds what is not finite"),
+        (lambda folder: rewrite(folder, with_text), "is damaged: ValueError: an array of object"),
+        (lambda folder: rewrite(folder, lambda batch: batch.drop_columns(["actions"])), "is damaged: KeyError: "),
         (truncate, "is damaged: "),
         (link, "is damaged: OSError: .*is a link"),
         (longer, "is damaged: ValueError: it has 1 steps and not 2"),
@@ -259,6 +305,7 @@ def test_damaged_episodes_are_named_in_one_line(tmp_path: Path, spoil: Callable[
     with pytest.raises(UsageError, match=rf"^--input: episode 1 of .*data.*{error}") as raised:
         dataset[1]
     assert "\n" not in str(raised.value)
+    assert not (tmp_path / "d" / "planted").exists()
 
 
 @pytest.mark.parametrize(
@@ -282,15 +329,23 @@ def test_damaged_metadata_is_named_in_one_line(tmp_path: Path, changes: dict[str
 
 def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    (tmp_path / "x.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    content = pickle.dumps(Planted(str(tmp_path / "planted")))
+    for name in ("x.pkl", "x.pickle", "x.npy", "x.npz", "x.pt", "x.PTH"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match=r"^--input: .* may be a pickle, which could run code: it is not read$"):
+            read(tmp_path / name)
+    (tmp_path / "p" / "data").mkdir(parents=True)
+    (tmp_path / "p" / "data" / "metadata.json").write_bytes(content)
     for word, error in (
         ("empty", "there is no dataset .*, no folder with data/metadata.json as Minari writes it"),
         ("nothing", "there is no dataset"),
         ("n*", "there is no dataset"),
-        ("x.pkl", "may be a pickle, which could run code: it is not read"),
     ):
         with pytest.raises(UsageError, match=rf"^--input: .*{error}"):
             read(tmp_path / word)
+    with pytest.raises(UsageError, match=r"metadata\.json"):
+        read(tmp_path / "p")
+    assert not (tmp_path / "planted").exists()
     with pytest.raises(UsageError, match=r"there is no module|No module"):
         read("nowhere_at_all:function")
 
@@ -324,9 +379,27 @@ def virtual(file: h5py.File, elsewhere: Path) -> None:
     file["episode_1"].create_virtual_dataset("rewards", layout)
 
 
+def nested_link(file: h5py.File, elsewhere: Path) -> None:
+    del file["episode_1/observations"]
+    file["episode_1/observations"] = h5py.ExternalLink(elsewhere, "episode_1/observations")
+
+
+def references(file: h5py.File, elsewhere: Path) -> None:
+    del file["episode_1/rewards"]
+    kind = h5py.special_dtype(ref=h5py.Reference)
+    file["episode_1"].create_dataset("rewards", data=np.array([file["episode_0"].ref], kind), dtype=kind)
+
+
+def texts(file: h5py.File, elsewhere: Path) -> None:
+    del file["episode_1/rewards"]
+    file["episode_1"].create_dataset("rewards", data=["cos\nsystem\n."])
+
+
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
+        (references, "rewards is an array of object"),
+        (texts, "rewards is an array of object"),
         (external_link, "episode_1 is a link, which may lead anywhere: it is not followed"),
         (soft_link, "rewards is a link, which may lead anywhere: it is not followed"),
         (external_bytes, "rewards is no array, or lies in another file"),
@@ -339,6 +412,28 @@ def test_links_out_of_hdf5_are_refused(tmp_path: Path, spoil: Callable[[h5py.Fil
         spoil(file, elsewhere)
     with pytest.raises(UsageError, match=rf"^--input: .* is damaged: ValueError: {error}$"):
         read(folder)
+
+
+def test_a_link_deep_in_an_episode_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    folder, elsewhere = minari_hdf5(tmp_path / "h"), minari_hdf5(tmp_path / "other") / "data" / "main_data.hdf5"
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        nested_link(file, elsewhere)
+    dataset = read(folder)
+    with pytest.raises(UsageError, match=r"episode 1 of .* is damaged: ValueError: observations is a link"):
+        dataset[1]
+
+
+def test_hdf5_that_is_cut_off_or_a_link_is_named_in_one_line(tmp_path: Path) -> None:
+    path = minari_hdf5(tmp_path / "h") / "data" / "main_data.hdf5"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"^--input: .*main_data.hdf5 is damaged: OSError: .*is a link"):
+        read(tmp_path / "h")
+    path.unlink()
+    path.write_bytes((tmp_path / "elsewhere").read_bytes()[:3000])
+    with pytest.raises(UsageError, match=r"^--input: .*main_data.hdf5 is damaged: ") as raised:
+        read(tmp_path / "h")
+    assert "\n" not in str(raised.value)
 
 
 def test_a_disk_that_is_full_ends_in_one_line(tmp_path: Path) -> None:
