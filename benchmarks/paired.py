@@ -22,10 +22,17 @@ from utils.metrics import read_metrics
 
 
 class Side(NamedTuple):
-    """One of both: the words after the interpreter, and flags of train_appo.py."""
+    """One of both.
+
+    Attributes:
+        program: the words after the interpreter.
+        flags: of train_appo.py.
+        own_folder: a flag that names a folder of each run's own; empty: none.
+    """
 
     program: tuple[str, ...] = (str(ROOT / "train_appo.py"),)
     flags: Mapping[str, object] = {}
+    own_folder: str = ""
 
 
 class Question(NamedTuple):
@@ -53,6 +60,8 @@ def train(side: Side, workload: Workload, timing: Timing) -> Observed:
     """One run."""
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         given = {"train_dir": folder, "experiment": "run", "experiment_summaries_interval": 0.5, "auto_tune": False}
+        if side.own_folder:
+            given[side.own_folder] = str(Path(folder, "own"))
         command = [sys.executable, *side.program, *workload.words(**given, **side.flags)]
         metrics = Path(folder, "run", "metrics.jsonl")
         look = lambda: runs.progress_of(read_metrics(metrics))  # noqa: E731

@@ -211,8 +211,8 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def run_to_end(command: Sequence[str], prefix: Sequence[str]) -> None:
-    """Run a command of this repository until it ends.
+def run_to_end(command: Sequence[str], prefix: Sequence[str]) -> str:
+    """Run a command of this repository until it ends; return what it has printed.
 
     Raises:
         RunError: it failed.
@@ -222,6 +222,7 @@ def run_to_end(command: Sequence[str], prefix: Sequence[str]) -> None:
     )
     if done.returncode:
         raise RunError(f"{shlex.join(command)} failed", done.stdout + done.stderr)
+    return done.stdout
 
 
 def discarded_share(window: Sequence[Progress]) -> float:

@@ -1,5 +1,7 @@
 """Benchmarks that train on several seeds; the scores of presets and the page that is made of them."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,9 +9,12 @@ import gymnasium
 import pytest
 
 from algorithms.cli import parse
+from algorithms.offline.episodes import space_to_json, spaces_of
 from algorithms.run.config import parse_train
-from benchmarks import measuring, ppo_returns, published, results_page, runs, scores, seeds
+from benchmarks import measuring, offline_returns, ppo_returns, published, results_page, runs, scores, seeds
 from benchmarks.workloads import words_of
+from envs.config import EnvConfig
+from envs.make import make_group
 from utils.errors import UsageError
 
 
@@ -154,3 +159,50 @@ class TestPPOReturns:
     def test_a_seed_without_episodes_reaches_nothing(self) -> None:
         (row,) = ppo_returns.rows({"cartpole": {"seeds": {"1": scored(500.0), "2": scored(None, 0)}}})
         assert not row.reached
+
+
+def learned(mean: float) -> dict[str, Any]:
+    """What is kept of a run that has learned from datasets."""
+    one = offline_returns.Learned("", 10, 20.0, mean, 1.0, 100, {"random": -200.0, "medium": 50.0, "expert": 250.0})
+    return {**one._asdict(), "commit": "abc", "date": "2026-11-25T00:00:00"}
+
+
+class TestOfflineReturns:
+    @pytest.mark.parametrize("name", offline_returns.TRIALS)
+    def test_trials_are_command_lines_of_runs_without_actors(self, name: str, tmp_path: Path) -> None:
+        trial = offline_returns.TRIALS[name]
+        spec = make_group(EnvConfig(env=offline_returns.TASKS[trial.task].env), 1).spec
+        for policy in trial.policies:
+            metadata = dict(
+                zip(("observation_space", "action_space"), map(space_to_json, spaces_of(spec)), strict=True)
+            )
+            file = tmp_path / trial.task / policy / "part-00000" / "data" / "metadata.json"
+            (file.parent / "0").mkdir(parents=True)
+            file.write_text(json.dumps({**metadata, "data_format": "arrow", "total_episodes": 1}))
+            (file.parent / "0" / "metadata.json").write_text('{"total_steps": 5}')
+        config = parse_train(words_of({**trial.training(tmp_path), "train_dir": tmp_path / "runs"}))
+        assert not config.algorithm.needs_actors
+        assert config.run.algo == trial.algo
+        assert len(config.learning.mix.words) == len(trial.policies)
+        assert parse_train(words_of(offline_returns.policy_flags(trial.task, "medium"))).run.train_until_return
+
+    def test_a_table_says_what_is_missed(self) -> None:
+        results = {
+            "lunar_lander_bc_expert": {"seeds": {"2": learned(230.0), "1": learned(238.0)}},
+            "lunar_lander_bc_medium": {"seeds": {"1": learned(50.0), "2": learned(54.0), "3": learned(52.0)}},
+            "lunar_lander_marwil_medium": {"seeds": {"1": learned(80.0), "2": learned(90.0), "3": learned(100.0)}},
+            "lunar_lander_cql_mixed": {"seeds": {"1": learned(99.0)}},
+        }
+        expert, cloned, weighted, conservative = offline_returns.rows(results)
+        assert (expert.means, expert.asked, expert.reached) == ((238.0, 230.0), "≥ 237.5", False)
+        assert (cloned.asked, cloned.reached) == ("", True)
+        assert (weighted.reached, conservative.reached) == (True, False)
+        assert weighted.asked.startswith("above BC: +38.0 ± ")
+        text = offline_returns.table(results)
+        assert "| LunarLander-v3 | BC | expert 250.0 | 238.0, 230.0 | **234.0** ± 50.8 | ≥ 237.5 (missed) |" in text
+        assert "| LunarLander-v3 | APEX + CQL | random -200.0, medium 50.0, expert 250.0 | 99.0 | **99.0** |" in text
+
+    def test_an_interval_is_that_of_student(self) -> None:
+        found = offline_returns.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+        assert found.mean == 3.0
+        assert found.margin == pytest.approx(2.776 * math.sqrt(2.5 / 5))
