@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,9 +104,12 @@ def form_of(action: ActionSpec) -> ActionForm:
     return ActionForm(action.scale is not None, any(action.is_squashed), action.bins)
 
 
+_units_of = cache(ActionUnits)
+
+
 def in_units(action: ActionSpec, stored: Array) -> Array:
     """Return stored actions [L, A] in the units of the environment, within its bounds where they are scaled."""
-    units = ActionUnits(action)
+    units = _units_of(action)
     return units(stored).astype(stored.dtype) if units.differ else stored
 
 
