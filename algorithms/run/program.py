@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import gymnasium
+
 from algorithms.run.config import Config
 from envs import given
 from utils.errors import UsageError
@@ -44,6 +46,12 @@ def check_program(config: Config, *, has_workers: bool) -> None:
         given.to_bytes(config.env.env)
     if script_of(MAIN) is not None:
         return
+    if (registered := gymnasium.registry.get(config.env.env)) and _is_of_program(registered.entry_point):
+        made = getattr(registered.entry_point, "__name__", "MyEnv")
+        raise UsageError(
+            f"env={config.env.env} is registered by a notebook, a session or stdin, which worker processes cannot"
+            f" import: give what it makes, as env={made}"
+        )
     flat = config.to_flat()
     for flag in NAMED:
         value = flat.get(flag)
@@ -54,6 +62,10 @@ def check_program(config: Config, *, has_workers: bool) -> None:
                     f' file my_module.py and give {flag}="my_module:{str(name).partition(":")[2]}", or train with'
                     ' inference="serial"'
                 )
+
+
+def _is_of_program(entry_point: object) -> bool:
+    return callable(entry_point) and getattr(entry_point, "__module__", "") == MAIN
 
 
 def given_again(config: Config) -> str:

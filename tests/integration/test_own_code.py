@@ -46,8 +46,8 @@ class Env(gymnasium.Env):
     def step(self, action):
         self.steps += 1
         self.fail("step")
-        if self.steps == 30:
-            self.fail("step 30")
+        if self.steps in (30, 200):  # the latter is rare enough for it to be made again for ever
+            self.fail(f"step {self.steps}")
         return self.observation_space.sample(), self.reward(action), self.steps % 10 == 0, False, {}
 
     def reward(self, action):
@@ -310,7 +310,7 @@ def test_a_reset_without_a_seed_is_explained() -> None:
 
 def started(folder: Path, *words: str) -> str:
     """Standard error of a run that does not begin."""
-    flags = {**SMALL, "encoder_mlp_layers": 16, "inference": "local"}
+    flags = {**SMALL, "encoder_mlp_layers": 16, "inference": "local", "train_for_env_steps": 10**6}
     given = [f"--{name}={value}" for name, value in flags.items()]
     done = completed(folder, [sys.executable, ROOT / "train_appo.py", *given, *words])
     assert done.returncode in (1, 2, 3), done.stderr
@@ -359,7 +359,7 @@ def test_a_program_sees_the_traceback_of_a_process_of_ours(user_code: Path) -> N
     ("flags", "said"),
     [
         ({"callbacks": "user_code:OfEpisodes"}, "callback user_code:OfEpisodes is off"),
-        ({"env_kwargs": {"fault": "step 30"}}, "is made again: user_code:Env raised KeyError"),
+        ({"env_kwargs": {"fault": "step 200"}}, "is made again: user_code:Env raised KeyError"),
     ],
 )
 def test_main_shows_what_code_in_actors_has_raised(

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec as Registration
 
 from algorithms.run.config import parse_train
 from algorithms.run.program import check_program, refuse_imported_script, script_of
@@ -87,6 +89,24 @@ def test_what_workers_would_have_to_import_of_a_notebook_is_refused(monkeypatch:
     assert str(caught.value) == (
         f"--{flag}=__main__:Mine: worker processes cannot import a notebook, a session or stdin: put it into a file"
         f' my_module.py and give {flag}="my_module:Mine", or train with inference="serial"'
+    )
+
+
+def test_an_id_that_a_notebook_has_registered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers do not run the cell that has registered it."""
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+
+    class Mine(gymnasium.Env[int, int]):
+        __module__ = "__main__"
+
+    monkeypatch.setitem(gymnasium.registry, "Mine-v0", Registration("Mine-v0", entry_point=Mine))
+    config = parse_train(["--env=Mine-v0"])
+    check_program(config, has_workers=False)
+    with pytest.raises(UsageError) as caught:
+        check_program(config, has_workers=True)
+    assert str(caught.value) == (
+        "env=Mine-v0 is registered by a notebook, a session or stdin, which worker processes cannot import: give what"
+        " it makes, as env=Mine"
     )
 
 
