@@ -112,6 +112,12 @@ class CheckpointError(AppoError):
     lasting = True
 
 
+class NothingTrained(AppoError):
+    """The budget of the run is over, and no batch was ever full."""
+
+    exit_code = 7
+
+
 class DirectoryInUse(AppoError):
     """Another process trains in this run directory."""
 

@@ -10,6 +10,7 @@ import os
 import resource
 import runpy
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -402,6 +403,47 @@ def _torch_has_cuda() -> bool:
 
 
 # How busy the machine is, all its programs together.
+
+
+class OtherPrograms:
+    """What programs other than this one, and those it has started, do on its cores from now on."""
+
+    def __init__(self) -> None:
+        self._before = _spent()
+
+    def share(self) -> float:
+        """Share of the CPU time of this program's cores that others have taken since then, from 0 to 1."""
+        seconds, busy, own = (now - before for now, before in zip(_spent(), self._before, strict=True))
+        return taken_by_others(seconds, busy - own, len(allowed_cores()), core_time())
+
+
+def _spent() -> tuple[float, float, float]:
+    """Seconds of the clock, those in which our cores were busy, and CPU time of this program; 0 what is not told."""
+    busy = own = 0.0
+    this = psutil().Process()
+    with contextlib.suppress(psutil().Error, OSError, AttributeError):  # of a system that keeps it to itself
+        each = psutil().cpu_times(percpu=True)
+        cores = [each[core] for core in allowed_cores() if core < len(each)]
+        for process in (this, *this.children(recursive=True)):
+            with contextlib.suppress(psutil().Error):  # it has ended
+                own += sum(process.cpu_times()[:4])  # those of children that were waited for included
+        busy = sum(sum(core[:8]) - core.idle - core.iowait for core in cores)
+    return time.monotonic(), busy, own
+
+
+def taken_by_others(seconds: float, others: float, cores: int, core_time: float) -> float:
+    """Share of the CPU time that a program may use which others have left it too little for.
+
+    Args:
+        seconds: of the clock.
+        others: CPU time of theirs on the cores.
+        cores: how many there are.
+        core_time: CPU time per second that the program may use, less than its cores where there is a quota.
+    """
+    if seconds <= 0:
+        return 0.0
+    left = cores - others / seconds
+    return min(1.0, max(0.0, (core_time - left) / core_time))
 
 
 class Usage:

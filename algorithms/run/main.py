@@ -33,7 +33,8 @@ from algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_
 from algorithms.run.preload import preloaded
 from algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
 from algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
-from algorithms.run.tuning.choice import choose, is_open, report
+from algorithms.run.tuning.choice import Costs, Plan, choose, is_open, report
+from algorithms.run.tuning.first_minute import LOOK_AGAIN_SECONDS, SAY_AFTER_SECONDS, FirstBatch, SecondLook
 from algorithms.run.tuning.measure import Measurement, measure_run
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callbacks
@@ -58,7 +59,7 @@ from algorithms.runtime.roles import ACTOR, MAIN
 from algorithms.runtime.runner import Runner, Turns, run_to_end
 from algorithms.runtime.topology import Topology
 from envs.make import check_name
-from utils.errors import Interrupted, StopNow
+from utils.errors import Interrupted, NothingTrained, StopNow
 from utils.interrupts import SignalWatch
 from utils.limits import raise_limit
 from utils.logging import configure
@@ -122,6 +123,8 @@ class Run:
         self.status.machine = self.machine
         self.janitor = Janitor()
         self.runner: Runner | None = None
+        self._second_look: SecondLook | None = None
+        self._first_batch: FirstBatch | None = None
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -183,6 +186,9 @@ class Run:
         except StopNow:
             log.info("ended without saving")
             return Interrupted.exit_code
+        except NothingTrained:
+            leave_page(self.config, with_curve=False)
+            raise
         leave_page(self.config, with_curve=True)
         log.info("finished: %s; results are in %s", reason, self.directory)
         return 0
@@ -194,6 +200,8 @@ class Run:
         try:
             with self.janitor, Upkeep(self.config.run.folder, self.config.logging.max_log_mb << 20):
                 reason = yield from self._turns()
+                if self._first_batch and self.runner:
+                    self._first_batch.check(self.runner.monitor, reason)
         except BaseException as error:
             state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"
             self.status.write(state, str(error))
@@ -261,6 +269,7 @@ class Run:
         self.runner.population = make_self_play(
             config, topology, arena, tables[0], monitor, resumed[0]
         ) or make_controller(config, exploit_explore, monitor, traits, topology.num_actors)
+        self._say_later(self.runner, topology)
         try:
             with evaluate_beside(config, self.janitor):
                 return (yield from self.runner.turns())
@@ -325,10 +334,30 @@ class Run:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
 
         free = free_bytes(self.config.sampling.memory_limit_mb)
-        plan = choose(found.costs, found.planned, num_agents, self.cores, memory, free)
+
+        def best(costs: Costs) -> Plan:
+            return choose(costs, found.planned, num_agents, self.cores, memory, free)
+
+        plan = best(found.costs)
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
+        if found.busy:
+            log.warning(
+                "tuned while other programs took %.0f%% of the cores: nothing is kept for the next start, and after a"
+                " minute of training it is measured again",
+                100 * found.others,
+            )
+            self._second_look = SecondLook(found.costs, plan, best, found.planned, num_agents, self.cores)
         return plan.sampling
+
+    def _say_later(self, runner: Runner, topology: Topology) -> None:
+        """Have said in the first minute what a reader must know by then."""
+        monitor, look = runner.monitor, self._second_look
+        self._first_batch = first = FirstBatch.of(self.config, topology)
+        if first:
+            runner.later.append((SAY_AFTER_SECONDS, partial(first.say, monitor)))
+        if look:
+            runner.later.append((LOOK_AGAIN_SECONDS, partial(look.say, monitor)))
 
     def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """All workers in this process."""

@@ -77,6 +77,7 @@ class Runner:
         population: of the policies, if they are several.
         begun: whether all workers have been ready.
         on_begin: called when they are, for the first time.
+        later: what is called once, after so many seconds of training each, in this order.
     """
 
     population: Population | None = None
@@ -95,6 +96,7 @@ class Runner:
         self.workers, self.monitor, self.checkpointing = workers, monitor, checkpointing
         self.budget, self.signals, self.status, self.segments = budget, signals, status, segments
         self.on_begin: Callable[[], None] = lambda: None
+        self.later: list[tuple[float, Callable[[], None]]] = []
 
     def turns(self) -> Turns:
         """Why the run ended. Whatever happens, no process is left, and what was learned is saved.
@@ -148,6 +150,8 @@ class Runner:
             now = time.monotonic()
             self.monitor.tick(now)
             self.status.tick(now)
+            while self.later and now - monitor.started >= self.later[0][0]:
+                self.later.pop(0)[1]()
             for request in self.checkpointing.tick(now):
                 self.workers.send(request)
             for order in self.population.tick() if self.population else ():

@@ -470,7 +470,7 @@ def problems_of(
     """Carry out a command on a damaged run; what is wrong with what it did."""
     done = execute(tree, words, usual.seconds + LONGEST_SECONDS)
     found = []
-    if done.exit_code not in (0, 1, 2, 3, 4, 5, 6, 75):
+    if done.exit_code not in (0, 1, 2, 3, 4, 5, 6, 7, 75):
         found.append(f"exit code {done.exit_code}")
     if "Traceback (most recent call last)" in done.stderr + done.stdout:
         found.append("a traceback")

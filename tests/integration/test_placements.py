@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from algorithms.run import main
 from algorithms.run.tuning import measure
 from tests.integration.runs import Run, record, train
 from utils.machine import available_cores
@@ -98,6 +99,7 @@ def test_what_the_first_start_measured_serves_later_ones(
     if available_cores() == 1:
         pytest.skip("on one core nothing is measured")
     monkeypatch.setattr(measure, "BUDGET_SECONDS", 60.0)  # a busy machine must not change what is tested here
+    monkeypatch.setattr("utils.machine.OtherPrograms.share", lambda programs: 0.0)
     flags: dict[str, object] = {"env": "toy/Zero-v0", "encoder_mlp_layers": "8", "use_rnn": False}
     with caplog.at_level("INFO"):
         first = record(tmp_path / "run", train_for_env_steps=1000, **flags)
@@ -106,6 +108,22 @@ def test_what_the_first_start_measured_serves_later_ones(
     assert "auto-tuned by what an earlier start has measured: " in caplog.text
     assert second.config["measured"] == first.config["measured"]
     assert len(second.workers) == 3
+
+
+def test_what_was_measured_on_a_busy_machine_is_said_and_serves_no_later_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if available_cores() == 1:
+        pytest.skip("on one core nothing is measured")
+    monkeypatch.setattr(measure, "BUDGET_SECONDS", 60.0)
+    monkeypatch.setattr("utils.machine.OtherPrograms.share", lambda programs: 0.4)
+    monkeypatch.setattr(main, "LOOK_AGAIN_SECONDS", 0.0)
+    flags: dict[str, object] = {"env": "toy/Zero-v0", "encoder_mlp_layers": "8", "use_rnn": False}
+    with caplog.at_level("INFO"):
+        first = record(tmp_path / "run", train_for_env_steps=1000, **flags)
+    assert "tuned while other programs took 40% of the cores: nothing is kept for the next start" in caplog.text
+    assert sum("measured again" in line for line in caplog.messages) == 1
+    assert "measured" not in first.config
 
 
 @pytest.mark.parametrize(

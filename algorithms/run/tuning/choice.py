@@ -169,6 +169,36 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     return min(learner, *limits, cores / total)
 
 
+def corrected(costs: Costs, plan: Sampling, config: Config, num_agents: int, cpu_us: Mapping[str, float]) -> Costs:
+    """The costs, scaled to what training by a plan has needed: CPU time, which other programs hardly make longer.
+
+    Args:
+        costs: as measured.
+        plan: that the run follows.
+        config: of the run.
+        num_agents: rows of one environment.
+        cpu_us: phase -> microseconds of CPU time per sample, of all processes.
+    """
+    if not plan.num_workers:
+        return costs
+    envs = plan.num_envs_per_worker // plan.num_splits
+    rows = envs * num_agents
+    batch = rows if plan.placement == "local" else max(rows, rows * plan.num_workers * plan.num_splits // 2)
+
+    def scaled(curve: Curve, expected: float, *phases: str) -> Curve:
+        needed = sum(cpu_us.get(phase, 0.0) for phase in phases) * 1e-6
+        ratio = needed / expected if needed > 0 and expected > 0 else 1.0
+        return tuple((count, seconds * ratio) for count, seconds in curve)
+
+    learn = with_threads(costs.learn, plan.learner_threads) * plan.learner_threads
+    return replace(
+        costs,
+        env=scaled(costs.env, at(costs.env, envs) / rows, "env", "reset", "framework"),
+        act=scaled(costs.act, at(costs.act, batch) / batch, "inference"),
+        learn=scaled(costs.learn, learn / max(1, config.sampling.num_policies), "training", "copying"),
+    )
+
+
 def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
     """What actors fewer than the cores lose per sample to threads of the learner that share the cores with them."""
     crowding = (plan.num_workers + plan.learner_threads) / cores - 1
@@ -260,13 +290,18 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
         return f"learn {_microseconds(learn)}/sample -> no actors, {threads}, {predicted}"
     envs = sampling.num_envs_per_worker // sampling.num_splits
     env, act = at(costs.env, envs) / envs, at(costs.act, envs * num_agents) / envs / num_agents
+    measured = f"env {_microseconds(env)}, act {_microseconds(act)}, learn {_microseconds(learn)}/sample"
+    return f"{measured} -> {workers(sampling, num_agents)}, {predicted}"
+
+
+def workers(sampling: Sampling, num_agents: int = 1) -> str:
+    """Which processes a plan has, in words."""
     groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
     agents = f" of {num_agents} agents" * (num_agents > 1)
     threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)
     return (
-        f"env {_microseconds(env)}, act {_microseconds(act)}, learn {_microseconds(learn)}/sample -> "
         f"{sampling.placement}, {sampling.num_workers} actor{'s' * (sampling.num_workers > 1)} x "
-        f"{sampling.num_envs_per_worker} envs{agents}{groups}{threads}, {predicted}"
+        f"{sampling.num_envs_per_worker} envs{agents}{groups}{threads}"
     )
 
 

@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 BUDGET_SECONDS = 2.0
 
+BUSY_SHARE = 0.15
+"""Of the cores' time, taken by others: a third of a core where there are two."""
+
 SLOW: Curve = ((1, BUDGET_SECONDS),)
 
 Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
@@ -48,6 +51,7 @@ class Measurement(NamedTuple):
         seconds: that main waited for it.
         guessed: whether the environment was not measured, so that the costs are no more than a guess.
         alone: whether several environments in one process have failed, and no flag says that there have to be.
+        others: share of the cores' time that other programs took meanwhile.
     """
 
     probe: Probe
@@ -55,6 +59,7 @@ class Measurement(NamedTuple):
     seconds: float
     guessed: bool = False
     alone: bool = False
+    others: float = 0.0
 
     @property
     def planned(self) -> Config:
@@ -65,7 +70,12 @@ class Measurement(NamedTuple):
     @property
     def lasting(self) -> Costs | None:
         """The costs that later starts may go by."""
-        return None if self.guessed or self.alone else self.costs
+        return None if self.guessed or self.alone or self.busy else self.costs
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs took so much of the machine that what was measured may be far from the truth."""
+        return self.others >= BUSY_SHARE
 
 
 def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Measurement:
@@ -90,7 +100,7 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
             found, begin = Measurement(Probe(spec, models, config), None, 0.0), time.monotonic()
             if not cores:
                 return found
-            deadline = begin + BUDGET_SECONDS
+            deadline, others = begin + BUDGET_SECONDS, machine.OtherPrograms()
             training = _network_costs(network.answer_by(deadline))
             if training is None:
                 return found._replace(seconds=time.monotonic() - begin)
@@ -106,7 +116,7 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
                 environment.finish()
                 network.ask(threads)
                 costs = _with_threads(costs, threads, network.answer_by(deadline))
-    return found._replace(costs=costs, seconds=time.monotonic() - begin)
+            return found._replace(costs=costs, seconds=time.monotonic() - begin, others=others.share())
 
 
 def _network_costs(answer: object) -> tuple[Curve, Curve] | None:

@@ -305,6 +305,11 @@ class Monitor:
         """Steps of all actors in this start."""
         return self._of_actors("collected")
 
+    @property
+    def stepped(self) -> int:
+        """The same with those of trajectories that are not whole yet."""
+        return max(self.collected, sum(times.collected for times in self.times.values()))
+
     def _callbacks_off(self, hooks: Hooks) -> int:
         return hooks.off + self._of_actors(COUNT)
 

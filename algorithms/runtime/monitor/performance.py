@@ -82,6 +82,11 @@ class ProcessTimes:
         while len(reports) > 2 and _elapsed(reports[1]) <= end and not self._needed(report):
             reports.popleft()
 
+    @property
+    def collected(self) -> int:
+        """Steps that the process has taken, those of trajectories that are not whole included."""
+        return self._reports[-1].collected
+
     def window(self) -> Window:
         """From the oldest to the newest report."""
         first, last = self._reports[0], self._reports[-1]

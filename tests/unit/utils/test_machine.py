@@ -29,6 +29,34 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("others", "cores", "core_time", "share"),
+    [
+        (0.0, 2, 2.0, 0.0),
+        (1.0, 2, 2.0, 0.25),  # in two seconds: half a core of two
+        (4.0, 2, 2.0, 1.0),
+        (9.0, 2, 2.0, 1.0),  # clocks differ a little
+        (-0.5, 2, 2.0, 0.0),
+        (100.0, 64, 2.0, 0.0),  # a quota of two cores of 64, of which 14 are idle
+        (126.0, 64, 2.0, 0.5),
+    ],
+)
+def test_what_others_take_is_what_they_leave_too_little_of(others, cores, core_time, share) -> None:
+    assert machine.taken_by_others(2.0, others, cores, core_time) == share
+    assert machine.taken_by_others(0.0, others, cores, core_time) == 0.0
+
+
+def test_our_own_processes_are_no_other_programs() -> None:
+    """A child that computes is ours. What others do meanwhile is not known, but it cannot be more than all there is."""
+    before = machine._spent()
+    child = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    subprocess.run([sys.executable, "-c", child], check=True)
+    seconds, busy, own = (now - then for now, then in zip(machine._spent(), before, strict=True))
+    assert own >= 0.28  # the kernel counts in hundredths
+    assert busy >= own - 0.05
+    assert busy <= (seconds + 0.05) * len(machine.allowed_cores())
+
+
+@pytest.mark.parametrize(
     ("text", "cores"),
     [("max 100000\n", None), ("200000 100000\n", 2.0), ("150000 100000", 1.5), ("", None), ("5", None), ("a b", None)],
 )

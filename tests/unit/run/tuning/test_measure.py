@@ -48,6 +48,14 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "SLOWEST_ACTING_SECONDS", 1e9)
 
 
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What other programs take of the cores; nothing, unless a test puts another number there."""
+    share = [0.0]
+    monkeypatch.setattr("utils.machine.OtherPrograms.share", lambda programs: share[0])
+    return share
+
+
 # ---- the environment
 
 
@@ -275,7 +283,16 @@ def test_both_processes_say_what_they_know() -> None:
     assert environment.left
     assert not found.guessed
     assert found.lasting == found.costs
-    assert asked(Answers(SPEC), Answers(MODELS), cores=0) == (PROBE, None, 0.0, False, False)
+    assert asked(Answers(SPEC), Answers(MODELS), cores=0) == (PROBE, None, 0.0, False, False, 0.0)
+
+
+@pytest.mark.parametrize(("share", "busy"), [(0.0, False), (0.14, False), (0.15, True), (1.0, True)])
+def test_what_is_measured_beside_other_programs_does_not_last(others: list[float], share: float, busy: bool) -> None:
+    others[0] = share
+    found = asked(Answers(SPEC, (((1, 1e-3),), 5)), Answers(MODELS, (((1, 1e-4),), ((1, 1e-5),))))
+    assert (found.others, found.busy) == (share, busy)
+    assert found.costs is not None
+    assert found.lasting == (None if busy else found.costs)
 
 
 def test_the_network_that_is_measured_is_the_one_that_is_trained() -> None:

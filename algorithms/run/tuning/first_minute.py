@@ -1,0 +1,157 @@
+"""What a run owes its reader in the first minute: that no batch fills, and that it was tuned on a busy machine."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from algorithms.run.config import Config
+from algorithms.run.tuning.choice import Costs, Plan, corrected, predict, report, workers
+from algorithms.runtime.monitor.monitor import Monitor
+from algorithms.runtime.topology import Topology
+from utils.errors import NothingTrained
+from utils.metrics import duration, short_number
+
+log = logging.getLogger(__name__)
+
+SAY_AFTER_SECONDS = 8.0  # that nothing is trained; what has not begun to train by then may never
+LOOK_AGAIN_SECONDS = 60.0
+MUCH_FASTER = 1.2
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """What the learners of a run wait for before they train for the first time.
+
+    Attributes:
+        columns: whole rollouts that all of them need together; 0: whole or not, steps count.
+        steps: the same in steps.
+        rollout: steps of a trajectory.
+        group_rows, num_groups: agents that step together, and how many such groups there are.
+        envs: actors and their agents, in words.
+        policies: numbers of those that learn.
+    """
+
+    columns: int
+    steps: int
+    rollout: int
+    group_rows: int
+    num_groups: int
+    envs: str
+    policies: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: Config, topology: Topology) -> Self | None:
+        """What a run needs as its flags say; None for one that samples only, or has no environments."""
+        learning = tuple(policy for policy in range(topology.num_policies) if policy not in config.frozen)
+        if config.sampling.sampler_only or not config.algorithm.needs_actors or not learning:
+            return None
+        columns = len(learning) * int(config.learning.macro_batch_columns)
+        replayed = len(learning) * int(getattr(config.learning, "learning_starts", 0))  # of an algorithm with a replay
+        return cls(
+            columns=0 if replayed else columns,
+            steps=replayed or columns * topology.rollout,
+            rollout=topology.rollout,
+            group_rows=topology.rows,
+            num_groups=topology.num_groups,
+            envs=f"{topology.num_actors} x {topology.groups_per_actor * topology.rows} agents",
+            policies=learning,
+        )
+
+    def is_trained(self, monitor: Monitor) -> bool:
+        """Whether any policy that learns has been trained, in this start or before."""
+        totals = [monitor.policies[policy].totals for policy in self.policies]
+        return any(total["samples"] or total["updates"] for total in totals)
+
+    def is_full(self, monitor: Monitor) -> bool:
+        """Whether there is enough to train on."""
+        return self._whole(monitor) >= self.columns if self.columns else monitor.stepped >= self.steps
+
+    def lacks(self, monitor: Monitor, seconds: float) -> str:
+        """What there is after so many seconds, what a batch takes, and what to change."""
+        steps = monitor.stepped
+        kind = "step is" if steps == 1 else "steps are"
+        if not self.columns:
+            there = f"{steps:,} {kind} collected, training begins at {self.steps:,} (--learning_starts)"
+            flags = "--learning_starts"
+        else:
+            there = (
+                f"{steps:,} {kind} collected, {self._whole(monitor)} rollouts of {self.rollout} steps are whole, and a"
+                f" batch takes {self.columns} of those ({self.steps:,} steps)"
+            )
+            flags = "--batch_size, --num_batches_per_iteration or --rollout"
+        soon = ""
+        if steps:
+            rows = self.group_rows * self.num_groups
+            of_each = math.ceil(self.columns / rows) * self.rollout if self.columns else self.steps / rows
+            needed = seconds * of_each * rows / steps
+            given = monitor.budget.seconds
+            late = f", and {given:g} s are given" if needed > given else ""
+            soon = f", {duration(needed)} from the start at this speed{late}"
+        more = f"lower {flags}, or play more environments (now {self.envs}: --num_workers, --num_envs_per_worker)"
+        return f"{there}{soon}: {more}"
+
+    def say(self, monitor: Monitor) -> None:
+        """Log what is missing, if something is."""
+        seconds = time.monotonic() - monitor.started
+        if not self.is_trained(monitor) and not self.is_full(monitor):
+            log.warning("nothing is trained after %.0f s: %s", seconds, self.lacks(monitor, seconds))
+
+    def check(self, monitor: Monitor, reason: str) -> None:
+        """Refuse to call a run finished whose time is over with nothing trained.
+
+        Raises:
+            NothingTrained: that is so; with the numbers.
+        """
+        seconds = monitor.budget.seconds
+        if self.is_trained(monitor) or seconds <= 0 or monitor.budget.reached(monitor.policies):
+            return
+        full = "a batch is full, and training on it takes longer"
+        why = full if self.is_full(monitor) else self.lacks(monitor, seconds)
+        raise NothingTrained(f"{reason}, and nothing is trained: {why}")
+
+    def _whole(self, monitor: Monitor) -> int:
+        return self.group_rows * sum(totals.get("trajectories", 0) for totals in monitor.workers.values())
+
+
+@dataclass(frozen=True)
+class SecondLook:
+    """Finds out whether a plan that was chosen on a busy machine is a bad one, by what training itself has needed.
+
+    Attributes:
+        costs, plan: measured and chosen at the start.
+        choose: returns the best plan for costs.
+        config: to plan by.
+        num_agents: rows of one environment.
+        cores: how many there are.
+    """
+
+    costs: Costs
+    plan: Plan
+    choose: Callable[[Costs], Plan]
+    config: Config
+    num_agents: int
+    cores: int
+
+    def say(self, monitor: Monitor) -> None:
+        """Log what another plan would bring, if that is more than a fifth; and else that it would not."""
+        found = monitor.performance()
+        if found is None or not found.limit_samples_per_second:
+            log.info("measured again: nothing is trained yet, so that nothing is known")
+            return
+        costs = corrected(self.costs, self.plan.sampling, self.config, self.num_agents, found.cpu_us)
+        now = predict(costs, self.plan.sampling, self.config, self.num_agents, self.cores)
+        best = self.choose(costs)
+        if best.samples_per_second <= MUCH_FASTER * now or best.sampling == self.plan.sampling:
+            log.info("measured again in training: no other plan is a fifth faster")
+            return
+        log.warning(
+            "measured again in training, another plan is better: %s, in place of %s, predicted %s samples/s;"
+            " to take it, end this start (Ctrl-C) and go on with the same command and --experiment=%s",
+            report(costs, best, self.num_agents),
+            workers(self.plan.sampling, self.num_agents),
+            short_number(now),
+            self.config.run.experiment,
+        )

@@ -1,0 +1,170 @@
+"""What a run says in its first minute, with numbers that can be checked by hand."""
+
+import logging
+import time
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from algorithms.run.config import Config
+from algorithms.run.placement import Sampling
+from algorithms.run.tuning.choice import Costs, Plan, corrected, predict
+from algorithms.run.tuning.first_minute import FirstBatch, SecondLook
+from algorithms.runtime.budget import Budget
+from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from algorithms.runtime.topology import Topology
+from tests.unit.run.tuning.test_choice import COSTS
+from utils.errors import NothingTrained
+
+FLAGS = {"env": "a", "experiment": "r", "rollout": 32, "batch_size": 1024}
+
+
+def needs(**flags: Any) -> FirstBatch | None:
+    config = Config.from_flat(FLAGS | flags)
+    policies = config.sampling.num_policies
+    return FirstBatch.of(config, Topology("local", 2, 1, 2, policies, 1, 8, 32))
+
+
+class Watched:
+    """A monitor, as far as it is asked here.
+
+    Args:
+        stepped: steps that were taken.
+        whole: trajectories of groups that are whole.
+        seconds: of the budget.
+        totals: of the first policy.
+    """
+
+    def __init__(
+        self, stepped: int = 0, whole: int = 0, seconds: float = 1e10, totals: Mapping[str, int] | None = None
+    ) -> None:
+        self.stepped, self.budget = stepped, Budget(10**9, seconds=seconds)
+        self.workers = {"actor_0": {"trajectories": whole, "collected": 0}}
+        self.policies = [PolicyProgress(100), PolicyProgress(100)]
+        self.policies[0].totals |= totals or {}
+        self.found: Any = None
+        self.started = time.monotonic() - 8.0
+
+    def performance(self) -> Any:
+        return self.found
+
+
+def said(watched: Watched, caplog: pytest.LogCaptureFixture, **flags: Any) -> list[str]:
+    first = needs(**flags)
+    assert first is not None
+    with caplog.at_level(logging.INFO):
+        first.say(watched)  # type: ignore[arg-type]
+    return caplog.messages
+
+
+def test_a_batch_that_does_not_fill_is_said_with_the_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    """16 agents have taken 3 steps each in 8 s; each has to take 64 for 32 whole rollouts."""
+    assert said(Watched(stepped=48), caplog) == [
+        "nothing is trained after 8 s: 48 steps are collected, 0 rollouts of 32 steps are whole, and a batch takes 32"
+        " of those (1,024 steps), 3 min from the start at this speed: lower --batch_size, --num_batches_per_iteration"
+        " or --rollout, or play more environments (now 2 x 8 agents: --num_workers, --num_envs_per_worker)"
+    ]
+
+
+def test_it_is_said_when_the_budget_ends_before(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = said(Watched(stepped=48, seconds=60.0), caplog)
+    assert "3 min from the start at this speed, and 60 s are given: lower" in line
+    caplog.clear()
+    (line,) = said(Watched(), caplog)  # of no step nothing follows
+    assert (
+        "0 steps are collected, 0 rollouts of 32 steps are whole, and a batch takes 32 of those (1,024 steps): l"
+        in line
+    )
+
+
+@pytest.mark.parametrize(
+    "watched",
+    [
+        Watched(stepped=1024, whole=4),  # 32 rollouts: the learner is at it
+        Watched(stepped=500, totals={"samples": 1}),
+        Watched(totals={"updates": 3}),  # of an earlier start
+    ],
+)
+def test_where_a_batch_is_full_or_was_nothing_is_said(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    assert said(watched, caplog) == []
+
+
+def test_policies_together_and_replays_need_what_they_need(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = said(Watched(stepped=1, whole=1), caplog, num_policies=2)
+    assert "1 step is collected, 8 rollouts of 32 steps are whole, and a batch takes 64 of those (2,048 steps)" in line
+    caplog.clear()
+    (line,) = said(Watched(stepped=100, whole=9), caplog, algo="APEX", learning_starts=1000)
+    assert "100 steps are collected, training begins at 1,000 (--learning_starts), 80 s from the start" in line
+    assert "lower --learning_starts, or" in line
+
+
+@pytest.mark.parametrize("flags", [{"sampler_only": True}, {"algo": "BC", "input": ["d"]}])
+def test_a_run_that_trains_nothing_or_collects_nothing_needs_no_batch(flags: dict[str, Any]) -> None:
+    assert needs(**flags) is None
+
+
+def test_a_budget_that_is_over_with_nothing_trained_is_a_failure_of_its_own() -> None:
+    first = needs()
+    assert first is not None
+    with pytest.raises(NothingTrained, match="20 seconds are over, and nothing is trained: 48 steps are c") as caught:
+        first.check(Watched(stepped=48, seconds=20.0), "20 seconds are over")  # type: ignore[arg-type]
+    assert caught.value.exit_code == 7
+    with pytest.raises(NothingTrained, match="a batch is full, and training on it takes longer"):
+        first.check(Watched(stepped=1024, whole=4, seconds=20.0), "20 seconds are over")  # type: ignore[arg-type]
+    first.check(Watched(stepped=48, totals={"samples": 1}), "20 seconds are over")  # type: ignore[arg-type]
+    first.check(Watched(seconds=0.0), "0 seconds are over")  # type: ignore[arg-type] # nobody wanted any training
+    reached = Watched(stepped=48)
+    reached.budget = Budget(10**9, episode_return=-1.0)
+    for policy in reached.policies:
+        policy.episode_return.append([5.0] * 100)
+    first.check(reached, "the mean return has reached 5.00")  # type: ignore[arg-type] # a random policy is good enough
+
+
+SLOW, FAST = Sampling("local", 2, 16, 1), Sampling("local", 2, 32, 1)
+
+
+@pytest.mark.parametrize(
+    ("cpu_us", "best", "expected"),
+    [
+        (None, FAST, "measured again: nothing is trained yet, so that nothing is known"),
+        ({"env": 100.0}, SLOW, "measured again in training: no other plan is a fifth faster"),
+        (
+            {"env": 100.0},
+            FAST,
+            "local, 2 actors x 32 envs, predicted 99.9k samples/s, in place of local, 2 actors x 16 envs, p",
+        ),
+    ],
+)
+def test_a_plan_is_judged_by_what_training_has_needed(
+    caplog: pytest.LogCaptureFixture, cpu_us: Any, best: Sampling, expected: str
+) -> None:
+    given: list[Costs] = []
+
+    def choose(costs: Costs) -> Plan:
+        given.append(costs)
+        return Plan(best, 99_900.0)
+
+    config = Config.from_flat(FLAGS)
+    look = SecondLook(COSTS, Plan(SLOW, 1e9), choose, config, 1, 2)
+    watched = Watched()
+    watched.found = cpu_us and SimpleNamespace(limit_samples_per_second=1.0, cpu_us=cpu_us)
+    with caplog.at_level(logging.INFO):
+        look.say(watched)  # type: ignore[arg-type]
+    (line,) = caplog.messages
+    assert expected in line
+    assert all(costs.env != COSTS.env for costs in given)
+
+
+def test_a_plan_that_is_less_than_a_fifth_faster_is_not_worth_a_restart(caplog: pytest.LogCaptureFixture) -> None:
+    config, cpu_us = Config.from_flat(FLAGS), {"env": 1603 / 16}
+    watched = Watched()
+    watched.found = SimpleNamespace(limit_samples_per_second=1.0, cpu_us=cpu_us)
+    now = predict(corrected(COSTS, SLOW, config, 1, cpu_us), SLOW, config, 1, 2)
+    with caplog.at_level(logging.INFO):
+        for speed in (1.19 * now, 1.21 * now):
+            look = SecondLook(COSTS, Plan(SLOW, 1e9), lambda costs, s=speed: Plan(FAST, s), config, 1, 2)  # type: ignore[misc]
+            look.say(watched)  # type: ignore[arg-type]
+    assert ["another plan is better" in line for line in caplog.messages] == [False, True]
+    assert "the same command and --experiment=r" in caplog.messages[1]
