@@ -19,6 +19,8 @@ OFFLINE = ["pyarrow>=20", "h5py>=3.12"]  # and minari>=0.5.3 for those who want 
 ONNX = ["onnx>=1.20", "onnxscript>=0.5", "onnxruntime>=1.23"]
 HUB = ["huggingface_hub>=1.0"]
 WANDB = ["wandb>=0.20"]
+TRACKIO = ["trackio>=0.20"]
+MLFLOW = ["mlflow-skinny>=3"]
 DEV = [
     "pytest>=9",
     "pytest-timeout>=2.4",
@@ -75,6 +77,8 @@ setup(
         "onnx": ONNX,
         "hub": HUB,
         "wandb": WANDB,
+        "trackio": TRACKIO,
+        "mlflow": MLFLOW,
         "dev": DEV + ONNX + ["minari>=0.5.3"],
         "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + OFFLINE + VIDEO + PLOTS,
     },

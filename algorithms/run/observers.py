@@ -39,12 +39,13 @@ from algorithms.runtime.monitor.console import Title, aim_of, console_for
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.performance import Machine
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
-from algorithms.runtime.monitor.wandb import Tracker, is_installed, wandb_settings
+from algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, is_installed
 from algorithms.runtime.processes.janitor import Janitor, kill_group
 from algorithms.runtime.topology import Topology
 from utils.command_line import own_command, words_of
 from utils.errors import UsageError
 from utils.run_folder import append_to_own
+from utils.values import nearest, shown
 
 log = logging.getLogger(__name__)
 
@@ -144,8 +145,12 @@ EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.start
 
 def check_observers(config: Config) -> None:
     """Refuse a tracker that is not installed, and videos that nobody could make (UsageError)."""
-    if config.logging.with_wandb and not is_installed():
-        raise UsageError('--with_wandb needs the package wandb: pip install "appo[wandb]"')
+    for name in asked_trackers(config.logging.track, config.logging.with_wandb):
+        if name not in TRACKERS:
+            raise UsageError(f"--track={shown(name)} is not one of {', '.join(TRACKERS)}{nearest(name, TRACKERS)}")
+        if not is_installed(name):
+            flag = f"--track={name}" if name in config.logging.track else "--with_wandb"
+            raise UsageError(f'{flag} needs the package {TRACKERS[name].package}: pip install "appo[{name}]"')
     if config.logging.eval_video_every_min:
         if not config.logging.eval_every_sec:
             raise UsageError("--eval_video_every_min films evaluations: it needs --eval_every_sec")
@@ -154,15 +159,15 @@ def check_observers(config: Config) -> None:
 
 
 def start_tracking(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
-    """Tell TensorBoard the flags of a run, and start the tracker if one is wanted."""
+    """Tell TensorBoard the flags of a run, and start the trackers that are wanted."""
     flags = config.to_flat() | {"seed": seed}
     shown = ("seed", *(name for part in ("env", "learning", "model") for name in config.table.by_part[part]))
     first = {*ALWAYS_FIRST, *unusual(flags, config.by_kind, shown)} & set(shown)
     for writer in monitor.writers:
         writer.describe({name: flags[name] for name in shown}, first)
-    if config.logging.with_wandb:
-        settings = wandb_settings(flags, begun_at(config.run.run_directory))
-        monitor.tracker = Tracker(settings, config.run.folder.log("wandb"), janitor)
+    for name in asked_trackers(config.logging.track, config.logging.with_wandb):
+        settings = TRACKERS[name].settings(flags, begun_at(config.run.run_directory))
+        monitor.trackers.append(Tracker(name, settings, config.run.folder.log(name), janitor))
 
 
 def evaluate_beside(config: Config, janitor: Janitor) -> AbstractContextManager[object]:

@@ -316,14 +316,17 @@ class LoggingConfig:
     eval_flags: dict[str, object] = flag(
         {}, "flags of the environment that differ in evaluations, such as horizon=500 env_frameskip=2"
     )
-    with_wandb: bool = flag(
-        False, "send all figures to Weights & Biases too, from a process of their own", harmless=False
+    track: tuple[str, ...] = flag(
+        (),
+        "trackers that all figures are sent to, each from a process of its own, separated by commas: wandb (Weights &"
+        " Biases), trackio, mlflow; empty = none",
     )
-    wandb_project: str = flag("appo", "project at Weights & Biases")
+    with_wandb: bool = flag(False, "the same as --track=wandb, as it was called originally", harmless=False)
+    wandb_project: str = flag("appo", "project at the trackers, experiment at MLflow")
     wandb_user: str = flag("", "user or team at Weights & Biases; empty = the default one")
-    wandb_group: str = flag("", "group of runs at Weights & Biases; empty = experiments_root")
-    wandb_job_type: str = flag("train", "kind of run at Weights & Biases")
-    wandb_tags: tuple[str, ...] = flag((), "tags at Weights & Biases, separated by commas; empty = none")
+    wandb_group: str = flag("", "group of runs at the trackers; empty = experiments_root")
+    wandb_job_type: str = flag("train", "kind of run at Weights & Biases and MLflow")
+    wandb_tags: tuple[str, ...] = flag((), "tags at Weights & Biases and MLflow, separated by commas; empty = none")
     custom_summaries: str = flag(
         "",
         "function of yours, package.module:function, that adds figures to each record: given the policy and a dict of"

@@ -59,6 +59,8 @@ OPTIONAL = {
     "onnxruntime": "onnx",
     "huggingface_hub": "hub",
     "wandb": "wandb",
+    "trackio": "trackio",
+    "mlflow-skinny": "mlflow",
 }
 
 FEW_FILES, LITTLE_MEMORY, LITTLE_SHARED = 1024, 2 << 30, 64 << 20

@@ -24,7 +24,7 @@ from algorithms.run.defaults import flags_by_kind
 from algorithms.run.folder import find_run_folder, saved_flags
 from algorithms.run.trust import LOOKED_AT, PLAYED, uses
 from algorithms.runtime.memory.learner_state import decode, read_plain
-from algorithms.runtime.monitor.wandb import LOCATION_FLAGS
+from algorithms.runtime.monitor.tracking import LOCATION_FLAGS
 from algorithms.tools.flags import HubConfig
 from utils import checkpoint_files
 from utils.command_line import say, words_of_flag

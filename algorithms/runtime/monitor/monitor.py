@@ -25,7 +25,7 @@ from algorithms.runtime.monitor.console import Console, PlainLines
 from algorithms.runtime.monitor.overview import Overview, memory
 from algorithms.runtime.monitor.performance import Machine, Performance, ProcessTimes, performance
 from algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, Names, PolicyProgress
-from algorithms.runtime.monitor.wandb import Tracker
+from algorithms.runtime.monitor.tracking import Tracker
 from utils.logging import recent_warnings
 from utils.machine import Usage, core_time
 from utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 0.25
 SOON_SECONDS, FIRST_MINUTES = 5.0, 5  # between summaries at most, so long as a start is looked at most
+
+TRACKERS_SECONDS = 5.0  # that all of them have together to send what is left
 
 CLOSE_SECONDS = 3.0  # for figures that are not on disk yet
 
@@ -63,7 +65,7 @@ class Monitor:
         console: what shows the run meanwhile: plain lines, unless it is given another one.
         started: monotonic time from which this start counts.
         elapsed_before: seconds of earlier starts, up to what was saved of them.
-        tracker: is handed every record too, if there is one.
+        trackers: are handed every record too.
         disk: writes the records.
         usage: of the machine, which is part of every record.
         output: counts of the dataset that is written; {}: there is none.
@@ -94,7 +96,7 @@ class Monitor:
         self.times: dict[str, ProcessTimes] = {}
         self.collect_rate = RateMeter()  # steps of all actors, trained on or not
         self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
-        self.tracker: Tracker | None = None
+        self.trackers: list[Tracker] = []
         self.usage = Usage()
         self.disk = DiskThread("files")
         folder = RunFolder(directory)
@@ -199,8 +201,8 @@ class Monitor:
                 added = self._figures.known({name: record[name] for name in record.keys() - own})
                 record = {name: value for name, value in record.items() if name in own or name in added}
             self.disk.do(partial(self.metrics_log.append, record))
-            if self.tracker is not None:
-                self.tracker.add(policy, record)
+            for tracker in self.trackers:
+                tracker.add(policy, record)
             if self.writers:
                 self._show(policy, record)
 
@@ -346,7 +348,10 @@ class Monitor:
             self.metrics_log.close()
         for writer in self.writers:
             writer.close(max(0.0, deadline - time.monotonic()))
-        if self.tracker is not None:
-            self.tracker.close()
+        deadline = time.monotonic() + TRACKERS_SECONDS
+        for tracker in self.trackers:  # all of them send meanwhile
+            tracker.end()
+        for tracker in self.trackers:
+            tracker.close(max(0.0, deadline - time.monotonic()))
         if self.hooks is not None:
             self.hooks.tell("on_end")

@@ -64,6 +64,7 @@ RISKS: list[tuple[str, dict[str, Any], frozenset[str] | None]] = [
     ("weights", {"init_from": "/home/you/secret"}, TRAINED),
     ("evaluations", {"eval_env_kwargs": {"xml_file": "x"}}, TRAINED),
     ("tracker", {"with_wandb": True}, TRAINED),
+    ("trackers", {"track": ["mlflow"]}, TRAINED),
     ("account", {"wandb_user": "stranger"}, TRAINED),
 ]
 

@@ -1,0 +1,352 @@
+"""Trackers beside our own figures: Weights & Biases, Trackio, MLflow, each in a process that nothing here waits for.
+
+Main writes JSON lines into a pipe without ever blocking; what does not fit is dropped. So a tracker that hangs, dies or
+cannot reach its server costs figures there and nothing else. Run as a script, this file is that process: it imports the
+tracker's package, and no other process does.
+
+A further tracker is a row of `TRACKERS`: its package, what it is told of the run, and a class with `log` and `finish`.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import importlib.util
+import json
+import logging
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from algorithms.runtime.processes.janitor import Janitor
+
+log = logging.getLogger(__name__)
+
+PIPE_BYTES = 1 << 20
+CLOSE_SECONDS = 5.0
+WAITING_RECORDS = 1000
+LONGEST_NAME = 100  # of a run in its id, which has 128 characters at most
+LOCATION_FLAGS = ("train_dir", "experiments_root", "config", "init_from")
+HEAD = ("elapsed_seconds", "env_steps", "samples", "discarded", "policy")
+
+
+class Tracker:
+    """Main's end of one.
+
+    Args:
+        name: in `TRACKERS`.
+        settings: of the run, as that row makes them.
+        log_path: what the process prints goes there.
+        janitor: ends it should main be killed.
+
+    Attributes:
+        pid: of the process, which leads a group.
+        dropped: records that were not taken.
+    """
+
+    def __init__(self, name: str, settings: Mapping[str, object], log_path: Path, janitor: "Janitor") -> None:
+        from utils.run_folder import append_to_own  # not at the top: as a script this file finds no package of ours
+
+        self.name, self.log_path, self.janitor, self.dropped = name, log_path, janitor, 0
+        with os.fdopen(append_to_own(log_path), "ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 (our own file)
+                [sys.executable, "-P", __file__],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                bufsize=0,
+                process_group=0,  # no session: the scheduler may share the cores between sessions first
+            )
+        self.pid = self._process.pid
+        janitor.watch(self.pid)
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin.fileno()
+        os.set_blocking(self._pipe, False)
+        with contextlib.suppress(OSError):  # beyond what the system allows
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._rest = b""
+        self._alive = True
+        self._send({"tracker": name, "settings": settings})
+
+    def add(self, policy: int, record: Mapping[str, float]) -> None:
+        """Hand over a record of metrics.jsonl; returns at once."""
+        finite = {name: float(value) for name, value in record.items() if math.isfinite(value)}
+        self._send({**finite, "policy": policy})
+
+    def end(self) -> None:
+        """Tell it that nothing more comes, so that it sends what it has and ends."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.closed:
+            with contextlib.suppress(OSError):
+                self._flush()
+            self._process.stdin.close()
+            self._alive = False
+
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
+        """Let it send what it has, but for no longer than this, and end it."""
+        deadline = time.monotonic() + timeout_seconds
+        self.end()
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            log.warning(
+                "the tracker %s did not end within %g s and is killed; see %s",
+                self.name,
+                timeout_seconds,
+                self.log_path,
+            )
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # and what it has started
+            os.killpg(self.pid, signal.SIGKILL)
+        self.janitor.forget(self.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_seconds)
+        if self.dropped:
+            log.warning("%d records were not sent to the tracker %s", self.dropped, self.name)
+
+    def _send(self, value: Mapping[str, object]) -> None:
+        """Queue a line in the pipe; one that has begun is finished before the next."""
+        if not self._alive:
+            self.dropped += 1
+            return
+        try:
+            self._flush()
+            if self._rest:
+                self.dropped += 1
+                return
+            self._rest = json.dumps(value).encode() + b"\n"
+            self._flush()
+        except OSError:
+            self._alive = False
+            self.dropped += 1
+            log.warning("the tracker %s has ended: its figures are not sent any more; see %s", self.name, self.log_path)
+
+    def _flush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._rest:
+                self._rest = self._rest[os.write(self._pipe, self._rest) :]
+
+
+# What a tracker is told of a run: nothing in it names a folder of this machine.
+
+
+def run_id(flags: Mapping[str, Any], begun: float) -> str:
+    """The name of a run that no other has, and that it keeps when it goes on.
+
+    Args:
+        flags: of the run, with its seed.
+        begun: when (seconds since 1970): names and seeds come again in other groups of runs, and after
+            --restart_behavior.
+    """
+    origin = hashlib.sha256(repr((flags["experiments_root"], flags["seed"], begun)).encode()).hexdigest()
+    return f"{flags['experiment'][:LONGEST_NAME]}-{origin[:12]}"
+
+
+def _shared(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if name not in LOCATION_FLAGS}
+
+
+def _group(flags: Mapping[str, Any]) -> str | None:
+    return flags["wandb_group"] or flags["experiments_root"] or None
+
+
+def wandb_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
+    """The arguments of `wandb.init`."""
+    return {
+        "project": flags["wandb_project"],
+        "entity": flags["wandb_user"] or None,
+        "group": _group(flags),
+        "job_type": flags["wandb_job_type"] or None,
+        "tags": list(flags["wandb_tags"]),
+        "name": flags["experiment"],
+        "id": run_id(flags, begun),
+        "resume": "allow",
+        "config": _shared(flags),
+    }
+
+
+def trackio_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
+    """The arguments of `trackio.init`, which tells runs by their names alone."""
+    return {
+        "project": flags["wandb_project"],
+        "name": run_id(flags, begun),
+        "group": _group(flags),
+        "resume": "allow",
+        "config": _shared(flags),
+    }
+
+
+def mlflow_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
+    """What `Mlflow` needs."""
+    tags = {"appo.id": run_id(flags, begun), "appo.group": _group(flags) or "", "appo.job": flags["wandb_job_type"]}
+    words = {f"appo.tag.{number}": tag for number, tag in enumerate(flags["wandb_tags"])}
+    return {
+        "experiment": flags["wandb_project"],
+        "run_name": flags["experiment"],
+        "tags": {**tags, **words},
+        "config": _shared(flags),
+    }
+
+
+# The process of a tracker.
+
+
+class Client(Protocol):
+    """A run at a tracker; made with what the row of the tracker tells of it."""
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Send figures at so many env steps."""
+        ...
+
+    def finish(self) -> None:
+        """Send what is left."""
+        ...
+
+
+class Wandb:
+    """A run at Weights & Biases, whose steps are records: several policies are at as many env steps each."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._run = importlib.import_module("wandb").init(**settings)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Send figures, env steps among them."""
+        self._run.log(dict(figures))
+
+    def finish(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+class Trackio:
+    """A run at Trackio."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._run = importlib.import_module("trackio").init(**settings)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Send figures at so many env steps."""
+        self._run.log(dict(figures), step=step)
+
+    def finish(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+class Mlflow:
+    """A run at MLflow, where `MLFLOW_TRACKING_URI` says; a run that goes on is found by a tag of ours."""
+
+    PARAMETERS_AT_ONCE, LONGEST_PARAMETER = 100, 500
+    FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in the name of a metric
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._mlflow = mlflow = importlib.import_module("mlflow")
+        experiment = mlflow.set_experiment(settings["experiment"])
+        same = f"tags.`appo.id` = '{settings['tags']['appo.id']}'"
+        found = mlflow.search_runs([experiment.experiment_id], filter_string=same, max_results=1, output_format="list")
+        if found:
+            mlflow.start_run(run_id=found[0].info.run_id)
+            return
+        mlflow.start_run(run_name=settings["run_name"], tags=settings["tags"])
+        parameters = iter(settings["config"].items())
+        while some := dict(islice(parameters, self.PARAMETERS_AT_ONCE)):
+            mlflow.log_params({name: str(value)[: self.LONGEST_PARAMETER] for name, value in some.items()})
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Send figures at so many env steps."""
+        self._mlflow.log_metrics({self.FORBIDDEN.sub("_", name): value for name, value in figures.items()}, step=step)
+
+    def finish(self) -> None:
+        """Say that the run has ended."""
+        self._mlflow.end_run()
+
+
+class Kind(NamedTuple):
+    """A tracker.
+
+    Attributes:
+        package: that has to be installed, and the extra of ours that does it.
+        settings: returns what it is told of a run, by its flags and when it began.
+        client: a run at it, made of that in the process of the tracker.
+    """
+
+    package: str
+    settings: Callable[[Mapping[str, Any], float], dict[str, object]]
+    client: Callable[[Mapping[str, Any]], Client]
+
+
+TRACKERS: Mapping[str, Kind] = {
+    "wandb": Kind("wandb", wandb_settings, Wandb),
+    "trackio": Kind("trackio", trackio_settings, Trackio),
+    "mlflow": Kind("mlflow", mlflow_settings, Mlflow),
+}
+"""Those that `--track` knows."""
+
+
+def asked_trackers(track: Sequence[str], with_wandb: bool) -> list[str]:
+    """The trackers that flags name, each once."""
+    return list(dict.fromkeys([*(["wandb"] if with_wandb else []), *track]))
+
+
+def is_installed(name: str) -> bool:
+    """Whether a tracker's package is there."""
+    return importlib.util.find_spec(TRACKERS[name].package) is not None
+
+
+class _Lines(threading.Thread):
+    """Reads what main says as soon as it comes, so that a slow tracker drops the oldest and never fills the pipe."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.waiting: deque[dict[str, Any]] = deque(maxlen=WAITING_RECORDS)
+        self.changed = threading.Condition()
+        self.ended = False
+
+    def run(self) -> None:
+        for line in sys.stdin.buffer:
+            with self.changed:
+                self.waiting.append(json.loads(line))
+                self.changed.notify()
+        with self.changed:
+            self.ended = True
+            self.changed.notify()
+
+    def next(self) -> dict[str, Any] | None:
+        """The oldest line; None when there are no more."""
+        with self.changed:
+            while not self.waiting and not self.ended:
+                self.changed.wait(1.0)
+            return self.waiting.popleft() if self.waiting else None
+
+
+def _main() -> None:
+    for name in ("INT", "TERM", "HUP", "QUIT", "USR2", "ALRM"):  # main ends it
+        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
+    first = sys.stdin.buffer.readline()
+    if not first:
+        return
+    asked = json.loads(first)
+    settings = asked["settings"]
+    lines = _Lines()
+    lines.start()
+    run = TRACKERS[asked["tracker"]].client(settings)
+    while (record := lines.next()) is not None:
+        policy = record.pop("policy")
+        prefix = f"p{policy}/" if settings["config"].get("num_policies", 1) > 1 else ""
+        figures = {name if name in HEAD else prefix + name: value for name, value in record.items()}
+        run.log(figures, int(record.get("env_steps", 0)))
+    run.finish()
+
+
+if __name__ == "__main__":
+    _main()
