@@ -46,6 +46,8 @@ FRAMES = "frames_per_step"
 """Name in the metadata of what is no part of Minari's format: simulator frames behind a step."""
 FORM = "action_form"
 """Name in the metadata of whether actions are scaled, and squashed, where they are drawn; see `ActionForm`."""
+LEAST_COMPRESSED_BYTES = 16 << 10
+"""Of an episode. A smaller one takes as many blocks of the disk in any case, and compressing twice as long to write."""
 MINARI_VERSION = "0.5.3"
 """Of the format, from which on Minari reads what is written here."""
 
@@ -177,7 +179,9 @@ class DatasetWriter:
             columns["infos"] = _infos(pa, _padded(infos))
         batch = pa.RecordBatch.from_pydict(columns)
         sink = pa.BufferOutputStream()
-        compression = None if self.config.output_compression == "none" else self.config.output_compression
+        compression: str | None = self.config.output_compression
+        if compression == "none" or batch.nbytes < LEAST_COMPRESSED_BYTES:
+            compression = None
         options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)  # waking threads costs more
         with pa.ipc.new_file(sink, batch.schema, options=options) as file:
             file.write_batch(batch)

@@ -54,6 +54,19 @@ def test_columns_are_stored_as_asked(tmp_path: Path) -> None:
         OutputConfig(output_columns=("q",)).check()
 
 
+def test_long_episodes_are_compressed_and_short_ones_are_not(tmp_path: Path) -> None:
+    sizes = {}
+    for compression in ("none", "lz4", "zstd"):
+        written(tmp_path / compression, [episode(1, 5000), episode(2, 20)], output_compression=compression)
+        folder = tmp_path / compression / "part-00000" / "data"
+        sizes[compression] = [(folder / str(index) / "part-0.arrow").stat().st_size for index in range(2)]
+        assert_same(read(tmp_path / compression)[0], episode(1, 5000))
+        assert len(minari.MinariDataset(folder)[0].rewards) == 5000
+    for compression in ("lz4", "zstd"):
+        assert sizes[compression][0] < 0.8 * sizes["none"][0]
+        assert sizes[compression][1] == sizes["none"][1]
+
+
 def test_a_new_part_begins_where_one_is_large_enough(tmp_path: Path) -> None:
     writer = written(tmp_path / "d", output_max_file_size=1)
     assert writer.parts == 5
