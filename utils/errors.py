@@ -188,6 +188,12 @@ class Interrupted(AppoError):
     exit_code = 130
 
 
+class NotSaved(Interrupted):
+    """The run was asked to end, and what was learned last could not be saved, as on a full disk."""
+
+    exit_code = 74  # EX_IOERR of sysexits.h
+
+
 class StopNow(BaseException):
     """A second Ctrl-C: end at once, without saving. No `Exception`, so that nothing on the way out handles it."""
 

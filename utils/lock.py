@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from utils.errors import DirectoryInUse, ResourceError, UsageError
-from utils.run_folder import append_to_own
+from utils.run_folder import append_to_own, is_named
 
 _CONTENT_BYTES = 4096
 _HOLDER_WRITES_WITHIN_SECONDS = 0.2
@@ -46,6 +46,22 @@ class RunLock:
             raise
         self._descriptor = descriptor
         return self
+
+    def renew(self) -> None:
+        """Hold the lock of the file that has its name now, should the one that was locked be removed or renamed.
+
+        Raises:
+            DirectoryInUse: another process holds that.
+            UsageError, ResourceError: as `acquire`.
+        """
+        held = self._descriptor
+        if held is not None and not self.is_in_place():
+            self.acquire()
+            os.close(held)
+
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked, if there is one, has its name still."""
+        return self._descriptor is None or is_named(self._descriptor, self.path)
 
     def release(self) -> None:
         """Give the lock back; harmless when it is not held."""

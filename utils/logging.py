@@ -1,5 +1,6 @@
 """Where log lines go: plain lines on the terminal for main, a file for each worker."""
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from utils.errors import format_error
-from utils.run_folder import append_to_own, open_own, update_own
+from utils.run_folder import append_to_own, is_named, open_own, update_own
 from utils.values import printable
 
 _TAIL_BLOCK_BYTES = 1 << 16
@@ -39,11 +40,42 @@ class _LineFile(_DropWhenFull, logging.StreamHandler[IO[str]]):
     """Appends to a file of a run."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(os.fdopen(append_to_own(path, make=True), "a", encoding="utf-8", errors="backslashreplace"))
+        super().__init__(_open_log(path))
+        self.path = path
 
     def close(self) -> None:
         super().close()
         self.stream.close()
+
+
+def _open_log(path: Path) -> IO[str]:
+    return os.fdopen(append_to_own(path, make=True), "a", encoding="utf-8", errors="backslashreplace")
+
+
+def follow_log() -> None:
+    """Go on in the log file of this process where it should be, if somebody has removed or renamed it with its folder.
+
+    What goes into a file without a name fills the disk unseen. What is printed follows, as far as it went there too.
+    """
+    for handler in logging.getLogger().handlers:
+        if not isinstance(handler, _LineFile) or is_named(old := handler.stream.fileno(), handler.path):
+            continue
+        with contextlib.suppress(OSError):  # not yet
+            printed = [number for number in (1, 2) if _is_same_file(number, old)]
+            stream = _open_log(handler.path)
+            for number in printed:
+                os.dup2(stream.fileno(), number)
+            before = handler.setStream(stream)
+            _dump_stacks_to(stream)
+            if before is not None:
+                before.close()
+
+
+def _is_same_file(first: int, second: int) -> bool:
+    try:
+        return os.path.sameopenfile(first, second)
+    except OSError:  # an environment has closed it
+        return False
 
 
 class _Recent(logging.Handler):

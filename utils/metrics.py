@@ -5,6 +5,7 @@ Nothing here may stop training: a full disk costs figures, which are counted, an
 
 import contextlib
 import json
+import logging
 import math
 import os
 import re
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from utils.errors import UsageError
-from utils.run_folder import append_to_own, names_in_own, open_own, remove_own, replace_own
+from utils.run_folder import append_to_own, is_named, names_in_own, open_own, remove_own, replace_own
 from utils.tensorboard import Thinning, _plain
 from utils.values import is_number
+
+log = logging.getLogger(__name__)
 
 
 class MetricsLog:
@@ -47,6 +50,8 @@ class MetricsLog:
         """Add a line; False, and counted in `dropped`, when the disk does not take it."""
         plain = {name: _plain(value) for name, value in record.items()}
         line = json.dumps(plain, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        if not is_named(self._descriptor, self._path):
+            self._go_on_in_place()
         size = os.fstat(self._descriptor).st_size
         try:
             written = os.write(self._descriptor, line)
@@ -64,6 +69,18 @@ class MetricsLog:
     def close(self) -> None:
         """Close the file; the log cannot be used afterwards."""
         os.close(self._descriptor)
+
+    def _go_on_in_place(self) -> None:
+        """The file was removed or renamed, and is still to be read: write all of it where it was, and go on there."""
+        with contextlib.suppress(OSError):  # not yet: the folder is away, or the disk is full
+            if not os.path.lexists(self._path):
+                with os.fdopen(os.dup(self._descriptor), "rb") as file:
+                    file.seek(0)
+                    replace_own(self._path, iter(lambda: file.read(BLOCK_BYTES), b""))
+            descriptor = append_to_own(self._path)
+            os.close(self._descriptor)
+            self._descriptor = descriptor
+            log.warning("%s has gone away: it is made again", self._path)
 
     def _thin(self, size: int) -> None:
         """Replace the file by one with fewer records; where the disk does not take it, later."""

@@ -289,6 +289,16 @@ def _open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
     raise OSError(errno.EMLINK, f"{shown(name)} has {found.st_nlink} names, and the others may not be of this run")
 
 
+def is_named(descriptor: int, path: Path) -> bool:
+    """Whether a file that is open has this path, and has not been removed, replaced or renamed since."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+    except OSError:  # it cannot be said, and nothing can be done
+        return True
+
+
 def replace_own(path: Path, content: bytes | Iterable[bytes], *, durable: bool = True, make: bool = False) -> None:
     """Replace a file of a run in one step; a crash at any point leaves the content of before or the new one.
 

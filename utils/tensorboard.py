@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, SupportsFloat
 
 from utils.failpoints import failpoint
-from utils.run_folder import new_own, open_own, own_folder, remove_own, replace_own
+from utils.run_folder import is_named, new_own, open_own, own_folder, remove_own, replace_own
 
 # The flags of a run for TensorBoard's table of hyperparameters, as the messages of its plugin.
 
@@ -158,10 +158,14 @@ class _RecordFile:
     Args:
         file: to which they are appended.
         checksum: CRC-32C of bytes, masked as TensorFlow does.
+        path: of the file.
     """
 
-    def __init__(self, file: BinaryIO, checksum: Callable[[bytes], int]) -> None:
-        self._file, self._checksum = file, checksum
+    def __init__(self, file: BinaryIO, checksum: Callable[[bytes], int], path: Path) -> None:
+        self._file, self._checksum, self._path = file, checksum, path
+
+    def is_in_place(self) -> bool:
+        return is_named(self._file.fileno(), self._path)
 
     def write(self, content: bytes) -> None:
         self._file.write(framed(content, self._checksum))
@@ -329,6 +333,9 @@ class EventWriter:
         while events := self._take():
             try:
                 failpoint("events.write")
+                if file is not None and not file.is_in_place():  # somebody has removed or renamed it
+                    _abandon(file)
+                    file = None
                 file = file or self._open()
                 for event in events:
                     file.write(self._encode(event))
@@ -417,7 +424,8 @@ class EventWriter:
         """A new event file, with the version record that readers expect first."""
         now = time.time_ns()
         name = f"{_EVENTS}{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
-        file = _RecordFile(os.fdopen(new_own(self._directory / name, make=True), "wb"), self._records.checksum)
+        path = self._directory / name
+        file = _RecordFile(os.fdopen(new_own(path, make=True), "wb"), self._records.checksum, path)
         try:
             file.write(self._records.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             if self._purge_step is not None:
@@ -427,7 +435,7 @@ class EventWriter:
             file.flush()
         except OSError:
             _abandon(file)
-            remove_own(self._directory / name)
+            remove_own(path)
             raise
         return file
 

@@ -119,6 +119,7 @@ def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:
         exploring=tuple(exploring) if any(exploring) else (),
         soft_horizon=(c.env.horizon or 0) * c.env.soft_horizon,
         whole_episodes=c.whole_episodes,
+        untimed=t.placement == "serial",
     )
 
 

@@ -246,10 +246,11 @@ def journal(
 ) -> None:
     """Store the flags of a start, and what has changed, at which env steps of each policy; and what was measured.
 
-    Flags may come with their `MARK`, which is of no use in the history.
+    Flags may come with their `MARK`, which is of no use in the history. A run that goes on does so though the disk is
+    full, as what it has learned is worth more than a note of its flags.
 
     Raises:
-        ResourceError: the disk does not take it.
+        ResourceError: the disk does not take it, and no earlier start has stored any.
     """
     run = RunFolder(directory)
     own = {name: value for name, value in flags.items() if name != MARK}
@@ -258,7 +259,10 @@ def journal(
         write_json_atomic(run.config, {**flags, **({MEASURED: measured} if measured else {})})
         append_json_line(run.history, start)
     except OSError as error:
-        raise ResourceError(f"cannot write the configuration to {directory}: {error.strerror}") from error
+        lost = f"cannot write the configuration to {directory}: {error.strerror}"
+        if not run.config.exists():
+            raise ResourceError(lost) from None
+        log.warning("%s; training goes on, and the flags of this start are not written down", lost)
     if changed:
         log.info("changed: %s", ", ".join(changed))
 
@@ -289,8 +293,8 @@ def count_starts(directory: Path) -> int:
 @contextlib.contextmanager
 def lock_run_folder(
     directory: Path, behavior: str, *, unnamed: bool = False, keeps: Callable[[], bool] = lambda: True
-) -> Iterator[Path]:
-    """While entered, the folder of a run, which this gives, is there, can be written and is nobody else's.
+) -> Iterator[RunLock]:
+    """While entered, the folder of a run, in which this lock lies, is there, can be written and is nobody else's.
 
     Args:
         directory: of the run.
@@ -316,9 +320,9 @@ def lock_run_folder(
             raise UsageError(f"cannot write the run to {shown(str(directory))}: {error.strerror}") from None
         refuse_unwritable(directory)
         refuse_links(directory)
-        with RunLock(run.lock):
+        with RunLock(run.lock) as lock:
             try:
-                yield directory
+                yield lock
             finally:
                 if (made or unnamed) and not keeps():
                     _remove_made([directory, *made[1:]])

@@ -137,9 +137,10 @@ class Run:
                 unnamed=self.config.unnamed,
                 keeps=self._keeps_folder,
             )
-            directory = stack.enter_context(locked)
-            if directory != self.directory:
+            lock = stack.enter_context(locked)
+            if (directory := lock.path.parent) != self.directory:
                 self._be_called(directory)
+            self.upkeep = Upkeep(self.config.run.folder, lock, self.config.logging.max_log_mb << 20)
             stack.enter_context(self.signals)
             self._open = stack.pop_all()
         return self
@@ -198,7 +199,7 @@ class Run:
         self.status.write("starting")
         raise_limit()
         try:
-            with self.janitor, Upkeep(self.config.run.folder, self.config.logging.max_log_mb << 20):
+            with self.janitor, self.upkeep:
                 reason = yield from self._turns()
                 if self._first_batch and self.runner:
                     self._first_batch.check(self.runner.monitor, reason)
@@ -266,12 +267,15 @@ class Run:
             log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
         self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
         self.runner.on_begin = partial(remove_old, self.directory)  # the run that this one is to take the place of
+        self.runner.has_lost_files = self.upkeep.belongings.newly_lost
         self.runner.population = make_self_play(
             config, topology, arena, tables[0], monitor, resumed[0]
         ) or make_controller(config, exploit_explore, monitor, traits, topology.num_actors)
         self._say_later(self.runner, topology)
         try:
-            with evaluate_beside(config, self.janitor):
+            with evaluate_beside(config, self.janitor) as evaluator:
+                if evaluator is not None:
+                    monitor.beside["evaluator"] = evaluator
                 return (yield from self.runner.turns())
         finally:
             observers.compare(monitor)

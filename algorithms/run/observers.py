@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -41,6 +42,8 @@ from algorithms.runtime.monitor.performance import Machine
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, is_installed
 from algorithms.runtime.processes.janitor import Janitor, kill_group
+from algorithms.runtime.processes.process import ending_of
+from algorithms.runtime.processes.restarts import Revival
 from algorithms.runtime.topology import Topology
 from utils.command_line import own_command, words_of
 from utils.errors import UsageError
@@ -167,10 +170,11 @@ def start_tracking(monitor: Monitor, config: Config, seed: int, janitor: Janitor
         writer.describe({name: flags[name] for name in shown}, first)
     for name in asked_trackers(config.logging.track, config.logging.with_wandb):
         settings = TRACKERS[name].settings(flags, begun_at(config.run.run_directory))
-        monitor.trackers.append(Tracker(name, settings, config.run.folder.log(name), janitor))
+        tracker = monitor.beside[name] = Tracker(name, settings, config.run.folder.log(name), janitor)
+        monitor.trackers.append(tracker)
 
 
-def evaluate_beside(config: Config, janitor: Janitor) -> AbstractContextManager[object]:
+def evaluate_beside(config: Config, janitor: Janitor) -> "AbstractContextManager[ObserverProcess | None]":
     """Who plays the newest checkpoints while this is entered."""
     if not config.logging.eval_every_sec:
         return nullcontext()
@@ -270,7 +274,7 @@ JOIN_SECONDS = 1.0
 
 
 class ObserverProcess:
-    """A process that lives while this is entered.
+    """A process that lives while this is entered, and is started again when it ends before.
 
     Args:
         words: of its command line, after `appo`.
@@ -280,9 +284,15 @@ class ObserverProcess:
 
     def __init__(self, words: Sequence[str], log_path: Path, janitor: Janitor) -> None:
         self.words, self.log_path, self.janitor = words, log_path, janitor
+        self.revival = Revival(f"appo {words[0]}", log_path)
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        with os.fdopen(append_to_own(self.log_path), "ab") as output:
+        self._start(time.monotonic())
+        return self
+
+    def _start(self, now: float) -> None:
+        with os.fdopen(append_to_own(self.log_path, make=True), "ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 (our own program)
                 own_command(self.words),
                 stdin=subprocess.DEVNULL,
@@ -291,19 +301,41 @@ class ObserverProcess:
                 process_group=0,  # no session: the scheduler may share the cores between sessions first
             )
         self.janitor.watch(self._process.pid)
-        return self
+        self.revival.began(now)
+
+    def look(self, now: float) -> None:
+        """Say that it has ended, if it has; start it again when that is due at this monotonic time."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            self._end(self._process)
+            log.warning("%s", self.revival.ended(now, f"ended with {ending_of(code)}"))
+        elif self.revival.is_due(now):
+            try:
+                self._start(now)
+            except OSError as error:
+                log.warning("%s", self.revival.ended(now, f"could not be started: {error}"))
+
+    def plain(self) -> dict[str, object]:
+        """What status.json says of it."""
+        return self.revival.plain()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if code := self._process.poll():
+        if (process := self._process) is None:
+            return
+        if code := process.poll():
             log.warning("appo %s ended before its time with exit code %d; see %s", self.words[0], code, self.log_path)
-        kill_group(self._process.pid)
+        self._end(process)
+
+    def _end(self, process: "subprocess.Popen[bytes]") -> None:
+        """End it with all that it has started."""
+        kill_group(process.pid)
         try:
-            self._process.wait(JOIN_SECONDS)
+            process.wait(JOIN_SECONDS)
         except subprocess.TimeoutExpired:  # the kernel does not let it go
             log.warning("appo %s does not end", self.words[0])
-        self.janitor.forget(self._process.pid)
+        self.janitor.forget(process.pid)
+        self._process = None
 
 
 class CommandBeside:

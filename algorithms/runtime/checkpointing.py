@@ -8,6 +8,7 @@ Main writes them from the state blocks, in a thread of its own, so saving stalls
 import functools
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -32,7 +33,7 @@ from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from utils import checkpoint_files
 from utils.errors import AppoError, CheckpointError, NumericsError
-from utils.run_folder import RunFolder
+from utils.run_folder import RunFolder, names_in_own
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,12 @@ class Checkpointing:
     def ask(self) -> None:
         """Let the next `tick` ask for the states of all policies, whatever the time."""
         self._due = -math.inf
+
+    def lost(self) -> None:
+        """What was written may have gone away: let the next `tick` ask for all states, and find the best anew."""
+        self.ask()
+        for best in self._best:
+            self._writer.submit(best.forget_what_is_gone)
 
     @property
     def busy(self) -> bool:
@@ -148,7 +155,8 @@ class Checkpointing:
         steps = int(state.meta["env_steps"])
         name = checkpoint_files.checkpoint_name(steps)
         state = replace(state, meta={**state.meta, "progress": order.progress})
-        if "regular" in order.kinds and steps != self._saved_steps.get(policy):
+        is_new = steps != self._saved_steps.get(policy) or not os.path.lexists(parent / name)  # it was removed
+        if "regular" in order.kinds and is_new:
             path = checkpoint_files.save(parent, name, encode(state, table))
             self._saved_steps[policy] = steps
             log.info("saved %s", path)
@@ -269,6 +277,11 @@ class Best:
         self.value = value
         log.info("saved %s, the best so far: %s %.6g", path, self.config.save_best_metric, value)
         self._keep_only(path)
+
+    def forget_what_is_gone(self) -> None:
+        """Begin anew where the best so far has been removed."""
+        if not names_in_own(self.directory):
+            self.value = -math.inf
 
     def _find_best(self) -> float:
         """Value of the best one on disk, which stays alone; -inf if there is none, or it was measured otherwise."""

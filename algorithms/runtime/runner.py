@@ -11,7 +11,7 @@ from algorithms.runtime.messages import Message
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.overview import Status
 from algorithms.runtime.processes.pool import POLL_SECONDS, Workers
-from utils.errors import ResourceError, StopNow
+from utils.errors import Interrupted, NotSaved, ResourceError, StopNow
 from utils.interrupts import SignalWatch
 
 log = logging.getLogger(__name__)
@@ -78,10 +78,12 @@ class Runner:
         begun: whether all workers have been ready.
         on_begin: called when they are, for the first time.
         later: what is called once, after so many seconds of training each, in this order.
+        has_lost_files: whether what was written has gone away since this was asked last.
     """
 
     population: Population | None = None
     begun = False
+    has_lost_files: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(
         self,
@@ -102,15 +104,17 @@ class Runner:
         """Why the run ended. Whatever happens, no process is left, and what was learned is saved.
 
         Raises:
-            Interrupted: a signal ended it, after saving.
+            Interrupted: a signal ended it, after saving; `NotSaved` if that was not possible.
             AppoError: a worker failed.
         """
         at_once = False
         try:
             try:
                 reason = yield from self._train()
-            except Exception:
-                self._save_what_can_be()
+            except Exception as error:
+                lost = self._save_what_can_be()
+                if lost and isinstance(error, Interrupted):
+                    raise NotSaved(f"{error}, and what was learned last is not saved: {lost}") from None
                 raise
             self._finish()
             return reason
@@ -123,12 +127,14 @@ class Runner:
             if self.population and not at_once:  # the disk may never answer
                 self.population.close()
 
-    def _save_what_can_be(self) -> None:
-        """After a failure, which a failure to save must not hide."""
+    def _save_what_can_be(self) -> str:
+        """After a failure, which a failure to save must not hide; why it is not saved, or nothing."""
         try:
             self._finish()
         except Exception as error:
             log.warning("what was learned last is not saved: %s: %s", type(error).__name__, error)
+            return str(error) or type(error).__name__
+        return ""
 
     def _train(self) -> Turns:
         self.workers.start()
@@ -148,6 +154,9 @@ class Runner:
                 self._hear(message)
                 self.checkpointing.handle(message)
             now = time.monotonic()
+            if self.has_lost_files():
+                self.monitor.write_summaries(now)
+                self.checkpointing.lost()
             self.monitor.tick(now)
             self.status.tick(now)
             while self.later and now - monitor.started >= self.later[0][0]:

@@ -85,7 +85,23 @@ def test_a_run_that_failed_and_goes_on_is_the_one_that_did_not(
         record(tmp_path / "resumed", **flags)
     failpoints.arm("")
     assert saved(tmp_path / "resumed") == segments
-    check_same(straight, record(tmp_path / "resumed", **flags), in_order="num_workers" not in flags)
+    check_same(straight, record(tmp_path / "resumed", **flags))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"num_workers": 2, "train_for_env_steps": 12_000},
+        {"num_workers": 3, "worker_num_splits": 2, "stats_avg": 7, "train_for_env_steps": 4000},
+        {"num_workers": 1, "worker_num_splits": 4, "rollout": 5, "batch_size": 100, "train_for_env_steps": 4000},
+        {"num_workers": 2, "num_policies": 2, "train_for_env_steps": 4000},
+    ],
+)
+def test_what_main_averages_in_serial_follows_from_the_steps_alone(tmp_path: Path, flags: dict[str, object]) -> None:
+    flags = {**MLP, "inference": "serial", "stats_avg": 30, "seed": 5, "ppo_epochs": 1, **flags}
+    first, second = (record(tmp_path / name, **flags) for name in ("first", "second"))
+    check_same(first, second)
+    assert len(first.state()["progress"]["windows"]["reward"]) == flags["stats_avg"]
 
 
 @pytest.mark.slow

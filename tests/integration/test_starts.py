@@ -61,8 +61,8 @@ def test_folders_of_unnamed_runs_are_made_by_one_start_each(tmp_path: Path) -> N
 
     def start() -> None:
         ready.wait()
-        with lock_run_folder(tmp_path / "runs" / "Env_1", "resume", unnamed=True) as directory:
-            found.append(directory.name)
+        with lock_run_folder(tmp_path / "runs" / "Env_1", "resume", unnamed=True) as lock:
+            found.append(lock.path.parent.name)
             leave.wait()
 
     starts = [threading.Thread(target=start) for _ in range(8)]

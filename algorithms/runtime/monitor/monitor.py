@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks, finite
@@ -49,6 +49,18 @@ MOST_FIGURES = 1000  # that learners, callbacks and summaries may add to a recor
 LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate only says that no budget was set
 
 
+class Companion(Protocol):
+    """A process beside training."""
+
+    def look(self, now: float) -> None:
+        """Start it again if it has ended, and that is due at this monotonic time."""
+        ...
+
+    def plain(self) -> dict[str, object]:
+        """What status.json says of it."""
+        ...
+
+
 class Monitor:
     """Listens to all reports; writes metrics.jsonl and TensorBoard summaries, and lets the console show them.
 
@@ -66,6 +78,7 @@ class Monitor:
         started: monotonic time from which this start counts.
         elapsed_before: seconds of earlier starts, up to what was saved of them.
         trackers: are handed every record too.
+        beside: processes beside training, by what they are, which are started again when they end.
         disk: writes the records.
         usage: of the machine, which is part of every record.
         output: counts of the dataset that is written; {}: there is none.
@@ -97,6 +110,7 @@ class Monitor:
         self.collect_rate = RateMeter()  # steps of all actors, trained on or not
         self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
         self.trackers: list[Tracker] = []
+        self.beside: dict[str, Companion] = {}
         self.usage = Usage()
         self.disk = DiskThread("files")
         folder = RunFolder(directory)
@@ -185,6 +199,8 @@ class Monitor:
                 longest = min(longest, SOON_SECONDS)
             self._summary_interval = min(2 * self._summary_interval, longest)
             self._next_summary = now + self._summary_interval
+        for companion in self.beside.values():
+            companion.look(now)
         self.console.tick(now, self.overview)
 
     def write_summaries(self, now: float) -> None:
@@ -273,7 +289,7 @@ class Monitor:
         )
 
     def status(self) -> dict[str, object]:
-        """Return how the run is now, with what only `status.json` has: this start, all totals and mean returns."""
+        """Return how the run is now, with what only `status.json` has: this start, totals, returns, who is beside."""
         now = time.monotonic()
         means = [p.episode_return.mean for p in self.policies if p.episodes]
         return {
@@ -281,6 +297,7 @@ class Monitor:
             "seconds": round(now - self.started, 3),  # of this start
             "totals": self.totals(),
             "return_mean": [mean if math.isfinite(mean) else None for mean in means],
+            "beside": {name: companion.plain() for name, companion in self.beside.items()},
         }
 
     def line(self) -> str:

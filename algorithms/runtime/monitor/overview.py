@@ -1,6 +1,7 @@
 """How a run is at one moment: what the panel draws, what JSON lines say and what `status.json` keeps."""
 
 import contextlib
+import json
 import math
 import os
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.monitor.performance import Performance
 from utils import machine
-from utils.run_folder import RunFolder, write_json_atomic
+from utils.run_folder import RunFolder, update_own, write_json_atomic
 
 MEMORY_SECONDS = 10.0  # between looks at the memory of all processes
 
@@ -93,6 +94,9 @@ memory = MemoryMeter()  # of this process and its descendants, of which there is
 
 STATUS_SECONDS = 2.0
 
+SHORT = ("state", "reason", "pid", "time", "totals", "return_mean", "budget", "seconds", "elapsed_seconds", "env_steps")
+"""What is most worth to be known of a status where there is no room for all of it."""
+
 DURABLE_SECONDS = 3.0  # that a state which lasts may take to be on disk
 
 
@@ -139,5 +143,23 @@ class Status:
 
 
 def _write_status(path: Path, status: Mapping[str, object], *, durable: bool) -> None:
-    with contextlib.suppress(OSError):
+    try:
         write_json_atomic(path, status, durable=durable)
+    except OSError:
+        if durable:  # how the run has ended must not stay unknown
+            with contextlib.suppress(OSError):
+                _write_in_place(path, status)
+
+
+def _write_in_place(path: Path, status: Mapping[str, object]) -> None:
+    """Overwrite a status, with what fits: a full disk takes no new file, but the bytes that this one has already."""
+    descriptor = update_own(path)
+    try:
+        room = os.fstat(descriptor).st_size
+        short = {name: status[name] for name in SHORT if name in status}
+        texts = (json.dumps(one, allow_nan=False).encode() for one in (status, short))
+        if text := next((text for text in texts if len(text) < room), None):
+            os.pwrite(descriptor, text.ljust(room - 1) + b"\n", 0)
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 PIPE_BYTES = 1 << 20
 CLOSE_SECONDS = 5.0
+END_SECONDS = 1.0  # in which the kernel takes it away
 WAITING_RECORDS = 1000
 LONGEST_NAME = 100  # of a run in its id, which has 128 characters at most
 LOCATION_FLAGS = ("train_dir", "experiments_root", "config", "init_from")
@@ -56,10 +57,16 @@ class Tracker:
     """
 
     def __init__(self, name: str, settings: Mapping[str, object], log_path: Path, janitor: "Janitor") -> None:
-        from utils.run_folder import append_to_own  # not at the top: as a script this file finds no package of ours
+        from algorithms.runtime.processes.restarts import Revival  # as a script this file finds no package of ours
 
-        self.name, self.log_path, self.janitor, self.dropped = name, log_path, janitor, 0
-        with os.fdopen(append_to_own(log_path), "ab") as output:
+        self.name, self.settings, self.log_path, self.janitor, self.dropped = name, settings, log_path, janitor, 0
+        self._revival = Revival(f"the tracker {name}", log_path)
+        self._start(time.monotonic())
+
+    def _start(self, now: float) -> None:
+        from utils.run_folder import append_to_own
+
+        with os.fdopen(append_to_own(self.log_path, make=True), "ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 (our own file)
                 [sys.executable, "-P", __file__],
                 stdin=subprocess.PIPE,
@@ -69,7 +76,7 @@ class Tracker:
                 process_group=0,  # no session: the scheduler may share the cores between sessions first
             )
         self.pid = self._process.pid
-        janitor.watch(self.pid)
+        self.janitor.watch(self.pid)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin.fileno()
         os.set_blocking(self._pipe, False)
@@ -77,7 +84,22 @@ class Tracker:
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._rest = b""
         self._alive = True
-        self._send({"tracker": name, "settings": settings})
+        self._revival.began(now)
+        self._send({"tracker": self.name, "settings": self.settings})
+
+    def look(self, now: float) -> None:
+        """Say that it has ended, if it has; start it again, under the same id, when that is due."""
+        if self._alive and self._process.poll() is not None:
+            self._lose(now)
+        elif self._revival.is_due(now):
+            try:
+                self._start(now)
+            except OSError as error:
+                log.warning("%s", self._revival.ended(now, f"could not be started: {error}"))
+
+    def plain(self) -> dict[str, object]:
+        """What status.json says of it."""
+        return self._revival.plain()
 
     def add(self, policy: int, record: Mapping[str, float]) -> None:
         """Hand over a record of metrics.jsonl; returns at once."""
@@ -95,8 +117,14 @@ class Tracker:
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
         """Let it send what it has, but for no longer than this, and end it."""
-        deadline = time.monotonic() + timeout_seconds
         self.end()
+        if self._process.returncode is None:
+            self._await(timeout_seconds)
+        if self.dropped:
+            log.warning("%d records were not sent to the tracker %s", self.dropped, self.name)
+
+    def _await(self, timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -106,13 +134,25 @@ class Tracker:
                 timeout_seconds,
                 self.log_path,
             )
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # and what it has started
-            os.killpg(self.pid, signal.SIGKILL)
-        self.janitor.forget(self.pid)
+        self._kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_seconds)
-        if self.dropped:
-            log.warning("%d records were not sent to the tracker %s", self.dropped, self.name)
+
+    def _lose(self, now: float) -> None:
+        """It has ended, or closed its end of the pipe."""
+        self._alive = False
+        self._kill()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it go
+            self._process.wait(END_SECONDS)
+        log.warning("%s", self._revival.ended(now, f"has ended with exit code {self._process.returncode}"))
+
+    def _kill(self) -> None:
+        """With all that it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.janitor.forget(self.pid)
 
     def _send(self, value: Mapping[str, object]) -> None:
         """Queue a line in the pipe; one that has begun is finished before the next."""
@@ -127,9 +167,8 @@ class Tracker:
             self._rest = json.dumps(value).encode() + b"\n"
             self._flush()
         except OSError:
-            self._alive = False
             self.dropped += 1
-            log.warning("the tracker %s has ended: its figures are not sent any more; see %s", self.name, self.log_path)
+            self._lose(time.monotonic())
 
     def _flush(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -1,34 +1,41 @@
-"""Keeps the logs of a run within their bounds while others write them: what an environment prints has no end."""
+"""Looks after the files of a run while others write them: logs without end, and a folder that goes away."""
 
 import contextlib
 import logging
 import os
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from utils.errors import AppoError
+from utils.lock import RunLock
 from utils.logging import FULL, shorten
-from utils.run_folder import RunFolder, own_folder
+from utils.run_folder import RunFolder, open_own, own_folder, replace_own
+from utils.values import shown
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
 END_SECONDS = 3.0  # for the last look, on a disk that may not answer
+KEPT_BYTES = 1 << 20  # of a file that is kept in memory, should it go away
 
 
 class Upkeep:
-    """Looks at the logs of a run in a thread of its own, as long as this is entered.
+    """Looks at the folder of a run in a thread of its own, as long as this is entered.
 
     A thread, because main has other things to do while processes start, and a program that trains in steps may do
     nothing for an hour; a daemon, because a disk that does not answer keeps it as long as it likes.
 
     Args:
         folder: of the run.
+        lock: of the run, which is held.
         max_log_bytes: that each log may have.
     """
 
-    def __init__(self, folder: RunFolder, max_log_bytes: int) -> None:
+    def __init__(self, folder: RunFolder, lock: RunLock, max_log_bytes: int) -> None:
         self.folder, self.max_log_bytes = folder, max_log_bytes
+        self.belongings = Belongings(folder, lock)
         self._is_said = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="upkeep", daemon=True)
@@ -44,7 +51,8 @@ class Upkeep:
         self._thread.join(END_SECONDS)
 
     def look(self) -> None:
-        """Shorten the logs that are too long, and say so of the first one."""
+        """Shorten the logs that are too long, and say so of the first one; make the folder whole that has gone away."""
+        self.belongings.look()
         for name in self._too_long():
             path, shortened = self.folder.logs / name, False
             with contextlib.suppress(OSError):  # removed meanwhile, or no log of ours
@@ -72,3 +80,68 @@ class Upkeep:
         while not self._over.wait(LOOK_SECONDS):
             self.look()
         self.look()
+
+
+class Belongings:
+    """What makes the folder of a run one: notices when it goes away, and makes it again.
+
+    Files that are written once are kept in memory. Whoever writes to the others (figures, logs) goes on in new ones.
+
+    Args:
+        folder: of the run.
+        lock: of the run.
+    """
+
+    def __init__(self, folder: RunFolder, lock: RunLock) -> None:
+        self.folder, self.lock = folder, lock
+        self._kept: dict[Path, tuple[tuple[int, ...], bytes]] = {}
+        self._is_said = False
+        self._losses = self._told = 0
+
+    def newly_lost(self) -> bool:
+        """Whether something was lost and made again since this was asked last: main has more to write there."""
+        told, self._told = self._told, self._losses
+        return told != self._losses
+
+    def look(self) -> None:
+        """Remember what is new, make again what is gone, and say so."""
+        gone = self._gone()
+        if not gone:
+            self._remember()
+            self._is_said = False
+            return
+        try:
+            self._make_again()
+        except (OSError, AppoError) as error:
+            if not self._is_said:
+                log.warning("%s has gone away, and cannot be made again: %s", gone, error)
+            self._is_said = True
+            return
+        log.warning("%s has gone away: it is made again, and training goes on", gone)
+        self._losses += 1
+
+    def _gone(self) -> str:
+        """What is not there any more, for people; nothing while all is well."""
+        if not self.lock.is_in_place() or self.folder.path.is_symlink():  # moved, perhaps with a link in its place
+            return f"the folder of the run ({shown(str(self.folder.path))})"
+        lost = [path for path in (self.folder.logs, *self._kept) if not os.path.lexists(path)]
+        return str(lost[0]) if lost else ""
+
+    def _remember(self) -> None:
+        folder = self.folder
+        for path in (folder.config, folder.history, folder.page, folder.lineage):
+            with contextlib.suppress(OSError):
+                found = os.lstat(path)
+                mark = (found.st_ino, found.st_mtime_ns, found.st_size)
+                if found.st_size > KEPT_BYTES or self._kept.get(path, ((), b""))[0] == mark:
+                    continue
+                with open_own(path) as file:
+                    self._kept[path] = mark, file.read(KEPT_BYTES)
+
+    def _make_again(self) -> None:
+        with own_folder(self.folder.logs, make=True):
+            pass
+        self.lock.renew()
+        for path, (_, content) in self._kept.items():
+            if not os.path.lexists(path):
+                replace_own(path, content)

@@ -340,3 +340,4 @@ def _loop(node: Node, channels: Channels, heartbeat: Heartbeat, timekeeper: Time
         busy = node.turn()
         if timekeeper.due():
             channels.send(timekeeper.report())
+            logging.follow_log()

@@ -1,6 +1,7 @@
 """When a process hangs, when one that has ended is started again, and when it is given up: pure rules."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from algorithms.runtime.config import SamplingConfig
 from algorithms.runtime.memory.heartbeat import Activity, Pulse
@@ -92,6 +93,56 @@ class SeatHistory:
         if self.idle_deaths >= MAX_IDLE_DEATHS or self.faults >= MAX_FAULTS:
             return None
         return BACKOFF_SECONDS[min(self.idle_deaths, len(BACKOFF_SECONDS) - 1)]
+
+
+REVIVAL_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+MAX_FUTILE = 6
+
+
+@dataclass
+class Revival:
+    """When a process beside training, which may do without it, is started again; pure rules, too.
+
+    Attributes:
+        name: for people.
+        log_path: where it has said why it ended.
+        restarts: so far.
+        due: monotonic time at which it is to be started again; None: it lives, or is given up.
+        given_up: whether it has ended too often, each time soon after its start.
+    """
+
+    name: str
+    log_path: Path
+    restarts: int = -1
+    due: float | None = None
+    given_up: bool = False
+    _began: float = 0.0
+    _futile: int = 0
+
+    def began(self, now: float) -> None:
+        """It has been started at this monotonic time."""
+        self.restarts, self.due, self._began = self.restarts + 1, None, now
+
+    def ended(self, now: float, how: str) -> str:
+        """It has ended at this monotonic time; the line that says so, and what follows."""
+        self._futile = 1 if now - self._began >= SETTLED_SECONDS else self._futile + 1
+        self.given_up = self._futile >= MAX_FUTILE
+        if self.given_up:
+            self.due = None
+            return (
+                f"{self.name} {how}, as {MAX_FUTILE} times soon after its start: not started again; see {self.log_path}"
+            )
+        self.due = now + REVIVAL_SECONDS[self._futile - 1]
+        return f"{self.name} {how}; starting it again (restart {self.restarts + 1}), see {self.log_path}"
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is to be started at this monotonic time."""
+        return self.due is not None and now >= self.due
+
+    def plain(self) -> dict[str, object]:
+        """What status.json says of it."""
+        state = "given up" if self.given_up else "running" if self.due is None else "ended"
+        return {"state": state, "restarts": max(0, self.restarts)}
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class GroupPlan:
         exploring: of every row, whether its returns are shown apart; (): of none.
         soft_horizon: steps of an agent after which an episode ends in the statistics alone; 0: never.
         whole_episodes: a slot holds one episode of the only row, and is handed over when that has ended.
+        untimed: episodes are reported with every slot, so that what main averages follows from the steps alone.
     """
 
     index: int
@@ -77,6 +78,7 @@ class GroupPlan:
     exploring: tuple[bool, ...] = ()
     soft_horizon: int = 0
     whole_episodes: bool = False
+    untimed: bool = False
 
 
 @dataclass(slots=True)
@@ -371,7 +373,7 @@ class EnvGroup:
             yield Wake(WRITER_ADDRESS)
         if self.hooks is not None:
             self.hooks.trajectory(slot)
-        yield from self.episodes.flush()
+        yield from self.episodes.flush(now=self.plan.untimed)
         yield from self.matchmaker.report()
         if self.plan.keep:
             self.free.append(slot)

@@ -7,6 +7,7 @@ import pytest
 
 from algorithms.run import observers
 from algorithms.run.observers import CommandBeside, ObserverProcess
+from algorithms.runtime.processes.janitor import kill_group
 from utils.errors import UsageError
 
 
@@ -28,6 +29,50 @@ def test_it_leads_a_group_in_the_session_of_main_and_ends_with_it(
     assert watched == []
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_it_is_started_again_with_a_line_and_given_up_when_that_is_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(observers, "own_command", lambda words: [sys.executable, "-S", "-c", "import sys; sys.exit(7)"])
+    watched, now = Watched(), 1e6
+    with ObserverProcess(["evaluate"], tmp_path / "log", cast(Any, watched)) as observer:
+        while observer.plain()["state"] != "given up":
+            lines = len(caplog.records)
+            if observer.plain()["state"] == "running":
+                assert observer._process is not None
+                observer._process.wait(30.0)
+            observer.look(now)
+            if len(caplog.records) > lines:
+                assert watched == []
+                assert "appo evaluate ended with exit code 7" in caplog.records[-1].message
+                (tmp_path / "log").unlink()  # with its folder, for example
+            now += 10.0
+    assert observer.plain() == {"state": "given up", "restarts": 5}
+    assert len(caplog.records) == 6
+
+
+def test_one_that_cannot_be_started_again_is_tried_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        observers, "own_command", lambda words: [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    )
+    watched, now = Watched(), 1e6
+    with ObserverProcess(["evaluate"], tmp_path / "log", cast(Any, watched)) as observer:
+        kill_group(watched[0])
+        assert observer._process is not None
+        observer._process.wait(30.0)
+        observer.look(now)
+        monkeypatch.setattr(observers, "own_command", lambda words: ["/missing"])
+        observer.look(now + 10)
+        assert (observer.plain()["state"], watched) == ("ended", [])
+        monkeypatch.setattr(
+            observers, "own_command", lambda words: [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+        )
+        observer.look(now + 20)
+        assert observer.plain() == {"state": "running", "restarts": 1}
+    assert ["could not be started" in record.message for record in caplog.records] == [False, True]
 
 
 def test_a_command_is_waited_for_and_its_answer_is_what_it_has_printed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a start does with a folder that is there already, without any process."""
 
+import errno
 import fcntl
 import json
 import os
@@ -36,9 +37,31 @@ from tests.states import adam_layout, adam_state, stacked
 from utils import checkpoint_files
 from utils.errors import CheckpointError, DirectoryInUse, ResourceError, UsageError
 from utils.lock import RunLock
-from utils.run_folder import write_json_atomic
+from utils.run_folder import RunFolder, write_json_atomic
 
 MODEL = ModelDescription([("w", (2, 2)), ("b", (2,))], 1, adam_layout(6, 3))
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("refuses", ["write_json_atomic", "append_json_line"])
+def test_a_full_disk_forbids_a_first_start_and_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refuses: str
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr("algorithms.run.folder.write_json_atomic", no_room)
+        with pytest.raises(ResourceError, match="No space left"):
+            journal(run.path, {"gamma": 0.5}, [], [0])
+    journal(run.path, {"gamma": 0.5}, [], [0])
+    before = run.config.read_bytes(), run.history.read_bytes()
+    monkeypatch.setattr(f"algorithms.run.folder.{refuses}", no_room)
+    journal(run.path, {"gamma": 0.5}, [], [100])
+    assert "training goes on, and the flags of this start are not written down" in caplog.text
+    assert (run.config.read_bytes(), run.history.read_bytes()) == before
 
 
 @pytest.fixture(autouse=True)

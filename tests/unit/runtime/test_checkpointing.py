@@ -353,6 +353,27 @@ def test_a_full_disk_costs_one_checkpoint_and_is_said(
     saving.checkpointing.finish()
 
 
+@pytest.mark.parametrize("end", [False, True])
+def test_a_checkpoint_that_was_removed_is_written_again_though_nothing_was_learned_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bool
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, save_best_after=0)
+    saving.played(1.0, 3.0, env_steps=100)
+    saving.asked(1000.0)
+    saving.learned(100)
+    assert names(tmp_path / "checkpoint_p0") == ["best", "ckpt_000000000100"]
+    os.rename(tmp_path / "checkpoint_p0", tmp_path / "away")
+    saving.checkpointing.lost()
+    saving.checkpointing._writer.finish("a look")
+    if end:
+        saving.checkpointing.finish()
+    else:
+        saving.asked(2000.0)
+        saving.learned(100)
+    assert names(tmp_path / "checkpoint_p0") == ["best", "ckpt_000000000100"]
+    assert names(tmp_path / "checkpoint_p0" / "best") == ["ckpt_000000000100"]
+
+
 def test_what_other_weights_have_played_is_no_merit_of_those_that_were_adopted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,3 +83,37 @@ def test_kill_9_of_the_holder_frees_the_lock_at_once(tmp_path):
             RunLock(path).acquire().release()
         finally:
             os.kill(grandchild, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "replaced", "with its folder"])
+def test_a_lock_whose_file_goes_away_is_taken_again(tmp_path, how):
+    path = tmp_path / "run" / ".lock"
+    with RunLock(path) as lock:
+        lock.renew()  # nothing to do
+        assert lock.is_in_place()
+        if how == "with its folder":
+            os.rename(path.parent, tmp_path / "elsewhere")
+        elif how == "renamed":
+            os.rename(path, path.with_name("other"))
+        else:
+            path.unlink()
+        if how == "replaced":
+            path.touch()
+        assert not lock.is_in_place()
+        RunLock(path).acquire().release()
+        lock.renew()
+        assert lock.is_in_place()
+        with pytest.raises(DirectoryInUse, match=f"pid {os.getpid()} "):
+            RunLock(path).acquire()
+    RunLock(path).acquire().release()
+
+
+def test_a_lock_that_somebody_else_has_taken_meanwhile_stays_theirs(tmp_path):
+    path = tmp_path / ".lock"
+    with RunLock(path) as lock:
+        path.unlink()
+        with RunLock(path), pytest.raises(DirectoryInUse):
+            lock.renew()
+        assert not lock.is_in_place()
+        lock.renew()
+        assert lock.is_in_place()

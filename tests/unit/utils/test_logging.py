@@ -195,3 +195,47 @@ def test_no_file_of_others_is_shortened(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"link|names"):
             shorten(tmp_path / name, MOST)
     assert other.read_bytes() == content
+
+
+# --- logs that go away
+
+
+FOLLOW = """
+import logging, os, shutil, sys
+from pathlib import Path
+from utils.logging import configure, follow_log
+path, how = Path(sys.argv[1]), sys.argv[2]
+configure("actor_1", path, logging.INFO)
+stream = logging.getLogger().handlers[0].stream
+own = os.open(path.parent.parent / "own", os.O_CREAT | os.O_WRONLY)
+os.dup2(stream.fileno(), 1)
+os.dup2(own if how == "redirected" else stream.fileno(), 2)
+print("before", flush=True)
+logging.info("first")
+follow_log()
+os.rename(path.parent, path.parent.parent / "away") if how == "renamed" else shutil.rmtree(path.parent)
+logging.info("into nowhere")
+follow_log()
+follow_log()
+logging.info("second")
+os.write(1, b"after\\n")
+os.write(2, b"error\\n")
+os.kill(os.getpid(), 10)
+os._exit(len(os.listdir("/proc/self/fd")))
+"""
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "redirected"])
+def test_a_process_whose_log_goes_away_goes_on_in_a_new_one(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "logs" / "actor_1.log"
+    child = run_python(FOLLOW, str(path), how)
+    assert child.stdout + child.stderr == ""
+    assert child.returncode <= 7, child.returncode  # nothing is left open
+    text = path.read_text()
+    assert "I actor_1: second\n" in text
+    assert "after\n" in text
+    assert "follow" not in text
+    assert "most recent call first" in text  # stacks are dumped there
+    assert "nowhere" not in text
+    assert ("error\n" in text) == (how != "redirected")
+    assert (tmp_path / "own").read_text() == ("error\n" if how == "redirected" else "")

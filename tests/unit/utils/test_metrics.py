@@ -597,3 +597,64 @@ def test_curves_of_one_point_each_are_thinned_too(tmp_path):
     assert writer.close()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 55_000
     assert steps_of(tmp_path)[-1] == 1999
+
+
+# --- files that go away
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "with its folder"])
+def test_a_log_that_goes_away_is_written_anew_with_all_that_it_had(tmp_path, how):
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.parent.mkdir()
+    log = MetricsLog(path)
+    fill(log, 0, 5000)
+    if how == "removed":
+        path.unlink()
+    elif how == "renamed":
+        path.rename(tmp_path / "other")
+    else:
+        path.parent.rename(tmp_path / "other")
+        fill(log, 5000, 1)  # there is no folder yet, and nothing is lost
+        path.parent.mkdir()
+    fill(log, 5001, 2)
+    log.close()
+    expected = [*range(5000), *([5000] * (how == "with its folder")), 5001, 5002]
+    assert numbers(path) == expected
+
+
+def test_a_log_goes_on_in_another_that_has_its_name_and_never_behind_a_link(tmp_path):
+    path, other = tmp_path / "metrics.jsonl", tmp_path / "other"
+    log = MetricsLog(path)
+    fill(log, 0, 10)
+    path.unlink()
+    path.write_text('{"policy": 0, "env_steps": 77}\n')
+    fill(log, 10, 1)
+    assert numbers(path) == [77, 10]
+    other.write_text("a diary\n")
+    path.unlink()
+    path.symlink_to(other)
+    fill(log, 11, 1)
+    assert other.read_text() == "a diary\n"
+    path.unlink()
+    fill(log, 12, 1)
+    log.close()
+    assert numbers(path) == [77, 10, 11, 12]
+
+
+@pytest.mark.parametrize("how", ["file removed", "folder removed", "folder renamed"])
+def test_events_go_on_in_a_new_file_when_theirs_goes_away(tmp_path, how):
+    directory = tmp_path / "p0"
+    writer = EventWriter(directory)
+    writer.add(1, {"a": 1.0})
+    while writer.written < 1:
+        time.sleep(0.001)
+    if how == "folder renamed":
+        directory.rename(tmp_path / "elsewhere")
+    else:
+        (old,) = directory.iterdir()
+        old.unlink()
+        if how == "folder removed":
+            directory.rmdir()
+    writer.add(2, {"a": 2.0})
+    assert writer.close()
+    assert (writer.dropped, steps_of(directory)) == (0, [2])

@@ -81,9 +81,32 @@ def test_a_full_disk_costs_nothing_but_the_status(
 
     monkeypatch.setattr(os, "replace", full)
     status.tick(1000.0)
-    status.write("finished")
     assert RunFolder(tmp_path).read_status()["state"] == "starting"
     assert not list(tmp_path.glob(".status*"))
+    monitor.close()
+
+
+@pytest.mark.parametrize("before", [100, 500, 5000, 100_000])
+def test_how_a_run_has_ended_is_written_over_what_was_there_where_the_disk_is_full(
+    tmp_path: Path, monitor: Monitor, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """No byte more than it had: a status is replaced whole otherwise."""
+    run, status = RunFolder(tmp_path), Status(tmp_path)
+    status.counters = monitor.status
+    run.status.write_text(json.dumps({"state": "training", "more": "x" * (before - 35)}) + "\n")
+    size = run.status.stat().st_size
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    status.write("interrupted", "by Ctrl-C")
+    found = run.read_status()
+    assert run.status.stat().st_size == size
+    assert found["state"] == ("training" if before == 100 else "interrupted")
+    assert ("policies" in found) == (before >= 5000)
+    if before > 100:
+        assert (found["reason"], found["pid"]) == ("by Ctrl-C", os.getpid())
     monitor.close()
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,11 +96,49 @@ def test_one_that_dies_costs_its_figures_and_one_warning(
     tracker.add(0, {"env_steps": 1.0})
     tracker.close(DEADLINE_SECONDS)
     assert tracker.dropped == 2
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "the tracker wandb has ended",
-        "2 records were not sent to the tracker wandb",
-    ]
+    ended, dropped = (record.message for record in caplog.records)
+    assert re.match(r"the tracker wandb has ended with exit code -?\d; starting it again \(restart 1\), see .*", ended)
+    assert dropped == "2 records were not sent to the tracker wandb"
     assert "no key" in (tmp_path / "wandb.log").read_text()
+
+
+def test_one_that_dies_is_started_again_under_the_same_id_and_gets_what_comes(
+    start: Callable[[str], Tracker], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = start("good")
+    for life in range(3):
+        first = tracker.pid
+        os.killpg(first, signal.SIGKILL)
+        tracker._process.wait(DEADLINE_SECONDS)
+        now = time.monotonic()
+        tracker.look(now)
+        assert tracker.plain() == {"state": "ended", "restarts": life}
+        assert len(caplog.records) == life + 1
+        tracker.look(now + 0.4)
+        assert tracker.plain()["state"] == "ended"
+        tracker.look(now + 2.1)
+        assert tracker.plain() == {"state": "running", "restarts": life + 1}
+        assert tracker.pid != first
+        assert tracker.janitor.groups == [tracker.pid]  # type: ignore[attr-defined]
+    tracker.add(0, {"env_steps": 5.0})
+    tracker.close(DEADLINE_SECONDS)
+    lines = [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()]
+    assert lines == [{"project": "p", "config": {"num_policies": 2}}, {"env_steps": 5.0}, "finished"]
+    assert tracker.dropped == 0
+
+
+def test_one_that_dies_each_time_is_given_up(start: Callable[[str], Tracker], caplog: pytest.LogCaptureFixture) -> None:
+    tracker, now = start("dead"), time.monotonic()
+    while tracker.plain()["state"] != "given up":
+        tracker._process.wait(DEADLINE_SECONDS)
+        tracker.look(now)
+        now += 10.0
+        tracker.look(now)
+    assert tracker.plain() == {"state": "given up", "restarts": 5}
+    assert [record.message.count("not started again") for record in caplog.records] == [0, 0, 0, 0, 0, 1]
+    tracker.add(0, {"env_steps": 5.0})
+    tracker.close(DEADLINE_SECONDS)
+    assert tracker.dropped == 1
 
 
 def test_one_that_hangs_is_never_waited_for(start: Callable[[str], Tracker], caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +10,13 @@ from algorithms.runtime.processes.restarts import (
     BACKOFF_SECONDS,
     MAX_FAULTS,
     MAX_FIRST_RESETS,
+    MAX_FUTILE,
     MAX_IDLE_DEATHS,
+    REVIVAL_SECONDS,
     SERVER_SECONDS,
     Death,
     Limits,
+    Revival,
     SeatHistory,
 )
 from utils.errors import AppoError, CheckpointError, EnvironmentFailure, NumericsError, SpaceMismatch, UsageError
@@ -131,3 +135,34 @@ def test_what_goes_down_with_the_fork_server_is_not_to_blame() -> None:
     for _ in range(100):
         assert history.delay(Death("", False, collateral=True), worked=False, lived_seconds=0.0) == SERVER_SECONDS
     assert (history.idle_deaths, history.faults) == (0, 0)
+
+
+def test_what_runs_beside_is_started_again_later_and_later_and_given_up_if_that_is_in_vain() -> None:
+    revival, now, waits = Revival("it", Path("log")), 100.0, []
+    revival.began(now)
+    while True:
+        line = revival.ended(now, "ended")
+        if revival.due is None:
+            break
+        assert line == f"it ended; starting it again (restart {len(waits) + 1}), see log"
+        waits.append(revival.due - now)
+        assert not revival.is_due(revival.due - 0.01)
+        now = revival.due
+        assert revival.is_due(now)
+        revival.began(now)
+    assert waits == list(REVIVAL_SECONDS)
+    assert len(waits) == MAX_FUTILE - 1
+    assert "not started again" in line
+    assert revival.plain() == {"state": "given up", "restarts": 5}
+    assert not revival.is_due(1e12)
+
+
+def test_a_long_life_beside_forgives_all_ends_before() -> None:
+    revival, now = Revival("it", Path("log")), 100.0
+    for restart in range(100):
+        revival.began(now)
+        assert revival.plain() == {"state": "running", "restarts": restart}
+        revival.ended(now + 60.0, "ended")
+        assert revival.plain() == {"state": "ended", "restarts": restart}
+        assert revival.due == now + 60.0 + REVIVAL_SECONDS[0]
+        now = revival.due
