@@ -2,11 +2,11 @@
 
     python -m benchmarks.gpu_check [--out=FILE] [--device=cuda|cpu]
 
-Checks first, a line each: copies, captured inference and captured training against plain ones, the learner against what
-was acted, learning; a run fails that does not capture what it could, or pin its memory. Then the figures, for which
-nothing is demanded. At most 8 minutes. Exit code 0: all checks passed, 1: one failed, 2: there is no GPU.
-`--device=cpu` puts the CPU in the place of the GPU behind the same buffers, buckets and uploads, in short; environments
-that are not installed are left out and named.
+Checks first, a line each: copies, captured inference and captured training against plain ones, batches of PPO that
+stream, the replay of Ape-X, what A3C says of a GPU, the learner against what was acted, learning; a run fails that does
+not capture what it could, or pin its memory. Then the figures, for which nothing is demanded. At most 8 minutes. Exit
+code 0: all checks passed, 1: one failed, 2: there is no GPU. `--device=cpu` puts the CPU in the place of the GPU behind
+the same buffers, buckets and uploads, in short; environments that are not installed are left out and named.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
 from algorithms.runtime.sampling.policy_worker import PolicyWorker
 from algorithms.runtime.topology import Topology
 from benchmarks.twin import BufferedBlueprint, PlainBlueprint
+from utils.errors import UsageError
 from utils.machine import available_cores
 from utils.metrics import read_metrics
 
@@ -68,9 +69,30 @@ MODELS = {
     ODD: TINY | {"use_rnn": True, "hidden_size": 21},
 }
 LIMITS = {"mlp": FLOAT32, "gru": TF32, ODD: TF32}
+WHOLE = {
+    "algo": "PPO",
+    "batch_size": ROLLOUT * 32,
+    "num_batches_per_iteration": 1,
+    "ppo_epochs": 1,
+    "normalize_advantages": "off",
+}
+STREAM = WHOLE | {"microbatch_size": ROLLOUT * 4}
+REPLAY = {
+    "algo": "APEX",
+    "batch_size": 32,
+    "num_batches_per_iteration": None,  # it has no such flag
+    "normalize_returns": None,
+    "learning_starts": 64,
+    "replay_capacity": 4096,
+    "replay_ratio": 1,
+    "max_weight_sync_delay": 1,
+}
 CARTPOLE = {"env": "CartPole-v1", "rollout": ROLLOUT, "batch_size": ROLLOUT * 32, "num_batches_per_iteration": 2}
 PONG = {"env": "ALE/Pong-v5"}
 VIZDOOM = {"env": "VizdoomBasic-v1"}
+
+
+Flags = Mapping[str, object]
 
 
 class Failed(Exception):
@@ -132,19 +154,19 @@ class World:
     policy_worker: PolicyWorker
 
 
-def blueprint_of(kind: type[Blueprint], device: str, model: str) -> Blueprint:
+def blueprint_of(kind: type[Blueprint], device: str, model: str, more: Flags) -> Blueprint:
     """The blueprint of a central run with one policy."""
-    flags = {"device": "cpu", "inference": "central", "experiment": "check", **CARTPOLE, **MODELS[model]}
-    config = parse_train([f"--{name}={value}" for name, value in flags.items()])
+    flags = {"device": "cpu", "inference": "central", "experiment": "check", **CARTPOLE, **MODELS[model], **more}
+    config = parse_train([f"--{name}={value}" for name, value in flags.items() if value is not None])
     found = probe(config)
     topology = Topology("central", 1, GROUPS, SLOTS, 1, 1, ROWS, ROLLOUT)
     budget = Budget(10**9, 10**9, 1e9, None, None)
     return kind(found.config, found.spec, found.models, topology, budget, device, 1)
 
 
-def world_of(kind: type[Blueprint], device: str, model: str) -> World:
+def world_of(kind: type[Blueprint], device: str, model: str, **more: object) -> World:
     """Workers around random observations; worlds of one model have the same weights and the same observations."""
-    blueprint = blueprint_of(kind, device, model)
+    blueprint = blueprint_of(kind, device, model, more)
     arena = Arena.create(blueprint.fields())
     trajectories, rng = blueprint.trajectories(arena), np.random.default_rng(0)
     for array in trajectories.obs.values():
@@ -181,18 +203,15 @@ def act(world: World) -> None:
 
 def train_batches(world: World) -> None:
     """Train on the same slots again and again."""
-    t, batches = world.trajectories, 0
-    columns = world.learner_worker.batches.num_columns  # type: ignore[attr-defined]
-    deadline = time.monotonic() + WAIT_SECONDS
-    while world.learner_worker.totals["batches"] < BATCHES or world.learner_worker.publisher.busy:
-        if not world.learning.pending() and batches < BATCHES * columns:
+    t, learner, limit = world.trajectories, world.learner_worker, time.monotonic() + WAIT_SECONDS
+    while learner.totals["batches"] < BATCHES or learner.publisher.busy:
+        if learner.totals["batches"] < BATCHES and not world.learning.pending():
             for slot in range(GROUPS * SLOTS):
                 t.sequence[slot] += 1
                 list(world.learning.handle(TrajectoryReady(0, slot, int(t.sequence[slot]), 0)))
-                batches += ROWS
         list(world.learning.work())
-        if time.monotonic() > deadline:
-            raise Failed(f"{world.learner_worker.totals['batches']} of {BATCHES} batches in {WAIT_SECONDS} s")
+        if time.monotonic() > limit:
+            raise Failed(f"{learner.totals['batches']} of {BATCHES} batches in {WAIT_SECONDS} s")
 
 
 def largest(found: Any, expected: Any) -> float:
@@ -210,7 +229,7 @@ def within(difference: float, limit: float) -> str:
 
 def slot_copies(report: Report) -> str:
     """Every field of an uploaded batch is that of its slots, and no slot is released before its copies are done."""
-    blueprint = blueprint_of(BufferedBlueprint, report.device, "gru")
+    blueprint = blueprint_of(BufferedBlueprint, report.device, "gru", {})
     arena, device = Arena.create(blueprint.fields()), device_of(report.device)
     device.register(arena)
     t, rng = blueprint.trajectories(arena), np.random.default_rng(1)
@@ -237,21 +256,36 @@ def slot_copies(report: Report) -> str:
 
 def captured_inference(report: Report, model: str) -> str:
     """Captured passes of filled-up batches say what plain ones say."""
-    plain, captured = (world_of(kind, report.device, model) for kind in (PlainBlueprint, BufferedBlueprint))
+    names = ("recorded.logits", "recorded.value", "rnn_state", "policy_version")
+    plain, captured, differences = acted_alike(report, model, names)
+    differences.append(largest(captured.policy_worker.live_state.cpu(), plain.policy_worker.live_state.cpu()))
+    a = arrays(captured.trajectories)
+    logits = torch.from_numpy(a["recorded.logits"])
+    log_prob = logits.log_softmax(-1).gather(-1, torch.from_numpy(a["action"]).long())[..., 0]
+    differences.append(largest(a["recorded.log_prob"], log_prob))
+    check_chance(a["action"])
+    return within(max(differences), LIMITS[model])
+
+
+def captured_values(report: Report) -> str:
+    """The same of the values of Ape-X; its actions are those of chance for most."""
+    _, captured, differences = acted_alike(report, "mlp", ("recorded.q_max", "policy_version"), **REPLAY)
+    found = arrays(captured.trajectories)
+    if not (found["recorded.q_taken"] <= found["recorded.q_max"] + FLOAT32).all():
+        raise Failed("an action is worth more than the best one")
+    return within(max(differences), FLOAT32)
+
+
+def acted_alike(report: Report, model: str, names: tuple[str, ...], **more: object) -> tuple[World, World, list[float]]:
+    """Act in a plain world and in one that captures; both, and how far apart these arrays are."""
+    plain, captured = (world_of(kind, report.device, model, **more) for kind in (PlainBlueprint, BufferedBlueprint))
     for world in (plain, captured):
         act(world)
     engine = captured.policy_worker.engine
     if not (isinstance(engine, GpuEngine) and engine.capturable):
         raise Failed("the forward pass could not be captured")
     a, b = arrays(captured.trajectories), arrays(plain.trajectories)
-    names = ("recorded.logits", "recorded.value", "rnn_state", "policy_version")
-    differences = [largest(a[name], b[name]) for name in names]
-    differences.append(largest(captured.policy_worker.live_state.cpu(), plain.policy_worker.live_state.cpu()))
-    logits = torch.from_numpy(a["recorded.logits"])
-    log_prob = logits.log_softmax(-1).gather(-1, torch.from_numpy(a["action"]).long())[..., 0]
-    differences.append(largest(a["recorded.log_prob"], log_prob))
-    check_chance(a["action"])
-    return within(max(differences), LIMITS[model])
+    return plain, captured, [largest(a[name], b[name]) for name in names]
 
 
 def check_chance(action: Array) -> None:
@@ -271,20 +305,58 @@ def check_chance(action: Array) -> None:
 def captured_training(report: Report, model: str) -> str:
     """Captured optimizer steps make the same weights as plain ones, and what is published are these weights."""
     plain, captured = (world_of(kind, report.device, model) for kind in (PlainBlueprint, BufferedBlueprint))
-    act(plain)
-    found = arrays(captured.trajectories)
-    for name, array in arrays(plain.trajectories).items():
-        if not name.startswith("obs."):
-            found[name][:] = array
-    before = WeightRing(captured.arena, 0).fetch(0)[1]
     expected: Any = plain.learner_worker.learner
     expected.quick_update = None
-    for world in (plain, captured):
-        train_batches(world)
+    detail = trained_alike(plain, captured)
     learner: Any = captured.learner_worker.learner
     if not learner.quick_update._steps:
         raise Failed("the optimizer step could not be captured")
-    version, published = WeightRing(captured.arena, 0).fetch(0)
+    return detail
+
+
+def streamed_training(report: Report, model: str) -> str:
+    """Batches of PPO that stream through the memory of the device make the weights that whole ones make on the host."""
+    plain = world_of(PlainBlueprint, report.device, model, **WHOLE, shuffle_minibatches=False)
+    streamed = world_of(BufferedBlueprint, report.device, model, **STREAM)
+    detail = trained_alike(plain, streamed)
+    metrics = streamed.learner_worker.learner.metrics()
+    if not metrics["grad_seconds"] > 0:
+        raise Failed(f"the gradients of a batch took {metrics['grad_seconds']} s")
+    return detail
+
+
+def replayed_training(report: Report) -> str:
+    """Ape-X learns on the device from its replay on the host what it learns on the host alone."""
+    kinds = (PlainBlueprint, BufferedBlueprint)
+    plain, replayed = (world_of(kind, report.device, "mlp", **REPLAY) for kind in kinds)
+    return trained_alike(plain, replayed)
+
+
+def a3c_refuses(report: Report) -> str:
+    """A3C, whose home are the actors, says in one line that it has no use for a GPU."""
+    words = ["--algo=A3C", "--env=CartPole-v1", "--experiment=refused", f"--train_dir={report.directory}"]
+    if report.device == "cpu":  # where the line cannot come, training on the CPU is what must be accepted
+        parse_train([*words, "--device=cpu"])
+        return "the CPU is accepted"
+    try:
+        parse_train([*words, "--device=cuda"])
+    except UsageError as refusal:
+        return str(refusal)
+    raise Failed("a GPU was accepted")
+
+
+def trained_alike(plain: World, found: World) -> str:
+    """Let the first world act and both train on that; fail unless they make the same weights, and publish these."""
+    act(plain)
+    slots = arrays(found.trajectories)
+    for name, array in arrays(plain.trajectories).items():
+        if not name.startswith("obs."):
+            slots[name][:] = array
+    before = WeightRing(found.arena, 0).fetch(0)[1]
+    for world in (plain, found):
+        train_batches(world)
+    expected, learner = plain.learner_worker.learner, found.learner_worker.learner
+    version, published = WeightRing(found.arena, 0).fetch(0)
     if (
         before is None
         or published is None
@@ -376,9 +448,16 @@ def checks(short: bool) -> Iterator[tuple[str, Callable[[Report], str]]]:
         yield f"captured inference, {model}", partial(captured_inference, model=model)
     for model in MODELS:
         yield f"captured training, {model}", partial(captured_training, model=model)
+    for model in ("mlp", "gru"):
+        yield f"PPO's batches stream, {model}", partial(streamed_training, model=model)
+    yield "captured inference, Ape-X", captured_values
+    yield "Ape-X learns from its replay", replayed_training
+    yield "A3C and a GPU", a3c_refuses
     small: dict[str, object] = {**CARTPOLE, **MODELS["gru"], "num_workers": 2, "num_envs_per_worker": 8}
     yield "behaviour is reproduced", partial(reproduction, name="gru", limit=LIMITS["gru"], **small)
     together: dict[str, object] = {**small, "gpu_colocate": True}
+    stream: dict[str, object] = {**small, **STREAM, "rollout": ROLLOUT}
+    yield "behaviour is reproduced, PPO's stream", partial(reproduction, name="ppo", limit=LIMITS["gru"], **stream)
     yield "behaviour is reproduced, one process", partial(reproduction, name="one", limit=LIMITS["gru"], **together)
     goal = 100 if short else 475
     cartpole: dict[str, object] = {"env": "CartPole-v1", "inference": "central"}
