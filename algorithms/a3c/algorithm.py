@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.a3c import presets
 from algorithms.a3c.config import COMPUTED, METRICS, PANEL, A3CConfig
-from algorithms.runtime.algorithm import Context, Defaults
-from algorithms.runtime.messages import Address
+from algorithms.parts.algorithm import acting_records
+from algorithms.runtime.algorithm import Context, Defaults, companion
 from algorithms.runtime.roles import ACTOR, POLICY_WORKER, Role
 from utils.errors import UsageError
 
@@ -25,20 +25,11 @@ if TYPE_CHECKING:
     from algorithms.runtime.memory.arena import Field
     from algorithms.runtime.memory.learner_state import StateLayout
     from algorithms.runtime.memory.slots import Recorded, Trajectories
-    from algorithms.runtime.messages import Worker
+    from algorithms.runtime.messages import Address, Worker
     from algorithms.runtime.topology import Topology
     from envs.spec import EnvSpec
 
-GRADIENT_WORKER = replace(
-    POLICY_WORKER,
-    name="gradient_worker",
-    singular="gradient worker",
-    plural="gradient workers",
-    console="gradient workers",
-    panel=("gradient", "gradients"),
-    worker="gradient_worker_{index}.{member}",
-    takes_trajectories=True,
-)
+GRADIENT_WORKER = POLICY_WORKER.variant("gradient_worker", ("gradient", "gradients"), takes_trajectories=True)
 """The role of workers beside actors that compute gradients."""
 
 
@@ -66,13 +57,7 @@ class A3C(Defaults):
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare what acting records beside actions; values are in units of return."""
-        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
-
-        return {
-            "log_prob": Recorded(("T", "R")),  # of the action; differentiating must reproduce it, and the value
-            "value": Recorded(("T", "R")),
-            "final_value": Recorded(("F", "R")),  # of the true final observation
-        }
+        return acting_records()  # which differentiating must reproduce
 
     def make_model(self, context: Context) -> FlatModule:
         """Make an actor-critic on its device; its weights are drawn from torch's global generator.
@@ -151,7 +136,6 @@ class A3C(Defaults):
         from algorithms.a3c.worker import GradientWorker
         from algorithms.runtime.sampling.policy_worker import PolicyWorker
 
-        acting = others[Address(POLICY_WORKER.name, address.index, address.member)]
-        assert isinstance(acting, PolicyWorker)
+        acting = companion(others, address, POLICY_WORKER, PolicyWorker)
         differentiate = TrajectoryGradient(acting.policy.flat, context.spec, context.flags)
         return GradientWorker(address, trajectories, acting.weights, differentiate, self.ring(context))

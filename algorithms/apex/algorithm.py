@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.apex import presets
 from algorithms.apex.config import METRICS, PANEL, ApexConfig
-from algorithms.runtime.algorithm import Context, Defaults
-from algorithms.runtime.messages import Address
+from algorithms.runtime.algorithm import Context, Defaults, companion
 from algorithms.runtime.roles import LEARNER, Role
 from utils.errors import UsageError
 from utils.run_folder import RunFolder
@@ -26,22 +25,12 @@ if TYPE_CHECKING:
     from algorithms.runtime.memory.arena import Field
     from algorithms.runtime.memory.learner_state import StateLayout
     from algorithms.runtime.memory.slots import Recorded, Trajectories
-    from algorithms.runtime.messages import Worker
+    from algorithms.runtime.messages import Address, Worker
     from algorithms.runtime.topology import Topology
     from envs.config import EnvConfig
     from envs.spec import EnvSpec
 
-REPLAY_KEEPER = replace(
-    LEARNER,
-    name="replay_keeper",
-    singular="replay keeper",
-    plural="replay keepers",
-    console="replay keepers",
-    panel=("keeper", "keepers"),
-    worker="replay_keeper_{index}",
-    has_network=False,
-    trains=False,
-)
+REPLAY_KEEPER = LEARNER.variant("replay_keeper", ("keeper", "keepers"), has_network=False, trains=False)
 """The role of workers beside learners that write the replay to disk."""
 
 SHARE_OF_RETURNS = 3
@@ -178,8 +167,7 @@ class APEX(Defaults):
         from algorithms.apex.replay import ReplaySource
         from algorithms.runtime.learning.learner_worker import LearnerWorker
 
-        learner = others[Address(LEARNER.name, address.index, address.member)]
-        assert isinstance(learner, LearnerWorker)
+        learner = companion(others, address, LEARNER, LearnerWorker)
         source = getattr(learner.batches, "source", learner.batches)  # of a mix with datasets
         assert isinstance(source, ReplaySource)
         return ReplayKeeper(source.file, context.flags.save_replay_every_sec)

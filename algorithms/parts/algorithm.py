@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from envs.spec import EnvSpec
 
 
+def acting_records() -> Mapping[str, Recorded]:
+    """Declare what an actor-critic records beside actions; values are in units of return."""
+    from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+
+    return {
+        "log_prob": Recorded(("T", "R")),  # of the action
+        "value": Recorded(("T", "R")),
+        "final_value": Recorded(("F", "R")),  # of the true final observation
+    }
+
+
 @dataclass(frozen=True)
 class ActorCriticAlgorithm(Defaults):
     """Acts stochastically by an actor-critic, and learns from whole columns, each once, in the order of arrival.
@@ -54,13 +65,7 @@ class ActorCriticAlgorithm(Defaults):
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare what acting records beside actions; values are in units of return."""
-        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
-
-        return {
-            "log_prob": Recorded(("T", "R")),  # of the action
-            "value": Recorded(("T", "R")),
-            "final_value": Recorded(("F", "R")),  # of the true final observation
-        }
+        return acting_records()
 
     def make_model(self, context: Context) -> FlatModule:
         """Make an actor-critic on its device; its weights are drawn from torch's global generator."""

@@ -6,8 +6,8 @@ Torch-free at import: main reads an algorithm's name, flags, metrics and recorde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,6 +121,16 @@ class Defaults:
     ) -> Worker:
         """Make no worker: none is declared."""
         raise NotImplementedError(f"{type(self).__name__} declares {address.role} and does not make it")
+
+
+Companion = TypeVar("Companion")
+
+
+def companion(others: Mapping[Address, Worker], address: Address, role: Role, kind: type[Companion]) -> Companion:
+    """Return the worker of a role that a worker with this address stands beside, see `Algorithm.workers`."""
+    found = others[replace(address, role=role.name)]
+    assert isinstance(found, kind)
+    return found
 
 
 class Algorithm(Protocol):

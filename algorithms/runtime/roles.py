@@ -7,7 +7,7 @@ registers the rows of its own roles by declaring workers, see `Algorithm.workers
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -51,6 +51,21 @@ class Role:
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Role], tuple[Mapping[str, Any]]]:
         """Travel to another process as a row that is in its table from then on."""
         return _in_table, (vars(self),)
+
+    def variant(self, name: str, panel: tuple[str, str], **facts: Any) -> Role:
+        """Return the role of an algorithm's own workers, which are as those of this one but for these facts."""
+        words = name.replace("_", " ")
+        worker = name + self.worker.removeprefix(self.name)
+        return replace(
+            self,
+            name=name,
+            singular=words,
+            plural=f"{words}s",
+            console=f"{words}s",
+            panel=panel,
+            worker=worker,
+            **facts,
+        )
 
     def worker_name(self, index: int, member: int) -> str:
         """Return the name of a worker: `main`, `actor_3`, `policy_worker_0.1`."""
