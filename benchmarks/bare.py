@@ -70,6 +70,6 @@ class BareRun(Run):
 
 
 def main() -> None:
-    """As train_appo.py."""
+    """Train as train_appo.py does."""
     stalls.StallWatch.look = _nothing  # type: ignore[method-assign]
     sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), BareRun)))

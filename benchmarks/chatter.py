@@ -74,7 +74,7 @@ def size_of(path: Path) -> float:
 
 
 def watch(seconds: float, words: Sequence[str], log_mib: int, metrics_mib: int) -> tuple[list[Look], str]:
-    """What is seen of a run that lasts that long, and what it says on stderr.
+    """Return what is seen of a run that lasts that long, and what it says on stderr.
 
     Raises:
         RunError: it ended by itself, or not well.

@@ -54,7 +54,7 @@ def cycle(folder: Path, promised: list[tuple[Path, int]], rng: random.Random) ->
 
 
 def complaints(run: Run, promised: Sequence[tuple[Path, int]]) -> Iterator[str]:
-    """What is not as it must be after a start."""
+    """Return everything that is not as it must be after a start."""
     records, new = run.records(), read_saves(run.log)
     begun, before = int(records[0]["env_steps"]), promised[-1][1] if promised else 0
     if begun < before:
@@ -67,7 +67,7 @@ def complaints(run: Run, promised: Sequence[tuple[Path, int]]) -> Iterator[str]:
 
 
 def repeated(folder: Path, cycles: int, seed: int) -> list[Cycle]:
-    """That many starts in one folder, until one is not as it must be."""
+    """Start that many times in one folder, until something is not as it must be."""
     rng = random.Random(seed)  # noqa: S311 (no secret)
     promised: list[tuple[Path, int]] = []
     done: list[Cycle] = []

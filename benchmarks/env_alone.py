@@ -31,7 +31,7 @@ START_SECONDS = 300
 
 
 class Plan(NamedTuple):
-    """What one process measures."""
+    """Measurement of one process."""
 
     workload: Workload
     num_envs: int

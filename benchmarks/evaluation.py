@@ -1,4 +1,4 @@
-"""What evaluation costs: training that is evaluated twice a minute beside training that is not.
+"""The cost of evaluation: training that is evaluated twice a minute beside training that is not.
 
     python -m benchmarks.evaluation [--workload NAME ...] [--pairs=5] [--seconds=60] [--json=FILE]
     python -m benchmarks.evaluation --env=ID [flags of appo train]

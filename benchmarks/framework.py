@@ -28,7 +28,7 @@ WARM_UP_SECONDS = 0.5
 
 
 class Case(NamedTuple):
-    """What is measured, and what is asked of it."""
+    """A measurement, and what is asked of it."""
 
     obs_bytes: int
     target: float  # samples per second
@@ -75,7 +75,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def profile(case: Case, seconds: float) -> None:
-    """What costs what; the profiler itself costs several times what it measures, so only the order counts."""
+    """Print where time goes; the profiler itself costs several times what it measures, so only the order counts."""
     process = _process(case)
     process.run(WARM_UP_SECONDS)
     profiler = cProfile.Profile()

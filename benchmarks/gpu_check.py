@@ -101,7 +101,7 @@ class Failed(Exception):
 
 @dataclass
 class Report:
-    """What was found, printed as it comes.
+    """Everything that was found, printed as it comes.
 
     Attributes:
         device: "cuda" or "cpu".
@@ -399,7 +399,7 @@ def run(report: Report, name: str, **flags: object) -> list[dict[str, Any]]:
 
 
 def _ends_of(logs: Path) -> str:
-    """What every process said last."""
+    """Return the last lines of every process."""
     ends = {
         path.name: path.read_text(errors="replace").splitlines()[-LOG_LINES:] for path in sorted(logs.glob("*.log"))
     }

@@ -40,7 +40,7 @@ SAME_PONG = SAME | PONG | {
 
 
 class Task(NamedTuple):
-    """What is to be learned.
+    """A task that is to be learned.
 
     Attributes:
         env: its id.
@@ -57,7 +57,7 @@ class Task(NamedTuple):
     most_seconds: int
 
     def budget(self) -> dict[str, object]:
-        """As flags of train_appo.py."""
+        """Return the budget as flags of train_appo.py."""
         steps = {"train_for_env_steps": self.most_samples * self.frames} if self.most_samples else {}
         return {"env": self.env, "train_until_return": self.goal, "train_for_seconds": self.most_seconds, **steps}
 

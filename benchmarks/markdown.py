@@ -1,4 +1,4 @@
-"""What the generated pages have in common: tables, and what is said of a machine and of when something was measured."""
+"""Parts of generated pages: tables, and what is said of a machine and of when something was measured."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

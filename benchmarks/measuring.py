@@ -1,4 +1,4 @@
-"""What all benchmarks share: medians, rates, the machine, and the JSON files that docs/performance.md is made of.
+"""Parts of all benchmarks: medians, rates, the machine, and the JSON files behind docs/performance.md.
 
 A result file holds one benchmark on one machine: `{"benchmark", "machine", "results": {workload: {...}}}`. Measuring a
 workload again replaces its entry, so that a file can be filled piece by piece; every entry says when and of which
@@ -127,7 +127,7 @@ def on_one_core(core: int = 0) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on besides the code."""
+    """Return everything that figures depend on besides the code."""
     words = _cpu_flags()
     return {
         "cpu": _cpu_model(),
@@ -181,7 +181,7 @@ def check(path: Path | None, benchmark: str) -> None:
 
 
 def earlier(path: Path | None, workload: str) -> dict[str, Any]:
-    """What a result file holds of a workload; nothing without a file."""
+    """Return what a result file holds of a workload; nothing without a file."""
     results = read(path)["results"] if path is not None and path.exists() else {}
     found: dict[str, Any] = results.get(workload, {})
     return found
@@ -194,7 +194,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def identity(description: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes figures incomparable if it differs; versions of packages are only told."""
+    """Return what makes figures incomparable if it differs; versions of packages are only told."""
     return tuple(description[name] for name in ("cpu", "cores", "gpu"))
 
 
@@ -221,7 +221,7 @@ def _cpu_flags() -> set[str]:
 
 
 def _cpu_words() -> dict[str, str]:
-    """What /proc/cpuinfo says of the first core."""
+    """Return what /proc/cpuinfo says of the first core."""
     first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -239,7 +239,7 @@ def _installed(package: str) -> str | None:
 
 
 def _output(*words: str) -> str:
-    """What a command prints; nothing if there is no such command or it fails."""
+    """Return what a command prints; nothing if there is no such command or it fails."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
     except OSError:

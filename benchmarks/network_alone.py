@@ -174,7 +174,7 @@ def inference_microseconds(result: dict[str, Any]) -> float:
 
 
 def training_microseconds(result: dict[str, Any]) -> float:
-    """What the optimizer steps of all epochs cost per sample of a result."""
+    """Return the cost of the optimizer steps of all epochs, per sample of a result."""
     return float(result["epochs"] * result["update"]["median"])
 
 
@@ -216,7 +216,7 @@ def _forward(played: Played, rows: int) -> Callable[[], object]:
 
 
 def _rows(tensor: Any, rows: int) -> Any:
-    """That many rows, the same ones again if there are not enough."""
+    """Return that many rows, the same ones again if there are not enough."""
     repeats = -(-rows // len(tensor))
     return tensor.repeat(repeats, *[1] * (tensor.dim() - 1))[:rows].contiguous()
 

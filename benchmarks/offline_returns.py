@@ -1,4 +1,4 @@
-"""What is learned from datasets alone: behaviour cloning, MARWIL and conservative Q-learning on episodes recorded here.
+"""Returns learned from datasets alone: behaviour cloning, MARWIL and conservative Q-learning on episodes recorded here.
 
     python -m benchmarks.offline_returns --datasets=FOLDER [--trial NAME ...] [--seeds 1 2 3 4 5] [--add]
         [--json=FILE] [--markdown=FILE]
@@ -63,7 +63,7 @@ POLICIES = ("random", "medium", "expert")
 
 
 class Trial(NamedTuple):
-    """What learns from which datasets.
+    """An algorithm, and the datasets that it learns from.
 
     Attributes:
         task: name of the environment.
@@ -148,7 +148,7 @@ def _said(words: Sequence[str], prefix: Sequence[str]) -> dict[str, Any]:
 
 
 class Learned(NamedTuple):
-    """What came of a run.
+    """Outcome of a run.
 
     Attributes:
         training: the words after `appo train`, but for the seed.
@@ -204,7 +204,7 @@ def interval(means: Sequence[float]) -> Difference:
 
 
 class Row(NamedTuple):
-    """What the seeds of a trial have reached, and whether that is what is asked for.
+    """Returns of the seeds of a trial, and whether they are as asked for.
 
     Attributes:
         means: of the episodes of each seed, in the order of seeds.
@@ -219,7 +219,7 @@ class Row(NamedTuple):
     reached: bool
 
     def cells(self) -> tuple[str, ...]:
-        """As people read them."""
+        """Return the cells of the row, for people."""
         trial, (mean, margin) = TRIALS[self.name], interval(self.means)
         shown = f"**{mean:,.1f}**" + (f" ± {margin:,.1f}" if math.isfinite(margin) else "")
         acted = ", ".join(f"{policy} {self.behaviour[policy]:,.1f}" for policy in trial.policies)
@@ -251,7 +251,7 @@ def rows(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 
 
 def _verdict(name: str, means: Mapping[str, tuple[float, ...]], behaviour: Mapping[str, float]) -> tuple[str, bool]:
-    """What is asked for of a trial, in words, and whether it is so."""
+    """Return the return that is asked for of a trial, in words, and whether it is reached."""
     mean = fmean(means[name])
     if name.endswith("bc_expert"):
         wanted = SHARE_OF_EXPERT * behaviour["expert"]

@@ -1,4 +1,4 @@
-"""What something costs that stands beside training: pairs of runs, with it and without.
+"""The cost of something that stands beside training: pairs of runs, with it and without.
 
 Both run in turns, A B B A A B ..., each from its own start. Compared are, pair by pair, the speed and the CPU time of a
 sample; the median of all pairs counts. The CPU time is the figure to go by: it varies less, and on a machine that is
@@ -36,7 +36,7 @@ class Side(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is compared.
+    """A comparison.
 
     Attributes:
         benchmark: its name in result files.

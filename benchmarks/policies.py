@@ -1,4 +1,4 @@
-"""What further policies cost: the speed of all of them together and the memory with 1, 2, 4 and 8.
+"""The cost of further policies: the speed of all of them together and the memory with 1, 2, 4 and 8.
 
     python -m benchmarks.policies [--json=FILE]
 
@@ -51,7 +51,7 @@ class Row(NamedTuple):
     cpu_microseconds: float
 
     def cells(self) -> tuple[str, ...]:
-        """As people read them."""
+        """Return the cells of the row, for people."""
         speed, memory = (f"{value:,.0f}" for value in (self.samples_per_second, self.pss_mib))
         return f"{self.policies}", speed, memory, f"{self.cpu_microseconds:.2f}"
 

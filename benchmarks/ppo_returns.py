@@ -1,4 +1,4 @@
-"""What synchronous PPO reaches with the hyperparameters of rl-baselines3-zoo: the reference of other tables.
+"""Returns of synchronous PPO with the hyperparameters of rl-baselines3-zoo, the reference of other tables.
 
     python -m benchmarks.ppo_returns [--trial NAME ...] [--seeds 1 2 3 4 5] [--add] [--json=FILE] [--markdown=FILE]
 
@@ -130,7 +130,7 @@ HEADS = ("environment", "env steps", "seeds", "return of each", "mean ± deviati
 
 
 class Row(NamedTuple):
-    """What the seeds of a trial have reached.
+    """Returns of the seeds of a trial.
 
     Attributes:
         returns: mean return of the episodes of each seed, in the order of `seeds`; nan where no episode has ended.
@@ -153,7 +153,7 @@ class Row(NamedTuple):
         return self.mean >= ASKED[self.name]
 
     def cells(self) -> tuple[str, ...]:
-        """As people read them."""
+        """Return the cells of the row, for people."""
         deviation = stdev(self.returns) if len(self.returns) > 1 else 0.0
         mean = f"**{self.mean:,.1f} ± {deviation:,.1f}**" + ("" if self.reached else " (missed)")
         each = ", ".join(f"{value:,.1f}" for value in self.returns)

@@ -15,7 +15,7 @@ PROC = Path("/proc")
 
 
 class Stat(NamedTuple):
-    """What `/proc/PID/stat` says."""
+    """Fields of `/proc/PID/stat`."""
 
     name: str
     parent: int
@@ -50,7 +50,7 @@ def parse_anonymous(text: str) -> int:
 
 
 def role_of(name: str, output: str) -> str:
-    """What a process is for: a worker of ours writes to a log file of its own, a game of VizDoom has its name."""
+    """Return the role of a process: a worker of ours has a log file of its own, a game of VizDoom its name."""
     if name.lower().startswith("vizdoom"):
         return "game"
     worker = re.fullmatch(r"(actor|policy_worker|learner)_[\d.]+\.log", Path(output).name)

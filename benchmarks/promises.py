@@ -21,7 +21,7 @@ class Figure(NamedTuple):
         return self.value <= self.most
 
     def cells(self) -> tuple[str, str, str]:
-        """What, how much, and how much it may be."""
+        """Return the cells of a row: the thing, how much, and how much it may be."""
         unit = f" {self.unit}" if self.unit else ""
         mark = "" if self.kept else " **not kept**"
         return self.what, f"{self.value:.3g}{unit}{mark}", f"{self.most:g}{unit}"

@@ -31,7 +31,7 @@ MOST_DISCARDED = 0.01  # a run that throws away more does not count
 
 
 class Progress(NamedTuple):
-    """What has been trained on so far, and what has been thrown away as too old."""
+    """Samples that have been trained on so far, and those thrown away as too old."""
 
     seconds: float
     samples: int
@@ -305,7 +305,7 @@ def _failure(command: Sequence[str], log: Path, what: str) -> RunError:
 
 
 def reported_progress(log_path: Path) -> list[Progress]:
-    """What a peer's driver has printed: a JSON object `{"seconds", "samples"}` a line, among whatever else."""
+    """Read the prints of a peer's driver: a JSON object `{"seconds", "samples"}` a line, among whatever else."""
     if not log_path.exists():
         return []
     found = []

@@ -1,4 +1,4 @@
-"""What the presets reach: trained as anyone would type it, then played in episodes that training has not seen.
+"""Returns of the presets: trained as anyone would type it, then played in episodes that training has not seen.
 
     python -m benchmarks.scores [--workload NAME ...] [--seeds 1 2 3] [--add] [--shared] [--json=FILE]
 
@@ -27,7 +27,7 @@ NO_STICKY_ACTIONS = {"env_kwargs": "repeat_action_probability=0"}  # as in the e
 
 
 class Trial(NamedTuple):
-    """What is trained, for how long, and how it is played afterwards.
+    """A training, for how long, and how it is played afterwards.
 
     Attributes:
         env: its id.
@@ -95,7 +95,7 @@ TRIALS = {
 
 
 class Scored(NamedTuple):
-    """What came of a run.
+    """Outcome of a run.
 
     Attributes:
         training, evaluation: the words after `appo train`, but for the seed, and after `appo evaluate RUN`.

@@ -13,7 +13,7 @@ from benchmarks.runs import RunError
 
 
 class Outcome(Protocol):
-    """What came of a run: a NamedTuple that can be said in a line."""
+    """Outcome of a run: a NamedTuple that can be said in a line."""
 
     def _asdict(self) -> dict[str, Any]: ...
 

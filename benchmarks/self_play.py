@@ -41,7 +41,7 @@ TOLERANCE = 0.05
 
 
 class Trained(NamedTuple):
-    """What a run has learned.
+    """Outcome of the training of a run.
 
     Attributes:
         mean: strategy of all versions of the second half together: rock, paper, scissors.

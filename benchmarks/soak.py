@@ -60,7 +60,7 @@ def look(root: int, seconds: float) -> dict[str, Look]:
 
 
 def watch(minutes: float, words: Sequence[str]) -> dict[str, list[Look]]:
-    """What is seen of every process of a run that lasts that long.
+    """Return what is seen of every process of a run that lasts that long.
 
     Raises:
         RunError: it ended by itself, or not well.

@@ -1,4 +1,4 @@
-"""What supervision costs: training as it is beside training with nothing watched, checked or kept (`bare.py`).
+"""The cost of supervision: training as it is beside training with nothing watched, checked or kept (`bare.py`).
 
 python -m benchmarks.supervision [--workload NAME ...] [--pairs=5] [--seconds=15] [--json=FILE]
 python -m benchmarks.supervision --env=ID [flags of appo train]

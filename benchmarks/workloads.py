@@ -27,7 +27,7 @@ def words_of(flags: Mapping[str, object]) -> list[str]:
 
 
 class Workload(NamedTuple):
-    """What is trained, and how.
+    """A training, and how it is done.
 
     Attributes:
         env: its id.
@@ -88,7 +88,7 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_workloads(arguments: argparse.Namespace, flags: Sequence[str]) -> dict[str, Workload]:
-    """What the arguments ask for; `flags` are the words that the parser did not know."""
+    """Return the workloads that the arguments ask for; `flags` are the words that the parser did not know."""
     if arguments.env:
         what = " ".join([arguments.env, *flags])
         return {what: Workload(arguments.env, {}, what, tuple(flags))}

@@ -1,4 +1,4 @@
-"""What writing a dataset costs: training with `--output` beside training without.
+"""The cost of writing a dataset: training with `--output` beside training without.
 
     python -m benchmarks.writing [--workload NAME ...] [--pairs=7] [--seconds=20] [--json=FILE]
     python -m benchmarks.writing --env=ID [flags of appo train]

@@ -1,4 +1,4 @@
-"""What to play: the flags of the environment."""
+"""The flags of the environment, which say what is played."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -323,7 +323,7 @@ def episode_stats(row: int, info: Mapping[str, Any]) -> EpisodeStats | None:
 
 
 def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """What the batched infos of a vector environment say about one row, by gymnasium's "_key" masks."""
+    """Return what the batched infos of a vector environment say about one row, by gymnasium's "_key" masks."""
     picked: dict[str, Any] = {}
     for key, value in infos.items():
         mask = infos.get(f"_{key}")

@@ -72,7 +72,7 @@ def tell_nobody() -> None:
 
 @dataclass(frozen=True)
 class OnFailure:
-    """What is done about an environment that fails, and how to tell one that hangs from many that are slow.
+    """Rules for an environment that fails, and for telling one that hangs from many that are slow.
 
     Attributes:
         max_rebuilds: how often it is made again, see `FailureRule`; 0: its failure is raised.
@@ -138,7 +138,7 @@ class EnvSet:
         return self._envs[index]
 
     def spec(self, known: EnvSpec | None = None, form: ActionForm = AS_THEY_ARE) -> EnvSpec:
-        """What the environments show and accept; one is reset where its info could hold a mask, unless that is known.
+        """Return the spaces of the environments; one is reset where its info could hold a mask, unless that is known.
 
         Args:
             known: what is known of them already.

@@ -1,4 +1,4 @@
-"""What an environment was asked to do until it failed: remembered while it plays, written when it fails, read again."""
+"""Incidents: the actions of an environment until it failed, kept while it plays, written then, and read again."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ class Incident:
 
     @classmethod
     def of(cls, flags: Mapping[str, object], index: int, failure: EnvironmentFailure, story: Story) -> Self:
-        """What is written of a failure."""
+        """Make the incident of a failure."""
         trace = "".join(traceback.format_exception(failure.__cause__ or failure))
         how = Ending(error_name(failure), str(failure), trace).bounded()
         return cls(flags=dict(flags), index=index, ended_process=False, **how._asdict(), **_plain(story._asdict()))
 
     @classmethod
     def of_process(cls, flags: Mapping[str, object], index: int, ending: Ending, story: Story) -> Self:
-        """What is written of a process that ended, or had to be ended, in the code of an environment."""
+        """Make the incident of a process that ended, or had to be ended, in the code of an environment."""
         how = ending.bounded()
         return cls(flags=dict(flags), index=index, ended_process=True, **how._asdict(), **_plain(story._asdict()))
 

@@ -1,4 +1,4 @@
-"""What the environments of one group were asked to do: remembered while they play, where it outlives their process."""
+"""The journal of a group: actions of its environments, kept while they play, where it outlives their process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNKNOWN_STATE = {"bit_generator": "not kept: it is no PCG64"}
 
 
 class Story(NamedTuple):
-    """What an environment was asked to do before it failed.
+    """Everything that an environment was asked to do before it failed.
 
     Attributes:
         place: what failed: "init", its "first reset", a later "reset", a "step" or "close".
@@ -123,7 +123,7 @@ class Journal:
 
     @property
     def place(self) -> str:
-        """What is being done to an environment: see `Story`."""
+        """Return what is being done to an environment: see `Story`."""
         return PLACES[self._head[_PLACE]]
 
     @place.setter
@@ -170,7 +170,7 @@ class Journal:
         self.place = place
 
     def story(self, index: int) -> Story:
-        """What an environment was asked to do until now, when it failed."""
+        """Return everything that an environment was asked to do until now, when it failed."""
         place = self.place
         begun = _Beginning(0, None, self._count, []) if place == "init" else self._begun[index]
         end = self._count - (place == "reset")  # in place of its last action it was reset

@@ -1,4 +1,4 @@
-"""What gymnasium's spaces mean for memory and models: which of them can be learned from and acted in, and how."""
+"""The meaning of gymnasium's spaces for memory and models: which can be learned from and acted in, and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment shows and accepts, and the unit that an actor steps."""
+"""The spec of an environment, of what it shows and accepts, and the unit that an actor steps."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class EnvSpec:
 
 
 class EpisodeStats(NamedTuple):
-    """What an environment reported about an episode that ended now, in that row."""
+    """Figures that an environment reported about an episode that ended now, in that row."""
 
     row: int
     stats: dict[str, float]
@@ -215,7 +215,7 @@ def is_channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def row_name(row: int, num_agents: int) -> str:
-    """What a row is called in messages.
+    """Return the name of a row in messages.
 
     >>> row_name(5, 1), row_name(5, 3)
     ('env 5', 'env 1, agent 2')

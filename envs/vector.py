@@ -241,7 +241,7 @@ class GymVector:
 
 
 def autoreset_mode(env: AnyVectorEnv, name: str) -> AutoresetMode:
-    """What the vector does after a done; NEXT_STEP, with a warning, if it does not say."""
+    """Return how the vector goes on after a done; NEXT_STEP, with a warning, if it does not say."""
     mode = (env.metadata or {}).get("autoreset_mode")
     try:
         return AutoresetMode(mode)

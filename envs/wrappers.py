@@ -214,7 +214,7 @@ class NeverTerminates(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._num_agents = num_agents_of(env)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """As the environment says, but for the ends."""
+        """Step the environment, and change the ends."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         if not self._num_agents:
             return observation, reward, False, bool(terminated or truncated), info
@@ -230,7 +230,7 @@ class VectorNeverTerminates(AnyVectorWrapper):
     """Says of every end that it is one of patience: what terminates is truncated."""
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """As the vector says, but for the ends."""
+        """Step the vector, and change the ends."""
         observation, reward, terminated, truncated, infos = self.env.step(actions)
         ended = np.not_equal(terminated, 0) | np.not_equal(truncated, 0)
         return observation, reward, np.zeros_like(ended), ended, infos

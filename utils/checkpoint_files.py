@@ -148,7 +148,7 @@ def load(
     at_most: int | None = None,
     limit: Limit | None = None,
 ) -> Loaded | None:
-    """As `newest` (of those worth most), with its files; goes on to the next when one is pruned before it was read.
+    """Load what `newest` finds (of those worth most); go on to the next when one is pruned before it was read.
 
     Args:
         parent: directory of the checkpoints.

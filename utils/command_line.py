@@ -67,7 +67,7 @@ def format_help(usage: str, groups: Groups, preset: Mapping[str, object]) -> str
 
 
 def own_command(words: Sequence[str]) -> list[str]:
-    """What starts `appo` with these words in a process of its own, wherever it is installed."""
+    """Return the words that start `appo` with these in a process of its own, wherever it is installed."""
     # The working directory may hold modules with the names of ours.
     program = "import sys; sys.path.append(sys.argv.pop(1)); from algorithms.cli import main; sys.exit(main())"
     return [sys.executable, "-P", "-c", program, str(Path(__file__).resolve().parents[1]), *words]

@@ -64,7 +64,7 @@ def text_of(error: BaseException) -> str:
 
 
 def lack_of(error: BaseException) -> ResourceError | None:
-    """What the user is told when the system had no more of something; None for all other errors.
+    """Return the line for the user when the system had no more of something; None for all other errors.
 
     That is memory, of the machine or a GPU, processes, threads and open files: libraries have many kinds of errors.
     """
@@ -91,7 +91,7 @@ LACKS = {
 
 
 def without_gpu_memory(error: BaseException) -> ResourceError | None:
-    """What the user is told when a GPU had no memory left; None for all other errors.
+    """Return the line for the user when a GPU had no memory left; None for all other errors.
 
     torch's own error is told by its name, so that nobody needs to import torch for that.
     """

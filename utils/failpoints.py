@@ -36,7 +36,7 @@ class _Trigger:
 
 
 class _Armed:
-    """What this process is armed with; parsed once, at the latest at the first passage."""
+    """Failpoints of this process; parsed once, at the latest at the first passage."""
 
     triggers: dict[str, list[_Trigger]] | None = None
     worker: int | None = None

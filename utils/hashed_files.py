@@ -20,7 +20,7 @@ Content = bytes | Callable[[BinaryIO], None]
 
 
 class Entry(NamedTuple):
-    """What the manifest says of one file."""
+    """Size and hash of one file in the manifest."""
 
     size: int  # bytes
     sha256: str
@@ -56,7 +56,7 @@ class HashingFile(io.RawIOBase):
         return done
 
     def entry(self) -> Entry:
-        """What was written."""
+        """Return the entry of what was written."""
         return Entry(self._size, self._hash.hexdigest())
 
 

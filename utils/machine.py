@@ -395,7 +395,7 @@ def has_gpu() -> bool:
 
 @cache
 def _torch_has_cuda() -> bool:
-    """What the file says that torch takes its version from."""
+    """Return what the file says that torch takes its version from."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return False
@@ -406,7 +406,7 @@ def _torch_has_cuda() -> bool:
 
 
 class OtherPrograms:
-    """What programs other than this one, and those it has started, do on its cores from now on."""
+    """Work of programs other than this one, and those it has started, on its cores from now on."""
 
     def __init__(self) -> None:
         self._before = _spent()
@@ -458,7 +458,7 @@ class Usage:
         self._looked = False
 
     def read(self) -> dict[str, float]:
-        """What is in use now, CPU time since the last call: the first one does not know it."""
+        """Return what is in use now, CPU time since the last call: the first one does not know it."""
         busy, memory = psutil().cpu_percent(), psutil().virtual_memory().percent
         figures = {"machine_memory_percent": float(memory)}
         if self._looked:

@@ -151,7 +151,7 @@ class _UserLoader(SourceFileLoader):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """As the built-in one."""
+        """Import as the built-in one does."""
         if level or not _has(self.here, self.names, name):
             return __import__(name, globals, locals, fromlist or (), level)
         module = __import__(f"{FOLDER}.{name}", globals, locals, fromlist or ())

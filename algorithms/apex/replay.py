@@ -187,7 +187,7 @@ class ReplaySource:
             yield self._release(message)
 
     def counts(self) -> BatchCounts:
-        """What became of the trajectories; nothing is discarded."""
+        """Return the counts of the trajectories; nothing is discarded."""
         held = len(self.queue) + len(self.held)
         return BatchCounts(self.trajectories_seen, self.released, 0, self.queued_samples, held)
 

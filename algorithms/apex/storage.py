@@ -64,7 +64,7 @@ class ReplayPlan:
 
 
 class Note(NamedTuple):
-    """What is noted with a column; totals are those of all columns up to it, dropped ones those that made room for it.
+    """Facts of a column; totals are those of all columns up to it, dropped ones those that made room for it.
 
     Attributes:
         place: slot * R + row that it came from.
@@ -212,7 +212,7 @@ def replay_fields(
 
 
 class Pace(NamedTuple):
-    """What a replay knows of its pace.
+    """Counts from which a replay keeps its pace.
 
     Attributes:
         used: samples that batches have had.

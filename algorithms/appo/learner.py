@@ -25,7 +25,7 @@ QuickUpdate = Callable[[Batch], Tensor]
 
 
 class Whole(NamedTuple):
-    """What the parts of a minibatch must share so that they add up to the undivided one; scalars."""
+    """Scalars that the parts of a minibatch must share so that they add up to the undivided one."""
 
     num_valid: Tensor
     advantage: tuple[Tensor, Tensor]  # mean and standard deviation

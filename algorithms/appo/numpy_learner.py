@@ -65,7 +65,7 @@ class NumpyUpdate:
         return target
 
     def _compared(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As `Learner.differentiate`, by it; if its gradient is another one twice, all further steps are its business.
+        """Differentiate by torch and compare; if the gradient is another one twice, torch makes all further steps.
 
         Once can be chance: a ratio at the edge of its clip that rounding puts on the other side. So the next minibatch
         is compared too.
@@ -85,7 +85,7 @@ class NumpyUpdate:
         return target, metrics
 
     def differentiate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As `Learner.differentiate`."""
+        """Do what `Learner.differentiate` does."""
         c, valid = self.config, batch.valid.numpy()
         (steps, columns), count = valid.shape, max(1, int(np.count_nonzero(valid)))
         network = self._network(steps, columns)
@@ -125,7 +125,7 @@ class NumpyUpdate:
         return self._networks[shape]
 
     def _returns(self, batch: Batch, ratio: Array, value: Array) -> tuple[Array, Array]:
-        """As `Learner.returns`."""
+        """Return what `Learner.returns` does."""
         c = self.config
         final_value = batch.recorded["final_value"].numpy() if len(batch.recorded["final_value"]) else None
         names = ("reward", "terminated", "truncated", "valid", "first")
@@ -135,7 +135,7 @@ class NumpyUpdate:
         return vtrace(steps, ratio, c.gamma, c.vtrace_lambda, c.vtrace_rho, c.vtrace_c)
 
     def _value_loss(self, batch: Batch, value: Array, target: Array) -> _Term:
-        """As `losses.clipped_value_loss`, of values [T, B] in the units of the value head."""
+        """Return what `losses.clipped_value_loss` does, of values [T, B] in the units of the value head."""
         mean, std, limit = self.model.return_mean.item(), self.model.return_std.item(), self.config.ppo_clip_value
         error = value - (target - mean) / std
         squared = np.square(error)
@@ -161,7 +161,7 @@ def _steps(x: Tensor) -> Array:
 
 
 def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, float]:
-    """As `losses.normalize_advantage`; and the standard deviation."""
+    """Return what `losses.normalize_advantage` does; and the standard deviation."""
     advantage = np.where(valid, advantage, ZERO)
     mean = advantage.sum(dtype=np.float32) / np.float32(count)
     centered = np.where(valid, advantage - mean, ZERO)
@@ -170,6 +170,6 @@ def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, floa
 
 
 def _surrogate(ratio: Array, advantage: Array, clip_ratio: float) -> _Term:
-    """As `losses.ppo_policy_loss`."""
+    """Return what `losses.ppo_policy_loss` does."""
     free, held = ratio * advantage, np.clip(ratio, 1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio) * advantage
     return _Term(-np.minimum(free, held), np.where(free <= held, -advantage, ZERO))

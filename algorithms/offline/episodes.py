@@ -289,7 +289,7 @@ class Steps:
 
     @property
     def named(self) -> dict[str, Array]:
-        """What is kept of a step, [T, R, *] by name, and what is seen, [T+1, R, *]."""
+        """Return what is kept of a step, [T, R, *] by name, and what is seen, [T+1, R, *]."""
         seen = {f"obs.{key}": array for key, array in self.obs.items()}
         return seen | {"action": self.action, "reward": self.reward} | {f"info.{k}": v for k, v in self.infos.items()}
 

@@ -114,7 +114,7 @@ class MixedBatches:
 
     @property
     def waiting(self) -> int:
-        """What the source has to do."""
+        """Return how much the source has to do."""
         return self.source.waiting
 
     def counts(self) -> BatchCounts:

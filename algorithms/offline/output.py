@@ -31,7 +31,7 @@ RING_SHARE = 4
 
 
 class Counts(NamedTuple):
-    """What the writer keeps in the arena for a successor, who loses what is open and what is held.
+    """Counts that the writer keeps in the arena for a successor, who loses what is open and what is held.
 
     Attributes:
         episodes, steps, parts: that are whole.
@@ -169,7 +169,7 @@ class OutputWriter:
         return True
 
     def _group(self, index: int, entry: Entry) -> _Group:
-        """What is known of a group, after what is missing between its last trajectory and this one is dropped."""
+        """Return the state of a group, after what is missing between its last trajectory and this one is dropped."""
         known = self._groups.get(index)
         if known is None or known.entry.generation != entry.generation:
             if known is not None:
@@ -268,7 +268,7 @@ class OutputWriter:
 
 @dataclass
 class _Group:
-    """What is known of a group: its episodes that have no end yet, and the trajectory that came last."""
+    """State of a group: its episodes that have no end yet, and the trajectory that came last."""
 
     assembler: EpisodeAssembler
     entry: Entry

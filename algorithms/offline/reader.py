@@ -214,7 +214,7 @@ def _damage(name: str) -> Iterator[None]:
 
 
 class Described(NamedTuple):
-    """What the metadata of one of Minari's datasets says; see `Source`.
+    """Description of one of Minari's datasets by its metadata; see `Source`.
 
     Attributes:
         episodes: how many there are.
@@ -339,7 +339,7 @@ class HDF5Source:
         return self._inside(self._file, f"episode_{index}")
 
     def _inside(self, group: Any, name: str) -> Any:
-        """What lies in a group under a name, in this file and not behind a link to another."""
+        """Return what lies in a group under a name, in this file and not behind a link to another."""
         if not isinstance(group.get(name, getlink=True), self._h5py.HardLink):
             raise ValueError(f"{name} is a link, which may lead anywhere: it is not followed")
         return group[name]
@@ -366,7 +366,7 @@ class HDF5Source:
 
 
 class Given(NamedTuple):
-    """What a function that `--input` names returns.
+    """Result of a function that `--input` names.
 
     Attributes:
         observation_space, action_space: of gymnasium.

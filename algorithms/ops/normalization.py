@@ -17,7 +17,7 @@ VARIANCE_EPS = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """What is known of a distribution: enough to merge two samples exactly.
+    """Moments of a distribution: enough to merge two samples exactly.
 
     Attributes:
         count: scalar float64, how many samples.

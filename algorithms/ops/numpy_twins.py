@@ -142,7 +142,7 @@ def _log_slope_of_tanh(value: Array) -> Array:
 
 
 class PolicyTerms:
-    """What the losses read of a policy, for M steps, and how it all depends on the logits.
+    """Terms of a policy that the losses read, for M steps, and how they depend on the logits.
 
     Args:
         parts: (kind, size) of each part, of the `SUPPORTED` kinds.
@@ -171,7 +171,7 @@ class PolicyTerms:
         )
 
     def gradient(self, log_prob: Array, entropy: Array) -> Array:
-        """That of the logits [M, L], from those of `log_prob` and `entropy` [M]."""
+        """Return the gradient of the logits [M, L], from those of `log_prob` and `entropy` [M]."""
         gradient: Array = np.concatenate([part.gradient(log_prob, entropy) for part in self._parts]).T
         return gradient
 

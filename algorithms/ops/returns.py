@@ -20,7 +20,7 @@ from algorithms.ops.checks import require_same_shape, require_shape
 
 
 class Returns(NamedTuple):
-    """What the losses need of the future, float32; both are 0 where `valid` is false."""
+    """Estimates of the future that the losses need, float32; both are 0 where `valid` is false."""
 
     advantage: Tensor
     """[T, B], not normalized."""

@@ -1,4 +1,4 @@
-"""What algorithms of actor-critics share, as the runtime sees them; torch-free at import."""
+"""Parts that algorithms of actor-critics share, as the runtime sees them; torch-free at import."""
 
 from __future__ import annotations
 

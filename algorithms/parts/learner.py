@@ -90,7 +90,7 @@ class FlatLearner(ABC):
 
     @property
     def layout(self) -> StateLayout:
-        """What its state holds."""
+        """Return the layout of its state."""
         further = {
             name: Vector(tensor.numel(), str(tensor.dtype).removeprefix("torch."), inherited=True)
             for name, tensor in self.further.items()

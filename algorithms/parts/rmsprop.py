@@ -34,7 +34,7 @@ class RMSPropFlags(Protocol):
 
     @property
     def rmsprop_eps(self) -> float:
-        """What is added to that mean, under the root."""
+        """Return the number that is added to that mean, under the root."""
         ...
 
     @property

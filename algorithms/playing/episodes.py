@@ -25,7 +25,7 @@ class Episode(NamedTuple):
 
 
 class EpisodeRecorder:
-    """What the agents of one environment gather in the episode that goes on.
+    """Gathers what the agents of one environment do in the episode that goes on.
 
     Args:
         num_agents: of the environment.

@@ -119,7 +119,7 @@ def play(
 
 
 def _first_row(envs: GroupEnv, seed: int) -> StepRow:
-    """What the environments show first, in the memory that every step is written into."""
+    """Return the first observations of the environments, in the memory that every step is written into."""
     spec, rows = envs.spec, envs.num_rows
     obs = {key: np.zeros((rows, *o.shape), o.dtype) for key, o in spec.observations.items()}
     final = {key: np.zeros_like(value) for key, value in obs.items()} if spec.same_step else {}

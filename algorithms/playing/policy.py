@@ -85,7 +85,7 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
 
 
 class Computed(NamedTuple):
-    """What a policy computes for one observation.
+    """Result of a policy for one observation.
 
     Attributes:
         action: as the action space describes it.

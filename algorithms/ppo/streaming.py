@@ -130,7 +130,7 @@ class StreamingLearner:
 
 
 class _Times:
-    """What a batch takes: its gradients, its step, and the rest, in which the learner waits for samples.
+    """Times of a batch: its gradients, its step, and the rest, in which the learner waits for samples.
 
     Args:
         device: whose time it is. That of a GPU is measured by events in its queue, which nobody waits for.

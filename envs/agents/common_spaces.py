@@ -80,11 +80,11 @@ class CommonSpaces:
         return {SINGLE_KEY: padded, AGENT_ID: agent}
 
     def action(self, agent: int, action: Any) -> Any:
-        """What an action of the common space is for an agent."""
+        """Return an action of the common space as one of an agent."""
         return self._translations[agent](action)
 
     def mask(self, agent: int, mask: Any) -> Any:
-        """What an agent may choose, of all choices there are; `mask` is what the environment says of it, or None."""
+        """Return which of all choices an agent has; `mask` is what the environment says of it, or None."""
         if self.masks is None:
             return mask
         allowed = self.masks[agent].copy()

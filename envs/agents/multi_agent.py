@@ -40,7 +40,7 @@ def loop_over(env_fns: Sequence[Callable[[], SingleEnv]], **arguments: Any) -> P
 
 
 class Said(NamedTuple):
-    """What came of a step, an entry per agent."""
+    """Outcome of a step, an entry per agent."""
 
     observations: Sequence[Any]
     rewards: Sequence[float]
@@ -72,7 +72,7 @@ class Roster:
         self.team_return = 0.0
 
     def note(self, agent: int, ended: bool, info: Mapping[str, Any]) -> None:
-        """What was said of an agent in a step; `ended`: it terminated or was truncated."""
+        """Note what was said of an agent in a step; `ended`: it terminated or was truncated."""
         active = _is_active(info)
         self.playing[agent] = active and not ended
         self.out[agent] = ended or (self.out[agent] and not active)
@@ -240,7 +240,7 @@ class MultiAgentLoop(PythonLoop):
         return self._entries("observations", observations), self._entries("infos", infos)
 
     def _said(self, result: Any) -> Said:
-        """What a step returned, an entry per agent.
+        """Return the outcome of a step, an entry per agent.
 
         Raises:
             SpaceMismatch: it is not what environments of several agents return.
@@ -255,7 +255,7 @@ class MultiAgentLoop(PythonLoop):
         return Said(observations, numbers, terminated, truncated, infos)
 
     def _entries(self, what: str, entries: Any) -> Any:
-        """As many entries as there are agents; an info or a flag may be said once for all, as wrappers do."""
+        """Return an entry for every agent; an info or a flag may be said once for all, as wrappers do."""
         count = self.spec.num_agents
         if type(entries) is list and len(entries) == count:
             return entries

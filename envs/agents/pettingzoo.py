@@ -48,7 +48,7 @@ MOST_NAMES = 8  # of agents, in one line
 
 
 def find(name: str, *, registered: bool) -> Factory | None:
-    """What makes the environment that is registered with PettingZoo by that name; None if it is no name of its own.
+    """Return the maker of the environment that PettingZoo has by that name; None if it is no name of its own.
 
     Args:
         name: an id of its own, or of those that a user's module has registered.
@@ -76,7 +76,7 @@ def ids() -> list[str]:
 
 
 def _makers(env_id: str) -> dict[str, Factory]:
-    """What makes the environments that are registered with PettingZoo, by id; as parallel ones where they are so."""
+    """Return the makers of all of PettingZoo's environments, by id; as parallel ones where they are so."""
     if find_spec("pettingzoo") is None:
         raise UsageError(f"{env_id} needs the package pettingzoo: {INSTALL}")
     zoo = importlib.import_module("pettingzoo")
@@ -211,7 +211,7 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         )
 
     def render(self) -> Any:
-        """What the environment draws."""
+        """Return the picture that the environment draws."""
         return self.parallel.render()
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         return listed
 
     def _dicts(self, where: str, result: Any, count: int) -> Any:
-        """What PettingZoo's interface returns: a tuple of dicts by agent.
+        """Return the answer of PettingZoo's interface: a tuple of dicts by agent.
 
         Raises:
             SpaceMismatch: it is something else.

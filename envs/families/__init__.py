@@ -53,7 +53,7 @@ class Family:
 
     @property
     def command(self) -> str:
-        """What installs the package."""
+        """Return the command that installs the package."""
         return f'pip install "appo[{self.extra}]"'
 
     def has_id(self, text: str) -> bool:

@@ -97,7 +97,7 @@ def shift_of(agent: int, episode: int) -> Shift:
 
 
 def shift_reward(agent: int, step: int, action: int) -> float:
-    """What an agent gets for a step; exact in float32."""
+    """Return the reward of an agent for a step; exact in float32."""
     return agent + (step + 1) / 256 + action / 1024
 
 

@@ -120,7 +120,7 @@ class Spaces(gymnasium.Env[Any, Any]):
 
     @property
     def optimal_return(self) -> float:
-        """What whoever answers every question right gets for an episode."""
+        """Return the reward of an episode in which every question is answered right."""
         return float(self.num_steps)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -188,7 +188,7 @@ def _choices(space: Space, action: Any) -> list[int]:
 
 
 def _scores(space: Space, action: Any, answer: Any) -> list[float]:
-    """What the leaves of an action are worth."""
+    """Return the worth of the leaves of an action."""
     parts = children(space)
     if parts is not None:
         return [score for key, part in parts for score in _scores(part, action[key], answer[key])]

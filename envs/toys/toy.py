@@ -143,7 +143,7 @@ class Target(gymnasium.Env[FloatArray, FloatArray]):
 
 
 class CounterStep(NamedTuple):
-    """What `Counter` does at a step: a pure function of who, when and what."""
+    """A step of `Counter`: a pure function of who, when and what."""
 
     reward: float
     terminated: bool

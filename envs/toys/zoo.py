@@ -36,11 +36,11 @@ class Sizes(ParallelEnv):  # type: ignore[misc]
         self._step, self._right = 0, dict.fromkeys(self.NUM_CHOICES, 0)
 
     def observation_space(self, agent: str) -> spaces.Box:
-        """What an agent sees."""
+        """Return the space of an agent's observations."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Discrete:
-        """What an agent does."""
+        """Return the space of an agent's actions."""
         return self.action_spaces[agent]
 
     def reset(

@@ -167,6 +167,32 @@ def test_only_one_file_names_what_a_run_folder_holds(path: Path) -> None:
     assert names_of_layout(ast.parse(path.read_text())) == []
 
 
+VAGUE = ("What", "As", "Whoever", "That")
+VAGUE_STILL = tuple(f"algorithms.{name}" for name in ("models", "population", "run", "runtime", "tools"))
+"""Packages whose docstrings have not been rewritten."""
+SAID = [path for path in (*FILES, *sorted(ROOT.glob("benchmarks/*.py"))) if not name_of(path).startswith(VAGUE_STILL)]
+
+
+@pytest.mark.parametrize("path", SAID, ids=name_of)
+def test_docstrings_begin_with_a_subject_or_a_verb(path: Path) -> None:
+    assert vague_docstrings(ast.parse(path.read_text())) == []
+
+
+def vague_docstrings(tree: ast.AST) -> list[str]:
+    """Return docstrings that begin as a clause without a head does: with a noun or a verb they say more."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    said = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [text.splitlines()[0] for text in said if text.startswith(tuple(f"{word} " for word in VAGUE))]
+
+
+@pytest.mark.parametrize(
+    ("text", "vague"),
+    [("What a run holds.", True), ("As the one above.", True), ("Whatever.", False), ("Return what it holds.", False)],
+)
+def test_vague_docstrings_are_found(text: str, vague: bool) -> None:
+    assert vague_docstrings(ast.parse(f'def f():\n    """{text}"""\n')) == [text] * vague
+
+
 def names_of_layout(tree: ast.AST) -> list[str]:
     """Return the strings that name a part of a run's folder; docstrings and texts, which contain a blank, do not."""
     bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
