@@ -100,12 +100,16 @@ class FirstBatch:
             log.warning("nothing is trained after %.0f s: %s", seconds, self.lacks(monitor, seconds))
 
     def check(self, monitor: Monitor, reason: str) -> None:
-        """Refuse to call a run finished whose time is over with nothing trained.
+        """Refuse to call a run finished whose time, or whose steps, are over with nothing trained.
 
         Raises:
             NothingTrained: that is so; with the numbers.
         """
-        seconds = monitor.budget.seconds
+        seconds, learning = monitor.budget.seconds, [monitor.policies[policy].totals for policy in self.policies]
+        # Steps of a batch over which a learner failed are used up, so a budget can end with them.
+        lost = sum(total.get("lost", 0) for total in learning)
+        if seconds > 0 and lost and not any(total["updates"] for total in learning):
+            raise NothingTrained(f"{reason}, and nothing is trained: learners failed over all {lost:,} samples")
         if self.is_trained(monitor) or seconds <= 0 or monitor.budget.reached(monitor.policies):
             return
         full = "a batch is full, and training on it takes longer"

@@ -122,6 +122,17 @@ def test_a_budget_that_is_over_with_nothing_trained_is_a_failure_of_its_own() ->
     first.check(reached, "the mean return has reached 5.00")  # type: ignore[arg-type] # a random policy is good enough
 
 
+def test_steps_that_failing_learners_took_along_are_no_training() -> None:
+    first = needs()
+    assert first is not None
+    lost = Watched(totals={"samples": 744, "env_steps": 744, "lost": 744})
+    lost.budget = Budget(200)
+    with pytest.raises(NothingTrained, match=r"^done, and nothing is trained: learners failed over all 744 s"):
+        first.check(lost, "done")  # type: ignore[arg-type]
+    lost.policies[0].totals["updates"] = 1
+    first.check(lost, "done")  # type: ignore[arg-type]
+
+
 SLOW, FAST = Sampling("local", 2, 16, 1), Sampling("local", 2, 32, 1)
 
 
