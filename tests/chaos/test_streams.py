@@ -64,8 +64,8 @@ def storm(
 ) -> tuple[Path, Ended, Counter[str]]:
     """A run to its goal, that many of whose processes are killed before; its folder, its end, and who was killed."""
     gate, names = folder / "gate", shared_memory.names()
-    testimony_of(folder).mkdir()
-    monkeypatch.setenv(TESTIMONY, str(testimony_of(folder)))
+    folder_of_witnesses(folder).mkdir()
+    monkeypatch.setenv(TESTIMONY, str(folder_of_witnesses(folder)))
     with TrainingRun(folder, *FLAGS, *flags, "--env_kwargs", f"gate={gate}", env="tests.chaos.witness:Clues") as run:
         run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
         killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1, only=only)
@@ -86,14 +86,14 @@ def storm(
     return run.directory, ended, Counter(killer.kills)
 
 
-def testimony_of(folder: Path) -> Path:
+def folder_of_witnesses(folder: Path) -> Path:
     return folder / "testimony"
 
 
 def replay_of(folder: Path, directory: Path, policy: int = 0) -> Replay:
     """Learn again what a policy was told, and compare every checkpoint of it with that."""
     replay = Replay(saved_flags(directory))
-    for life in read_lives(testimony_of(folder), policy):
+    for life in read_lives(folder_of_witnesses(folder), policy):
         replay.live(life)
     check_columns(part for parts in (*replay.whole, *replay.broken_off) for part in parts)
     found = sorted((directory / f"checkpoint_p{policy}").glob("ckpt_*"))
