@@ -173,6 +173,7 @@ class Run:
         if reason := self.finished_before():
             log.info("finished before: %s; a larger budget goes on, results are in %s", reason, self.directory)
             return 0
+        self.janitor.owns_main = self.sampling.placement == "serial"  # environments live here then
         try:
             reason = run_to_end(self.turns())
         except Interrupted as interruption:

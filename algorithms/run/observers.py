@@ -5,6 +5,7 @@ import importlib.util
 import json
 import logging
 import math
+import multiprocessing.process
 import os
 import subprocess
 import tempfile
@@ -298,6 +299,7 @@ class ObserverProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env={**os.environ, **_temporary()},
                 process_group=0,  # no session: the scheduler may share the cores between sessions first
             )
         self.janitor.watch(self._process.pid)
@@ -336,6 +338,12 @@ class ObserverProcess:
             log.warning("appo %s does not end", self.words[0])
         self.janitor.forget(process.pid)
         self._process = None
+
+
+def _temporary() -> dict[str, str]:
+    """Where it leaves its temporary files, should it be killed: in a folder that goes with the run."""
+    folder = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    return {"TMPDIR": folder} if folder else {}
 
 
 class CommandBeside:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
 import os
 import re
 import tempfile
@@ -73,13 +74,22 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._spaces = {k: s for k, s in env.observation_space.spaces.items() if not isinstance(s, spaces.Text)}
         self.observation_space = spaces.Dict({_name(key): self._space(key) for key in self._spaces})
         self._last: dict[str, Any] = {}
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def close(self) -> None:
+        """End the engine, and remove what it has left."""
+        super().close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; the engine, when it starts, leaves its files in a directory for temporary ones."""
+        """Begin an episode; the engine, when it starts, leaves its files in a folder of its own."""
         running = self.unwrapped.game.is_running()  # type: ignore[attr-defined]
-        with contextlib.nullcontext() if running else contextlib.chdir(_scratch_directory()):
+        if not running:
+            self._scratch = self._scratch or _scratch_directory()
+        with contextlib.nullcontext() if self._scratch is None or running else contextlib.chdir(self._scratch.name):
             observation, info = self.env.reset(seed=seed, options=options)
         self._last = self._shown(observation)
         return self._last, info
@@ -150,10 +160,18 @@ def smallest_resolution(width: int, height: int) -> str:
     return min(covering)[1]
 
 
-def _scratch_directory() -> Path:
-    directory = Path(tempfile.gettempdir()) / f"vizdoom-{os.getuid()}"
-    (directory / "_vizdoom").mkdir(parents=True, exist_ok=True)  # of engines that make it at once all but one fail
-    return directory
+def _scratch_directory() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder of nobody else's, in which an engine starts and leaves a file when it ends.
+
+    In a process of a run it lies in the folder of multiprocessing's sockets, which goes with the run, should this
+    process be killed.
+    """
+    above = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    scratch = tempfile.TemporaryDirectory(
+        prefix="vizdoom-", dir=above if above and os.path.isdir(above) else None, ignore_cleanup_errors=True
+    )
+    Path(scratch.name, "_vizdoom").mkdir()
+    return scratch
 
 
 def _name(key: str) -> str:

@@ -227,6 +227,68 @@ class Hostile(gymnasium.Env[Any, Any]):
         return {"position": POSITION.sample(), "speed": SPEED.sample()}
 
 
+STAY = """
+import os, signal, sys, time
+for number in range(1, 32):
+    if number not in (9, 19):
+        signal.signal(number, signal.SIG_IGN)
+words = open("/proc/self/stat").read().rpartition(")")[2].split()
+open(os.path.join(sys.argv[1], f"owner-{os.getpid()}"), "w").write(sys.argv[2])
+open(os.path.join(sys.argv[1], f"stray-{os.getpid()}-{words[19]}"), "w").close()
+time.sleep(100)
+"""
+TWICE = "import os, subprocess, sys; os.setsid(); subprocess.Popen([sys.executable, '-S', *sys.argv[1:]])"
+
+
+class Straying(gymnasium.Env[Any, Any]):
+    """Starts a process in a session of its own that hears no signal but SIGKILL.
+
+    Args:
+        kind: session = as programs with a launcher do; twice = its parent ends at once, as of a daemon; bare = the same
+            without an environment; forked = no other program; script = by a shell; chain = the third of a chain, each
+            in a session of its own.
+        folder: where it is noted.
+    """
+
+    def __init__(self, kind: str, folder: str):
+        self.observation_space, self.action_space, self._steps = POSITION, spaces.Discrete(2), 0
+        here = [folder, _process_name()]
+        stay = [sys.executable, "-S", "-c", STAY, *here]
+        if kind == "session":
+            subprocess.Popen(stay, start_new_session=True)
+        elif kind in ("twice", "bare"):
+            subprocess.run(
+                [sys.executable, "-S", "-c", TWICE, *stay[2:]], env={} if kind == "bare" else None, check=True
+            )
+        elif kind == "forked":
+            _fork_away(here)
+        elif kind == "script":
+            subprocess.run(["sh", "-c", 'setsid "$@" & exit 0', "sh", *stay], check=True)
+        elif kind == "chain":
+            link = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True).wait()"
+            subprocess.Popen([sys.executable, "-S", "-c", link, *stay], start_new_session=True)
+        else:
+            raise ValueError(kind)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return POSITION.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return POSITION.sample(), 1.0, self._steps % EPISODE_STEPS == 0, False, {}
+
+
+def _fork_away(arguments: list[str]) -> None:
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            sys.argv = ["stay", *arguments]
+            exec(STAY)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
 class Chatterbox(gymnasium.Env[Any, Any]):
     """Prints so many bytes a second, or `burst` bytes at once in its tenth step, and invents statistics."""
 

@@ -122,6 +122,7 @@ def test_wall_clock_times_are_only_labels() -> None:
     used = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if is_wall_clock(node)}
     assert used == {
         "algorithms.tools.runs",  # how long ago a run's status was written
+        "algorithms.runtime.processes.strays",  # how old names of games in /dev/shm are
         "algorithms.run.code",  # of a start, as in the journal
         "algorithms.run.folder",  # the journal of starts
         "algorithms.tools.top",  # the same

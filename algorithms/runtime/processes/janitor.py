@@ -3,21 +3,38 @@
 Workers die with main by themselves, but what their environments started would live on. So every process that runs an
 environment leads a process group, and main names the groups to a small process that outlives it. Run as a script, this
 file is that process: torch-free, in a session of its own, it reads until main has gone and then kills and removes what
-main has not taken back.
+main has not taken back. Meanwhile it notes what has left its group, and which names are in /dev/shm, see `strays`.
 """
 
 import contextlib
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-JOIN_SECONDS = 1.0
-SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (where others leave theirs, not we ours)
+if __name__ == "__main__":  # a script without packages
+    sys.path.insert(0, os.path.dirname(__file__))
+    from strays import (  # type: ignore[import-not-found]
+        SHARED_MEMORY,
+        SharedMemory,
+        Strays,
+        mapped_by,
+        mark_of,
+        processes,
+    )
+else:
+    from algorithms.runtime.processes.strays import SHARED_MEMORY, SharedMemory, Strays, mapped_by, mark_of, processes
+
+JOIN_SECONDS = 3.0
+LOOK_SECONDS = 0.25
+LOOK_COST = 200  # a look that takes a millisecond is repeated after so many at the earliest
 STARTED = float(sys.argv[1]) if __name__ == "__main__" else time.time()  # of main
 
 
@@ -40,18 +57,20 @@ def abandoned_by(group: int) -> set[str]:
     ours: set[str] = set()
     others: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            (ours if os.getpgid(int(process.name)) == group else others).update(_shared_memory_of(process))
-    return {name for name in ours - others if os.path.exists(name) and os.stat(name).st_ctime >= STARTED}
-
-
-def _shared_memory_of(process: Path) -> set[str]:
-    lines = (process / "maps").read_text(errors="replace").splitlines()
-    return {line[line.index(SHARED_MEMORY) :] for line in lines if SHARED_MEMORY in line and "(deleted)" not in line}
+        with contextlib.suppress(OSError):  # it has ended
+            (ours if os.getpgid(int(process.name)) == group else others).update(mapped_by(int(process.name)))
+    paths = {SHARED_MEMORY + name for name in ours - others}
+    return {path for path in paths if os.path.exists(path) and os.stat(path).st_ctime >= STARTED}
 
 
 class Janitor:
-    """Main's end of it: started before any worker, told what to clean up should main be killed."""
+    """Main's end of it: started before any worker, told what to clean up should main be killed.
+
+    Attributes:
+        owns_main: whether all that main has started belongs to the run: it is no program of the user's.
+    """
+
+    owns_main = False
 
     def __init__(self) -> None:
         self._things: dict[int | Path, None] = {}  # what it knows
@@ -62,7 +81,8 @@ class Janitor:
 
     def _start(self) -> None:
         # -I and -S: nothing of the user's is imported, so it runs within milliseconds.
-        command = [sys.executable, "-I", "-S", __file__, str(STARTED)]
+        told = (str(STARTED), str(os.getpid()), mark_of(os.getpid()), str(int(self.owns_main)))
+        command = [sys.executable, "-I", "-S", __file__, *told]
         devnull = subprocess.DEVNULL
         self._process = subprocess.Popen(  # noqa: S603 (our own file)
             command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, bufsize=0, start_new_session=True
@@ -120,25 +140,60 @@ class Janitor:
             self._process.kill()
 
 
+class _Watch:
+    """What the janitor knows, and does when main has gone."""
+
+    def __init__(self, main: int, mark: str, *, owns_main: bool) -> None:
+        self.strays, self.memory = Strays(main, mark, owns_main=owns_main), SharedMemory(STARTED)
+        self.directories: set[Path] = set()
+
+    def hear(self, lines: Iterable[str]) -> None:
+        """Take in what main says of groups and directories, and end what is left of groups that it has ended."""
+        ended: set[int] = set()
+        for line in lines:
+            is_there, thing = line[0] == "+", line[1:]
+            if not thing.isdecimal():
+                (self.directories.add if is_there else self.directories.discard)(Path(thing))
+            elif is_there:
+                self.strays.leaders.add(int(thing))
+            else:
+                ended.add(int(thing))
+        if ended:
+            self.strays.kill(ended)
+            self.strays.leaders -= ended
+
+    def look(self) -> float:
+        """Note what has left its group and which names there are; the seconds until the next look."""
+        began = time.perf_counter()
+        table = processes()
+        self.memory.look(table, self.strays.look(table))
+        return max(LOOK_SECONDS, LOOK_COST * (time.perf_counter() - began))
+
+    def clean_up(self) -> None:
+        """End and remove what is left."""
+        for group in self.strays.leaders:
+            kill_group(group)
+        self.strays.kill()
+        self.memory.remove_orphaned()
+        for directory in self.directories:
+            shutil.rmtree(directory, ignore_errors=True)  # follows no link
+
+
 def _main() -> None:
     for name in ("INT", "TERM", "HUP", "QUIT", "USR2", "ALRM"):  # those are main's
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
-    things: set[str] = set()
-    for line in sys.stdin:
-        (things.add if line[0] == "+" else things.discard)(line[1:].rstrip("\n"))
-    for thing in things:
-        if thing.isdecimal():
-            kill_group(int(thing))
-        else:
-            _remove(Path(thing))
-
-
-def _remove(directory: Path) -> None:
-    """Remove a directory and the files in it, but no directory in it."""
-    with contextlib.suppress(OSError):
-        for path in directory.iterdir():
-            path.unlink()
-        directory.rmdir()
+    watch = _Watch(int(sys.argv[2]), sys.argv[3], owns_main=sys.argv[4] == "1")
+    rest, due = b"", 0.0
+    while True:
+        if time.monotonic() >= due:
+            due = time.monotonic() + watch.look()
+        if not select.select([0], [], [], max(0.0, due - time.monotonic()))[0]:
+            continue
+        if not (heard := os.read(0, 1 << 16)):
+            break
+        *lines, rest = (rest + heard).split(b"\n")
+        watch.hear(map(os.fsdecode, lines))
+    watch.clean_up()
 
 
 if __name__ == "__main__":

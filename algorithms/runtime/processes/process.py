@@ -29,6 +29,7 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.processes import prctl
 from algorithms.runtime.processes.channels import Channels, ProcessLinks
+from algorithms.runtime.processes.strays import MARK, mark_of
 from algorithms.runtime.roles import Role
 from utils import failpoints, logging, machine
 from utils.errors import AppoError, format_error, lack_of, traceback_of
@@ -271,6 +272,10 @@ def isolate(name: str, log_path: Path, *, leads_group: bool, log_level: str = "I
     prctl.die_with_parent(prctl.server_pid or main_pid())
     if leads_group:
         os.setpgid(0, 0)
+        if prctl.server_pid is None:  # which would take orphans in
+            prctl.adopt_orphans()
+        if main := main_pid():
+            os.environ[MARK] = f"{mark_of(main)}:{os.getpid()}"
     for number in QUIET:  # only main reacts; it will tell us
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # main blocks signals while it starts a process

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import re
 import tempfile
@@ -56,14 +57,30 @@ def test_the_smallest_resolution_that_covers_the_size(width: int, height: int, n
     assert smallest_resolution(width, height) == name
 
 
-def test_engines_that_start_at_once_find_the_folder_that_each_would_make(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_run", [False, True])
+def test_engines_leave_their_files_in_folders_of_their_own_which_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_run: bool
 ) -> None:
-    from envs.families import vizdoom
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for _ in range(2):
-        assert (vizdoom._scratch_directory() / "_vizdoom").is_dir()
+    temporary, of_run = tmp_path / "tmp", tmp_path / "run"
+    temporary.mkdir()
+    of_run.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    if in_run:
+        monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(of_run))  # type: ignore[attr-defined]
+    envs = [made() for _ in range(2)]
+    before = os.getcwd()
+    for env in envs:
+        env.reset(seed=1)
+        env.reset(seed=2)
+    found = list((of_run if in_run else temporary).iterdir())
+    assert len(found) == 2
+    for path in found:
+        assert path.name.startswith("vizdoom-")
+        assert path.stat().st_mode & 0o777 == 0o700
+    for env in envs:
+        env.close()
+    assert os.listdir(temporary) == os.listdir(of_run) == []
+    assert os.getcwd() == before
 
 
 @pytest.mark.parametrize(("width", "height"), [(1921, 1), (1, 1201)])

@@ -1,0 +1,192 @@
+"""What environments start in sessions of their own, and what games leave in /dev/shm and /tmp, goes with a run."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import shared_memory
+from tests.chaos.runs import TrainingRun, kill, processes_of
+
+STRAY = "tests.chaos.hostile_env:Straying"
+GONE_SECONDS = 10.0
+NOBODYS = ("bare", "forked")  # known by their parents alone, which have ended
+KINDS = ("session", "twice", "bare", "forked", "script", "chain")
+FLAGS = ("--inference=central", "--restart_workers=True")
+
+
+def strays(folder: Path) -> set[int]:
+    """Living ones that an environment has noted, by number and start."""
+    found = set()
+    for path in folder.glob("stray-*"):
+        pid, started = map(int, path.name.split("-")[1:])
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if words[0] not in "ZX" and int(words[19]) == started:
+                found.add(pid)
+    return found
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = GONE_SECONDS) -> float:
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() < begin + seconds, what
+        time.sleep(0.01)
+    return time.monotonic() - begin
+
+
+def start(folder: Path, kind: str, *flags: str) -> TrainingRun:
+    return TrainingRun(folder, *FLAGS, *flags, "--env_kwargs", f"kind={kind}", f"folder={folder}", env=STRAY)
+
+
+def settled(run: TrainingRun, folder: Path, count: int = 4) -> set[int]:
+    """The strays of a run that trains: one of each environment. None of them ends of itself, or hears a signal."""
+    run.wait_for_env_steps()
+    run.wait_until(lambda: len(strays(folder)) >= count, "strays")
+    time.sleep(0.6)  # two looks of the janitor
+    for pid in strays(folder):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+    # Those of the process that tries the environment first go with it.
+    run.wait_until(lambda: len(strays(folder)) == count, "as many strays as environments", GONE_SECONDS)
+    return strays(folder)
+
+
+@pytest.fixture(autouse=True)
+def _none_stays(tmp_path: Path) -> object:
+    yield
+    for pid in strays(tmp_path):
+        kill(pid)
+
+
+@pytest.mark.parametrize("kind", ["session", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
+def test_none_outlives_the_normal_end_of_a_run(tmp_path: Path, kind: str) -> None:
+    with start(tmp_path, kind, "--train_for_seconds=3") as run:
+        settled(run, tmp_path)
+        assert run.wait().exit_code == 0
+        assert strays(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("session", marks=pytest.mark.slow),
+        "twice",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[2:]),
+    ],
+)
+def test_none_outlives_main(tmp_path: Path, kind: str) -> None:
+    with start(tmp_path, kind) as run:
+        settled(run, tmp_path)
+        kill(run.process.pid)
+        seconds = wait_until(lambda: not strays(tmp_path), "strays")
+        run.seconds_until_gone(GONE_SECONDS)
+    print(f"gone after {seconds:.2f} s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_none_outlives_its_actor_and_those_of_another_stay(tmp_path: Path, kind: str) -> None:
+    with start(tmp_path, kind, "--num_workers=2", "--num_envs_per_worker=1") as run:
+        before = settled(run, tmp_path, 2)
+        of_actor = {pid for pid in before if (tmp_path / f"owner-{pid}").read_text() == "actor_0"}
+        assert len(of_actor) == 1
+        kill(min(pid for pid, name in run.roles().items() if name == "actor_0"))  # what it has forked has its log, too
+        if kind not in NOBODYS:  # those go with the run
+            wait_until(lambda: not of_actor & strays(tmp_path), "stray of the actor")
+        run.wait_until(lambda: len(strays(tmp_path) - before) == 1, "one of the next life")
+        time.sleep(0.6)
+        assert before - of_actor <= strays(tmp_path)
+        run.interrupt()
+        assert run.wait().exit_code == 130
+        assert strays(tmp_path) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["session", "twice", "script"])  # main may be killed before a look at the next lives
+@pytest.mark.parametrize("role", ["fork_server", "janitor", "actor_0"])
+def test_none_is_left_when_main_is_killed_after_another_process(tmp_path: Path, role: str, kind: str) -> None:
+    with start(tmp_path, kind) as run:
+        settled(run, tmp_path)
+        kill(min(pid for pid, name in run.roles().items() if name == role))
+        run.wait_until(lambda: len(run.roles()) > 8 and role in run.roles().values(), "another one")
+        time.sleep(0.6)
+        kill(run.process.pid)
+        wait_until(lambda: not strays(tmp_path), "strays")
+        run.seconds_until_gone(GONE_SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["session", "twice", "script"])
+@pytest.mark.parametrize("how", ["end", "kill"])
+def test_none_outlives_a_run_in_one_process(tmp_path: Path, kind: str, how: str) -> None:
+    with start(tmp_path, kind, "--inference=serial", "--train_for_seconds=3") as run:
+        settled(run, tmp_path)
+        if how == "kill":
+            kill(run.process.pid)
+        else:
+            assert run.wait().exit_code == 0
+        wait_until(lambda: not strays(tmp_path), "strays")
+
+
+# --- what games leave
+
+
+def games(run: TrainingRun, actor: str) -> list[int]:
+    """The actor and its games, which have its log for their output."""
+    return [pid for pid, name in run.roles().items() if name == actor]
+
+
+@pytest.mark.parametrize("how", ["one by one", pytest.param("by group", marks=pytest.mark.slow)])
+def test_an_actor_and_its_games_that_are_killed_at_once_leave_no_name(tmp_path: Path, how: str) -> None:
+    pytest.importorskip("vizdoom")
+    names = shared_memory.names()
+    with TrainingRun(tmp_path, "--inference=central", "--hidden_size=16", env="VizdoomBasic-v1") as run:
+        run.wait_for_env_steps()
+        time.sleep(0.6)
+        left = shared_memory.names() - names
+        assert len(left) >= 12
+        found = games(run, "actor_0")
+        assert len(found) >= 3
+        if how == "by group":
+            os.killpg(min(found), signal.SIGKILL)
+        else:
+            for pid in reversed(found):
+                kill(pid)
+        run.wait_until(lambda: len(left - shared_memory.names()) == 6, "names that go")
+        assert list((run.temporary).glob("vizdoom-*")) == []
+        run.interrupt()
+        assert run.wait().exit_code == 130
+        assert run.left_behind() == list(run.temporary.glob("vizdoom-*")) == []
+    shared_memory.assert_none_abandoned(names, GONE_SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spared", ["main", "janitor", "nobody"])
+def test_games_that_are_killed_with_everything_leave_no_name(tmp_path: Path, spared: str) -> None:
+    """Where nobody is left to remove them, the next start does."""
+    pytest.importorskip("vizdoom")
+    names = shared_memory.names()
+    flags = ("--inference=central", "--hidden_size=16", "--save_every_sec=1")
+    with TrainingRun(tmp_path, *flags, env="VizdoomBasic-v1") as run:
+        run.wait_for_env_steps()
+        time.sleep(0.6)
+        for pid, role in reversed(run.roles().items()):
+            if role != spared:
+                kill(pid)
+        if spared == "main":
+            run.wait_until(lambda: len(games(run, "actor_0")) >= 3, "other games")
+            run.interrupt()
+            assert run.wait().exit_code == 130
+        run.seconds_until_gone(GONE_SECONDS)
+    if spared == "nobody":
+        assert len(shared_memory.names() - names) == 12
+        time.sleep(11.0)  # who has just made a name may not have mapped it yet
+        with TrainingRun(tmp_path, "--inference=local", "--train_for_seconds=3", "--experiment=other") as other:
+            assert other.wait().exit_code == 0
+    shared_memory.assert_none_abandoned(names, 30.0)
+    assert processes_of(run.marker) == []
