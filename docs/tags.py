@@ -5,7 +5,7 @@ A part in angle brackets stands for several names.
 
 import re
 
-from algorithms.apex.config import METRICS, REPLAY_METRICS
+from algorithms.apex.config import METRICS, OF_SHARDS, REPLAY_METRICS
 from algorithms.runtime.roles import ROLES
 
 Section = dict[str, str]
@@ -99,7 +99,7 @@ SECTIONS: dict[str, Section] = {
         "pbt/objective": "at the last decision about any policy",
         "pbt/rank": "the same; 1 is the best",
     },
-    "Ape-X": {f"train/{name}": text for name, text in METRICS.items() if name in OF_APEX} | REPLAY_METRICS,
+    "Ape-X": {f"train/{name}": text for name, text in METRICS.items() if name in OF_APEX} | REPLAY_METRICS | OF_SHARDS,
     "Self-play": {
         "selfplay/rating": "strength of the policy in Elo points: its first version has 0, 400 are odds of 10 to 1",
         "selfplay/win_rate": "share of the last games that it has won against each past version (a draw is a half),"

@@ -124,9 +124,13 @@ class RunFolder:
         """Return the folder of a policy's checkpoints of a kind, see `CHECKPOINT_FOLDERS`."""
         return self.path / f"{CHECKPOINTS}{policy}" / CHECKPOINT_FOLDERS[kind]
 
-    def replay(self, policy: int) -> Path:
-        """Return the file in which the replay of a policy is kept."""
-        return self.path / f"{REPLAY}{policy}"
+    def replay(self, policy: int, shard: int | None = None) -> Path:
+        """Return the file in which the replay of a policy, or a shard of it, is kept."""
+        return self.path / (f"{REPLAY}{policy}" if shard is None else f"{REPLAY}{policy}.{shard}")
+
+    def replays(self) -> list[Path]:
+        """Return the files in which replays are kept, sorted."""
+        return sorted(self.path.glob(f"{REPLAY}*"))
 
     def checkpoint_folders(self) -> list[Path]:
         """Return everything that is named like the checkpoints of a policy, sorted: checks leave nothing out."""

@@ -33,6 +33,21 @@ if TYPE_CHECKING:
 REPLAY_KEEPER = LEARNER.variant("replay_keeper", ("keeper", "keepers"), has_network=False, trains=False)
 """The role of workers beside learners that write the replay to disk."""
 
+REPLAY = Role(
+    name="replay",
+    singular="replay shard",
+    plural="replay shards",
+    console="replay",
+    panel=("replay", "replay"),
+    worker="replay_{member}",
+    takes_trajectories=True,
+    when_full="raise --num_replay_shards",
+    extra_niceness=1,  # the learner waits for batches
+    oom_score=100,  # one that is lost costs a batch, and time
+    stop_share=0.8,
+)
+"""The role of processes that hold a share of the replay each."""
+
 SHARE_OF_RETURNS = 3
 """One row in so many, those that explore least, says how good the policy is."""
 
@@ -124,20 +139,25 @@ class APEX(Defaults):
         from algorithms.apex.storage import replay_fields
 
         plan, size = replay_plan(context.flags), context.rnn_state_size
+        if shards := dict(topology.apart).get(REPLAY, 0):
+            from algorithms.apex.shards import shard_fields
+
+            return shard_fields(plan, context.spec, topology, size, (context.policy, shards))
         return replay_fields(plan, context.spec, topology, size, policies=[context.policy])
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
-        """Make the replay, in the process of the learner."""
-        from algorithms.apex.replay import ReplaySource
+        """Make the replay in the process of the learner, or what reads the batches of its shards."""
+        from algorithms.apex.replay import ReplaySource, ShardedSource
+        from algorithms.apex.shards import num_shards
 
-        path = None
-        if context.flags.save_replay and context.directory is not None:
-            path = RunFolder(context.directory).replay(context.policy)
-        source = ReplaySource(replay_plan(context.flags), context, trajectories, sampling.lockstep, path)
-        flags, mix = context.flags, context.flags.mix
-        if not mix.datasets:
+        assert context.arena is not None
+        plan, flags = replay_plan(context.flags), context.flags
+        if num_shards(context.arena, context.policy):
+            return ShardedSource(plan, context, trajectories, REPLAY)
+        source = ReplaySource(plan, context, trajectories, sampling.lockstep, _path(context))
+        if not flags.mix.datasets:
             return source
         if context.buffered:
             raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
@@ -145,25 +165,37 @@ class APEX(Defaults):
         from algorithms.runtime.memory.slots import LearnerLedger
 
         read, ledger = read_transitions(context, trajectories), LearnerLedger(trajectories, context.policy)
-        columns, share = flags.macro_batch_columns, 1.0 - mix.sampler
+        columns, share = flags.macro_batch_columns, 1.0 - flags.mix.sampler
         return MixedBatches(source, read, share, columns, flags.rollout, ledger)
 
     def resumes(self, flags: ApexConfig, directory: Path) -> str:
         """Say what becomes of the replay in a later start."""
-        if flags.save_replay and RunFolder(directory).replay(0).exists():
+        if flags.save_replay and RunFolder(directory).replays():
             return ""
         why = "no replay has been saved yet" if flags.save_replay else "the replay was not saved (--save_replay)"
         return f"{why}: it fills again, training goes on when it holds --learning_starts={flags.learning_starts} steps"
 
+    def processes(self, flags: ApexConfig) -> Mapping[Role, int]:
+        """Declare the shards of the replay."""
+        return {REPLAY: flags.num_replay_shards} if flags.num_replay_shards else {}
+
     def workers(self, topology: Topology) -> Mapping[Role, Role]:
-        """Declare who keeps the replay, beside every learner."""
-        return {REPLAY_KEEPER: LEARNER}
+        """Declare who keeps the replay, beside every learner or shard."""
+        return {REPLAY_KEEPER: REPLAY if topology.apart else LEARNER}
 
     def make_worker(
         self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
     ) -> Worker:
-        """Make the keeper of the replay of a learner."""
+        """Make a shard of the replay, or the keeper of what a learner or a shard has of it."""
         from algorithms.apex.keeper import ReplayKeeper
+        from algorithms.apex.shards import ReplayShard, make_shard
+
+        if address.role == REPLAY.name:
+            plan = replay_plan(context.flags)
+            return make_shard(address, context, plan, trajectories, _path(context, address.member))
+        if any(other.role == REPLAY.name for other in others):
+            shard = companion(others, address, REPLAY, ReplayShard)
+            return ReplayKeeper(shard.file, context.flags.save_replay_every_sec)
         from algorithms.apex.replay import ReplaySource
         from algorithms.runtime.learning.learner_worker import LearnerWorker
 
@@ -200,6 +232,10 @@ class OfflineAPEX(APEX):
         """Declare nothing: there is no replay."""
         return ()
 
+    def processes(self, flags: ApexConfig) -> Mapping[Role, int]:
+        """Declare none: there is no replay."""
+        return {}
+
     def workers(self, topology: Topology) -> Mapping[Role, Role]:
         """Declare nobody: there is no replay."""
         return {}
@@ -229,6 +265,13 @@ def read_transitions(context: Context, trajectories: Trajectories) -> Callable[[
 
     flags, state_size = context.flags, trajectories.rnn_state.shape[-1]
     return reader_of(flags, context.spec, 1, transitions_of(flags.n_steps, flags.gamma, state_size))
+
+
+def _path(context: Context, shard: int | None = None) -> Path | None:
+    """Return where the replay of a policy, or a shard of it, is kept; None: it is not."""
+    if not context.flags.save_replay or context.directory is None:
+        return None
+    return RunFolder(context.directory).replay(context.policy, shard)
 
 
 def replay_plan(flags: ApexConfig) -> ReplayPlan:

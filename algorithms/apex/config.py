@@ -73,6 +73,14 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     save_replay_every_sec: int = flag(
         60, "with save_replay: seconds after which what is new is written, as it is at the end", minimum=1
     )
+    num_replay_shards: int = flag(
+        0,
+        "processes that hold a share of the replay each, insert into it and draw batches beside the learner; 0 = the"
+        " learner does that itself, as ever with inference=serial and lockstep",
+        minimum=0,
+        maximum=64,
+        fixed_on_resume=True,
+    )
     learning_starts: int = flag(50_000, "agent steps in the replay before the first update", minimum=1)
     replay_ratio: float = flag(
         8.0,
@@ -151,6 +159,10 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
             )
         if self.mix.datasets and self.batch_replay:
             raise UsageError("--batch_replay: datasets are learned from in single steps with --algo=APEX")
+        if self.mix.datasets and self.num_replay_shards:
+            raise UsageError(
+                f"--num_replay_shards={self.num_replay_shards}: datasets are mixed in where the learner has the replay"
+            )
         if self.mix.datasets and self.mix.sampler and self.macro_batch_columns < 2:
             raise UsageError("--input: a batch of one trajectory cannot be mixed, raise --batch_size")
         if self.lr_schedule.startswith("kl_adaptive"):
@@ -187,4 +199,5 @@ REPLAY_METRICS = {
     "replay/update_ms": "milliseconds to bring the priorities of a batch up to date",
     "replay/waiting_slots": "trajectories of a group that wait to be inserted, mean over looks at them",
 }
+OF_SHARDS = {"replay/shard_<number>/<figure>": "the same of one process of `--num_replay_shards`"}
 """What the replay reports, tag -> meaning; means since the last report."""

@@ -8,7 +8,7 @@ totals and the tree over the leaves are found again from words, notes and leaves
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +57,15 @@ class ReplayPlan:
     sequences: bool = False
     eta: float = 0.9
     rescaled: bool = False
+
+    def share(self, shards: int) -> ReplayPlan:
+        """Return the plan of one of so many shards, which share capacity and what is there before the first batch."""
+        shared = {name: -(-getattr(self, name) // shards) for name in ("capacity", "learning_starts")}
+        return replace(self, **shared)
+
+    def columns_of_batch(self, rollout: int) -> int:
+        """Return how many columns of so many steps a batch has, where whole ones are drawn."""
+        return max(1, self.batch_size // rollout)
 
     def leaves_per_column(self, rollout: int) -> int:
         """Return L, the priorities that a column of so many steps has."""
@@ -187,27 +196,42 @@ def replay_fields(
         recurrence: steps of a BPTT segment; 0: a whole rollout.
         policies: their numbers; None: all.
     """
-    rollout, fields = topology.rollout, []
+    rollout = topology.rollout
     n = num_columns(plan, rollout, topology.num_policies)
-    segments = rollout // (recurrence or rollout)
-    for policy in range(topology.num_policies) if policies is None else policies:
-        prefix = f"replay.{policy}"
-        fields += [
-            Field(f"{prefix}.word", (n,), "int64"),
-            Field(f"{prefix}.note", (n, len(Note._fields)), "int64"),
-            Field(f"{prefix}.leaf", (padded(n * plan.leaves_per_column(rollout)),), "float64"),
-            Field(f"{prefix}.largest", (1,), "float64"),  # error so far
-            Field(f"{prefix}.pace", (len(Pace._fields),), "int64"),
-        ]
-        for name, (shape, dtype) in _of_column(spec, rollout, segments, rnn_state_size).items():
-            fields.append(Field(f"{prefix}.{name}", (n, *shape), dtype, fills=True))
-        for key, observation in spec.observations.items():
-            stack = stack_of(observation)
-            if stack is None:
-                shape = (n, rollout + 1, *observation.shape)
-                fields.append(Field(f"{prefix}.obs.{key}", shape, observation.dtype, fills=True))
-            else:
-                fields += FrameRing.declare(f"{prefix}.obs.{key}", stack, n, rollout)
+    columns = column_shapes(spec, rollout, rollout // (recurrence or rollout), rnn_state_size)
+    numbers = range(topology.num_policies) if policies is None else policies
+    return [field for policy in numbers for field in fields_of_columns(f"replay.{policy}", plan, spec, n, columns)]
+
+
+def fields_of_columns(
+    prefix: str, plan: ReplayPlan, spec: EnvSpec, n: int, columns: Mapping[str, tuple[tuple[int, ...], str]]
+) -> list[Field]:
+    """Declare the shared memory of a replay of N columns.
+
+    Args:
+        prefix: of the names of the fields.
+        plan: of the replay.
+        spec: of the environment.
+        n: N.
+        columns: what they hold beside observations, as `column_shapes` gives it.
+    """
+    (rollout,) = columns["valid"][0]
+    fields = [
+        Field(f"{prefix}.word", (n,), "int64"),
+        Field(f"{prefix}.note", (n, len(Note._fields)), "int64"),
+        Field(f"{prefix}.leaf", (padded(n * plan.leaves_per_column(rollout)),), "float64"),
+        Field(f"{prefix}.largest", (1,), "float64"),  # error so far
+        Field(f"{prefix}.pace", (len(Pace._fields),), "int64"),
+    ]
+    for name, (shape, dtype) in columns.items():
+        fields.append(Field(f"{prefix}.{name}", (n, *shape), dtype, fills=True))
+    for key, observation in spec.observations.items():
+        stack = stack_of(observation)
+        if stack is None:
+            whole = (n, rollout + 1, *observation.shape)
+            fields.append(Field(f"{prefix}.obs.{key}", whole, observation.dtype, fills=True))
+        else:
+            fields += FrameRing.declare(f"{prefix}.obs.{key}", stack, n, rollout)
     return fields
 
 
@@ -228,10 +252,10 @@ class Pace(NamedTuple):
     known: int = 0
 
 
-def _of_column(
+def column_shapes(
     spec: EnvSpec, rollout: int, segments: int, rnn_state_size: int
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name -> shape and dtype of what a column holds beside observations, as `Trajectories` have it."""
+    """Return name -> shape and dtype of what a column holds beside observations, as `Trajectories` have it."""
     return {
         "first": ((rollout + 1,), "bool"),
         "valid": ((rollout,), "bool"),
@@ -254,6 +278,7 @@ class ReplayStorage:
         spec: of the environment.
         arena: shared memory with the fields of `replay_fields`.
         policy: whose.
+        prefix: of the names of the fields; empty: they are those of `replay_fields`.
 
     Attributes:
         columns: N.
@@ -268,14 +293,14 @@ class ReplayStorage:
         totals: note of the newest column.
     """
 
-    def __init__(self, plan: ReplayPlan, spec: EnvSpec, arena: Arena, policy: int) -> None:
-        self.plan, self.spec, self.arena, self._prefix = plan, spec, arena, f"replay.{policy}"
+    def __init__(self, plan: ReplayPlan, spec: EnvSpec, arena: Arena, policy: int, prefix: str = "") -> None:
+        self.plan, self.spec, self.arena, self._prefix = plan, spec, arena, prefix or f"replay.{policy}"
         self.word, self._note = self._array("word"), self._array("note")
         self.largest, self.pace = self._array("largest"), self._array("pace")
         self.columns: int
         self.rollout: int
         self.columns, self.rollout = self._array("valid").shape
-        self.arrays = {name: self._array(name) for name in _of_column(spec, 1, 1, 1)}
+        self.arrays = {name: self._array(name) for name in column_shapes(spec, 1, 1, 1)}
         stacks = {key: stack_of(observation) for key, observation in spec.observations.items()}
         self.rings = {
             key: FrameRing(arena, f"{self._prefix}.obs.{key}", stack) for key, stack in stacks.items() if stack

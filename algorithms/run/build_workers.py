@@ -120,6 +120,7 @@ def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:
         soft_horizon=(c.env.horizon or 0) * c.env.soft_horizon,
         whole_episodes=c.whole_episodes,
         untimed=t.placement == "serial",
+        num_takers=t.num_takers,
     )
 
 
@@ -146,7 +147,8 @@ class Blueprint(RunPlan):
 
     def make_further(self, plan: ProcessPlan, address: Address, others: Mapping[Address, Worker]) -> Worker:
         """A worker of one of the algorithm's own roles."""
-        number = [role.name for role, _ in self.topology.further].index(address.role)
+        own = (*self.topology.further, *self.topology.apart)
+        number = [role.name for role, _ in own].index(address.role)
         seeds = self.seeds("further", number, address.index, address.member, plan.generation)
         context = self.context(address.index, self.device_of(address.facts), seeds, plan.arena)
         return self.algorithm.make_worker(address, context, self.trajectories(plan.arena, address.index), others)

@@ -302,6 +302,7 @@ def check(config: Config) -> None:
     _check_repeatable(config)
     _check_whole_episodes(config)
     _check_whole_rollouts(config)
+    _check_apart(config)
     _check_without_actors(config)
     if config.run.init_whole and (config.sampling.num_policies > 1 or config.population.self_play):
         flag = "--self_play" if config.population.self_play else f"--num_policies={config.sampling.num_policies}"
@@ -414,6 +415,16 @@ def _check_whole_rollouts(config: Config) -> None:
         raise UsageError(f"{flag}: {algo} is for one policy")
     if choose_device(config.run.device) != "cpu":
         raise UsageError(f"{algo} computes in its actors, on the CPU only: add --device=cpu")
+
+
+def _check_apart(config: Config) -> None:
+    """Refuse several policies where what is played goes to processes of the algorithm's own."""
+    if roles := config.algorithm.processes(config.learning):
+        several = config.sampling.num_policies > 1
+        if several or config.population.self_play:
+            flag = f"--num_policies={config.sampling.num_policies}" if several else "--self_play"
+            plural = " and ".join(role.plural for role in roles)
+            raise UsageError(f"{flag}: {plural} in processes of their own are for one policy")
 
 
 def _check_without_actors(config: Config) -> None:

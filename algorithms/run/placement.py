@@ -134,6 +134,9 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         num_past=past_slots(config.population, config.env.env, num_agents),
         writes=bool(config.output.output),
     )
+    if sampling.placement != "serial" and not config.repeatable:
+        apart = config.algorithm.processes(learning)
+        topology = replace(topology, apart=tuple((register(role), count) for role, count in apart.items()))
     further = config.algorithm.workers(topology)
     return replace(topology, further=tuple((register(role), host) for role, host in further.items()))
 

@@ -13,7 +13,7 @@ from algorithms.runtime.budget import Budget
 from algorithms.runtime.memory.arena import Arena, Field
 from algorithms.runtime.memory.heartbeat import Heartbeat
 from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
-from algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, sizes_of
+from algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, Units, sizes_of
 from algorithms.runtime.memory.weights import WeightRing
 from algorithms.runtime.messages import PolicyTraits
 from algorithms.runtime.processes import crash_recorder
@@ -167,6 +167,8 @@ class RunPlan:
         fields += FinalObservations.declare(sizes, self.spec)
         fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]
         fields += crash_recorder.declare(t, self.spec)
+        if t.apart:
+            fields.append(Units.declare(t))
         for policy in range(t.num_acting):
             fields += WeightRing.declare(policy, self.model_of(policy).num_weights)
         for policy in range(t.num_policies):

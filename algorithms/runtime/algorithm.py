@@ -112,6 +112,10 @@ class Defaults:
         """Declare no shared memory beside that of the runtime."""
         return ()
 
+    def processes(self, flags: Any) -> Mapping[Role, int]:
+        """Declare no processes beside those of the runtime."""
+        return {}
+
     def workers(self, topology: Topology) -> Mapping[Role, Role]:
         """Declare no workers beside those of the runtime."""
         return {}
@@ -261,6 +265,15 @@ class Algorithm(Protocol):
             context: of the policy.
             topology: how many of everything there is, with the workers of `workers`.
             num_weights: P, of the policy.
+        """
+        ...
+
+    def processes(self, flags: Any) -> Mapping[Role, int]:
+        """Declare roles of its own whose workers have processes of their own, and how many a policy has of each.
+
+        Their addresses have the policy as index and count by member. Where there is but one process, and in runs that
+        repeat themselves, there are none of them. A role that takes trajectories (`Role.takes_trajectories`) does so
+        in place of the learner: who hands a slot over draws one of its workers, notes that in the slot and wakes it.
         """
         ...
 

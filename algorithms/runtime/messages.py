@@ -6,7 +6,7 @@ current, so answering or releasing twice is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -90,7 +90,8 @@ class AddressBook:
         actors_of_slots: by slot.
         learners: by policy.
         policy_workers: by policy and group.
-        takers: by policy and slot, who takes the trajectories: the learner, unless a role of the algorithm does.
+        takers: by policy and slot, who take the trajectories: the learner, unless a role of the algorithm does. Of
+            several the message says which.
     """
 
     actors: Mapping[int, Address]
@@ -98,7 +99,7 @@ class AddressBook:
     actors_of_slots: Mapping[int, Address]
     learners: Mapping[int, Address]
     policy_workers: Mapping[int, Mapping[int, Address]]
-    takers: Mapping[int, Mapping[int, Address]]
+    takers: Mapping[int, Mapping[int, Sequence[Address]]]
 
     def address_of(self, message: Message) -> Address:
         """The worker that must receive the message."""
@@ -122,7 +123,8 @@ class AddressBook:
 
     def taker(self, message: Any) -> Address:
         """The worker to which the slot in the message is handed over for the policy in it."""
-        return self.takers[message.policy][message.slot]
+        taker: Address = self.takers[message.policy][message.slot][message.taker]
+        return taker
 
     def policy_worker(self, message: Any) -> Address:
         """The policy worker that acts for the policy in the group, both in the message."""
@@ -246,6 +248,7 @@ class TrajectoryReady(NamedTuple):
     slot: int
     sequence: int
     generation: int
+    taker: int = 0  # which one, where several take trajectories
 
 
 @to(AddressBook.learner)

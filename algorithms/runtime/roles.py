@@ -26,6 +26,7 @@ class Role:
         cpu_placements: placements in which its network stays on the CPU whatever the device of the run.
         trains: whether its work is counted in samples trained, and has the threads that are meant for that.
         takes_trajectories: whether slots are handed over to it and not to the learner.
+        when_full: advice for when one of them is busy all the time; empty: there is none.
         extra_niceness: added to `--default_niceness`.
         long_turns: whether it keeps its core longer at a time than the kernel's default.
         oom_score: added to the score by which the kernel chooses whom to kill when memory is short, 0 to 1000.
@@ -43,6 +44,7 @@ class Role:
     cpu_placements: tuple[str, ...] = ()
     trains: bool = False
     takes_trajectories: bool = False
+    when_full: str = ""
     extra_niceness: int
     long_turns: bool = False
     oom_score: int
@@ -108,6 +110,7 @@ POLICY_WORKER = Role(
     panel=("acting", "acting"),
     worker="policy_worker_{index}.{member}",
     has_network=True,
+    when_full="raise --policy_workers_per_policy",
     cpu_placements=("local",),  # what acts inside an actor: a CUDA context in each would cost more than it saves
     extra_niceness=2,
     oom_score=200,
@@ -140,7 +143,7 @@ LEARNER = Role(
 )
 
 ROLES = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, WRITER, LEARNER)}
-"""Every role by its name, in the order in which they are shown and a run stops them, those that make work first."""
+"""Every role by its name, in the order in which they are shown; a run stops them in that of `Role.stop_share`."""
 
 
 def register(role: Role) -> Role:

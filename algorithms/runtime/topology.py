@@ -27,6 +27,7 @@ class Topology:
         num_past: policies for past versions, which act and have no learner.
         writes: whether a worker writes what is played into a dataset.
         further: an algorithm's own roles, each with the role beside whose workers it has some, see `Algorithm.workers`.
+        apart: its roles whose workers have processes of their own, and how many, see `Algorithm.processes`.
     """
 
     placement: Placement
@@ -41,6 +42,7 @@ class Topology:
     num_past: int = 0
     writes: bool = False
     further: tuple[tuple[Role, Role], ...] = ()
+    apart: tuple[tuple[Role, int], ...] = ()
 
     @property
     def num_acting(self) -> int:
@@ -81,8 +83,9 @@ class Topology:
 
         Beside a worker that is for one policy there is one for that policy.
         """
-        of_policies = [worker.index] if worker.facts in (POLICY_WORKER, LEARNER) else range(self.num_policies)
-        member = worker.index if worker.facts not in (POLICY_WORKER, LEARNER) else worker.member
+        is_actor = worker.role == ACTOR.name
+        of_policies = range(self.num_policies) if is_actor else [worker.index]
+        member = worker.index if is_actor else worker.member
         return tuple(
             Address(role.name, policy, member)
             for role, host in self.further
@@ -98,9 +101,26 @@ class Topology:
             places = {name: (*workers, WRITER_ADDRESS) for name, workers in places.items()}
         elif self.writes:
             places |= {str(WRITER_ADDRESS): (WRITER_ADDRESS,)}
+        if self.apart:  # after the learners
+            learners = {name: workers for name, workers in places.items() if workers[0].role == LEARNER.name}
+            places = learners | {str(one): (one,) for one in self.workers_apart()} | places
         if not self.further:
             return places
         return {name: (*ws, *(one for worker in ws for one in self.beside(worker))) for name, ws in places.items()}
+
+    def workers_apart(self) -> list[Address]:
+        """The workers of an algorithm's own roles that have processes of their own, in the order of their numbers."""
+        return [
+            Address(role.name, p, m)
+            for role, count in self.apart
+            for p in range(self.num_policies)
+            for m in range(count)
+        ]
+
+    @property
+    def num_takers(self) -> int:
+        """Processes among which the trajectories of a policy are shared out; 0: there are none that take them."""
+        return sum(count for role, count in self.apart if role.takes_trajectories)
 
     def _of_the_runtime(self) -> dict[str, tuple[Address, ...]]:
         policies, acting = range(self.num_policies), range(self.num_acting if self.num_actors else 0)
@@ -138,16 +158,19 @@ class Topology:
                 for policy in range(self.num_acting)
             },
             takers={
-                policy: {slot: self._taker(policy, slot) for slot in range(self.num_slots)}
+                policy: {slot: self._takers(policy, slot) for slot in range(self.num_slots)}
                 for policy in range(self.num_policies)
             },
         )
 
-    def _taker(self, policy: int, slot: int) -> Address:
-        """The worker to which a slot is handed over for a policy."""
+    def _takers(self, policy: int, slot: int) -> tuple[Address, ...]:
+        """The workers to one of which a slot is handed over for a policy."""
+        apart = tuple(one for one in self.workers_apart() if one.facts.takes_trajectories and one.index == policy)
+        if apart:
+            return apart
         beside = self.beside(Address(ACTOR.name, self.actor_of_slot(slot))) if self.further else ()
         takers = [one for one in beside if one.facts.takes_trajectories and one.index == policy]
-        return takers[0] if takers else Address(LEARNER.name, policy)
+        return (takers[0] if takers else Address(LEARNER.name, policy),)
 
 
 def slots_per_group(*, minimum: int, waiting_batches: int, batch_columns: int, rows: int, groups: int) -> int:

@@ -33,11 +33,13 @@ STOPPED = 128 + signal.SIGINT
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [20, 100])
-def test_every_step_is_inserted_and_counted_once_whatever_is_killed(tmp_path: Path, kills: int) -> None:
-    with TrainingRun(tmp_path, *FLAGS, small=FEW) as run:
+@pytest.mark.parametrize(("kills", "shards"), [(20, 0), (100, 0), (20, 2), (100, 2)])
+def test_every_step_is_inserted_and_counted_once_whatever_is_killed(tmp_path: Path, kills: int, shards: int) -> None:
+    """With shards only they, learner and actors are killed: who else there is knows nothing of them."""
+    only = ("replay", "learner", "actor") if shards else ("",)
+    with TrainingRun(tmp_path, *FLAGS, f"--num_replay_shards={shards}", small=FEW) as run:
         run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
-        killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1)
+        killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1, only=only)
         try:
             killer.kill_burst(kills)
         except KillerError as error:
@@ -55,6 +57,7 @@ def test_every_step_is_inserted_and_counted_once_whatever_is_killed(tmp_path: Pa
     uses = [record["replay/uses_per_step"] for record in records if "replay/uses_per_step" in record]
     assert uses[-1] == pytest.approx(RATIO, rel=0.02)
     assert max(record.get("replay/size", 0) for record in records) <= CAPACITY
+    assert not shards or {"replay_0", "replay_1", "learner_0"} <= set(killer.kills)
     print(f"{kills} kills {killer.kills}: {totals}, {uses[-1]} uses per step")
 
 

@@ -13,6 +13,7 @@ from algorithms.runtime.learning import learner_worker
 from algorithms.runtime.sampling import env_group
 from tests.integration.runs import record
 from tests.spikes.training import totals_of
+from utils.errors import UsageError
 from utils.metrics import read_metrics
 from utils.run_folder import RunFolder
 
@@ -79,6 +80,52 @@ def test_every_step_is_inserted_once_and_used_as_often_as_asked(tmp_path: Path) 
     later = json.loads((newest(run) / "state.json").read_text())
     assert later["env_steps"] >= 2500
     assert later["updates"] > state["updates"]
+
+
+@pytest.mark.usefixtures("quick_reports")
+def test_shards_insert_every_step_once_and_hand_it_on_as_often_as_asked(tmp_path: Path) -> None:
+    """In processes of their own."""
+    flags = [flag for flag in FLAGS if not flag.startswith("--inference")]
+    flags += ["--inference=local", "--device=cpu", "--num_replay_shards=2"]
+    run = train(tmp_path, *flags, "--train_for_env_steps=2000")
+    status = json.loads((run / "status.json").read_text())["totals"]
+    assert status["samples"] == status["env_steps"] >= 2000
+    assert status["samples"] + status["in_flight"] == status["actors_collected"]
+    assert status["released"] + status["held"] == status["trajectories"] == status["actors_sent"]
+    last = read_metrics(run / "metrics.jsonl")[-1]
+    assert last["replay/shard_0/size"] + last["replay/shard_1/size"] == last["replay/size"]
+    # Uses are due for what is inserted after 100 steps in each shard; batches that wait when the budget ends are not.
+    most = 4 * (status["samples"] - 200)
+    assert most - 2 * (4 * 32 + 3 * 32) <= status["used"] <= most
+
+
+@pytest.mark.slow
+def test_a_later_start_goes_on_with_what_each_shard_has_saved(tmp_path: Path) -> None:
+    flags = [flag for flag in FLAGS if not flag.startswith("--inference")]
+    flags += ["--inference=local", "--device=cpu", "--num_replay_shards=2", "--save_replay"]
+    totals = []
+    for steps in (1000, 2000):
+        run = train(tmp_path, *flags, f"--train_for_env_steps={steps}")
+        totals.append(json.loads((run / "status.json").read_text())["totals"])
+    assert [path.name for path in RunFolder(run).replays()] == ["replay_p0.0", "replay_p0.1"]
+    before, after = totals
+    assert after["samples"] + after["in_flight"] == after["actors_collected"] + before["samples"]
+    owed = 4 * (after["samples"] - before["samples"])
+    assert owed - 2 * (4 * 32 + 3 * 32) <= after["used"] - before["used"] <= owed
+
+
+@pytest.mark.parametrize("flags", [("--inference=serial",), ("--inference=local", "--lockstep", "--device=cpu")])
+def test_where_a_run_repeats_itself_or_is_one_process_the_learner_has_the_replay(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    run = train(tmp_path, *FLAGS, *flags, "--num_replay_shards=2", "--train_for_env_steps=300")
+    assert not list((run / "logs").glob("replay*"))
+    assert not any("shard" in name for name in read_metrics(run / "metrics.jsonl")[-1])
+
+
+def test_shards_are_for_one_policy(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--num_policies=2: replay shards in processes .* are for one policy"):
+        cli.run("train", [*FLAGS, f"--train_dir={tmp_path}", "--num_replay_shards=2", "--num_policies=2"])
 
 
 def test_a_later_start_goes_on_with_the_replay_that_was_saved(

@@ -275,6 +275,7 @@ class LearnerWorker:
                 Path(path).unlink()  # which is the answer
             case Stop():
                 self.stopped = True
+                self._enter()  # what those who have stopped before have handed on last
                 yield self.save()
                 yield self._report()
 

@@ -119,6 +119,7 @@ class Trajectories(SharedArrays):
     owner: Array = dims("S", np.int64)  # policies that still hold the slot, as bits; 0: its actor's
     sequence: Array = dims("S", np.int64)  # hand-overs of the slot so far
     released: Array = dims("S P", np.int64)  # the last hand-over that the learner of the policy has released
+    taker: Array = dims("S", np.int64)  # which of those that take trajectories has the slot, see `Topology.apart`
     columns_used: Array = dims("S P", np.int64)  # of the present hand-over, see `runtime/memory/slots.py`
     continues: Array = dims("S", np.int64)  # the slot whose row T became row 0 of this one; -1: new episodes
     group_counts: Array = dims("G C", np.int64)  # totals of a group, from which its next actor goes on
@@ -158,7 +159,8 @@ def handed_over(trajectories: Trajectories, slots: Sequence[int], generation: in
     """Every hand-over of these slots that a learner has not released, once more."""
     for slot in slots:
         for policy in policies_in(int(trajectories.owner[slot])):
-            yield TrajectoryReady(policy, slot, int(trajectories.sequence[slot]), generation)
+            sequence, taker = int(trajectories.sequence[slot]), int(trajectories.taker[slot])
+            yield TrajectoryReady(policy, slot, sequence, generation, taker)
 
 
 def policies_in(owner: int) -> list[int]:
@@ -218,3 +220,65 @@ class LearnerLedger:
     def noted(self) -> dict[str, int]:
         """The counts last kept; all 0 if this learner is the first in its place."""
         return dict(zip(self.NAMES, self.trajectories.learner_counts[self.policy].tolist(), strict=False))
+
+
+class SlotBoard:
+    """Hand-overs and releases as the arena says them, for workers in processes of their own that take trajectories.
+
+    Between them and actors there is no queue, so that none can be left locked: who notes something in a slot wakes the
+    other one, which looks at all slots.
+
+    Args:
+        arena: the shared memory.
+        takers: (policy, number) of those that take trajectories here.
+        slots: of the actors here.
+    """
+
+    def __init__(self, arena: Arena, takers: Sequence[tuple[int, int]], slots: Sequence[int]) -> None:
+        names = ("owner", "sequence", "released", "taker")
+        self._owner, self._sequence, self._released, self._taker = (arena[f"Trajectories.{name}"] for name in names)
+        self.takers, self.slots = tuple(takers), np.array(sorted(slots), np.int64)
+        self._seen = np.zeros((len(self.takers), len(self._sequence)), np.int64)
+
+    def handed_over(self) -> Iterator[TrajectoryReady]:
+        """Yield the hand-overs to workers here that have not been yielded and of which no release is noted."""
+        for number, (policy, taker) in enumerate(self.takers):
+            sequence = self._sequence.copy()
+            mine = (self._owner >> policy & 1 > 0) & (self._taker == taker)
+            for slot in np.flatnonzero(mine & (self._released[:, policy] < sequence) & (sequence > self._seen[number])):
+                self._seen[number, slot] = sequence[slot]
+                yield TrajectoryReady(policy, int(slot), int(sequence[slot]), 0, taker)
+
+    def released(self) -> Iterator[SlotReleased]:
+        """Yield the releases of slots of actors here that they have not taken back."""
+        for policy in range(self._released.shape[1]) if len(self.slots) else ():
+            is_owned = self._owner[self.slots] >> policy & 1 > 0
+            is_released = self._released[self.slots, policy] == self._sequence[self.slots]
+            for slot in self.slots[is_owned & is_released].tolist():
+                yield SlotReleased(policy, slot, int(self._sequence[slot]))
+
+
+class Units:
+    """Units of work done in the places of an algorithm's own processes, by which it is known that one gets on.
+
+    Args:
+        arena: the shared memory.
+        place: of the worker among `Topology.workers_apart`.
+    """
+
+    def __init__(self, arena: Arena, place: int) -> None:
+        self._row = arena["units"][place]
+
+    @staticmethod
+    def declare(topology: Topology) -> Field:
+        """Return the arena field; a row is 128 bytes long so that no two writers share a cache line."""
+        return Field("units", (len(topology.workers_apart()), 16), "int64")
+
+    def add(self) -> None:
+        """Count one."""
+        self._row[0] += 1
+
+    @property
+    def count(self) -> int:
+        """Those of all that have been in this place."""
+        return int(self._row[0])

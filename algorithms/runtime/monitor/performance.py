@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from algorithms.runtime.messages import TimeReport
-from algorithms.runtime.roles import ACTOR, LEARNER, MAIN, POLICY_WORKER, ROLES
+from algorithms.runtime.roles import ACTOR, LEARNER, MAIN, ROLES
 from utils import timing
 from utils.metrics import short_number
 from utils.timing import PHASES
@@ -264,10 +264,9 @@ def bottleneck(
     if learner.processes and machine.takes_turns:
         return f"actors and learner take turns, it is busy {_percent(learner.busy)} of the time: nobody acts meanwhile"
     busy = f"{busy_cores:.1f} of {machine.cores:g} cores are busy"
-    acting = fullest.get(POLICY_WORKER.name, NO_PROCESS)
-    if acting.busy >= FULL:
-        full = POLICY_WORKER.full(roles[POLICY_WORKER.name].processes)
-        return f"{full}, {acting.most()}: raise --policy_workers_per_policy"
+    for role in (ROLES[name] for name in fullest):
+        if role.when_full and fullest[role.name].busy >= FULL:
+            return f"{role.full(roles[role.name].processes)}, {fullest[role.name].most()}: {role.when_full}"
     return _of_actors(roles.get(ACTOR.name, NO_PROCESS), roles.get(LEARNER.name), busy, replays=machine.replays)
 
 

@@ -7,6 +7,7 @@ mailboxes first, then at its queues, then at the pipe from main.
 - Trajectories and released slots: faster-fifo queues with one producer and one consumer, so that a process killed
   while it holds a queue's mutex can stop only the one at the other end, whose heartbeat says in which queue it is. They
   travel only at process start, so both then get a new one with a new life.
+- Trajectories to an algorithm's own processes and slots released by them: notes in the slots, see `SlotBoard`.
 - Everything to and from main: pipes. Main never touches a faster-fifo mutex: a thread stuck in one runs no signal
 handler.
 """
@@ -17,7 +18,7 @@ import os
 import select
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd, ForkingPickler
 from queue import Empty
@@ -28,6 +29,7 @@ import numpy as np
 
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from algorithms.runtime.memory.heartbeat import Heartbeat
+from algorithms.runtime.memory.slots import SlotBoard
 from algorithms.runtime.messages import (
     MAIN_ADDRESS,
     ActionRequest,
@@ -83,7 +85,7 @@ def _attach_doorbell(descriptor: Any) -> Doorbell:
     return Doorbell(descriptor.detach())
 
 
-def encode(message: tuple[int, int, int, int]) -> bytes:
+def encode(message: Sequence[int]) -> bytes:
     """A hand-over as bytes; module-level because queues are pickled with their codec."""
     return _HAND_OVER.pack(*message)
 
@@ -298,6 +300,7 @@ class Channels:
         self.requests.seen[self.serves & boxes.unanswered()] -= 1
         self.hand_overs = [(a, q) for (a, p), q in links.hand_overs.items() if Address(LEARNER.name, p) in workers]
         self.releases = [(p, q) for (p, a), q in links.releases.items() if Address(ACTOR.name, a) in workers]
+        self.board = board_of(t, arena, workers) if t.num_takers else None
 
     def send(self, message: Message) -> None:
         """Bring a message to a worker in another process, and wake that process."""
@@ -308,12 +311,14 @@ class Channels:
             case ActionsReady(policy, group, slot, step, generation):
                 answers = int(self.requests.seen[policy, group])
                 self.replies.post(policy, group, slot, step, generation, answers)
-            case TrajectoryReady(policy, slot):
-                self._put(policy, self.links.hand_overs[self.topology.actor_of_slot(slot), policy], message)
-            case SlotReleased(policy):
-                self._put(address.index, self.links.releases[policy, address.index], (*message, 0))
             case Wake():
                 pass  # the bell is all
+            case TrajectoryReady() | SlotReleased() if self.board is not None:
+                pass  # the slot says it
+            case TrajectoryReady(policy, slot):
+                self._put(policy, self.links.hand_overs[self.topology.actor_of_slot(slot), policy], message[:4])
+            case SlotReleased(policy):
+                self._put(address.index, self.links.releases[policy, address.index], (*message, 0))
             case _ if address is MAIN_ADDRESS:
                 self.pipe.send(message)
             case _:
@@ -336,6 +341,8 @@ class Channels:
             messages.extend(self.replies.collect(ActionsReady, self.awaits))
         messages.extend(TrajectoryReady(*fields) for peer, q in self.hand_overs for fields in self._drain(peer, q))
         messages.extend(SlotReleased(*fields[:3]) for peer, q in self.releases for fields in self._drain(peer, q))
+        if self.board is not None:
+            messages.extend([*self.board.handed_over(), *self.board.released()])
         while self.pipe.poll(0):
             messages.append(self.pipe.recv())
         return messages
@@ -355,3 +362,10 @@ class Channels:
             return []
         finally:
             self.heartbeat.leave_queue()
+
+
+def board_of(topology: Topology, arena: Arena, workers: Set[Address]) -> SlotBoard:
+    """Return what tells these workers of hand-overs and releases, as far as they take trajectories or are actors."""
+    takers = [(w.index, w.member) for w in topology.workers_apart() if w in workers and w.facts.takes_trajectories]
+    groups = [group for w in workers if w.role == ACTOR.name for group in topology.groups_of(w.index)]
+    return SlotBoard(arena, takers, [slot for group in groups for slot in topology.slots_of(group)])

@@ -199,7 +199,7 @@ class Processes:
         self.supervisor.send(self._home[self._address_of(message)], message)
 
     def stop(self, deadline: float) -> Iterator[Message]:
-        """End the actors first, then who acts for them, then the learners, so that every step is accounted for.
+        """End the actors first, then who acts for them, in the end the learners, so that every step is accounted for.
 
         Each role has its share of the time: an environment that hangs must not cost what was learned.
         """
@@ -207,7 +207,7 @@ class Processes:
             return
         yield self._timekeeper.report()  # of a run that took less than a second it is the only one
         now = time.monotonic()
-        for role in ROLES.values():
+        for role in sorted(ROLES.values(), key=lambda role: role.stop_share):
             names = [name for name, seat in self.supervisor.seats.items() if seat.plan.role is role]
             for _, message in self.supervisor.stop(names, now + role.stop_share * (deadline - now)):
                 yield message

@@ -10,7 +10,7 @@ import numpy as np
 from algorithms.runtime.memory.arena import Arena, Array
 from algorithms.runtime.memory.heartbeat import Activity, Pulse
 from algorithms.runtime.memory.output_ring import TAKEN
-from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
+from algorithms.runtime.memory.slots import LearnerLedger, Trajectories, Units
 from algorithms.runtime.messages import Address, WorkerReport
 from algorithms.runtime.processes.channels import Mailbox, Mailboxes
 from algorithms.runtime.processes.restarts import MAX_FAULTS
@@ -36,6 +36,7 @@ class Progress:
 
     def __init__(self, topology: Topology, arena: Arena, trajectories: Trajectories) -> None:
         self.topology, self.trajectories, self.mailboxes = topology, trajectories, Mailboxes(arena)
+        self._apart = {worker: Units(arena, place) for place, worker in enumerate(topology.workers_apart())}
         self._saves = [arena[f"state.{policy}.latest"] for policy in range(topology.num_policies)]
         self._written = arena[TAKEN] if topology.writes else np.zeros((0, 1), np.int64)
         self._served: dict[str, list[tuple[int, int]]] = defaultdict(list)  # a worker more than groups serves none
@@ -54,6 +55,8 @@ class Progress:
             return int(self._saves[worker.index][0])
         if worker.role == WRITER.name:
             return int(self._written[:, 0].sum())
+        if worker in self._apart:
+            return self._apart[worker].count
         return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
 
     def actor_reports(self) -> Iterator[WorkerReport]:
@@ -76,7 +79,11 @@ class Progress:
         worker = self.topology.processes()[name][0]
         if worker.role == LEARNER.name:
             held = int((self.trajectories.owner >> worker.index & 1).sum())
-            return f"holds {held} of {len(self.trajectories.owner)} slots"
+            return f"holds {held} of {len(self.trajectories.owner)} slots" * (not self.topology.num_takers)
+        if worker.facts.takes_trajectories:
+            t = self.trajectories
+            held = int(((t.owner >> worker.index & 1 > 0) & (t.taker == worker.member)).sum())
+            return f"holds {held} of {len(t.owner)} slots"
         if worker.role == POLICY_WORKER.name:
             unanswered = self.mailboxes.unanswered()
             return f"{sum(bool(unanswered[place]) for place in self._served[name])} requests unanswered"

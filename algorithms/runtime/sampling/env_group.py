@@ -16,6 +16,7 @@ import numpy as np
 from algorithms.runtime.callbacks import GroupHooks
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.slots import FinalObservations, Trajectories, handed_over, take_back
+from algorithms.runtime.memory.weights import barrier
 from algorithms.runtime.messages import (
     WRITER_ADDRESS,
     ActionRequest,
@@ -60,6 +61,7 @@ class GroupPlan:
         soft_horizon: steps of an agent after which an episode ends in the statistics alone; 0: never.
         whole_episodes: a slot holds one episode of the only row, and is handed over when that has ended.
         untimed: episodes are reported with every slot, so that what main averages follows from the steps alone.
+        num_takers: among which hand-overs are drawn; 0: they go to learners, or to who is beside the actor.
     """
 
     index: int
@@ -79,6 +81,7 @@ class GroupPlan:
     soft_horizon: int = 0
     whole_episodes: bool = False
     untimed: bool = False
+    num_takers: int = 0
 
 
 @dataclass(slots=True)
@@ -207,6 +210,7 @@ class EnvGroup:
         self.seeds = [int(s) >> 1 for s in env_seeds.generate_state(envs.num_rows // envs.spec.num_agents)]
         self.matchmaker = make_matchmaker(plan, envs, np.random.default_rng(policy_seeds))
         self.matchmaker.shaping[: len(plan.reward_shaping)] = plan.reward_shaping
+        self._draw = np.random.default_rng(seeds.spawn(1)[0]) if plan.num_takers > 1 else None
         self.rollout = trajectories.valid.shape[1]
         self.soft_horizon = SoftHorizon(plan.soft_horizon, envs.num_rows) if plan.soft_horizon else None
         self.steps = {slot: self._steps(slot, finals) for slot in plan.slots}
@@ -380,11 +384,14 @@ class EnvGroup:
         else:
             policies = self._policies_of(slot)
             self.totals["sent"] += len(policies)
+            taker = 0 if self._draw is None else int(self._draw.integers(self.plan.num_takers))
+            t.taker[slot] = taker
             t.sequence[slot] += 1
+            barrier()  # whoever sees the owner sees all of the slot
             t.owner[slot] = sum(1 << p for p in policies)
             self.note_counts()
             for policy in policies:
-                yield TrajectoryReady(policy, slot, int(t.sequence[slot]), self.plan.generation)
+                yield TrajectoryReady(policy, slot, int(t.sequence[slot]), self.plan.generation, taker)
         yield from self._begin_trajectory()
 
     def note_counts(self) -> None:

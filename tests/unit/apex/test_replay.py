@@ -201,7 +201,7 @@ def test_a_slot_of_which_a_part_is_inserted_is_finished_by_a_successor(
             raise SystemExit
         left -= 1
 
-    monkeypatch.setattr("algorithms.apex.replay.note_columns_used", dying)
+    monkeypatch.setattr("algorithms.apex.part.note_columns_used", dying)
     with pytest.raises(SystemExit) if inserted < ROWS else nullcontext():
         replay.fill()
     monkeypatch.undo()

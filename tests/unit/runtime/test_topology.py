@@ -212,3 +212,21 @@ def test_trajectories_go_to_whom_takes_them(scribe: Role) -> None:
 def test_a_wake_goes_to_whom_it_names(scribe: Role) -> None:
     address = Address("scribe", 1, 2)
     assert CENTRAL.address_book().address_of(Wake(address)) is address
+
+
+def test_roles_in_processes_of_their_own_come_after_the_learners_and_share_out_trajectories(scribe: Role) -> None:
+    takes = replace(scribe, name="taker", takes_trajectories=True, worker="taker_{index}.{member}")
+    try:
+        topology = replace(CENTRAL, apart=((register(takes), 2),))
+        own = ["taker_0.0", "taker_0.1", "taker_1.0", "taker_1.1"]
+        processes = topology.processes()
+        assert list(processes)[:6] == ["learner_0", "learner_1", *own]
+        assert list(processes)[6:] == [name for name in CENTRAL.processes() if not name.startswith("learner")]
+        assert [names(processes[name]) for name in own] == [[name] for name in own]
+        assert (CENTRAL.num_takers, topology.num_takers) == (0, 2)
+        ready = TrajectoryReady(1, 17, 0, 0, taker=1)
+        assert topology.address_book().address_of(ready) == Address("taker", 1, 1)
+        beside = replace(topology, further=((scribe, takes),)).processes()
+        assert names(beside["taker_1.1"]) == ["taker_1.1", "scribe_1.1"]
+    finally:
+        del ROLES["taker"]

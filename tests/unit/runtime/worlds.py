@@ -67,7 +67,16 @@ def arrays_of(trajectories: Trajectories) -> dict[str, np.ndarray]:
 def number_all(world: World) -> None:
     """Make every element of every numeric field different, all steps valid, nothing over."""
     t = world.trajectories
-    bookkeeping = ("owner", "sequence", "released", "columns_used", "continues", "group_counts", "learner_counts")
+    bookkeeping = (
+        "owner",
+        "sequence",
+        "released",
+        "taker",
+        "columns_used",
+        "continues",
+        "group_counts",
+        "learner_counts",
+    )
     for array in [array for name, array in arrays_of(t).items() if name not in bookkeeping]:
         if array.dtype == np.bool_:
             array[:] = False

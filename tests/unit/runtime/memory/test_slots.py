@@ -46,6 +46,7 @@ def test_shapes_and_types_of_a_plain_environment() -> None:
         "owner": ((4,), "int64"),
         "sequence": ((4,), "int64"),
         "released": ((4, 1), "int64"),
+        "taker": ((4,), "int64"),
         "columns_used": ((4, 1), "int64"),
         "continues": ((4,), "int64"),
         "group_counts": ((2, 16), "int64"),

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from algorithms.apex.algorithm import REPLAY
 from algorithms.runtime.messages import TimeReport
 from algorithms.runtime.monitor.performance import (
     Machine,
@@ -13,6 +14,7 @@ from algorithms.runtime.monitor.performance import (
     bottleneck,
     performance,
 )
+from algorithms.runtime.roles import register
 
 TWO_CORES = Machine(2)
 
@@ -192,6 +194,8 @@ def role(processes: int = 1, cpu: float | None = None, **shares: float) -> RoleT
     return replace(times, busy_cores=times.busy * processes if cpu is None else cpu)
 
 
+register(REPLAY)  # as a topology with shards does
+
 IDLE = role(waiting=100)
 ENV_FIRST = {"env": 340.0, "inference": 50.0, "training": 10.0}
 CASES = [
@@ -222,6 +226,10 @@ CASES = [
         {"actor": role(2, env=40, waiting=60), "policy_worker": role(3, inference=95, waiting=5), "learner": IDLE},
         8,
         "one of 3 policy workers is full, 95% inference: raise --policy_workers_per_policy",
+    ),
+    (
+        {"actor": role(2, env=40, waiting=60), "learner": IDLE, "replay": role(2, copying=95, waiting=5)}, 8,
+        "one of 2 replay shards is full, 95% copying: raise --num_replay_shards",
     ),
     (
         {"actor": role(2, env=20, waiting_for_slots=80), "learner": role(cpu=0.6, training=99, waiting=1)}, 4,
