@@ -21,6 +21,7 @@ HUB = ["huggingface_hub>=1.0"]
 WANDB = ["wandb>=0.20"]
 TRACKIO = ["trackio>=0.20"]
 MLFLOW = ["mlflow-skinny>=3"]
+LZ4 = ["lz4>=4.4"]
 DEV = [
     "pytest>=9",
     "pytest-timeout>=2.4",
@@ -31,6 +32,7 @@ DEV = [
     "build>=1.3",
     "types-psutil>=7",
     "pyte>=0.8.2",
+    "cpprb>=11",  # an oracle of prioritised sampling
     "ipykernel>=7",
     "nbclient>=0.11",
     "pexpect>=4.9",
@@ -79,8 +81,9 @@ setup(
         "wandb": WANDB,
         "trackio": TRACKIO,
         "mlflow": MLFLOW,
-        "dev": DEV + ONNX + ["minari>=0.5.3"],
-        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + OFFLINE + VIDEO + PLOTS,
+        "lz4": LZ4,
+        "dev": DEV + ONNX + LZ4 + ["minari>=0.5.3"],
+        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + OFFLINE + VIDEO + PLOTS + LZ4,
     },
     entry_points={"console_scripts": ["appo=algorithms.cli:main"]},
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -65,6 +66,8 @@ class APEX(Defaults):
     def check(self, flags: ApexConfig, spec: EnvSpec | None) -> None:
         """Refuse flags that contradict each other, or an environment whose actions are no choices (UsageError)."""
         flags.check()
+        if flags.replay_compression == "lz4" and find_spec("lz4") is None:
+            raise UsageError('--replay_compression=lz4 needs the package lz4: pip install "appo[lz4]"')
         kinds = {part.kind for part in spec.action.parts} if spec is not None else set()
         if spec is not None and any(spec.action.is_real):
             raise UsageError(
@@ -291,4 +294,5 @@ def replay_plan(flags: ApexConfig) -> ReplayPlan:
         sequences=flags.batch_replay,
         eta=flags.priority_eta,
         rescaled=flags.value_rescaling,
+        compressed_share=flags.replay_compressed_share if flags.replay_compression == "lz4" else None,
     )

@@ -65,6 +65,21 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     replay_capacity: int = flag(
         1_000_000, "agent steps that the replay of the run holds; the oldest leave first", minimum=1
     )
+    replay_compression: str = flag(
+        "off",
+        "how images lie in the replay: lz4 = each frame compressed, which costs some 2 microseconds a frame in drawing"
+        ' and needs pip install "appo[lz4]"; off = as they are',
+        choices=("off", "lz4"),
+        fixed_on_resume=True,
+    )
+    replay_compressed_share: float = flag(
+        0.25,
+        "with replay_compression: memory for frames, as a share of what they take as they are; where they need more the"
+        " oldest steps leave sooner",
+        minimum=0.001,
+        maximum=1,
+        fixed_on_resume=True,
+    )
     save_replay: bool = flag(
         False,
         "keep the replay in the run's folder, once, so that a later start goes on with it; without, that start fills"

@@ -6,11 +6,13 @@ in, bit by bit, whatever an environment shows; where it is no stack after all it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from algorithms.apex.frame_stores import FrameStore, Packed, PackedFrames, PlainFrames
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from envs.spec import ObservationSpec, is_channels_first
 
@@ -36,10 +38,14 @@ class Stack(NamedTuple):
         return self.outer * self.inner
 
 
-def stack_of(observation: ObservationSpec) -> Stack | None:
+def stack_of(observation: ObservationSpec, *, single: bool = False) -> Stack | None:
     """Return how an observation stacks frames, by its shape; None: it does not.
 
     Images of bytes do whose channels are no three of one picture: then each channel is a frame, or each three are.
+
+    Args:
+        observation: as it is stored.
+        single: whether an image that is no stack counts as one of a single frame.
     """
     shape = observation.shape
     if observation.dtype != "uint8" or len(shape) != 3:
@@ -49,7 +55,7 @@ def stack_of(observation: ObservationSpec) -> Stack | None:
     pixels = shape[1] * (shape[2] if first else shape[0])
     of_frame = 1 if channels % 3 else 3
     if channels <= of_frame:
-        return None
+        return Stack(1, 1, prod(shape)) if single else None
     count = channels // of_frame
     return Stack(count, 1, of_frame * pixels) if first else Stack(count, pixels, of_frame)
 
@@ -63,52 +69,78 @@ class FrameRing:
         stack: of the observations.
 
     Attributes:
+        store: of the frames themselves.
         size: F, frames that fit.
     """
 
     def __init__(self, arena: Arena, prefix: str, stack: Stack) -> None:
-        self.arena, self.stack, self._name = arena, stack, f"{prefix}.frames"
-        self._frames, self._index, self._span = arena[self._name], arena[f"{prefix}.index"], arena[f"{prefix}.span"]
-        self.size = len(self._frames)
+        self.stack, self._index, self._span = stack, arena[f"{prefix}.index"], arena[f"{prefix}.span"]
+        packed = f"{prefix}.{PackedFrames.NAMES[0]}" in arena
+        self.store: FrameStore = (PackedFrames if packed else PlainFrames)(arena, prefix, stack.size)
+        self.size = self.store.size
 
     @staticmethod
-    def declare(prefix: str, stack: Stack, columns: int, rollout: int) -> list[Field]:
+    def declare(prefix: str, stack: Stack, columns: int, rollout: int, share: float | None = None) -> list[Field]:
         """Return the fields for so many columns [T+1] of observations.
 
         There is room for half a frame more per column than a column needs in which no episode begins.
+
+        Args:
+            prefix: of the names of the fields.
+            stack: of the observations.
+            columns: N.
+            rollout: T.
+            share: of the bytes of all these frames, that compressed ones have; None: they are stored as they are.
         """
         needed = columns * (rollout + stack.frames) + columns // 2
-        frames = max(needed, 2 * (rollout + 1) * stack.frames)  # the newest column, and any other
+        newest = (rollout + 1) * stack.frames
+        frames = max(needed, 2 * newest)  # the newest column, and any other
         return [
-            Field(f"{prefix}.frames", (frames, stack.size), "uint8", fills=True),
+            *(
+                PlainFrames.declare(prefix, frames, stack.size)
+                if share is None
+                else PackedFrames.declare(prefix, frames, stack.size, max(share * frames, 2 * newest + 2))
+            ),
             Field(f"{prefix}.index", (columns, rollout + 1, stack.frames), "uint16", fills=True),
             Field(f"{prefix}.span", (columns, 2), "int64"),  # first frame of a column and end; they only grow
         ]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all its arrays, those of the frames first."""
+        return (*self.store.NAMES, "index", "span")
 
     def frames_of(self, column: Sequence[int] | int) -> Array:
         """Return where the frames of columns begin and end, counted through the whole run, [*, 2]."""
         span: Array = self._span[column]
         return span
 
-    def places(self, column: int) -> list[tuple[int, int]]:
-        """Return where the frames of a column lie in the ring, from and to; two ranges where they go on at its start.
+    def places(self, column: int) -> dict[str, list[tuple[int, int]]]:
+        """Return where the frames of a column lie in the arrays of the store, from and to; two where they go on at 0.
 
         There is none while another process, or thread, writes the column.
         """
         first, after = self._span[column].tolist()
-        count = after - first
-        if not 0 < count <= self.size:
-            return []
-        begin = first % self.size
-        before_end = min(count, self.size - begin)
-        return [(begin, begin + before_end), (0, count - before_end)][: 1 + (count > before_end)]
+        return self.store.places(first, after) if 0 < after - first <= self.size else {}
 
-    def reserve(self, columns: Array) -> Array:
-        """Reserve the memory of the frames of columns, whose spans are known; return what is reserved, [*, size]."""
-        count = min(int(self._span[columns, 1].max(initial=0)), self.size)
-        self.arena.reserve(self._name, count * self.stack.size)
-        reserved: Array = self._frames[:count]
-        return reserved
+    def reserve(self, columns: Array) -> Iterator[tuple[str, Array]]:
+        """Reserve the memory of the frames of columns, whose spans are known; yields what is to be filled with them.
+
+        Raises:
+            ValueError: what an array has been filled with cannot be.
+        """
+        yield from self.store.reserve(self._span[columns])
+
+    def pack(self, obs: Array, stored: Array) -> Packed:
+        """Return the frames of observations [T+1, *] as they are stored; `stored` as `plan` gives it."""
+        steps, stack = len(obs), self.stack
+        at, of = stored.nonzero()
+        frames = obs.reshape(steps, stack.outer, stack.frames, stack.inner)[at, :, of]
+        return self.store.pack(frames.reshape(len(at), stack.size))
+
+    def has_room(self, first: int, end: int, packed: Packed) -> bool:
+        """Whether these frames fit behind frame `end` while frame `first`, and all since, stay."""
+        return self.store.has_room(first, end, packed)
 
     def plan(self, obs: Array) -> Array:
         """Return which frames [T+1, k] of observations [T+1, *] must be stored: the others lie beside them already."""
@@ -124,32 +156,24 @@ class FrameRing:
         # What follows looks at column 0 for where stacks begin anew; a stack that goes on stores its last frame only.
         return stored
 
-    def write(self, column: int, start: int, obs: Array, stored: Array) -> None:
-        """Store the observations [T+1, *] of a column.
+    def write(self, column: int, start: int, stored: Array, packed: Packed) -> None:
+        """Store the observations of a column.
 
         Args:
             column: whose.
             start: its first frame, counted through the whole run; nothing that is needed may lie in its way.
-            obs: the observations.
-            stored: as `plan` gives it for them.
+            stored: [T+1, k] as `plan` gives it for them.
+            packed: as `pack` gives it.
         """
-        steps, stack = len(obs), self.stack
-        count = int(np.count_nonzero(stored))
         place = (np.cumsum(stored) - 1).reshape(stored.shape)
         index = self._index[column]
-        for step in range(steps):
+        for step in range(len(stored)):
             if stored[step, 0]:
                 index[step] = place[step]
             else:
                 index[step, :-1], index[step, -1] = index[step - 1, 1:], place[step, -1]
-        self.arena.reserve(self._name, min(start + count, self.size) * stack.size)
-        at, of = stored.nonzero()
-        frames = obs.reshape(steps, stack.outer, stack.frames, stack.inner)[at, :, of].reshape(count, stack.size)
-        begin = start % self.size
-        before_end = min(count, self.size - begin)
-        self._frames[begin : begin + before_end] = frames[:before_end]
-        self._frames[: count - before_end] = frames[before_end:]
-        self._span[column] = start, start + count
+        self.store.write(start, packed)
+        self._span[column] = start, start + len(packed)
 
     def read(self, column: Array, step: Array, out: Array) -> None:
         """Copy observations out.
@@ -160,9 +184,11 @@ class FrameRing:
             out: [B, *] for them, contiguous.
         """
         stack, count = self.stack, len(column)
-        index = (self._span[column, 0][:, None] + self._index[column, step]) % self.size
+        number = (self._span[column, 0][:, None] + self._index[column, step]).ravel() % self.size
         if stack.outer == 1:
-            self._frames.take(index.ravel(), axis=0, out=out.reshape(count * stack.frames, stack.size), mode="clip")
+            self.store.take(number, out.reshape(count * stack.frames, stack.size))
         else:
-            frames = self._frames[index].reshape(count, stack.frames, stack.outer, stack.inner)
+            taken = np.empty((count * stack.frames, stack.size), np.uint8)
+            self.store.take(number, taken)
+            frames = taken.reshape(count, stack.frames, stack.outer, stack.inner)
             out.reshape(count, stack.outer, stack.frames, stack.inner)[:] = frames.transpose(0, 2, 1, 3)

@@ -45,8 +45,8 @@ class ReplayFile:
         self.path, self.storage = path, storage
         self._saved: Array | None = None  # words of the columns that are whole in the file; None: not looked at
         self._arrays = storage.shared()
-        self._rings = {f"obs.{key}.frames": ring for key, ring in storage.rings.items()}
-        self._of_columns = [name for name in self._arrays if name not in (WORD, *WHOLE, *self._rings)]
+        frames = [f"obs.{key}.{name}" for key, ring in storage.rings.items() for name in ring.store.NAMES]
+        self._of_columns = [name for name in self._arrays if name not in (WORD, *WHOLE, *frames)]
         self._place, self._nbytes = {}, HEADER_BYTES
         for name, array in self._arrays.items():
             self._place[name] = self._nbytes
@@ -105,10 +105,12 @@ class ReplayFile:
     def _write_columns(self, descriptor: int, begin: int, end: int) -> None:
         for name in self._of_columns:
             self._write(descriptor, name, self._arrays[name][begin:end], begin)
-        for name, ring in self._rings.items():
+        for key, ring in self.storage.rings.items():
             for column in range(begin, end):
-                for first, after in ring.places(column):
-                    self._write(descriptor, name, self._arrays[name][first:after], first)
+                for array, places in ring.places(column).items():
+                    name = f"obs.{key}.{array}"
+                    for first, after in places:
+                        self._write(descriptor, name, self._arrays[name][first:after], first)
 
     def _is_of_this_shape(self, descriptor: int) -> bool:
         is_whole = os.fstat(descriptor).st_size == self._nbytes
@@ -139,7 +141,8 @@ class ReplayFile:
             log.warning("%s is removed, the replay fills again: %s", self.path, error)
             with contextlib.suppress(OSError):  # writing says so too
                 remove_own(self.path)
-            storage.word[:] = 0
+            for name in (WORD, *WHOLE):  # nothing of what has been read counts
+                self._arrays[name][:] = 0
             storage.recover()
             return False
         storage.recover()
@@ -162,8 +165,9 @@ class ReplayFile:
             self._read(descriptor, name, arrays[name])
         for name in self._of_columns:
             self._read(descriptor, name, arrays[name][:used])
-        for name, ring in self._rings.items():
-            self._read(descriptor, name, ring.reserve(whole))
+        for key, ring in storage.rings.items():
+            for array, into in ring.reserve(whole):
+                self._read(descriptor, f"obs.{key}.{array}", into)
         leaf = arrays["leaf"][: storage.columns * storage.leaves].reshape(storage.columns, storage.leaves)
         if not (np.isfinite(leaf).all() and (leaf >= 0).all()):
             raise ValueError("it is damaged")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from algorithms.apex.frame_stores import Packed
 from algorithms.apex.frames import FrameRing, stack_of
 from algorithms.apex.sum_tree import SumTree, padded
 from algorithms.runtime.memory.arena import Arena, Array, Field
@@ -43,6 +44,8 @@ class ReplayPlan:
         sequences: whole columns are drawn, and have a priority each.
         eta: of a column's priority, the share of its largest error; the rest is that of their mean.
         rescaled: errors are differences of h(return), which the network predicts.
+        compressed_share: memory for compressed frames, over that of the same frames as they are; None: they are stored
+            as they are.
     """
 
     capacity: int
@@ -57,6 +60,7 @@ class ReplayPlan:
     sequences: bool = False
     eta: float = 0.9
     rescaled: bool = False
+    compressed_share: float | None = None
 
     def share(self, shards: int) -> ReplayPlan:
         """Return the plan of one of so many shards, which share capacity and what is there before the first batch."""
@@ -226,12 +230,12 @@ def fields_of_columns(
     for name, (shape, dtype) in columns.items():
         fields.append(Field(f"{prefix}.{name}", (n, *shape), dtype, fills=True))
     for key, observation in spec.observations.items():
-        stack = stack_of(observation)
+        stack = stack_of(observation, single=plan.compressed_share is not None)
         if stack is None:
             whole = (n, rollout + 1, *observation.shape)
             fields.append(Field(f"{prefix}.obs.{key}", whole, observation.dtype, fills=True))
         else:
-            fields += FrameRing.declare(f"{prefix}.obs.{key}", stack, n, rollout)
+            fields += FrameRing.declare(f"{prefix}.obs.{key}", stack, n, rollout, plan.compressed_share)
     return fields
 
 
@@ -285,7 +289,7 @@ class ReplayStorage:
         rollout: T.
         arrays: what columns hold beside observations, by name, [N, ...].
         obs: observations by key that are stored as they are, [N, T+1, *].
-        rings: those by key that are stacks.
+        rings: those by key that are stacks, or images to be compressed.
         leaves: L, of a column; one a step, or one alone.
         tree: over the leaves.
         newest: number of the column that was inserted last, counted from 1.
@@ -301,7 +305,8 @@ class ReplayStorage:
         self.rollout: int
         self.columns, self.rollout = self._array("valid").shape
         self.arrays = {name: self._array(name) for name in column_shapes(spec, 1, 1, 1)}
-        stacks = {key: stack_of(observation) for key, observation in spec.observations.items()}
+        single = plan.compressed_share is not None
+        stacks = {key: stack_of(observation, single=single) for key, observation in spec.observations.items()}
         self.rings = {
             key: FrameRing(arena, f"{self._prefix}.obs.{key}", stack) for key, stack in stacks.items() if stack
         }
@@ -316,7 +321,7 @@ class ReplayStorage:
     def shared(self) -> dict[str, Array]:
         """Return every array that this replay consists of, by name."""
         names = ["word", "note", "leaf", "largest", "pace", *self.arrays, *(f"obs.{key}" for key in self.obs)]
-        names += [f"obs.{key}.{part}" for key in self.rings for part in ("frames", "index", "span")]
+        names += [f"obs.{key}.{part}" for key, ring in self.rings.items() for part in ring.names]
         return {name: self._array(name) for name in names}
 
     def recover(self) -> None:
@@ -358,7 +363,8 @@ class ReplayStorage:
         place = self._place(number)
         stacked = {key: trajectories.obs[key][slot, :, row] for key in self.rings}
         plans = {key: self.rings[key].plan(obs) for key, obs in stacked.items()}
-        dropped = self._make_room(number, {key: int(np.count_nonzero(plan)) for key, plan in plans.items()})
+        packed = {key: self.rings[key].pack(obs, plans[key]) for key, obs in stacked.items()}
+        dropped = self._make_room(number, packed)
         self.word[place] = 2 * number - 1
         barrier()
         self._reserve(place)
@@ -368,8 +374,8 @@ class ReplayStorage:
         self.arrays["valid"][place], self.arrays["drawn"][place] = valid, False
         for key, array in self.obs.items():
             array[place] = trajectories.obs[key][slot, :, row]
-        for key, obs in stacked.items():
-            self.rings[key].write(place, self._end(key), obs, plans[key])
+        for key, ring in self.rings.items():
+            ring.write(place, self._end(key), plans[key], packed[key])
         self.tree.set(self._leaves_at(place), self._leaves_of(error[None])[0])
         count, frames = int(np.count_nonzero(valid)), int(self.arrays["num_frames"][place][valid].sum())
         before = self.totals
@@ -387,15 +393,14 @@ class ReplayStorage:
         self.newest, self.size = number, self.size + self._drawable(place)
         return count
 
-    def _make_room(self, number: int, frames: Mapping[str, int]) -> int:
+    def _make_room(self, number: int, packed: Mapping[str, Packed]) -> int:
         """Evict the columns in whose place, or in whose frames, the next one lies; steps of them no batch has had."""
         dropped = 0
         while self.oldest <= self.newest and (
             self.oldest <= number - self.columns
-            or any(
-                self._end(key) + count - int(self.rings[key].frames_of(self._place(self.oldest))[0])
-                > self.rings[key].size
-                for key, count in frames.items()
+            or not all(
+                ring.has_room(int(ring.frames_of(self._place(self.oldest))[0]), self._end(key), packed[key])
+                for key, ring in self.rings.items()
             )
         ):
             place = self._place(self.oldest)

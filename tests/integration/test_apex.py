@@ -82,6 +82,15 @@ def test_every_step_is_inserted_once_and_used_as_often_as_asked(tmp_path: Path) 
     assert later["updates"] > state["updates"]
 
 
+def test_with_compressed_frames_a_run_learns_the_same_bit_by_bit(tmp_path: Path) -> None:
+    flags = [flag for flag in FLAGS if not flag.startswith("--env=")]
+    flags += ["--env=toy/Spaces-v0", "--env_kwargs", '{"observation": "image_hwc"}', "--train_for_env_steps=400"]
+    plain, packed = (train(tmp_path / name, *flags, f"--replay_compression={name}") for name in ("off", "lz4"))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (newest(plain) / name).read_bytes() == (newest(packed) / name).read_bytes()
+    assert totals_of(packed)["updates"] > 10
+
+
 @pytest.mark.usefixtures("quick_reports")
 def test_shards_insert_every_step_once_and_hand_it_on_as_often_as_asked(tmp_path: Path) -> None:
     """In processes of their own."""

@@ -70,7 +70,7 @@ def ring_of(stack: Stack) -> FrameRing:
 
 def store(ring: FrameRing, column: int, start: int, obs: np.ndarray) -> int:
     stored = ring.plan(obs)
-    ring.write(column, start, obs, stored)
+    ring.write(column, start, stored, ring.pack(obs, stored))
     assert ring.frames_of(column).tolist() == [start, start + int(stored.sum())]
     return start + int(stored.sum())
 
