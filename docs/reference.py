@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from algorithms.cli import COMMANDS
 from algorithms.run.algorithms import DEFAULT, flag_table
 from algorithms.run.config import FLAGS_BY_PART
-from algorithms.runtime.roles import ROLES
+from algorithms.runtime.roles import OF_RUNTIME
 from docs.tags import PHASES, SECTIONS
 from utils.command_line import words_of
 from utils.flags import Flag, flags_of
@@ -56,7 +56,8 @@ def metrics_page() -> str:
         parts += [f"## {title}", _rows(("figure", "what"), [(f"`{tag}`", text) for tag, text in tags.items()])]
     parts += [
         "## Phases",
-        f"Roles are {', '.join(f'`{role}`' for role in ROLES)}; those that a placement has no process for are missing.",
+        f"Roles are {', '.join(f'`{role}`' for role in OF_RUNTIME)} and those of algorithms; those that a placement has"
+        " no process for are missing.",
         _rows(("phase", "what"), [(f"`{phase}`", text) for phase, text in PHASES.items()]),
     ]
     return "\n\n".join(parts) + "\n"

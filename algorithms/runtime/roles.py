@@ -145,6 +145,9 @@ LEARNER = Role(
 ROLES = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, WRITER, LEARNER)}
 """Every role by its name, in the order in which they are shown; a run stops them in that of `Role.stop_share`."""
 
+OF_RUNTIME = tuple(ROLES)
+"""Names of the roles that are the runtime's own, whatever algorithms register."""
+
 
 def register(role: Role) -> Role:
     """Add a row to the table, unless it is there already.

@@ -30,6 +30,13 @@ REQUIREMENTS = {
         "setuptools<81",
     ),
     "envpool": (TORCH, "envpool==1.2.5"),
+    "stable_baselines3": (
+        TORCH,
+        "stable-baselines3==2.9.2",
+        "gymnasium==1.4.0",
+        "ale-py==0.12.1",
+        "opencv-python-headless==5.0.0.93",
+    ),
     # The last three are what its setup.py wants to be there; gymnasium is then the one that it asks for itself.
     "pufferlib": (TORCH, "numpy<2", "setuptools<81", "wheel"),
 }

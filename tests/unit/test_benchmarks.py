@@ -15,6 +15,7 @@ from algorithms.models.build import build_model
 from algorithms.run.config import parse_train
 from algorithms.run.tuning.network import probe
 from benchmarks import (
+    apex_peers,
     end_to_end,
     first_hour,
     growth,
@@ -381,3 +382,22 @@ class TestReport:
     def test_unknown_results_are_not_left_out(self) -> None:
         with pytest.raises(UsageError, match="no section for results of x"):
             report.render([{"benchmark": "x", "machine": measuring.machine(), "results": {}}])
+
+
+class TestApexPeers:
+    def test_the_peer_counts_with_its_best_number_of_threads(self) -> None:
+        speeds = {"apex": [400.0, 500.0, 600.0], "stable_baselines3_1": [90.0, 100.0, 110.0]}
+        more = {"stable_baselines3_2": [200.0, 125.0, 50.0], "stable_baselines3_8_envs": [250.0]}
+        found = {name: [run_of(speed) for speed in of_one] for name, of_one in (speeds | more).items()}
+        result = {"what": "", "seconds": 1, "contenders": found}
+        assert apex_peers.ratios(result) == {1: 4.0, 8: 2.0}
+        assert "ours is 4.00 times the peer with its best number of threads" in apex_peers.table({"pong": result})
+        assert apex_peers.ratios({**result, "contenders": {"stable_baselines3_1": found["stable_baselines3_1"]}}) == {}
+
+    @pytest.mark.parametrize("workload", apex_peers.WORKLOADS)
+    def test_both_sides_use_every_step_as_often(self, workload: str) -> None:
+        config = parse_train(apex_peers.WORKLOADS[workload].words())
+        learning = config.learning
+        assert (learning.replay_ratio, learning.double_q, learning.dueling) == (8.0, False, False)
+        assert (learning.batch_size // apex_peers.USES) * apex_peers.USES == learning.batch_size
+        assert learning.learning_starts == apex_peers.LEARNING_STARTS

@@ -122,6 +122,11 @@ def test_the_third_that_explores_least_says_how_good_it_is() -> None:
         ({"learning_starts": 11, "replay_capacity": 10}, None, "--learning_starts=11 is above"),
         ({"batch_replay": True, "rollout": 16, "burn_in": 16}, None, "--burn_in=16 leaves nothing of --rollout=16"),
         ({"lr_schedule": "kl_adaptive_epoch"}, None, "kl_adaptive_epoch"),
+        (
+            {"num_replay_shards": 2, "input": ("sampler:0.5", "set:0.5")},
+            None,
+            "--num_replay_shards=2: datasets are mixed",
+        ),
     ],
 )
 def test_what_it_cannot_learn_is_refused(flags: dict[str, Any], spec: EnvSpec | None, words: str) -> None:
