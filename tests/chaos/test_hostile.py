@@ -29,7 +29,8 @@ def run_of(folder: Path, *kwargs: str, env_steps: int = 1500) -> tuple[TrainingR
         ended = run.wait(END_SECONDS)
         run.seconds_until_gone(GONE_SECONDS)
         assert run.left_behind() == []
-    totals = json.loads((run.directory / "status.json").read_text()).get("totals", {})
+    status = run.directory / "status.json"  # gone with its folder where the run has never begun
+    totals = json.loads(status.read_text()).get("totals", {}) if status.exists() else {}
     return run, ended, totals
 
 
@@ -54,7 +55,13 @@ def run_of(folder: Path, *kwargs: str, env_steps: int = 1500) -> tuple[TrainingR
 )
 def test_it_is_made_again_and_nothing_else_happens(tmp_path: Path, words: tuple[str, ...]) -> None:
     run, ended, totals = run_of(tmp_path, "once=True", "process=actor_1", "length=10", *words)
-    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.exit_code == 0, ended.stderr
+    if words[0] in ("fault=nan", "fault=nan_reward", "fault=inf_reward"):
+        assert ended.stderr == ""  # no code raised: there is no traceback to show
+    else:
+        assert re.match(rf"actor_1: env \d is made again: {re.escape(HOSTILE)} raised ", ended.stderr)
+        assert "hostile_env.py" in ended.stderr
+        assert ended.stderr.count("is made again") == ended.stderr.count("Traceback") == 1
     assert (totals["actors_rebuilds"], totals["restarts"]) == (1, 0)
     (incident,) = (run.directory / "incidents").iterdir()
     assert incident.name == "env_actor_1_0.json"
