@@ -184,6 +184,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("algo", ["APPO", "PPO"])
 @pytest.mark.parametrize("task", TASKS)
 def test_bounds_far_away_tiny_and_missing_are_learned_within_a_twentieth(tmp_path: Path, algo: str, task: str) -> None:
