@@ -9,6 +9,8 @@ from benchmarks import chatter
 from tests.chaos.runs import TrainingRun
 from utils.metrics import read_metrics
 
+pytestmark = pytest.mark.slow  # processes, seconds each
+
 CHATTERBOX = "tests.chaos.hostile_env:Chatterbox"
 MIB = 1 << 20
 END_SECONDS = 60.0

@@ -14,6 +14,8 @@ import pytest
 from tests.chaos.runs import TrainingRun, checkpoint_steps, kill
 from utils.metrics import read_metrics
 
+pytestmark = pytest.mark.slow  # processes, seconds each
+
 BACK_SECONDS = 30.0
 INTERRUPTED, UNSAVED, IN_USE = 130, 74, 75
 LOCAL = ("--inference=local", "--save_every_sec=1")

@@ -12,6 +12,8 @@ import pytest
 from tests import shared_memory
 from tests.chaos.runs import TrainingRun, kill, processes_of
 
+pytestmark = pytest.mark.slow  # processes, seconds each
+
 STRAY = "tests.chaos.hostile_env:Straying"
 GONE_SECONDS = 10.0
 NOBODYS = ("bare", "forked")  # known by their parents alone, which have ended

@@ -13,6 +13,8 @@ from tests.integration.elsewhere import completed
 from tests.integration.runs import ROOT
 from utils.errors import AppoError, EnvironmentFailure, UsageError, traceback_of
 
+pytestmark = pytest.mark.slow  # processes, seconds each
+
 CODE = '''
 import gymnasium
 import numpy as np

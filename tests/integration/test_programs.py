@@ -17,6 +17,8 @@ from tests.integration.elsewhere import completed
 from tests.integration.runs import DEADLINE_SECONDS, ROOT
 from utils.errors import UsageError
 
+pytestmark = pytest.mark.slow  # processes, seconds each
+
 MY_ENV = """
 import gymnasium
 import numpy as np

@@ -19,6 +19,8 @@ from tests.integration.runs import ROOT, run_command
 from utils.errors import AppoError, DirectoryInUse, ResourceError
 from utils.lock import RunLock
 
+pytestmark = pytest.mark.slow  # processes, seconds each
+
 HOSTILE = "tests.chaos.hostile_env:Hostile"
 SMALL: Mapping[str, Any] = {
     "env": "toy/Counter-v0",

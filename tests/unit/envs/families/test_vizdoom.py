@@ -65,8 +65,11 @@ def test_engines_leave_their_files_in_folders_of_their_own_which_are_removed(
     temporary.mkdir()
     of_run.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    config: dict[str, str] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if in_run:
-        monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(of_run))  # type: ignore[attr-defined]
+        monkeypatch.setitem(config, "tempdir", str(of_run))
+    else:
+        monkeypatch.delitem(config, "tempdir", raising=False)  # an earlier test may have used a fork server
     envs = [made() for _ in range(2)]
     before = os.getcwd()
     for env in envs:

@@ -306,7 +306,7 @@ def test_summaries_come_often_at_first_and_then_as_configured(watched: Watched, 
 def test_in_the_first_minutes_figures_come_every_five_seconds(watched: Watched, asked: float) -> None:
     monitor = watched.monitor(experiment_summaries_interval=asked, tensorboard=True)
     written = [watched.now]
-    for second in range(1500):
+    for second in range(1000):
         before = len(watched.records())
         monitor.tick(watched.now + second)
         written += [watched.now + second] * (len(watched.records()) - before)
