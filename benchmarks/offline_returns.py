@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from algorithms.cli import run_command
 from algorithms.run.observers import Difference, difference
-from benchmarks import markdown, measuring, runs, seeds
+from benchmarks import markdown, runs, seeds
 from benchmarks.workloads import words_of
 from utils.command_line import own_command
 from utils.metrics import read_metrics
@@ -285,12 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return learn(TRIALS[name], seed, arguments.datasets.absolute(), arguments.prefix)
 
     results = seeds.train_all(BENCHMARK, arguments, learn_one)
-    if arguments.json is not None:  # what earlier commands have measured, and when
-        results = measuring.read(arguments.json)["results"]
-    text = table(results)
-    print(text)
-    if arguments.markdown is not None:
-        arguments.markdown.write_text(text, encoding="utf-8")
+    results = seeds.show(arguments, results, table)
     return int(not all(row.reached for row in rows(results)))
 
 

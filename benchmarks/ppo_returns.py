@@ -23,7 +23,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from algorithms.cli import run_command
-from benchmarks import markdown, measuring, scores, seeds
+from benchmarks import markdown, scores, seeds
 from benchmarks.scores import Trial
 
 BENCHMARK = "ppo_returns"
@@ -191,12 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return scores.score(TRIALS[name], seed, arguments.prefix)
 
     results = seeds.train_all(BENCHMARK, arguments, train_one)
-    if arguments.json is not None:  # what earlier commands have measured, and when
-        results = measuring.read(arguments.json)["results"]
-    text = table(results)
-    print(text)
-    if arguments.markdown is not None:
-        arguments.markdown.write_text(text, encoding="utf-8")
+    results = seeds.show(arguments, results, table)
     return int(not all(row.reached for row in rows(results)))
 
 

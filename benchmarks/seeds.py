@@ -62,3 +62,18 @@ def train_all(
     if failed is not None:
         raise failed
     return results
+
+
+def show(
+    arguments: argparse.Namespace,
+    results: dict[str, dict[str, Any]],
+    table: Callable[[dict[str, dict[str, Any]]], str],
+) -> dict[str, dict[str, Any]]:
+    """Print and write the table of the results, those that the file held before included; all of them."""
+    if arguments.json is not None:
+        results = measuring.read(arguments.json)["results"]
+    text = table(results)
+    print(text)
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(text, encoding="utf-8")
+    return results

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from algorithms.tools.selftest.killer import MARKER, kill, processes_of, role_of
+from algorithms.tools.selftest.invariants import read_saves
+from algorithms.tools.selftest.killer import MARKER, Killer, KillerError, kill, processes_of, role_of
 from utils.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,3 +189,21 @@ def checkpoint_steps(directory: Path) -> list[int]:
     """Env steps of the checkpoints of policy 0."""
     names = [path.name for path in (directory / "checkpoint_p0").glob("ckpt_*")]
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"ckpt_(\d{12})", name)))
+
+
+def outlive(
+    run: TrainingRun, gate: Path, kills: int, gone_seconds: float, only: tuple[str, ...] = ("",)
+) -> tuple[Ended, Killer]:
+    """Kill so many processes of a run, let it come to its goal by making `gate`, and see that nothing is left of it."""
+    run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
+    killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1, only=only)
+    try:
+        killer.kill_burst(kills)
+    except KillerError as error:
+        raise AssertionError(f"{error}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}") from None
+    gate.touch()
+    ended = run.wait(START_SECONDS)
+    run.seconds_until_gone(gone_seconds)
+    assert run.left_behind() == []
+    assert ended.exit_code == 0, ended.stderr
+    return ended, killer

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
-from algorithms.tools.selftest.killer import Killer, KillerError
-from tests.chaos.runs import START_SECONDS, TrainingRun
+from tests.chaos.runs import TrainingRun, outlive
 from tests.chaos.witness import ALGORITHM, BONUS, EPISODE_STEPS, TESTIMONY
 from utils.metrics import read_metrics
 
@@ -52,17 +51,7 @@ def test_a_run_outlives_a_storm_of_kills(
     monkeypatch.setenv(TESTIMONY, str(testimony))
     words = (f"--inference={placement}", *FLAGS, "--env_kwargs", f"gate={gate}")
     with TrainingRun(tmp_path, *words, f"--algo={ALGORITHM}", env="tests.chaos.witness:Clues") as run:
-        run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
-        killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1)
-        try:
-            killer.kill_burst(kills)
-        except KillerError as error:
-            raise AssertionError(f"{error}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}") from None
-        gate.touch()
-        ended = run.wait(START_SECONDS)
-        run.seconds_until_gone(GONE_SECONDS)
-        assert run.left_behind() == []
-    assert ended.exit_code == 0, ended.stderr
+        ended, killer = outlive(run, gate, kills, GONE_SECONDS)
     records = read_metrics(run.directory / "metrics.jsonl")
     totals = json.loads((run.directory / "status.json").read_text())["totals"]
     lives = check_testimony(testimony, totals)

@@ -10,9 +10,8 @@ import pytest
 from algorithms.run.folder import saved_flags
 from algorithms.runtime.learning.batches import Batch
 from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
-from algorithms.tools.selftest.killer import Killer, KillerError
 from tests import shared_memory
-from tests.chaos.runs import START_SECONDS, Ended, TrainingRun
+from tests.chaos.runs import Ended, TrainingRun, outlive
 from tests.chaos.streaming import ALGORITHM, TESTIMONY, Replay, read_lives
 from tests.chaos.witness import BONUS, EPISODE_STEPS, broken_steps, columns, traces
 from utils import checkpoint_files
@@ -67,17 +66,7 @@ def storm(
     folder_of_witnesses(folder).mkdir()
     monkeypatch.setenv(TESTIMONY, str(folder_of_witnesses(folder)))
     with TrainingRun(folder, *FLAGS, *flags, "--env_kwargs", f"gate={gate}", env="tests.chaos.witness:Clues") as run:
-        run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
-        killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1, only=only)
-        try:
-            killer.kill_burst(kills)
-        except KillerError as error:
-            raise AssertionError(f"{error}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}") from None
-        gate.touch()
-        ended = run.wait(START_SECONDS)
-        run.seconds_until_gone(GONE_SECONDS)
-        assert run.left_behind() == []
-    assert ended.exit_code == 0, ended.stderr
+        ended, killer = outlive(run, gate, kills, GONE_SECONDS, only)
     shared_memory.assert_none_abandoned(names, GONE_SECONDS)
     records = read_metrics(run.directory / "metrics.jsonl")
     for policy in {record["policy"] for record in records}:

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,19 @@ from utils.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 100
+SMALL: Mapping[str, Any] = {
+    "env": "toy/Counter-v0",
+    "inference": "serial",
+    "use_rnn": False,
+    "encoder_mlp_layers": (16,),
+    "rollout": 8,
+    "batch_size": 64,
+    "num_envs_per_worker": 8,
+    "num_workers": 1,
+    "tensorboard": False,
+    "seed": 1,
+}
+"""Flags of a run that takes moments, for `train` in this process."""
 
 
 def command_line(directory: Path, **flags: object) -> list[str]:

@@ -2,15 +2,13 @@
 
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from algorithms import Training
 from tests.integration.elsewhere import completed
-from tests.integration.runs import ROOT
+from tests.integration.runs import ROOT, SMALL
 from utils.errors import AppoError, EnvironmentFailure, UsageError, traceback_of
 
 pytestmark = pytest.mark.slow  # processes, seconds each
@@ -159,20 +157,7 @@ class Mine(REINFORCE):
     def learner_class(self):
         return Learner
 """
-SMALL: Mapping[str, Any] = {
-    "env": "user_code:Env",
-    "inference": "serial",
-    "use_rnn": False,
-    "encoder_mlp_layers": (16,),
-    "rollout": 8,
-    "batch_size": 64,
-    "num_envs_per_worker": 8,
-    "num_workers": 1,
-    "tensorboard": False,
-    "plot": False,
-    "seed": 1,
-    "train_for_env_steps": 200,
-}
+FLAGS = {**SMALL, "env": "user_code:Env", "plot": False, "train_for_env_steps": 200}
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +183,7 @@ HELPER = line_of("return {}[what]")
 
 
 def refused(**flags: object) -> AppoError:
-    with pytest.raises(AppoError) as caught, Training({**SMALL, **flags}, train_dir="runs") as run:
+    with pytest.raises(AppoError) as caught, Training({**FLAGS, **flags}, train_dir="runs") as run:
         list(run)
     return caught.value
 
@@ -265,7 +250,7 @@ def test_a_mistake_in_a_flag_has_no_traceback() -> None:
 def test_what_does_not_end_a_run_is_shown_all_the_same(
     user_code: Path, caplog: pytest.LogCaptureFixture, flags: dict[str, object], said: str, trace: str
 ) -> None:
-    with caplog.at_level(logging.WARNING), Training({**SMALL, **flags}, train_dir="runs") as run:
+    with caplog.at_level(logging.WARNING), Training({**FLAGS, **flags}, train_dir="runs") as run:
         list(run)
     assert run.result.exit_code == 0
     assert said in caplog.text
@@ -275,7 +260,7 @@ def test_what_does_not_end_a_run_is_shown_all_the_same(
 
 def test_an_environment_that_raises_when_it_is_closed(user_code: Path) -> None:
     with pytest.warns(UserWarning, match="raised KeyError in close") as caught:  # noqa: SIM117
-        with Training(SMALL, env_kwargs={"fault": "close"}, train_dir="runs") as run:
+        with Training(FLAGS, env_kwargs={"fault": "close"}, train_dir="runs") as run:
             list(run)
     assert f'  File "{user_code}", line {HELPER}, in helper' in str(caught[0].message)
 
@@ -303,7 +288,7 @@ def test_a_reset_without_a_seed_is_explained() -> None:
         " with `super().reset(seed=seed)`, as gymnasium's environments do"
     )
     assert error.exit_code == 3
-    with Training(SMALL, env="user_code:WithoutOptions", train_dir="runs") as run:
+    with Training(FLAGS, env="user_code:WithoutOptions", train_dir="runs") as run:
         list(run)
 
 
@@ -312,7 +297,7 @@ def test_a_reset_without_a_seed_is_explained() -> None:
 
 def started(folder: Path, *words: str) -> str:
     """Standard error of a run that does not begin."""
-    flags = {**SMALL, "encoder_mlp_layers": 16, "inference": "local", "train_for_env_steps": 10**6}
+    flags = {**FLAGS, "encoder_mlp_layers": 16, "inference": "local", "train_for_env_steps": 10**6}
     given = [f"--{name}={value}" for name, value in flags.items()]
     done = completed(folder, [sys.executable, ROOT / "train_appo.py", *given, *words])
     assert done.returncode in (1, 2, 3), done.stderr
@@ -367,7 +352,7 @@ def test_a_program_sees_the_traceback_of_a_process_of_ours(user_code: Path) -> N
 def test_main_shows_what_code_in_actors_has_raised(
     user_code: Path, caplog: pytest.LogCaptureFixture, flags: dict[str, object], said: str
 ) -> None:
-    many = {**SMALL, "inference": "local", "num_workers": 2, "train_for_env_steps": 20_000}
+    many = {**FLAGS, "inference": "local", "num_workers": 2, "train_for_env_steps": 20_000}
     with caplog.at_level(logging.WARNING), Training({**many, **flags}, train_dir="runs") as run:
         list(run)
     shown = [record.getMessage() for record in caplog.records if said in record.getMessage()]

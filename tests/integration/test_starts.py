@@ -15,32 +15,19 @@ import pytest
 from algorithms import Training, train
 from algorithms.run import main
 from algorithms.run.folder import lock_run_folder
-from tests.integration.runs import ROOT, run_command
+from tests.integration.runs import ROOT, SMALL, run_command
 from utils.errors import AppoError, DirectoryInUse, ResourceError
 from utils.lock import RunLock
 
 pytestmark = pytest.mark.slow  # processes, seconds each
 
 HOSTILE = "tests.chaos.hostile_env:Hostile"
-SMALL: Mapping[str, Any] = {
-    "env": "toy/Counter-v0",
-    "inference": "serial",
-    "use_rnn": False,
-    "encoder_mlp_layers": (16,),
-    "rollout": 8,
-    "batch_size": 64,
-    "num_envs_per_worker": 8,
-    "num_workers": 1,
-    "tensorboard": False,
-    "plot": False,
-    "seed": 1,
-    "train_for_env_steps": 200,
-}
+FLAGS = {**SMALL, "plot": False, "train_for_env_steps": 200}
 
 
 def test_unnamed_runs_whose_names_were_chosen_at_the_same_moment_have_folders_of_their_own(tmp_path: Path) -> None:
     """Both chose the first free number; who comes second takes the next one, and trains."""
-    first, second = (Training(SMALL, train_dir=tmp_path) for _ in range(2))
+    first, second = (Training(FLAGS, train_dir=tmp_path) for _ in range(2))
     assert first.directory == second.directory == tmp_path / "Counter-v0_1"
     for run in (first, second):
         with run:
@@ -53,7 +40,7 @@ def test_unnamed_runs_whose_names_were_chosen_at_the_same_moment_have_folders_of
 
 def test_a_run_that_was_named_is_that_run_and_no_other(tmp_path: Path) -> None:
     for _ in range(2):
-        with Training(SMALL, train_dir=tmp_path, experiment="Counter-v0_1") as run:
+        with Training(FLAGS, train_dir=tmp_path, experiment="Counter-v0_1") as run:
             list(run)
     assert [path.name for path in tmp_path.iterdir()] == ["Counter-v0_1"]
 
@@ -79,7 +66,7 @@ def test_folders_of_unnamed_runs_are_made_by_one_start_each(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_commands_started_at_the_same_moment(tmp_path: Path) -> None:
-    flags = [f"--{name}={value}" for name, value in SMALL.items() if name != "encoder_mlp_layers"]
+    flags = [f"--{name}={value}" for name, value in FLAGS.items() if name != "encoder_mlp_layers"]
     command = [sys.executable, str(ROOT / "train_appo.py"), f"--train_dir={tmp_path}", *flags]
     started = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(4)]
     assert [(one.communicate()[1], one.returncode) for one in started] == [(b"", 0)] * 4
@@ -111,9 +98,9 @@ def test_a_start_that_is_refused_leaves_no_folder(tmp_path: Path, reason: str, n
     flags, said = REFUSED[reason]
     other = flags.get("init_from")
     if other:
-        train({**SMALL, "encoder_mlp_layers": (8,)}, train_dir=tmp_path / "runs", experiment=other)
+        train({**FLAGS, "encoder_mlp_layers": (8,)}, train_dir=tmp_path / "runs", experiment=other)
     name = {"experiment": "mine"} if named else {}
-    with pytest.raises(AppoError, match=said), Training({**SMALL, **flags}, train_dir=tmp_path / "runs", **name) as run:
+    with pytest.raises(AppoError, match=said), Training({**FLAGS, **flags}, train_dir=tmp_path / "runs", **name) as run:
         list(run)
     assert [path.name for path in tmp_path.glob("runs/*")] == ([other] if other else [])
     assert (tmp_path / "runs").exists() == bool(other)
@@ -123,7 +110,7 @@ def test_a_start_that_is_refused_leaves_no_folder(tmp_path: Path, reason: str, n
 def test_nor_does_one_that_a_probe_refuses(tmp_path: Path, placement: str) -> None:
     """What the environment printed to its log is said, as the log goes with the folder."""
     flags = {"inference": placement, "env_kwargs": '{"fault": "raise", "where": "init"}'}
-    refused = run_command(tmp_path / "runs" / "a", **{**SMALL, "encoder_mlp_layers": 16, **flags, "env": HOSTILE})
+    refused = run_command(tmp_path / "runs" / "a", **{**FLAGS, "encoder_mlp_layers": 16, **flags, "env": HOSTILE})
     assert refused.returncode == 3
     assert refused.stderr.startswith(f"error: {HOSTILE} raised HostileError: out of cheese\n")
     assert list(tmp_path.iterdir()) == []
@@ -134,10 +121,10 @@ def test_nor_does_one_that_a_probe_refuses(tmp_path: Path, placement: str) -> No
 def test_the_run_that_was_to_be_replaced_is_there_after_a_refusal(
     tmp_path: Path, behavior: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Training(SMALL, train_dir=tmp_path, experiment="a") as run:
+    with Training(FLAGS, train_dir=tmp_path, experiment="a") as run:
         list(run)
     before = {path.name: path.stat().st_ino for path in (tmp_path / "a").iterdir()}
-    flags: dict[str, Any] = {**SMALL, "restart_behavior": behavior}
+    flags: dict[str, Any] = {**FLAGS, "restart_behavior": behavior}
     if when == "by the probe":
         flags |= {"env": HOSTILE, "env_kwargs": {"fault": "raise", "where": "init"}}
     else:
@@ -149,9 +136,9 @@ def test_the_run_that_was_to_be_replaced_is_there_after_a_refusal(
 
 
 def test_a_run_that_goes_on_is_there_after_a_refusal(tmp_path: Path) -> None:
-    with Training(SMALL, train_dir=tmp_path, experiment="a") as run:
+    with Training(FLAGS, train_dir=tmp_path, experiment="a") as run:
         list(run)
-    more = {**SMALL, "train_for_env_steps": 400, "encoder_mlp_layers": (8,)}
+    more = {**FLAGS, "train_for_env_steps": 400, "encoder_mlp_layers": (8,)}
     with pytest.raises(AppoError), Training(more, train_dir=tmp_path, experiment="a") as run:
         list(run)
     assert (tmp_path / "a" / "checkpoint_p0").is_dir()
@@ -161,13 +148,13 @@ def test_a_run_that_goes_on_is_there_after_a_refusal(tmp_path: Path) -> None:
 def test_what_led_an_environment_to_fail_is_kept(tmp_path: Path) -> None:
     """The probe has played it; in the actor it fails, and `appo replay` can repeat that."""
     kwargs = f'{{"fault": "raise", "where": "reset", "process": "actor_0", "at": -1, "stamp": "{tmp_path}/stamp"}}'
-    flags = {**SMALL, "env": HOSTILE, "env_kwargs": kwargs, "inference": "local", "encoder_mlp_layers": 16}
+    flags = {**FLAGS, "env": HOSTILE, "env_kwargs": kwargs, "inference": "local", "encoder_mlp_layers": 16}
     assert run_command(tmp_path / "a", **flags).returncode == 3
     assert list((tmp_path / "a" / "incidents").glob("*.json"))
 
 
 def test_one_that_is_interrupted_before_it_begins_leaves_none(tmp_path: Path) -> None:
-    with Training(SMALL, train_dir=tmp_path / "runs") as run:
+    with Training(FLAGS, train_dir=tmp_path / "runs") as run:
         assert run.directory.is_dir()
     assert run.result.exit_code == 128 + signal.SIGINT
     assert list(tmp_path.iterdir()) == []

@@ -17,23 +17,12 @@ import pytest
 import torch
 
 from algorithms import Report, Result, Training, load_policy, train
+from tests.integration.runs import SMALL
 from utils import checkpoint_files
 from utils.errors import UsageError
 from utils.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
-SMALL: dict[str, Any] = {
-    "env": "toy/Counter-v0",
-    "inference": "serial",
-    "use_rnn": False,
-    "encoder_mlp_layers": (16,),
-    "rollout": 8,
-    "batch_size": 64,
-    "num_envs_per_worker": 8,
-    "num_workers": 1,
-    "tensorboard": False,
-    "seed": 1,
-}
 
 
 @pytest.fixture(autouse=True)
