@@ -46,7 +46,7 @@ from algorithms.runtime.messages import Address
 from algorithms.runtime.monitor.overview import Status
 from algorithms.runtime.monitor.performance import Machine
 from algorithms.runtime.monitor.upkeep import Upkeep
-from algorithms.runtime.processes import fork_server, inquiry
+from algorithms.runtime.processes import fork_server, inquiry, prctl
 from algorithms.runtime.processes.channels import Links
 from algorithms.runtime.processes.crash_recorder import CrashRecorder
 from algorithms.runtime.processes.janitor import Janitor
@@ -173,7 +173,9 @@ class Run:
         if reason := self.finished_before():
             log.info("finished before: %s; a larger budget goes on, results are in %s", reason, self.directory)
             return 0
-        self.janitor.owns_main = self.sampling.placement == "serial"  # environments live here then
+        # All that this process starts is the run's; an orphan of one that tried the environment comes back to it.
+        self.janitor.owns_main = True
+        prctl.adopt_orphans()
         try:
             reason = run_to_end(self.turns())
         except Interrupted as interruption:

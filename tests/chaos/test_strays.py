@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from algorithms.runtime.processes.strays import SWEEP_AGE_SECONDS
 from tests import shared_memory
 from tests.chaos.runs import TrainingRun, kill, processes_of
 
@@ -45,17 +46,30 @@ def start(folder: Path, kind: str, *flags: str) -> TrainingRun:
     return TrainingRun(folder, *FLAGS, *flags, "--env_kwargs", f"kind={kind}", f"folder={folder}", env=STRAY)
 
 
-def settled(run: TrainingRun, folder: Path, count: int = 4) -> set[int]:
+def settled(run: TrainingRun, folder: Path, count: int = 4, *, may_stay: bool = False) -> set[int]:
     """The strays of a run that trains: one of each environment. None of them ends of itself, or hears a signal."""
     run.wait_for_env_steps()
     run.wait_until(lambda: len(strays(folder)) >= count, "strays")
-    time.sleep(0.6)  # two looks of the janitor
+    if "janitor" in run.roles().values():
+        wait_for_looks(run)
     for pid in strays(folder):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(pid, number)
-    # Those of the process that tries the environment first go with it.
+    if may_stay:  # then that of the process that tries the environment first may live until the run ends
+        return {pid for pid in strays(folder) if (folder / f"owner-{pid}").read_text().startswith("actor_")}
     run.wait_until(lambda: len(strays(folder)) == count, "as many strays as environments", GONE_SECONDS)
     return strays(folder)
+
+
+def wait_for_looks(run: TrainingRun, looks: int = 3) -> None:
+    """Wait until the janitor has gone to sleep so many times: it does after each look at processes and names."""
+
+    def sleeps() -> int:
+        text = Path(f"/proc/{run.pid_of('janitor')}/status").read_text()
+        return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+    before = sleeps()
+    run.wait_until(lambda: sleeps() >= before + looks, "look of the janitor")
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +81,8 @@ def _none_stays(tmp_path: Path) -> object:
 
 @pytest.mark.parametrize("kind", ["session", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_none_outlives_the_normal_end_of_a_run(tmp_path: Path, kind: str) -> None:
-    with start(tmp_path, kind, "--train_for_seconds=3") as run:
-        settled(run, tmp_path)
+    with start(tmp_path, kind, "--train_for_seconds=10") as run:
+        settled(run, tmp_path, may_stay=kind in NOBODYS)
         assert run.wait().exit_code == 0
         assert strays(tmp_path) == set()
 
@@ -83,7 +97,7 @@ def test_none_outlives_the_normal_end_of_a_run(tmp_path: Path, kind: str) -> Non
 )
 def test_none_outlives_main(tmp_path: Path, kind: str) -> None:
     with start(tmp_path, kind) as run:
-        settled(run, tmp_path)
+        settled(run, tmp_path, may_stay=kind in NOBODYS)
         kill(run.process.pid)
         seconds = wait_until(lambda: not strays(tmp_path), "strays")
         run.seconds_until_gone(GONE_SECONDS)
@@ -94,14 +108,15 @@ def test_none_outlives_main(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_none_outlives_its_actor_and_those_of_another_stay(tmp_path: Path, kind: str) -> None:
     with start(tmp_path, kind, "--num_workers=2", "--num_envs_per_worker=1") as run:
-        before = settled(run, tmp_path, 2)
+        before = settled(run, tmp_path, 2, may_stay=kind in NOBODYS)
         of_actor = {pid for pid in before if (tmp_path / f"owner-{pid}").read_text() == "actor_0"}
         assert len(of_actor) == 1
+        known = strays(tmp_path)
         kill(min(pid for pid, name in run.roles().items() if name == "actor_0"))  # what it has forked has its log, too
         if kind not in NOBODYS:  # those go with the run
             wait_until(lambda: not of_actor & strays(tmp_path), "stray of the actor")
-        run.wait_until(lambda: len(strays(tmp_path) - before) == 1, "one of the next life")
-        time.sleep(0.6)
+        run.wait_until(lambda: len(strays(tmp_path) - known) == 1, "one of the next life")
+        wait_for_looks(run)
         assert before - of_actor <= strays(tmp_path)
         run.interrupt()
         assert run.wait().exit_code == 130
@@ -116,7 +131,7 @@ def test_none_is_left_when_main_is_killed_after_another_process(tmp_path: Path, 
         settled(run, tmp_path)
         kill(min(pid for pid, name in run.roles().items() if name == role))
         run.wait_until(lambda: len(run.roles()) > 8 and role in run.roles().values(), "another one")
-        time.sleep(0.6)
+        wait_for_looks(run)
         kill(run.process.pid)
         wait_until(lambda: not strays(tmp_path), "strays")
         run.seconds_until_gone(GONE_SECONDS)
@@ -126,8 +141,8 @@ def test_none_is_left_when_main_is_killed_after_another_process(tmp_path: Path, 
 @pytest.mark.parametrize("kind", ["session", "twice", "script"])
 @pytest.mark.parametrize("how", ["end", "kill"])
 def test_none_outlives_a_run_in_one_process(tmp_path: Path, kind: str, how: str) -> None:
-    with start(tmp_path, kind, "--inference=serial", "--train_for_seconds=3") as run:
-        settled(run, tmp_path)
+    with start(tmp_path, kind, "--inference=serial", "--train_for_seconds=10") as run:
+        settled(run, tmp_path, may_stay=True)  # main tries the environment itself
         if how == "kill":
             kill(run.process.pid)
         else:
@@ -149,7 +164,7 @@ def test_an_actor_and_its_games_that_are_killed_at_once_leave_no_name(tmp_path: 
     names = shared_memory.names()
     with TrainingRun(tmp_path, "--inference=central", "--hidden_size=16", env="VizdoomBasic-v1") as run:
         run.wait_for_env_steps()
-        time.sleep(0.6)
+        wait_for_looks(run)
         left = shared_memory.names() - names
         assert len(left) >= 12
         found = games(run, "actor_0")
@@ -176,7 +191,7 @@ def test_games_that_are_killed_with_everything_leave_no_name(tmp_path: Path, spa
     flags = ("--inference=central", "--hidden_size=16", "--save_every_sec=1")
     with TrainingRun(tmp_path, *flags, env="VizdoomBasic-v1") as run:
         run.wait_for_env_steps()
-        time.sleep(0.6)
+        wait_for_looks(run)
         for pid, role in reversed(run.roles().items()):
             if role != spared:
                 kill(pid)
@@ -186,8 +201,11 @@ def test_games_that_are_killed_with_everything_leave_no_name(tmp_path: Path, spa
             assert run.wait().exit_code == 130
         run.seconds_until_gone(GONE_SECONDS)
     if spared == "nobody":
-        assert len(shared_memory.names() - names) == 12
-        time.sleep(11.0)  # who has just made a name may not have mapped it yet
+        left = shared_memory.names() - names
+        assert len(left) == 12
+        made = max(Path("/dev/shm", name).stat().st_ctime for name in left)
+        # A game that has just made a name may not have mapped it yet: younger ones stay.
+        wait_until(lambda: time.time() > made + SWEEP_AGE_SECONDS, "age", 2 * SWEEP_AGE_SECONDS)
         with TrainingRun(tmp_path, "--inference=local", "--train_for_seconds=3", "--experiment=other") as other:
             assert other.wait().exit_code == 0
     shared_memory.assert_none_abandoned(names, 30.0)
