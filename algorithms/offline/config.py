@@ -94,7 +94,8 @@ def mix_of(words: Sequence[str]) -> Mix:
         if SAMPLER in names:
             raise UsageError("--input: say what share of a batch comes from where, as in sampler:0.5,DATASET:0.5")
         return Mix(0.0, ((tuple(names), 1.0),))
-    if min(shares) <= 0 or abs(sum(shares) - 1.0) > 1e-6 or len(set(names)) < len(names):
+    are_shares = min(shares) > 0 and abs(sum(shares) - 1.0) <= 1e-6  # no comparison with nan is true
+    if not are_shares or len(set(names)) < len(names):
         raise UsageError(f"--input: the shares of all sources must be above 0 and add up to 1, not to {sum(shares):g}")
     found = dict(zip(names, shares, strict=True))
     return Mix(found.pop(SAMPLER, 0.0), tuple(((name,), share) for name, share in found.items()))

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from algorithms.appo.config import LearningConfig
 from algorithms.models.config import ModelConfig
-from algorithms.offline.config import RunOutputConfig
+from algorithms.offline.config import InputConfig, RunOutputConfig
 from algorithms.population.config import (
     PopulationConfig,
     check_population,
@@ -303,6 +303,7 @@ def check(config: Config) -> None:
     _check_whole_episodes(config)
     _check_whole_rollouts(config)
     _check_apart(config)
+    _check_datasets(config)
     _check_without_actors(config)
     if config.run.init_whole and (config.sampling.num_policies > 1 or config.population.self_play):
         flag = "--self_play" if config.population.self_play else f"--num_policies={config.sampling.num_policies}"
@@ -427,14 +428,19 @@ def _check_apart(config: Config) -> None:
             raise UsageError(f"{flag}: {plural} in processes of their own are for one policy")
 
 
+def _check_datasets(config: Config) -> None:
+    """Refuse bins where a dataset is read, alone or beside actors: no number of its actions is the choice of a bin."""
+    learning = [replace(config.learning, **values) for values in config.per_policy]
+    if config.env.continuous_as_bins and any(isinstance(one, InputConfig) and one.mix.datasets for one in learning):
+        raise UsageError(
+            f"--continuous_as_bins={config.env.continuous_as_bins} does not go with --input: datasets have numbers"
+        )
+
+
 def _check_without_actors(config: Config) -> None:
     """Refuse what needs an environment that is played, of an algorithm for which none is."""
     if config.algorithm.needs_actors:
         return
-    if bins := config.env.continuous_as_bins:
-        raise UsageError(
-            f"--continuous_as_bins={bins}: --algo={config.run.algo} learns numbers, as its datasets have them"
-        )
     asked = {
         "output": bool(config.output.output),
         "train_until_return": config.run.train_until_return is not None,

@@ -52,6 +52,10 @@ def test_words_say_where_steps_come_from(words: Sequence[str], mix: Mix | None) 
         (("sampler:0.5", "a:0.6"), "must be above 0 and add up to 1, not to 1.1"),
         (("sampler:1.5", "a:-0.5"), "must be above 0 and add up to 1"),
         (("a:0.5", "a:0.5"), "must be above 0 and add up to 1"),
+        (("sampler:nan", "a:0.5"), "must be above 0 and add up to 1, not to nan"),
+        (("sampler:0.5", "a:nan"), "must be above 0 and add up to 1, not to nan"),
+        (("pkg:nan",), "must be above 0 and add up to 1, not to nan"),
+        (("pkg:inf",), "must be above 0 and add up to 1, not to inf"),
     ],
 )
 def test_shares_that_are_none_are_refused(words: Sequence[str], error: str) -> None:

@@ -81,12 +81,19 @@ def test_bins_are_those_of_the_run_and_of_the_weights() -> None:
         (("--continuous_as_bins=1",), "--continuous_as_bins must be at least 2, got 1"),
         (("--continuous_as_bins=5", "--action_distribution=tanh_gaussian"), "without --action_distribution=tanh_ga"),
         (("--continuous_as_bins=5", "--clip_actions=False"), "without --clip_actions=False"),
-        (("--continuous_as_bins=5", "--algo=BC", "--input=a"), "--continuous_as_bins=5: --algo=BC learns numbers"),
+        (("--continuous_as_bins=5", "--algo=BC", "--input=a"), "=5 does not go with --input: datasets have numbers"),
+        (("--continuous_as_bins=5", "--algo=APEX", "--input=a"), "=5 does not go with --input: datasets have numbers"),
+        (("--continuous_as_bins=5", "--algo=APEX", "--input=sampler:0.9,a:0.1"), "=5 does not go with --input"),
+        (("--continuous_as_bins=5", "--input=sampler:0.9,a:0.1"), "=5 does not go with --input"),
     ],
 )
 def test_bins_that_cannot_be_are_refused(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         bins(*words)
+
+
+def test_bins_go_with_input_that_is_the_sampler_alone() -> None:
+    assert bins("--continuous_as_bins=5", "--input=sampler") == 5
 
 
 def test_squashing_needs_the_map_to_the_bounds() -> None:
