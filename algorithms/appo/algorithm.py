@@ -67,13 +67,13 @@ class APPO(ActorCriticAlgorithm):
             return source
         if context.buffered:
             raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
-        from algorithms.offline.columns import columns_of, with_final_values
+        from algorithms.offline.columns import columns_of, without_values
         from algorithms.offline.mix import MixedBatches, reader_of
         from algorithms.runtime.memory.slots import LearnerLedger
 
         flags, (segments, _, state_size) = context.flags, trajectories.rnn_state.shape[1:]
-        gather = with_final_values(columns_of(flags.rollout, segments, state_size))
-        recorded = [name for name in trajectories.recorded if name != "final_value"]
+        gather = without_values(columns_of(flags.rollout, segments, state_size))
+        recorded = [name for name in trajectories.recorded if name not in ("value", "final_value")]
         read = reader_of(flags, context.spec, flags.rollout, gather, recorded)
         ledger, columns = LearnerLedger(trajectories, context.policy), flags.macro_batch_columns
         return MixedBatches(source, read, 1.0 - mix.sampler, columns, 1, ledger)

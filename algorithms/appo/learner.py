@@ -16,7 +16,7 @@ from algorithms.ops import losses
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.returns import Returns, gae, vtrace
 from algorithms.parts.learner import ActorCriticLearner
-from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.learning.batches import IS_READ, Batch
 from envs.spec import EnvSpec
 
 NAMES = tuple(METRICS)
@@ -139,6 +139,8 @@ class Learner(ActorCriticLearner):
         mean_and_std = whole.advantage if whole else losses.masked_mean_and_std(target.advantage, valid)
         advantage = losses.normalize_advantage(target.advantage, valid, mean_and_std)
         behavior_value = model.normalize_value(torch.where(valid, batch.recorded["value"], 0.0))
+        if IS_READ in batch.recorded:  # the value of another run's critic is nothing to stay near to
+            behavior_value = torch.where(batch.recorded[IS_READ], value[:-1].detach(), behavior_value)
         goal = model.normalize_value(target.target)
         means = losses.masked_means(
             (

@@ -20,7 +20,7 @@ from algorithms.models.actor_critic import TowerActorCritic
 from algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
 from algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
 from algorithms.ops.numpy_twins import PolicyTerms, Steps, gae, is_supported, vtrace
-from algorithms.runtime.learning.batches import Batch
+from algorithms.runtime.learning.batches import IS_READ, Batch
 
 if TYPE_CHECKING:
     from algorithms.appo.learner import Learner
@@ -142,6 +142,8 @@ class NumpyUpdate:
         if limit <= 0:
             return _Term(squared, 2.0 * error)
         move = value - (np.where(batch.valid.numpy(), batch.recorded["value"].numpy(), ZERO) - mean) / std
+        if IS_READ in batch.recorded:
+            move = np.where(batch.recorded[IS_READ].numpy(), ZERO, move)
         beyond = np.clip(move, -limit, limit) - move
         moved = np.square(error + beyond)
         return _Term(np.maximum(squared, moved), np.where((beyond == 0.0) | (squared >= moved), 2.0 * error, ZERO))

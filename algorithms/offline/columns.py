@@ -163,11 +163,16 @@ def columns_of(rollout: int, segments: int, state_size: int) -> Gather:
     return gather
 
 
-def with_final_values(gather: Gather) -> Gather:
-    """Return what gathers the same columns, without values of final observations: those are in the columns."""
+def without_values(gather: Gather) -> Gather:
+    """Return what gathers the same columns as if values were recorded: 0 for steps, whatever a dataset has.
+
+    There are none of final observations: those are in the columns.
+    """
 
     def gathered(stream: Stream, units: Array) -> dict[str, Array]:
-        return gather(stream, units) | {"recorded.final_value": np.zeros((0, len(units)), np.float32)}
+        columns = gather(stream, units)
+        none, unknown = np.zeros((0, len(units)), np.float32), np.zeros(columns["valid"].shape, np.float32)
+        return columns | {"recorded.final_value": none, "recorded.value": unknown}
 
     return gathered
 

@@ -1,6 +1,7 @@
 """Batches of which a share comes from datasets: of several, or of datasets and of what actors play."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from algorithms.offline.columns import Gather, ShuffledReader
 from algorithms.offline.config import InputConfig
 from algorithms.offline.episodes import form_of
 from algorithms.offline.reader import Dataset, open_dataset
-from algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
+from algorithms.runtime.learning.batches import IS_READ, Batch, BatchCounts, BatchSource, Entered, Feedback
 from algorithms.runtime.memory.slots import LearnerLedger
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
 from envs.spec import EnvSpec
@@ -84,10 +85,14 @@ def joined(batches: Sequence[Batch]) -> Batch:
     return Batch.of({name: torch.cat([one[name] for one in named], dim=1) for name in named[0]})
 
 
+def _marked(batch: Batch, *, is_read: bool) -> Batch:
+    return replace(batch, recorded={**batch.recorded, IS_READ: torch.full_like(batch.valid, is_read)})
+
+
 class MixedBatches:
     """Gives the batches of a source, each with columns from datasets behind its own; a `BatchSource`.
 
-    Steps of datasets are used, and are no samples: the budget counts what is played. What is read next follows from the
+    Steps of datasets are marked (`IS_READ`). They are used, and are no samples: the budget counts what is played. What is read next follows from the
     number of steps used so far, which outlives the learner.
 
     Args:
@@ -140,7 +145,7 @@ class MixedBatches:
         self._own = own.valid.shape[1]
         steps = int(read.valid.sum())
         self._steps, self._read_steps = self._steps + int(own.valid.sum()) + steps, self._read_steps + steps
-        return joined([own, read])
+        return joined([_marked(own, is_read=False), _marked(read, is_read=True)])
 
     def entered(self) -> Entered:
         """Return the steps of the source that have entered training since the last call."""

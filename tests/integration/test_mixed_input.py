@@ -49,9 +49,10 @@ def train(directory: Path, **flags: object) -> Run:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset that a run has written."""
+    """A dataset that a run has written, with no column that is not needed."""
     folder = tmp_path_factory.mktemp("played")
     flags = SMALL | OF_ALGORITHM["APPO"] | {"output": folder / "set", "train_for_env_steps": 2_000}
+    flags |= {"output_columns": "logits,log_prob"}
     train(folder / "run", **flags)
     return folder / "set"
 

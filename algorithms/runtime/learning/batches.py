@@ -91,6 +91,9 @@ def named_fields(source: Batch | Trajectories) -> dict[str, Any]:
     return named
 
 
+IS_READ = "is_read"
+"""Among what is recorded of a batch, [T, B] bool: steps of datasets. Only batches that mix them with others have it."""
+
 Feedback = Mapping[str, Any]
 """What a learner tells the source of a batch after a step, such as priorities."""
 

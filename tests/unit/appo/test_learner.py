@@ -532,6 +532,21 @@ def test_the_value_clip_compares_in_units_of_now() -> None:
     assert torch.equal(gradient_and_metrics(learner, batch)[0], gradient_and_metrics(free, batch)[0])
 
 
+def test_values_of_read_steps_are_not_held_near_those_that_were_recorded() -> None:
+    """As if the limit were none; for steps that were played it is what it was."""
+    wild = [learner_of(**FROZEN, ppo_clip_value=limit) for limit in (0.1, 0.1, 0.0, 0.1)]
+    batch = on_policy(wild[0])
+    batch.recorded["value"] += 5.0
+    read = replace(batch, recorded=batch.recorded | {"is_read": torch.ones_like(batch.valid)})
+    played = replace(batch, recorded=batch.recorded | {"is_read": torch.zeros_like(batch.valid)})
+    held, free = gradient_and_metrics(wild[0], batch), gradient_and_metrics(wild[2], batch)
+    assert held[1]["value_loss"] > 2 * free[1]["value_loss"]
+    found = gradient_and_metrics(wild[1], read)
+    assert found[1]["value_loss"] == pytest.approx(free[1]["value_loss"], rel=1e-6)
+    assert torch.allclose(found[0], free[0], rtol=1e-5, atol=1e-7)
+    assert torch.equal(gradient_and_metrics(wild[3], played)[0], held[0])
+
+
 @pytest.mark.parametrize("spec", [SPEC, SAME_STEP])
 def test_returns_are_those_of_the_chosen_estimator(spec: EnvSpec) -> None:
     flags = {"gamma": 0.9, "gae_lambda": 0.7, "vtrace_lambda": 0.8, "vtrace_rho": 1.2, "vtrace_c": 0.9}

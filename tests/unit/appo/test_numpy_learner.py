@@ -78,6 +78,16 @@ def test_every_objective_gets_the_gradient_of_torch(case: str, spec: EnvSpec) ->
     assert_same_step(expected, found, batch_of(expected.model, spec, noise=0.5, seed=1))
 
 
+@pytest.mark.parametrize("case", ["as it is", "tight clips"])
+def test_steps_of_datasets_get_the_gradient_of_torch(case: str) -> None:
+    expected, found = pair_of(SPEC, {}, OBJECTIVES[case])
+    batch = batch_of(expected.model, noise=0.5, seed=1)
+    read = torch.zeros_like(batch.valid)
+    read[:, 3:] = True
+    batch.recorded["value"][read] = 1e3
+    assert_same_step(expected, found, replace(batch, recorded=batch.recorded | {"is_read": read}))
+
+
 def test_whole_batches_are_learned_alike() -> None:
     flags = {"batch_size": 16, "ppo_epochs": 2, "num_batches_per_iteration": 3}
     expected, found = pair_of(SPEC, {}, flags)

@@ -11,7 +11,7 @@ import torch
 
 from algorithms.apex.config import ApexConfig
 from algorithms.appo.config import LearningConfig
-from algorithms.offline.columns import ShuffledReader, columns_of, transitions_of, with_final_values
+from algorithms.offline.columns import ShuffledReader, columns_of, transitions_of, without_values
 from algorithms.offline.config import CloningConfig, InputConfig, Mix, mix_of
 from algorithms.offline.mix import MixedBatches, joined, reader_of, shares_of
 from algorithms.offline.reader import open_dataset
@@ -115,10 +115,11 @@ def test_datasets_that_do_not_fit_the_environment_are_refused(tmp_path: Path) ->
 def test_a_column_that_is_learned_from_must_be_there(tmp_path: Path) -> None:
     written(tmp_path / "a")
     dataset = open_dataset([str(tmp_path / "a")])
-    reader = ShuffledReader(dataset, 0, 4, with_final_values(columns_of(4, 1, 0)), ("logits", "log_prob"))
+    reader = ShuffledReader(dataset, 0, 4, without_values(columns_of(4, 1, 0)), ("logits", "log_prob"))
     batch = reader.read(0, 3)
     assert batch.recorded["logits"].shape == (4, 3, 3)
     assert batch.recorded["final_value"].shape == (0, 3)
+    assert torch.equal(batch.recorded["value"], torch.zeros(4, 3))
     t = batch.obs["obs"][:-1, :, 1]
     assert torch.equal(batch.recorded["log_prob"][batch.valid], -t[batch.valid])
     assert not batch.recorded["log_prob"][~batch.valid].any()
@@ -222,6 +223,7 @@ def test_a_batch_is_what_was_played_and_what_is_read_behind_it(tmp_path: Path) -
     assert not batch.reward[:, :6].any()
     assert (batch.reward[:, 6:][batch.valid[:, 6:]] >= 1000).all()
     assert (batch.policy_version[:, 6:] == 11).all()
+    assert batch.recorded["is_read"].tolist() == 2 * [6 * [False] + 2 * [True]]
     list(mixed.trained([{"priority": np.arange(16).reshape(2, 8), "flags": 1}]))
     np.testing.assert_array_equal(source.told[0]["priority"], np.arange(16).reshape(2, 8)[:, :6])
     assert source.told[0]["flags"] == 1
