@@ -336,6 +336,14 @@ def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     return picked
 
 
+def scale_rewards(reward: Array, factor: float, limit: float) -> None:
+    """Multiply rewards in place, as `--reward_scale` says, then clip them to a limit, which is none if it is 0."""
+    if factor != 1.0:
+        np.multiply(reward, factor, out=reward)
+    if limit:
+        np.clip(reward, -limit, limit, out=reward)
+
+
 def reported_frames(info: Mapping[str, Any], default: int) -> int:
     """Simulator frames behind a step, where the environment says so."""
     return int(info.get("num_frames", default))

@@ -262,12 +262,13 @@ class OfflineAPEX(APEX):
 
 
 def read_transitions(context: Context, trajectories: Trajectories) -> Callable[[int, int], Batch]:
-    """Return what reads batches of single steps with the rewards of n from datasets."""
-    from algorithms.offline.columns import transitions_of
+    """Return what reads batches of single steps with the rewards of n from datasets, scaled as those of a sampler."""
+    from algorithms.offline.columns import NOTHING, Needs, transitions_of
     from algorithms.offline.mix import reader_of
 
     flags, state_size = context.flags, trajectories.rnn_state.shape[-1]
-    return reader_of(flags, context.spec, 1, transitions_of(flags.n_steps, flags.gamma, state_size))
+    needs = Needs((), context.reward_scale, context.reward_clip) if flags.mix.sampler else NOTHING
+    return reader_of(flags, context.spec, 1, transitions_of(flags.n_steps, flags.gamma, state_size), needs)
 
 
 def _path(context: Context, shard: int | None = None) -> Path | None:

@@ -7,6 +7,7 @@ that died, and a later start, read on where the last one ended.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from algorithms.offline.episodes import Episode
 from algorithms.offline.reader import Dataset
 from algorithms.runtime.learning.batches import Batch
 from algorithms.runtime.memory.arena import Array
+from envs.conversion import scale_rewards
 from envs.spec import BoolArray, EnvSpec, IntArray
 from utils.errors import UsageError
 
@@ -28,6 +30,22 @@ Gather = Callable[[Stream, Array], dict[str, Array]]
 """Returns the arrays of a batch of units, [*, units, *] by name, of a stream and the numbers of the units."""
 
 
+class Needs(NamedTuple):
+    """What learning asks of the episodes of datasets.
+
+    Attributes:
+        recorded: names of infos that every episode must have, and batches get.
+        reward_scale, reward_clip: what is done to rewards, as to those that are played beside them.
+    """
+
+    recorded: tuple[str, ...] = ()
+    reward_scale: float = 1.0
+    reward_clip: float = 0.0
+
+
+NOTHING = Needs()
+
+
 class ShuffledReader:
     """Reads batches of units in an order that the number of the epoch decides.
 
@@ -36,14 +54,14 @@ class ShuffledReader:
         window_steps: steps that are held in memory and shuffled, whole episodes in an order of their own; 0: all.
         unit_rows: rows of a stream that are one unit.
         gather: makes batches of units.
-        recorded: names of infos that every episode must have, and batches get.
+        needs: what every episode must have, and what is done to rewards.
     """
 
     def __init__(
-        self, dataset: Dataset, window_steps: int, unit_rows: int, gather: Gather, recorded: Sequence[str] = ()
+        self, dataset: Dataset, window_steps: int, unit_rows: int, gather: Gather, needs: Needs = NOTHING
     ) -> None:
         self.dataset, self.window_steps, self.unit_rows, self.gather = dataset, window_steps, unit_rows, gather
-        self.recorded = tuple(recorded)
+        self.needs = needs
         self._plan: tuple[int, list[Array]] | None = None
         self._held: tuple[bytes, Stream] | None = None
         self._order: tuple[tuple[int, int], Array, Array] | None = None
@@ -88,7 +106,9 @@ class ShuffledReader:
         if self._held is None or self._held[0] != key:
             self._held = None  # before the next one is read
             content = [self.dataset[index] for index in episodes.tolist()]
-            self._held = key, stream_of(content, self.dataset.spec, self.unit_rows, self.recorded)
+            stream = stream_of(content, self.dataset.spec, self.unit_rows, self.needs.recorded)
+            scale_rewards(stream["reward"], self.needs.reward_scale, self.needs.reward_clip)
+            self._held = key, stream
         return self._held[1]
 
     def _shuffled(self, epoch: int, window: int, stream: Stream) -> tuple[Array, Array]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from algorithms.offline.columns import Gather, ShuffledReader
+from algorithms.offline.columns import NOTHING, Gather, Needs, ShuffledReader
 from algorithms.offline.config import InputConfig
 from algorithms.offline.episodes import form_of
 from algorithms.offline.reader import Dataset, open_dataset
@@ -36,7 +36,7 @@ def datasets_of(flags: InputConfig, spec: EnvSpec) -> list[tuple[Dataset, float]
     return found
 
 
-def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather, recorded: Sequence[str] = ()) -> Read:
+def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather, needs: Needs = NOTHING) -> Read:
     """Return what reads batches of the datasets of `--input`, by their shares.
 
     Args:
@@ -44,10 +44,10 @@ def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather,
         spec: of what is shown and taken.
         unit_rows: of a unit.
         gather: makes batches of units.
-        recorded: names of infos that every episode must have.
+        needs: what every episode must have, and what is done to rewards.
     """
     readers = [
-        (ShuffledReader(dataset, flags.shuffle_buffer_size, unit_rows, gather, recorded), share)
+        (ShuffledReader(dataset, flags.shuffle_buffer_size, unit_rows, gather, needs), share)
         for dataset, share in datasets_of(flags, spec)
     ]
     if len(readers) == 1:
@@ -92,8 +92,8 @@ def _marked(batch: Batch, *, is_read: bool) -> Batch:
 class MixedBatches:
     """Gives the batches of a source, each with columns from datasets behind its own; a `BatchSource`.
 
-    Steps of datasets are marked (`IS_READ`). They are used, and are no samples: the budget counts what is played. What is read next follows from the
-    number of steps used so far, which outlives the learner.
+    Steps of datasets are marked (`IS_READ`). They are used, and are no samples: the budget counts what is played. What is
+    read next follows from the number of steps used so far, which outlives the learner.
 
     Args:
         source: of what is played.

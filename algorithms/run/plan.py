@@ -136,6 +136,8 @@ class RunPlan:
             arena,
             self.model_of(policy).rnn_state_size,
             c.run.run_directory.absolute(),
+            c.env.reward_scale,
+            c.env.reward_clip,
         )
 
     @property

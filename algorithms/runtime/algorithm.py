@@ -49,6 +49,7 @@ class Context:
         arena: the shared memory of the run; None where nothing is made that shares any.
         rnn_state_size: H, of the network, where one has been made before.
         directory: of the run; None where there is none, as in tuning.
+        reward_scale, reward_clip: what actors do to the rewards that are learned from, see `EnvConfig`.
     """
 
     spec: EnvSpec
@@ -64,6 +65,8 @@ class Context:
     arena: Arena | None = None
     rnn_state_size: int = 0
     directory: Path | None = None
+    reward_scale: float = 1.0
+    reward_clip: float = 0.0
 
     def torch_seed(self) -> int:
         """Return a seed for one of torch's generators."""

@@ -28,6 +28,7 @@ from algorithms.runtime.messages import (
     TrajectoryReady,
     Wake,
 )
+from envs.conversion import scale_rewards
 from envs.spec import EpisodeStats, GroupEnv, StepRow
 from utils.failpoints import failpoint
 from utils.timing import ENV, FRAMEWORK, clock
@@ -411,10 +412,7 @@ class EnvGroup:
     def _shape(self, reward: Array, step: int) -> None:
         if self.tap is not None and (self.plan.reward_scale != 1.0 or self.plan.reward_clip):
             self.tap.reward(step, reward)
-        if self.plan.reward_scale != 1.0:
-            np.multiply(reward, self.plan.reward_scale, out=reward)
-        if self.plan.reward_clip:
-            np.clip(reward, -self.plan.reward_clip, self.plan.reward_clip, out=reward)
+        scale_rewards(reward, self.plan.reward_scale, self.plan.reward_clip)
 
     def _carry_on_policies(self, slot: int, step: int) -> None:
         policy, first = self.trajectories.policy_id[slot], self.trajectories.first[slot, step + 1]

@@ -9,15 +9,22 @@ import numpy as np
 import pytest
 import torch
 
+from algorithms.apex.algorithm import read_transitions
 from algorithms.apex.config import ApexConfig
+from algorithms.appo.algorithm import APPO
 from algorithms.appo.config import LearningConfig
-from algorithms.offline.columns import ShuffledReader, columns_of, transitions_of, without_values
+from algorithms.models.config import ModelConfig
+from algorithms.offline.columns import Needs, ShuffledReader, columns_of, transitions_of, without_values
 from algorithms.offline.config import CloningConfig, InputConfig, Mix, mix_of
 from algorithms.offline.mix import MixedBatches, joined, reader_of, shares_of
 from algorithms.offline.reader import open_dataset
+from algorithms.runtime.algorithm import Context
+from algorithms.runtime.config import SamplingConfig
+from algorithms.runtime.devices import Device
 from algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
 from algorithms.runtime.memory.slots import LearnerLedger
 from tests.unit.offline.data import LENGTHS, SPEC, episodes, written
+from tests.unit.runtime.worlds import world_of
 from utils.errors import UsageError
 
 STEPS = sum(LENGTHS)
@@ -115,7 +122,7 @@ def test_datasets_that_do_not_fit_the_environment_are_refused(tmp_path: Path) ->
 def test_a_column_that_is_learned_from_must_be_there(tmp_path: Path) -> None:
     written(tmp_path / "a")
     dataset = open_dataset([str(tmp_path / "a")])
-    reader = ShuffledReader(dataset, 0, 4, without_values(columns_of(4, 1, 0)), ("logits", "log_prob"))
+    reader = ShuffledReader(dataset, 0, 4, without_values(columns_of(4, 1, 0)), Needs(("logits", "log_prob")))
     batch = reader.read(0, 3)
     assert batch.recorded["logits"].shape == (4, 3, 3)
     assert batch.recorded["final_value"].shape == (0, 3)
@@ -124,7 +131,35 @@ def test_a_column_that_is_learned_from_must_be_there(tmp_path: Path) -> None:
     assert torch.equal(batch.recorded["log_prob"][batch.valid], -t[batch.valid])
     assert not batch.recorded["log_prob"][~batch.valid].any()
     with pytest.raises(UsageError, match="an episode lacks the column value"):
-        ShuffledReader(dataset, 0, 4, columns_of(4, 1, 0), ("value",)).read(0, 1)
+        ShuffledReader(dataset, 0, 4, columns_of(4, 1, 0), Needs(("value",))).read(0, 1)
+
+
+@pytest.mark.parametrize("sampler", [True, False])
+def test_rewards_of_single_steps_are_scaled_as_those_of_a_sampler_beside_them(tmp_path: Path, sampler: bool) -> None:
+    """Each before they are summed; without a sampler nothing is done to them."""
+    written(tmp_path / "a", episodes((8,) * 6))
+    words = (f"{tmp_path / 'a'}:0.5", "sampler:0.5") if sampler else (str(tmp_path / "a"),)
+    flags = ApexConfig(input=words, n_steps=2, gamma=1.0)
+    batch = read_transitions(context_of(flags), world_of(SPEC, rows=1, rollout=4).trajectories)(0, 48)
+    number, t = batch.obs["obs"][0].T
+    now, then = 10 * number + t, 10 * number + t + 1
+    if sampler:
+        now, then = (0.5 * now).clip(max=2), (0.5 * then).clip(max=2)
+    torch.testing.assert_close(batch.reward[0], now + (t < 7) * then)
+
+
+def test_rewards_of_columns_are_scaled_as_those_that_are_played_beside_them(tmp_path: Path) -> None:
+    written(tmp_path / "a", episodes((8,) * 6))
+    words = (f"{tmp_path / 'a'}:0.5", "sampler:0.5")
+    flags = LearningConfig(input=words, rollout=4, batch_size=16, recurrence=4)
+    trajectories = world_of(SPEC, rows=1, rollout=4).trajectories
+    mixed = APPO().make_source(context_of(flags), trajectories, SamplingConfig(), cast(Device, None))
+    assert isinstance(mixed, MixedBatches)
+    batch = mixed.read(0, 13)
+    assert int(batch.valid.sum()) > 40
+    number, t = batch.obs["obs"][:-1].unbind(2)
+    expected = (0.5 * (10 * number + t)).clip(max=2)
+    torch.testing.assert_close(batch.reward[batch.valid], expected[batch.valid])
 
 
 @pytest.mark.parametrize("n_steps", [1, 3, 50])
@@ -151,6 +186,10 @@ def test_single_steps_have_the_rewards_of_n(tmp_path: Path, n_steps: int, window
             total = sum(gamma**k * float(one.reward[t + k]) for k in range(m))
             discount = 0.0 if one.terminated and t + m == len(one) else gamma**m
             assert found[number, t] == pytest.approx((t + m, total, discount, 1.0), rel=1e-6)
+
+
+def context_of(flags: Any) -> Context:
+    return Context(SPEC, flags, ModelConfig(), "fp32", "cpu", reward_scale=0.5, reward_clip=2.0)
 
 
 class Played:

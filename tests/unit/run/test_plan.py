@@ -114,6 +114,7 @@ def test_every_policy_has_a_context_of_its_own() -> None:
     contexts = [blueprint.context(policy, "cpu") for policy in range(3)]
     assert [c.flags.gamma for c in contexts] == [blueprint.config.learning.gamma, 0.5, blueprint.config.learning.gamma]
     assert [(c.policy, c.num_policies) for c in contexts] == [(0, 3), (1, 3), (2, 3)]
+    assert {(c.reward_scale, c.reward_clip) for c in contexts} == {(0.5, 2.0)}
 
 
 def test_the_algorithm_is_that_of_the_flags() -> None:
