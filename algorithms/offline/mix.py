@@ -13,7 +13,7 @@ from algorithms.offline.reader import Dataset, open_dataset
 from algorithms.runtime.learning.batches import IS_READ, Batch, BatchCounts, BatchSource, Entered, Feedback
 from algorithms.runtime.memory.slots import LearnerLedger
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
-from envs.spec import EnvSpec
+from envs.spec import Array, EnvSpec
 from utils.errors import UsageError
 
 Read = Callable[[int, int], Batch]
@@ -24,7 +24,7 @@ def datasets_of(flags: InputConfig, spec: EnvSpec) -> list[tuple[Dataset, float]
     """Open the datasets of `--input`, each with its share of all that is read.
 
     Raises:
-        UsageError: one cannot be read, or shows or takes something else than the spec says.
+        UsageError: one cannot be read, or shows or takes something else than the spec says, or skips other frames.
     """
     mix, form = flags.mix, form_of(spec.action)
     found = []
@@ -32,6 +32,9 @@ def datasets_of(flags: InputConfig, spec: EnvSpec) -> list[tuple[Dataset, float]
         dataset = open_dataset(words, flags.postprocess_inputs, form)
         if (dataset.spec.observations, dataset.spec.action) != (spec.observations, spec.action):
             raise UsageError(f"--input: {words[0]} shows or takes something else than the environment")
+        own, its = dataset.spec.frames_per_step, spec.frames_per_step
+        if dataset.says_frames and own != its:
+            raise UsageError(f"--input: a step of {words[0]} is {own} frames and not {its}, as of the environment")
         found.append((dataset, share / (1.0 - mix.sampler)))
     return found
 
@@ -53,16 +56,44 @@ def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather,
     if len(readers) == 1:
         return readers[0][0].read
 
+    turns = turns_of([share for _, share in readers])
+
     def read(samples: int, units: int) -> Batch:
-        counts = shares_of(units, [share for _, share in readers])
+        begin = samples // unit_rows  # in units, as far as these are full of steps
+        before, after = (units_before(turns, number, len(readers)) for number in (begin, begin + units))
         parts = [
-            reader.read(int(samples * share), count)
-            for (reader, share), count in zip(readers, counts, strict=True)
-            if count
+            reader.read(int(before[i]) * unit_rows, int(after[i] - before[i]))
+            for i, (reader, _) in enumerate(readers)
+            if after[i] > before[i]
         ]
         return joined(parts)
 
     return read
+
+
+PERIOD = 10_000
+"""Units after which datasets take turns as before, and of which shares are whole numbers."""
+
+
+def turns_of(shares: Sequence[float]) -> Array:
+    """Return whose turn it is, numbers of datasets for about a `PERIOD`: as evenly spread as their shares allow.
+
+    So shares hold however small batches are, over many of them where there is not a unit for each dataset.
+
+    >>> turns_of([0.5, 0.25, 0.25])[:8].tolist()
+    [0, 1, 2, 0, 0, 1, 2, 0]
+    """
+    counts = [max(1, count) for count in shares_of(PERIOD, shares)]
+    moments = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    turns: Array = np.repeat(np.arange(len(counts)), counts)[np.argsort(moments, kind="stable")]
+    return turns
+
+
+def units_before(turns: Array, number: int, datasets: int) -> Array:
+    """Return how many of the first units each dataset has had, [D]."""
+    periods, within = divmod(number, len(turns))
+    counts: Array = periods * np.bincount(turns, minlength=datasets) + np.bincount(turns[:within], minlength=datasets)
+    return counts
 
 
 def shares_of(units: int, shares: Sequence[float]) -> list[int]:
@@ -140,7 +171,8 @@ class MixedBatches:
         own = self.source.take()
         if own is None or not self._read_columns:
             return own
-        read = self.read(int(self.ledger.noted()["used"] * self.share), self._read_columns * self.units)
+        of_batch = self._read_columns / (self._read_columns + own.valid.shape[1])
+        read = self.read(int(self.ledger.noted()["used"] * of_batch), self._read_columns * self.units)
         read.policy_version.fill_(self._version)  # numbers of another run
         self._own = own.valid.shape[1]
         steps = int(read.valid.sum())

@@ -46,7 +46,7 @@ class Source(Protocol):
         name: for messages.
         spaces: of observations and actions.
         form: in which those who acted have stored actions.
-        frames_per_step: simulator frames behind a step.
+        frames_per_step: simulator frames behind a step; 0: it does not say.
         lengths: steps of every episode.
     """
 
@@ -70,7 +70,8 @@ class Dataset:
         form: in which actions are stored.
 
     Attributes:
-        spec: that follows from the spaces.
+        spec: that follows from the spaces; a step has one simulator frame where none of them says how many.
+        says_frames: whether the first source says how many.
         lengths: [E] steps of every episode.
 
     Raises:
@@ -88,7 +89,7 @@ class Dataset:
         for source, spec in zip(sources, specs, strict=True):
             if spec != specs[0]:
                 raise UsageError(f"--input: {source.name} has other spaces, or another frame skip, than {first.name}")
-        self.spec = specs[0]
+        self.spec, self.says_frames = specs[0], first.frames_per_step > 0
         self.lengths = np.array([length for source in sources for length in source.lengths], np.int64)
         self._begins = np.cumsum([0, *(len(source.lengths) for source in sources)])
         if not self.lengths.sum():
@@ -176,7 +177,7 @@ def _source_in(folder: Path) -> Source:
     with _damage(str(folder / METADATA)):
         spaces = space_from_json(metadata["observation_space"]), space_from_json(metadata["action_space"])
         episodes: Any = metadata["total_episodes"]
-        frames: Any = metadata.get(FRAMES, 1)
+        frames: Any = metadata.get(FRAMES, 0)
         if not all(is_number(one) and one >= 0 and one == int(one) for one in (episodes, frames)):
             raise ValueError("total_episodes must be a whole number")
         described = Described(spaces, _form_in(metadata), int(frames), int(episodes))
@@ -197,7 +198,7 @@ def _form_in(metadata: Mapping[str, Any]) -> ActionForm:
 
 def _spec_of(source: Source, form: ActionForm) -> EnvSpec:
     with _damage(source.name):
-        return spec_of(*source.spaces, frames_per_step=source.frames_per_step, form=form)
+        return spec_of(*source.spaces, frames_per_step=source.frames_per_step or 1, form=form)
 
 
 @contextmanager
@@ -389,7 +390,7 @@ class FunctionSource:
         UsageError: there is no such function, or it raises or returns something else.
     """
 
-    form, frames_per_step = AS_THEY_ARE, 1
+    form, frames_per_step = AS_THEY_ARE, 0
 
     def __init__(self, name: str) -> None:
         function = find_function("input", name)

@@ -1,5 +1,6 @@
 """Mixed input: what --input says, batches of several sources by their shares, single steps with the rewards of n."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from algorithms.appo.config import LearningConfig
 from algorithms.models.config import ModelConfig
 from algorithms.offline.columns import Needs, ShuffledReader, columns_of, transitions_of, without_values
 from algorithms.offline.config import CloningConfig, InputConfig, Mix, mix_of
-from algorithms.offline.mix import MixedBatches, joined, reader_of, shares_of
+from algorithms.offline.mix import MixedBatches, joined, reader_of, shares_of, turns_of, units_before
 from algorithms.offline.reader import open_dataset
 from algorithms.runtime.algorithm import Context
 from algorithms.runtime.config import SamplingConfig
@@ -112,11 +113,50 @@ def test_batches_of_several_datasets_have_their_shares(tmp_path: Path) -> None:
     assert counts.tolist() == [60, 180]
 
 
+def test_many_small_shares_hold_over_batches_that_have_no_unit_for_each(tmp_path: Path) -> None:
+    """Nine of a tenth and two of a twentieth; no step comes twice before all of its dataset have been read."""
+    shares = [0.1] * 9 + [0.05, 0.05]
+    for i in range(len(shares)):
+        written(tmp_path / f"d{i}", [replace(one, reward=one.reward + 1000 * i) for one in episodes((9,) * 4)])
+    flags = InputConfig(input=tuple(f"{tmp_path / f'd{i}'}:{share}" for i, share in enumerate(shares)))
+    read = reader_of(flags, SPEC, 1, columns_of(1, 1, 0))
+    seen = [float(one) for samples in range(0, 360, 2) for one in read(samples, 2).reward[0]]
+    counts = np.bincount([int(one) // 1000 for one in seen], minlength=len(shares))
+    assert counts.tolist() == [36] * 9 + [18, 18]
+    assert len(set(seen)) == len(seen)
+
+
+def test_turns_are_taken_as_often_as_shares_say_in_every_part_of_the_period() -> None:
+    for shares in ([0.5, 0.3, 0.2], [0.97, 0.01, 0.02], [1 / 3] * 3, [1e-7, 1 - 1e-7]):
+        turns = turns_of(shares)
+        for begin, end in ((0, 100), (1234, 2234), (0, len(turns))):
+            counts = np.bincount(turns[begin:end], minlength=len(shares))
+            assert np.abs(counts - (end - begin) * np.array(shares)).max() <= 2
+        assert np.bincount(turns).min() >= 1
+        number = 3 * len(turns) + 17
+        assert units_before(turns, number, len(shares)).sum() == number
+
+
 def test_datasets_that_do_not_fit_the_environment_are_refused(tmp_path: Path) -> None:
     written(tmp_path / "a")
     other = replace(SPEC, action_mask=0, observations={"other": SPEC.observations["obs"]})
     with pytest.raises(UsageError, match="shows or takes something else than the environment"):
         reader_of(InputConfig(input=(f"{tmp_path / 'a'}:0.5", "sampler:0.5")), other, 1, columns_of(1, 1, 0))
+
+
+def test_datasets_of_another_frame_skip_are_refused_if_they_say_so(tmp_path: Path) -> None:
+    written(tmp_path / "a")
+    flags = InputConfig(input=(f"{tmp_path / 'a'}:0.5", "sampler:0.5"))
+    other = replace(SPEC, frames_per_step=2)
+    with pytest.raises(UsageError, match=r"^--input: a step of .*a is 4 frames and not 2, as of the environment$"):
+        reader_of(flags, other, 1, columns_of(1, 1, 0))
+    written(tmp_path / "b")
+    for path in (tmp_path / "b").glob("*/data/metadata.json"):
+        about = json.loads(path.read_text())
+        del about["frames_per_step"]
+        path.write_text(json.dumps(about))
+    silent = InputConfig(input=(f"{tmp_path / 'b'}:0.5", "sampler:0.5"))
+    assert reader_of(silent, other, 1, columns_of(1, 1, 0))(0, 3).reward.shape == (1, 3)
 
 
 def test_a_column_that_is_learned_from_must_be_there(tmp_path: Path) -> None:
@@ -272,6 +312,11 @@ def test_a_batch_is_what_was_played_and_what_is_read_behind_it(tmp_path: Path) -
     assert (mixed.counts(), mixed.entered()) == (source.counts(), Entered(7, 8))
     assert (mixed.staged_samples, mixed.waiting, mixed.hold) == (3, 1, False)
 
+    mixed.resize(3)  # a column is more than a quarter of three: so much more is read
+    ledger.used = 60
+    assert mixed.take() is not None
+    assert asked[-1] == (20, 1)
+    mixed.metrics()
     mixed.resize(1)  # nothing can be read beside a single column
     assert source.columns == 1
     alone = mixed.take()
