@@ -43,6 +43,11 @@ class APPO(ActorCriticAlgorithm):
                 "--exploration_loss=symmetric_kl: the environment has continuous actions, of which none are uniform;"
                 " take entropy"
             )
+        if spec is not None and spec.same_step and flags.mix.datasets:
+            raise UsageError(
+                "--input: this vector environment resets in the step that ends an episode, which no episode of a"
+                " dataset does; take --env_vectorization=python"
+            )
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a family of known environments."""

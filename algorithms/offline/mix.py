@@ -123,8 +123,8 @@ def _marked(batch: Batch, *, is_read: bool) -> Batch:
 class MixedBatches:
     """Gives the batches of a source, each with columns from datasets behind its own; a `BatchSource`.
 
-    Steps of datasets are marked (`IS_READ`). They are used, and are no samples: the budget counts what is played. What is
-    read next follows from the number of steps used so far, which outlives the learner.
+    Steps of datasets are marked (`IS_READ`). They are used, and are no samples: the budget counts what is played. What
+    is read next follows from the number of steps used so far, which outlives the learner.
 
     Args:
         source: of what is played.

@@ -126,6 +126,10 @@ def test_episodes_are_learned_as_a_function_leaves_them(tmp_path: Path, capfd: p
             "--input: APPO learns from what it plays too: mix with sampler, or clone",
         ),
         (("--algo=APPO", f"--input=sampler:0.5,{INPUT}:0.5"), "--env is required with --algo=APPO"),
+        (
+            ("--env=toy/Counter-v0", "--env_kwargs=autoreset_mode=SameStep", f"--input=sampler:0.5,{INPUT}:0.5"),
+            "--input: this vector environment resets in the step that ends an episode",
+        ),
         (("--algo=APEX", f"--input=sampler,{INPUT}"), "--input: say what share of a batch comes from where"),
         (("--algo=APEX", f"--input={INPUT}", "--output=there"), "--output: no environment is played with --algo=APEX"),
     ],
