@@ -31,7 +31,7 @@ Gather = Callable[[Stream, Array], dict[str, Array]]
 
 
 class Needs(NamedTuple):
-    """What learning asks of the episodes of datasets.
+    """Demands of learning on the episodes of datasets.
 
     Attributes:
         recorded: names of infos that every episode must have, and batches get.
