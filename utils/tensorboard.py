@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, SupportsFloat
 
 from utils.failpoints import failpoint
-from utils.run_folder import is_named, new_own, open_own, own_folder, remove_own, replace_own
+from utils.run_folder import is_named, names_in_own, new_own, open_own, own_folder, remove_own, replace_own
 
 # The flags of a run for TensorBoard's table of hyperparameters, as the messages of its plugin.
 
@@ -198,6 +198,7 @@ def contents(file: BinaryIO) -> Iterator[bytes]:
 
 
 _HEAD = struct.Struct("<QI")  # length and its checksum
+_FRAME_BYTES = _HEAD.size + 4
 _LONGEST_RECORD = 64 << 20
 _EVENTS = "events.out.tfevents."
 _EMPTY_BYTES = 64
@@ -252,7 +253,7 @@ class EventWriter:
         """Start the thread.
 
         Args:
-            directory: of the event files; made by the thread.
+            directory: of the event files; made by the thread. Nobody else writes there.
             purge_step: on resume: TensorBoard hides what earlier files hold from this step on.
             capacity: events that may wait.
             most_bytes: that all files may have; when they have more, about half of the events of all but the newest are
@@ -370,13 +371,14 @@ class EventWriter:
     def _thin(self) -> None:
         """Leave out events of all files but the newest while all of them are too large together."""
         with contextlib.suppress(OSError):  # on a full disk they stay as they are
+            self._remove_temporaries()
             before = math.inf
             while 0.75 * self._most_bytes < (now := sum(self._sizes().values())) < 0.9 * before:
                 before = now
                 self._thin_once()
 
     def _thin_once(self) -> None:
-        old = [self._directory / name for name in list(self._sizes())[:-1]]
+        old = [path for name in list(self._sizes())[:-1] if self._is_sound(path := self._directory / name)]
         thinning = Thinning()
         for curve, event, _ in self._events_of(old):
             if curve:
@@ -385,8 +387,32 @@ class EventWriter:
         left = sum([self._rewrite(path, lambda curve, event: thinning.keeps(curve, event.step)) for path in old])
         if left > 0.75 * before:  # curves of a single point
             turn = itertools.count()
-            for name in list(self._sizes())[:-1]:
-                self._rewrite(self._directory / name, lambda curve, event: next(turn) % 2 == 0)
+            for path in old:
+                if os.path.lexists(path):  # one without events is gone
+                    self._rewrite(path, lambda curve, event: next(turn) % 2 == 0)
+
+    def _is_sound(self, path: Path) -> bool:
+        """Whether a file has events and at most a torn one at its end; one that is damaged before is left as it is."""
+        size = 0
+        try:
+            with open_own(path) as file:
+                for content in contents(file):
+                    self._records.Event.FromString(content)
+                    size += _FRAME_BYTES + len(content)
+                file.seek(size)
+                head = file.read(_HEAD.size)
+        except self._records.DecodeError:
+            return False
+        if len(head) < _HEAD.size:
+            return True
+        length, checksum = _HEAD.unpack(head)
+        return bool(length <= _LONGEST_RECORD and checksum == self._records.checksum(head[:8]))
+
+    def _remove_temporaries(self) -> None:
+        """Remove what a process has left that was killed while it rewrote a file."""
+        for name in names_in_own(self._directory):
+            if name.startswith(f".{_EVENTS}"):
+                remove_own(self._directory / name)
 
     def _sizes(self) -> dict[str, int]:
         """Of all event files, the oldest first."""
@@ -450,6 +476,7 @@ class EventWriter:
 
 class _Records(NamedTuple):
     checksum: Callable[[bytes], int]
+    DecodeError: type[Exception]
     Event: Any
     SessionLog: Any
     Summary: Any
@@ -476,7 +503,8 @@ def _tensorboardx() -> _Records:
         if present is None:
             del sys.modules["tensorboardX"]
     messages = Messages(api_pb2, plugin_hparams_pb2, summary_pb2)
-    return _Records(masked_crc32c, Event, SessionLog, summary_pb2.Summary, messages)
+    damaged = importlib.import_module("google.protobuf.message").DecodeError
+    return _Records(masked_crc32c, damaged, Event, SessionLog, summary_pb2.Summary, messages)
 
 
 def _abandon(file: _RecordFile | None) -> None:

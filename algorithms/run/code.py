@@ -25,8 +25,11 @@ from utils.user_modules import ROOT
 
 log = logging.getLogger(__name__)
 
-NAMED = ("algo", "env", "encoder_custom", "custom_summaries", "callbacks", "policy_mapping")
-"""Flags whose value, or each of whose values, may be `package.module:Name`."""
+NAMED_IN_WORKERS = ("algo", "encoder_custom", "policy_mapping", "callbacks", "input", "postprocess_inputs")
+"""Flags whose value, or each of whose values, may be `package.module:Name`, and which worker processes look up."""
+
+NAMED = ("env", *NAMED_IN_WORKERS, "custom_summaries")
+"""All flags with such values."""
 
 GIT_SECONDS = 5.0  # for one command, in a repository that may be huge
 MOST_BYTES = 8 << 20  # of a diff that is kept

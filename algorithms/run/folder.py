@@ -292,7 +292,7 @@ def count_starts(directory: Path) -> int:
 
 @contextlib.contextmanager
 def lock_run_folder(
-    directory: Path, behavior: str, *, unnamed: bool = False, keeps: Callable[[], bool] = lambda: True
+    directory: Path, behavior: str, *, unnamed: bool = False, begun: Callable[[], bool] = lambda: True
 ) -> Iterator[RunLock]:
     """While entered, the folder of a run, in which this lock lies, is there, can be written and is nobody else's.
 
@@ -301,14 +301,15 @@ def lock_run_folder(
         behavior: what becomes of a run that is there, as the flag has it.
         unnamed: nobody has named the run: where another one has taken the number in its name meanwhile, it gets the
             next.
-        keeps: asked at the end, whether there is anything to be kept; otherwise the folder goes, if it was made here.
+        begun: asked at the end, whether training has begun. Otherwise an old run comes back, and a folder that was made
+            here goes, unless it has what led an environment to fail.
 
     Raises:
         DirectoryInUse: another process trains in it.
         UsageError: it cannot be made or written, holds links, or what is to be set aside is no run.
         ResourceError: the file system has no locks.
     """
-    with old_run_out_of_the_way(directory, behavior):
+    with old_run_out_of_the_way(directory, behavior, begun):
         made = _missing_folders(directory)
         try:
             if unnamed:
@@ -324,7 +325,7 @@ def lock_run_folder(
             try:
                 yield lock
             finally:
-                if (made or unnamed) and not keeps():
+                if (made or unnamed) and not (begun() or any(run.incidents.glob("*"))):
                     _remove_made([directory, *made[1:]])
 
 
@@ -351,9 +352,7 @@ def _remove_made(made: Sequence[Path]) -> None:
     What its logs say is said here, as it may be why there is no run.
     """
     directory, *above = made
-    for path in sorted(RunFolder(directory).logs.glob("*.log")):
-        if lines := tail(path, LAST_LINES):
-            log.info("%s had said, before its folder was removed:\n%s", path.stem, "\n".join(lines))
+    _say_last_lines(directory)
     # Out of the way in one step: a folder that is half removed would look like a run.
     aside = directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):
@@ -364,11 +363,18 @@ def _remove_made(made: Sequence[Path]) -> None:
             os.rmdir(folder)
 
 
+def _say_last_lines(directory: Path) -> None:
+    """Say what the logs of a run end with, whose folder is to go."""
+    for path in sorted(RunFolder(directory).logs.glob("*.log")):
+        if lines := tail(path, LAST_LINES):
+            log.info("%s had said, before its folder was removed:\n%s", path.stem, "\n".join(lines))
+
+
 @contextlib.contextmanager
-def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
+def old_run_out_of_the_way(directory: Path, behavior: str, begun: Callable[[], bool]) -> Iterator[None]:
     """Set the folder of an existing run aside, if that is asked for; its lock is held while entered.
 
-    It comes back if no other run has begun in its place. `remove_old` removes what is to be overwritten.
+    It comes back if no other run has begun to train in its place. `remove_old` removes what is to be overwritten.
 
     Raises:
         DirectoryInUse: another process trains in it.
@@ -395,12 +401,21 @@ def old_run_out_of_the_way(directory: Path, behavior: str) -> Iterator[None]:
         try:
             yield
         finally:
-            if not run.config.exists() and os.path.lexists(aside):
+            if not begun() and os.path.lexists(aside):
                 _bring_back(aside, directory)
 
 
 def _bring_back(aside: Path, directory: Path) -> None:
-    """A start that fails must not cost the run that was there."""
+    """Give the old run its place again, with what led an environment of the start that failed to fail."""
+    if os.path.lexists(directory):
+        _say_last_lines(directory)
+    with (
+        contextlib.suppress(OSError),  # there are none
+        own_folder(RunFolder(directory).incidents) as new,
+        own_folder(RunFolder(aside).incidents, make=True) as old,
+    ):
+        for name in os.listdir(new):
+            os.rename(name, name, src_dir_fd=new, dst_dir_fd=old)
     shutil.rmtree(directory, ignore_errors=True)
     try:
         os.rename(aside, directory)

@@ -59,7 +59,7 @@ from algorithms.runtime.roles import ACTOR, MAIN
 from algorithms.runtime.runner import Runner, Turns, run_to_end
 from algorithms.runtime.topology import Topology
 from envs.make import check_name
-from utils.errors import Interrupted, NothingTrained, StopNow
+from utils.errors import DirectoryInUse, Interrupted, NothingTrained, StopNow
 from utils.interrupts import SignalWatch
 from utils.limits import raise_limit
 from utils.logging import configure
@@ -135,7 +135,7 @@ class Run:
                 self.directory,
                 self.config.run.restart_behavior,
                 unnamed=self.config.unnamed,
-                keeps=self._keeps_folder,
+                begun=lambda: self.begun,
             )
             lock = stack.enter_context(locked)
             if (directory := lock.path.parent) != self.directory:
@@ -149,15 +149,12 @@ class Run:
         """Take the name of the folder that was made."""
         self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
         self.directory, self.status = directory, Status(directory)
+        self.status.machine = self.machine
 
     @property
     def begun(self) -> bool:
         """Whether all workers have been ready."""
         return self.runner is not None and self.runner.begun
-
-    def _keeps_folder(self) -> bool:
-        """Whether there is something to come back to: training, or what led an environment to fail before."""
-        return self.begun or any(self.config.run.incidents.glob("*"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -173,9 +170,7 @@ class Run:
         if reason := self.finished_before():
             log.info("finished before: %s; a larger budget goes on, results are in %s", reason, self.directory)
             return 0
-        # All that this process starts is the run's; an orphan of one that tried the environment comes back to it.
-        self.janitor.owns_main = True
-        prctl.adopt_orphans()
+        self.janitor.owns_main = True  # all that this process starts is the run's
         try:
             reason = run_to_end(self.turns())
         except Interrupted as interruption:
@@ -208,7 +203,8 @@ class Run:
                     self._first_batch.check(self.runner.monitor, reason)
         except BaseException as error:
             state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"
-            self.status.write(state, str(error))
+            if not isinstance(error, DirectoryInUse):  # then the folder is another run's
+                self.status.write(state, str(error))
             raise
         self.status.write("finished", reason)
         return reason
@@ -305,6 +301,8 @@ class Run:
     def _measure(self) -> Measurement:
         """What environment and model are like; and what they cost, unless an earlier start has measured that."""
         costs = measured_before(self.config, self.machine)  # kept for later starts, if this one does not need it
+        if self.janitor.owns_main:  # what environments leave behind goes with the run
+            prctl.adopt_orphans()
         if self.placement == "serial":
             from algorithms.run.tuning.network import probe
 
@@ -317,6 +315,8 @@ class Run:
         first: fork_server.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
         cores = self.cores if self.tunes and costs is None else 0
         found = measure_run(self.config, partial(self._inquiry, first), partial(self._inquiry, "forkserver"), cores)
+        if self.janitor.owns_main:  # from here on environments are in other processes
+            prctl.adopt_orphans(yes=False)
         return found._replace(costs=costs or found.costs)
 
     def _inquiry(

@@ -14,14 +14,13 @@ from types import FrameType
 
 import gymnasium
 
+from algorithms.run.code import NAMED_IN_WORKERS
 from algorithms.run.config import Config
 from envs import given
 from utils.errors import UsageError
 
 GUARD = 'if __name__ == "__main__":'
 MAIN = "__main__"
-NAMED = ("encoder_custom", "algo", "custom_summaries", "policy_mapping", "callbacks")
-"""Flags whose value, or each of whose values, workers may look for in a module."""
 
 
 def check_program(config: Config, *, has_workers: bool) -> None:
@@ -53,7 +52,7 @@ def check_program(config: Config, *, has_workers: bool) -> None:
             f" import: give what it makes, as env={made}"
         )
     flat = config.to_flat()
-    for flag in NAMED:
+    for flag in NAMED_IN_WORKERS:
         value = flat.get(flag)
         for name in value if isinstance(value, list) else [value]:
             if str(name).startswith(f"{MAIN}:"):

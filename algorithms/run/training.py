@@ -29,7 +29,7 @@ from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.runner import Runner, Turns
 from envs import given
 from utils import machine
-from utils.errors import AppoError, Interrupted, ResourceError, StopNow, Terminated, UsageError
+from utils.errors import AppoError, Interrupted, NotSaved, ResourceError, StopNow, Terminated, UsageError
 from utils.flags import flattened
 from utils.run_folder import RunFolder
 from utils.values import nearest, shown
@@ -69,7 +69,7 @@ class Result(NamedTuple):
 
     Attributes:
         reason: why it ended, as the log says it.
-        exit_code: of the command that does the same: 0, or 130 after `Training.stop`.
+        exit_code: of the command that does the same: 0, or 130 after `Training.stop`; 74 if `NotSaved` was raised.
         directory: of the run.
         report: the last one; its figures are empty if there was nothing left to do.
     """
@@ -147,11 +147,11 @@ class Training:
 
     def __enter__(self) -> Self:
         refuse_imported_script(has_workers=self._run.placement != "serial")
-        if given.is_given(self.config.env.env):
-            log.warning("%s", given_again(self.config))
         with contextlib.ExitStack() as stack:
             stack.enter_context(_restore_caller())
             stack.enter_context(self._run)
+            if given.is_given(self.config.env.env):
+                log.warning("%s", given_again(self.config))
             if reason := self._run.finished_before():
                 self._end(f"finished before: {reason}", 0)
             else:
@@ -378,6 +378,8 @@ class Training:
             self._end(str(end.value), 0)
         except Interrupted as interruption:
             self._end(str(interruption), interruption.exit_code)
+            if isinstance(interruption, NotSaved):
+                raise
             if not self._stopped:
                 if isinstance(interruption, Terminated):
                     raise

@@ -33,7 +33,7 @@ from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from utils import checkpoint_files
 from utils.errors import AppoError, CheckpointError, NumericsError
-from utils.run_folder import RunFolder, names_in_own
+from utils.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class Best:
 
     def __init__(self, directory: Path, config: RunConfig) -> None:
         self.directory, self.config = directory, config
-        self.value = self._find_best()
+        self.value, self._path = self._find_best()
 
     def better(self, progress: PolicyProgress) -> float | None:
         """The metric of a policy, over a full window of episodes, if finite and better than ever; higher is better."""
@@ -274,17 +274,21 @@ class Best:
             ResourceError: the disk is full or refuses; the best before is untouched.
         """
         path = checkpoint_files.save(self.directory, name, files)
-        self.value = value
+        self.value, self._path = value, path
         log.info("saved %s, the best so far: %s %.6g", path, self.config.save_best_metric, value)
         self._keep_only(path)
 
     def forget_what_is_gone(self) -> None:
         """Begin anew where the best so far has been removed."""
-        if not names_in_own(self.directory):
+        try:
+            os.lstat(self._path)
+        except FileNotFoundError:
             self.value = -math.inf
+        except OSError as error:  # it is only out of reach
+            log.debug("%s cannot be looked for: %s", self._path, error)
 
-    def _find_best(self) -> float:
-        """Value of the best one on disk, which stays alone; -inf if there is none, or it was measured otherwise."""
+    def _find_best(self) -> tuple[float, Path]:
+        """Value and path of the best one on disk, which stays alone; -inf: there is none, or it had another metric."""
         checkpoint_files.clean_temporaries(self.directory)
         found: list[tuple[float, Path]] = []
         for path in sorted(self.directory.glob("ckpt_*")):
@@ -298,7 +302,7 @@ class Best:
             found.append((_worth(path, self.config.save_best_metric), path))
         value, path = max(found, default=(-math.inf, self.directory))
         self._keep_only(path)
-        return value
+        return value, path
 
     def _keep_only(self, path: Path) -> None:
         for other in self.directory.glob("ckpt_*"):

@@ -11,7 +11,7 @@ from algorithms.runtime.messages import Message
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.monitor.overview import Status
 from algorithms.runtime.processes.pool import POLL_SECONDS, Workers
-from utils.errors import Interrupted, NotSaved, ResourceError, StopNow
+from utils.errors import DirectoryInUse, Interrupted, NotSaved, ResourceError, StopNow
 from utils.interrupts import SignalWatch
 
 log = logging.getLogger(__name__)
@@ -105,12 +105,15 @@ class Runner:
 
         Raises:
             Interrupted: a signal ended it, after saving; `NotSaved` if that was not possible.
+            DirectoryInUse: the folder was moved and another run has begun in its place; nothing more is saved.
             AppoError: a worker failed.
         """
         at_once = False
         try:
             try:
                 reason = yield from self._train()
+            except DirectoryInUse:
+                raise  # where it would save another run has begun
             except Exception as error:
                 lost = self._save_what_can_be()
                 if lost and isinstance(error, Interrupted):

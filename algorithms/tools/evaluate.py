@@ -40,6 +40,9 @@ from utils.values import from_plain, json_text, nearest, shown
 MODES = {"sampled": False, "most_probable": True}
 """How actions are chosen -> whether the most probable one is taken."""
 
+MOST_SUMMARY_BYTES = 16 << 20
+"""Of TensorBoard's files of a policy's evaluations; of larger ones about every second old point is left out."""
+
 CONFIDENCE_PERCENT = 95
 
 RESAMPLES = 2000
@@ -215,7 +218,8 @@ class Evaluator:
     def _show(self, policy: int, found: list[Evaluation]) -> None:
         """TensorBoard's curves."""
         if policy not in self._writers:
-            self._writers[policy] = EventWriter(self.folder.evaluation_summaries(policy))
+            folder = self.folder.evaluation_summaries(policy)
+            self._writers[policy] = EventWriter(folder, most_bytes=MOST_SUMMARY_BYTES)
         tags = {f"eval/{one.mode}_{name}": getattr(one, name) for one in found for name in ("mean", "low", "high")}
         self._writers[policy].add(found[0].env_steps, tags)
 

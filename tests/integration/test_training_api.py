@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from algorithms import Report, Result, Training, load_policy, train
+from algorithms.runtime.checkpointing import Checkpointing
 from tests.integration.runs import SMALL
 from utils import checkpoint_files
-from utils.errors import UsageError
+from utils.errors import NotSaved, ResourceError, UsageError
 from utils.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +86,24 @@ def test_stopping_saves(tmp_path: Path) -> None:
         name: value.shape for name, value in weights.items()
     }
     policy.set_weights(weights)
+
+
+def test_stopping_on_a_disk_that_takes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Checkpointing, *, regular: bool = True) -> None:
+        raise ResourceError("the disk is full")
+
+    run = Training(SMALL, train_dir=tmp_path, experiment="a", report_seconds=0.0)
+
+    def stop() -> None:
+        with run:
+            for report in run:
+                if report.env_steps:
+                    monkeypatch.setattr(Checkpointing, "finish", refuse)
+                    run.stop()
+
+    with pytest.raises(NotSaved, match="stopped by the program, and what was learned last is not saved: the disk is"):
+        stop()
+    assert run.result.exit_code == 74
 
 
 def test_leaving_the_block_stops_and_saves_also_with_an_error(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from algorithms.runtime.processes.janitor import Janitor
@@ -146,7 +146,9 @@ class Tracker:
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it go
             self._process.wait(END_SECONDS)
-        log.warning("%s", self._revival.ended(now, f"has ended with exit code {self._process.returncode}"))
+        code = self._process.returncode
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"has ended with exit code {code}"
+        log.warning("%s", self._revival.ended(now, how))
 
     def _kill(self) -> None:
         """With all that it has started."""
@@ -343,16 +345,23 @@ def is_installed(name: str) -> bool:
 
 
 class _Lines(threading.Thread):
-    """Reads what main says as soon as it comes, so that a slow tracker drops the oldest and never fills the pipe."""
+    """Reads what main says as soon as it comes, so that a slow tracker drops the oldest and never fills the pipe.
 
-    def __init__(self) -> None:
+    Args:
+        stream: none of Python's own: its end would wait for the thread, in vain, and abort the process.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
         super().__init__(daemon=True)
+        self._stream = stream
         self.waiting: deque[dict[str, Any]] = deque(maxlen=WAITING_RECORDS)
         self.changed = threading.Condition()
         self.ended = False
 
     def run(self) -> None:
-        for line in sys.stdin.buffer:
+        for line in self._stream:
+            if not line.endswith(b"\n"):  # main was killed while it wrote
+                break
             with self.changed:
                 self.waiting.append(json.loads(line))
                 self.changed.notify()
@@ -371,12 +380,13 @@ class _Lines(threading.Thread):
 def _main() -> None:
     for name in ("INT", "TERM", "HUP", "QUIT", "USR2", "ALRM"):  # main ends it
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
-    first = sys.stdin.buffer.readline()
-    if not first:
+    stream = open(0, "rb", closefd=False)  # noqa: SIM115 - as long as the process lives
+    first = stream.readline()
+    if not first.endswith(b"\n"):  # main has ended before it said anything
         return
     asked = json.loads(first)
     settings = asked["settings"]
-    lines = _Lines()
+    lines = _Lines(stream)
     lines.start()
     run = TRACKERS[asked["tracker"]].client(settings)
     while (record := lines.next()) is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from utils.errors import AppoError
+from utils.errors import AppoError, DirectoryInUse
 from utils.lock import RunLock
 from utils.logging import FULL, shorten
 from utils.run_folder import RunFolder, open_own, own_folder, replace_own
@@ -36,7 +36,7 @@ class Upkeep:
     def __init__(self, folder: RunFolder, lock: RunLock, max_log_bytes: int) -> None:
         self.folder, self.max_log_bytes = folder, max_log_bytes
         self.belongings = Belongings(folder, lock)
-        self._is_said = False
+        self._is_said = self._has_failed = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="upkeep", daemon=True)
 
@@ -78,8 +78,19 @@ class Upkeep:
 
     def _work(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
+            self._try_to_look()
+        self._try_to_look()
+
+    def _try_to_look(self) -> None:
+        """Go on after a look that failed: a disk may have an hour in which it refuses everything."""
+        try:
             self.look()
-        self.look()
+        except (OSError, AppoError) as error:
+            if not self._has_failed:
+                self._has_failed = True
+                log.warning("the files of the run cannot be looked after: %s", error)
+        else:
+            self._has_failed = False
 
 
 class Belongings:
@@ -97,9 +108,16 @@ class Belongings:
         self._kept: dict[Path, tuple[tuple[int, ...], bytes]] = {}
         self._is_said = False
         self._losses = self._told = 0
+        self._taken: DirectoryInUse | None = None
 
     def newly_lost(self) -> bool:
-        """Whether something was lost and made again since this was asked last: main has more to write there."""
+        """Whether something was lost and made again since this was asked last: main has more to write there.
+
+        Raises:
+            DirectoryInUse: the folder was moved, and another run has begun in its place.
+        """
+        if self._taken is not None:
+            raise self._taken
         told, self._told = self._told, self._losses
         return told != self._losses
 
@@ -112,17 +130,19 @@ class Belongings:
             return
         try:
             self._make_again()
+        except DirectoryInUse as error:
+            self._taken = error
         except (OSError, AppoError) as error:
             if not self._is_said:
                 log.warning("%s has gone away, and cannot be made again: %s", gone, error)
             self._is_said = True
-            return
-        log.warning("%s has gone away: it is made again, and training goes on", gone)
-        self._losses += 1
+        else:
+            log.warning("%s has gone away: it is made again, and training goes on", gone)
+            self._losses += 1
 
     def _gone(self) -> str:
         """What is not there any more, for people; nothing while all is well."""
-        if not self.lock.is_in_place() or self.folder.path.is_symlink():  # moved, perhaps with a link in its place
+        if not self.lock.is_in_place() or os.path.islink(self.folder.path):  # moved, perhaps with a link in its place
             return f"the folder of the run ({shown(str(self.folder.path))})"
         lost = [path for path in (self.folder.logs, *self._kept) if not os.path.lexists(path)]
         return str(lost[0]) if lost else ""
@@ -133,7 +153,10 @@ class Belongings:
             with contextlib.suppress(OSError):
                 found = os.lstat(path)
                 mark = (found.st_ino, found.st_mtime_ns, found.st_size)
-                if found.st_size > KEPT_BYTES or self._kept.get(path, ((), b""))[0] == mark:
+                if found.st_size > KEPT_BYTES:
+                    self._kept.pop(path, None)
+                    continue
+                if self._kept.get(path, ((), b""))[0] == mark:
                     continue
                 with open_own(path) as file:
                     self._kept[path] = mark, file.read(KEPT_BYTES)
@@ -141,7 +164,7 @@ class Belongings:
     def _make_again(self) -> None:
         with own_folder(self.folder.logs, make=True):
             pass
-        self.lock.renew()
+        self.lock.renew()  # before anything is written: the folder may be another run's by now
         for path, (_, content) in self._kept.items():
             if not os.path.lexists(path):
                 replace_own(path, content)

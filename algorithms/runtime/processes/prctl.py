@@ -37,11 +37,17 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parents end: what an actor leaves behind stays to be found."""
+def adopt_orphans(*, yes: bool = True) -> None:
+    """Become the parent of descendants whose own parents end: what an actor leaves behind stays to be found.
+
+    Who has them must ask for their ends, or they stay zombies.
+
+    Args:
+        yes: from now on; False: no longer.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
 
 
 def die_earlier(score: int) -> None:

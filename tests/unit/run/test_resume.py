@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,26 +114,40 @@ def save(config: Config, env_steps: int, returns: tuple[float, ...] = (), place:
 # ---- resume, restart, overwrite
 
 
+def begun() -> bool:
+    return True
+
+
+def never_begun() -> bool:
+    return False
+
+
+def contents() -> dict[Path, object]:
+    """All runs; who has locked them last is no matter."""
+    paths = sorted(Path("train_dir").rglob("*"))
+    return {path: path.is_file() and path.name != ".lock" and path.read_bytes() for path in paths}
+
+
 def test_resuming_touches_nothing(tmp_path: Path) -> None:
     directory = started().run.run_directory
     before = sorted(directory.rglob("*"))
-    with old_run_out_of_the_way(directory, "resume"):
+    with old_run_out_of_the_way(directory, "resume", begun):
         assert sorted(directory.rglob("*")) == before
-    with old_run_out_of_the_way(Path("train_dir/new"), "overwrite"):
+    with old_run_out_of_the_way(Path("train_dir/new"), "overwrite", begun):
         assert not Path("train_dir/new").exists()
 
 
 def test_a_restart_renames_the_old_run_and_overwriting_removes_it() -> None:
     for number in (1, 2):
         directory = started().run.run_directory
-        with old_run_out_of_the_way(directory, "restart"):
+        with old_run_out_of_the_way(directory, "restart", begun):
             assert not directory.exists()
             started()
         assert json.loads(Path(f"train_dir/a.bak{number}/config.json").read_text())["experiment"] == "a"
     for other in (".removed-a-b-0123abcd", ".removed-a-0123abcde"):
         Path("train_dir", other).mkdir()
     Path("train_dir/.removed-a-0123abcd").mkdir()  # a crash has left it
-    with old_run_out_of_the_way(directory, "overwrite"):
+    with old_run_out_of_the_way(directory, "overwrite", begun):
         assert not directory.exists()
         started("--gamma=0.5")
         remove_old(directory)
@@ -143,20 +158,35 @@ def test_a_restart_renames_the_old_run_and_overwriting_removes_it() -> None:
 
 
 @pytest.mark.parametrize("behavior", ["restart", "overwrite"])
-def test_a_start_that_fails_brings_the_old_run_back(behavior: str) -> None:
+@pytest.mark.parametrize("has_config", [False, True])
+@pytest.mark.parametrize("has_incident", [False, True])
+def test_a_start_that_never_trains_brings_the_old_run_back(
+    behavior: str, has_config: bool, has_incident: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = started("--gamma=0.5").run.run_directory
-    before = sorted(Path("train_dir").rglob("*"))
+    (directory / "checkpoint_p0").mkdir()
+    before = contents()
+    incident = directory / "incidents" / "env-1"
 
     def start() -> None:
-        with old_run_out_of_the_way(directory, behavior):
+        with old_run_out_of_the_way(directory, behavior, never_begun):
             (directory / "logs").mkdir(parents=True)
-            (directory / "status.json").write_text("{}")
+            (directory / "logs" / "actor_0.log").write_text("my last words\n")
+            if has_config:
+                started("--gamma=0.25")
+            if has_incident:
+                incident.mkdir(parents=True)
+                (incident / "actions.npy").write_bytes(b"1")
             raise UsageError("the environment cannot be made")
 
+    caplog.set_level("INFO")
     with pytest.raises(UsageError, match="cannot be made"):
         start()
-    assert sorted(Path("train_dir").rglob("*")) == before
-    assert json.loads((directory / "config.json").read_text())["gamma"] == 0.5
+    if has_incident:
+        assert (incident / "actions.npy").read_bytes() == b"1"
+        shutil.rmtree(directory / "incidents")
+    assert contents() == before
+    assert "my last words" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["", "logs", "logs/main.log", "metrics.jsonl", "checkpoint_p0"])
@@ -177,7 +207,11 @@ def test_a_run_that_cannot_be_written_is_refused(place: str, monkeypatch: pytest
 def test_a_run_that_is_in_use_stays(behavior: str) -> None:
     directory = started().run.run_directory
     before = sorted(directory.rglob("*"))
-    with RunLock(directory / ".lock"), pytest.raises(DirectoryInUse), old_run_out_of_the_way(directory, behavior):
+    with (
+        RunLock(directory / ".lock"),
+        pytest.raises(DirectoryInUse),
+        old_run_out_of_the_way(directory, behavior, begun),
+    ):
         pytest.fail("entered")
     assert sorted(directory.rglob("*")) == before
 
@@ -187,7 +221,7 @@ def test_nobody_else_can_take_the_old_folder_meanwhile(behavior: str) -> None:
     directory = started().run.run_directory
     with (
         (directory / ".lock").open() as opened_before,
-        old_run_out_of_the_way(directory, behavior),
+        old_run_out_of_the_way(directory, behavior, begun),
         pytest.raises(BlockingIOError),
     ):
         fcntl.flock(opened_before, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -203,7 +237,7 @@ def test_what_is_no_run_is_not_touched(behavior: str) -> None:
     for path in (directory, Path("link"), Path("file")):
         with (
             pytest.raises(UsageError, match="is not the folder of a run; not touched"),
-            old_run_out_of_the_way(path, behavior),
+            old_run_out_of_the_way(path, behavior, begun),
         ):
             pytest.fail("entered")
     assert (directory / "status.json").exists()

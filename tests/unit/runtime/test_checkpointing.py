@@ -1,6 +1,7 @@
 import errno
 import json
 import logging
+import math
 import os
 import tracemalloc
 from collections.abc import Iterator
@@ -372,6 +373,26 @@ def test_a_checkpoint_that_was_removed_is_written_again_though_nothing_was_learn
         saving.learned(100)
     assert names(tmp_path / "checkpoint_p0") == ["best", "ckpt_000000000100"]
     assert names(tmp_path / "checkpoint_p0" / "best") == ["ckpt_000000000100"]
+
+
+def test_a_best_checkpoint_that_was_removed_alone_is_forgotten_and_one_out_of_reach_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, save_best_after=0)
+    saving.played(1.0, 3.0, env_steps=100)
+    saving.asked(1000.0)
+    saving.learned(100)
+    (best,) = saving.checkpointing._best
+    folder = tmp_path / "checkpoint_p0" / "best"
+    with monkeypatch.context() as patched:
+        patched.setattr("os.lstat", lambda path: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
+        best.forget_what_is_gone()
+    assert best.value == 2.0
+    (folder / "notes").mkdir()
+    os.rename(folder / "ckpt_000000000100", tmp_path / "away")
+    best.forget_what_is_gone()
+    assert best.value == -math.inf
+    saving.checkpointing.finish()
 
 
 def test_what_other_weights_have_played_is_no_merit_of_those_that_were_adopted(

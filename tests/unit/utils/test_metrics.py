@@ -575,6 +575,34 @@ def test_event_files_of_earlier_starts_count_and_a_torn_one_is_thinned(tmp_path)
     assert steps_of(tmp_path)[-1] == 1199
 
 
+@pytest.mark.parametrize("place", ["length", "content"])
+def test_a_damaged_file_of_an_earlier_start_stays_and_others_are_thinned(tmp_path, place):
+    write_events(tmp_path, range(500))
+    (old,) = tmp_path.iterdir()
+    content = bytearray(old.read_bytes())
+    record = len(content) // 2 + content[len(content) // 2 :].find(b"a/0") - 60
+    start = 0
+    while start < record:  # of a record in the middle
+        start += 16 + struct.unpack_from("<Q", content, start)[0]
+    if place == "length":
+        content[start + 3] ^= 1
+    else:
+        content[start + 12 : start + 40] = b"\xff" * 28
+    old.write_bytes(content)
+    leftover = tmp_path / f".{old.name}-123"
+    leftover.write_bytes(b"half")
+    writer = EventWriter(tmp_path, most_bytes=40_000)
+    for step in range(1000):
+        writer.add(step, {f"a/{n}": 1.0 for n in range(20)})
+        while step % 25 == 24 and writer.written <= step:
+            time.sleep(0.0001)
+    assert writer.close()
+    assert writer.dropped == 0
+    assert old.read_bytes() == content
+    assert not leftover.exists()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < len(content) + 40_000
+
+
 def test_pictures_between_figures_are_thinned_like_them(tmp_path):
     writer = EventWriter(tmp_path, most_bytes=100_000)
     for step in range(300):

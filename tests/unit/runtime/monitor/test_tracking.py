@@ -87,6 +87,18 @@ def test_it_gets_every_record_and_ends(start: Callable[[str], Tracker], tmp_path
     assert (tracker.dropped, tracker.janitor.groups) == (0, [])  # type: ignore[attr-defined]
 
 
+def test_a_line_that_is_torn_by_the_end_of_main_ends_it_as_well(
+    start: Callable[[str], Tracker], tmp_path: Path
+) -> None:
+    tracker = start("good")
+    tracker.add(0, {"env_steps": 1.0})
+    os.write(tracker._pipe, b'{"env_steps": 2.0, "pol')
+    tracker.close(DEADLINE_SECONDS)
+    assert tracker._process.returncode == 0
+    _, record, finished = (json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines())
+    assert (record, finished) == ({"env_steps": 1.0}, "finished")
+
+
 def test_one_that_dies_costs_its_figures_and_one_warning(
     start: Callable[[str], Tracker], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,7 +109,7 @@ def test_one_that_dies_costs_its_figures_and_one_warning(
     tracker.close(DEADLINE_SECONDS)
     assert tracker.dropped == 2
     ended, dropped = (record.message for record in caplog.records)
-    assert re.match(r"the tracker wandb has ended with exit code -?\d; starting it again \(restart 1\), see .*", ended)
+    assert re.match(r"the tracker wandb has ended with exit code 1; starting it again \(restart 1\), see .*", ended)
     assert dropped == "2 records were not sent to the tracker wandb"
     assert "no key" in (tmp_path / "wandb.log").read_text()
 

@@ -1,5 +1,6 @@
 """Logs that others write are kept within their bounds while a run trains."""
 
+import errno
 import logging
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from algorithms.runtime.monitor.upkeep import Belongings, Upkeep
+from utils.errors import DirectoryInUse
 from utils.lock import RunLock
 from utils.run_folder import RunFolder
 
@@ -137,10 +139,10 @@ def test_a_folder_that_somebody_else_has_taken_is_left_to_them(
         run.config.write_text("theirs")
         for _ in range(3):
             belongings.look()
-        (line,) = said(caplog)
-        assert "cannot be made again: run run is in use by pid" in line
         assert run.config.read_text() == "theirs"
-        assert not belongings.newly_lost()
+        with pytest.raises(DirectoryInUse, match="run run is in use by pid"):  # in main, which ends the run
+            belongings.newly_lost()
+    assert said(caplog) == []
 
 
 def test_files_too_large_to_be_kept_cost_no_memory_and_are_not_missed(run: RunFolder, lock: RunLock) -> None:
@@ -150,3 +152,37 @@ def test_files_too_large_to_be_kept_cost_no_memory_and_are_not_missed(run: RunFo
     run.history.unlink()
     belongings.look()
     assert not belongings.newly_lost()
+
+
+def test_a_file_that_grows_too_large_is_not_kept_any_more(run: RunFolder, lock: RunLock) -> None:
+    belongings = Belongings(run, lock)
+    run.history.write_bytes(b"x")
+    belongings.look()
+    run.history.write_bytes(b"x" * (MIB + 1))
+    belongings.look()
+    run.history.unlink()
+    belongings.look()
+    assert not belongings.newly_lost()
+    assert not run.history.exists()
+
+
+def test_a_disk_that_refuses_everything_for_a_while_is_said_once_and_looked_after_again(
+    run: RunFolder, lock: RunLock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    upkeep, looks = Upkeep(run, lock, MIB), iter([OSError(errno.EIO, "error of the disk")] * 3)
+
+    def look() -> None:
+        if (error := next(looks, None)) is not None:
+            raise error
+        belongings_look()
+
+    belongings_look = upkeep.belongings.look
+    monkeypatch.setattr(upkeep.belongings, "look", look)
+    with upkeep:
+        run.log("actor_0").write_bytes(b"y" * (2 * MIB))
+        deadline = time.monotonic() + 30
+        while run.log("actor_0").stat().st_size > MIB:
+            assert time.monotonic() < deadline
+    assert [line for line in said(caplog) if "looked after" in line] == [
+        "the files of the run cannot be looked after: [Errno 5] error of the disk"
+    ]
