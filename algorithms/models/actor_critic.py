@@ -1,4 +1,4 @@
-"""The network that acts and is trained: what to do in a state, and what the state is worth."""
+"""The network that acts and is trained: it says how probable each action is in a state, and what the state is worth."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Tower(nn.Module):
         self.output_size, self.state_size = core.output_size, core.state_size
 
     def step(self, obs: Observations, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of N rows: features [N,output_size] and the next state [N,state_size]."""
+        """Compute one step of N rows: features [N,output_size] and the next state [N,state_size]."""
         with self._autocast(first):
             return self.core.step(self.encoder(obs), first, state)
 
     def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> Tensor:
-        """All steps: obs{key} [(T+1)*B,*], first [T+1,B], state [T/recurrence,B,state_size] -> [T+1,B,output_size]."""
+        """Unroll obs{key} [(T+1)*B,*], first [T+1,B], state [T/recurrence,B,state_size] to [T+1,B,output_size]."""
         with self._autocast(first):
             features = self.encoder(obs).reshape(*first.shape, -1)
             return self.core.unroll(features, first, state)
@@ -80,7 +80,7 @@ class UnitScale(nn.Module):
 
 
 class PolicyHead(nn.Module):
-    """Features to the logits of all action parts, side by side.
+    """The layer that maps features to the logits of all action parts, side by side.
 
     Args:
         input_size: Features per row.
@@ -103,7 +103,7 @@ class PolicyHead(nn.Module):
             self.log_stddev = nn.Parameter(torch.full((sum(self.gaussian_sizes),), initial_log_stddev))
 
     def initialize_biases(self) -> None:
-        """Zero, except that adaptive standard deviations start at their initial value."""
+        """Set the biases to zero, but those of adaptive standard deviations to their initial value."""
         with torch.no_grad():
             self.linear.bias.zero_()
         self.initialize_stddev()
@@ -117,7 +117,7 @@ class PolicyHead(nn.Module):
                 bias[len(bias) - size :].fill_(self.initial_log_stddev)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits [...,L] of features [...,input_size]."""
+        """Return logits [...,L] of features [...,input_size]."""
         logits: Tensor = self.linear(features)
         if self.log_stddev is None:
             return logits
@@ -127,7 +127,7 @@ class PolicyHead(nn.Module):
 
 
 class ActorCritic(nn.Module, ABC):
-    """Policy and value function: all that acting, learning and playing know of a model.
+    """Policy and value function: all of a model that acting, learning and playing use.
 
     A subclass says what happens between scaled observations and outputs, in `act_scaled` and `unroll_scaled`, and calls
     the last, linear layer of its values `value_head`. All
@@ -169,11 +169,11 @@ class ActorCritic(nn.Module, ABC):
 
     @abstractmethod
     def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`act` for observations {key} [N,*] that are `scaled` already; counts the state as zero where `first`."""
+        """Act on observations {key} [N,*] that are `scaled` already; the state counts as zero where `first`."""
 
     @abstractmethod
     def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-        """`unroll` for observations {key} [(T+1)*B,*] that are `scaled` already; resets the state as `act_scaled`."""
+        """Unroll observations {key} [(T+1)*B,*] that are `scaled` already; the state is reset as in `act_scaled`."""
 
     def act(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Answer N rows, one step each.
@@ -212,11 +212,11 @@ class ActorCritic(nn.Module, ABC):
         return self.unroll_scaled(self._scaled_now(rows), first, rnn_state)
 
     def normalize_value(self, value: Tensor) -> Tensor:
-        """From reward units to those of the value head."""
+        """Convert values from reward units to those of the value head."""
         return (value - self.return_mean) / self.return_std
 
     def denormalize_value(self, value: Tensor) -> Tensor:
-        """From the units of the value head to reward units."""
+        """Convert values from the units of the value head to reward units."""
         return value * self.return_std + self.return_mean
 
     @torch.no_grad()
@@ -236,7 +236,7 @@ class ActorCritic(nn.Module, ABC):
         self.return_std.copy_(std)
 
     def value_layer(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the last layer of the values: those of `value_head`, unless a subclass says otherwise."""
+        """Return weight and bias of the last layer of the values: `value_head`, unless a subclass has another one."""
         return self.value_head.weight, self.value_head.bias
 
     @torch.no_grad()
@@ -247,13 +247,13 @@ class ActorCritic(nn.Module, ABC):
         scaling.inv_std.copy_(inv_std)
 
     def scaling_of(self, key: str) -> InputScaling:
-        """What happens to the observation `key` before the encoders."""
+        """Return the module that scales the observation `key` before the encoders."""
         scaling = self.get_submodule(f"scalings.{self.keys.index(key)}")
         assert isinstance(scaling, InputScaling)
         return scaling
 
     def scaled(self, obs: Observations) -> Observations:
-        """Observations {key} [N,*] as the networks see them; new tensors."""
+        """Return observations {key} [N,*] as the networks see them; new tensors."""
         return {key: scaling(obs[key]) for key, scaling in zip(self.keys, self.scalings, strict=True)}
 
     def _scaled_now(self, obs: Observations) -> Observations:
@@ -285,14 +285,14 @@ class TowerActorCritic(ActorCritic):
                 self.keys_scaled_later |= {key}
 
     def value_layer(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the value head; the scale and the bias, if its weight is normalized spectrally."""
+        """Return weight and bias of the value head; the scale and the bias, if its weight is normalized spectrally."""
         if not parametrize.is_parametrized(self.value_head, "weight"):
             return super().value_layer()
         scale = next(module for module in self.value_head.modules() if isinstance(module, UnitScale))
         return scale.scale, self.value_head.bias
 
     def compute_in_bf16(self) -> list[nn.Parameter]:
-        """Let the towers compute in bf16; the weights that may then be bf16 copies, if the model only acts.
+        """Let the towers compute in bf16; return the weights that may then be bf16 copies, if the model only acts.
 
         The heads stay in float32, and on a GPU the core too.
         """
@@ -305,7 +305,7 @@ class TowerActorCritic(ActorCritic):
         return [parameter for module in modules for parameter in module.parameters(recurse=False)]
 
     def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of the tower or of both."""
+        """Compute one step of the tower or of both."""
         if self.critic is None:
             features, rnn_state = self.actor.step(obs, first, rnn_state)
             return *self._heads(features, features), rnn_state
@@ -315,7 +315,7 @@ class TowerActorCritic(ActorCritic):
         return *self._heads(actor_features, critic_features), torch.cat((actor_state, critic_state), dim=-1)
 
     def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-        """All steps of the tower or of both."""
+        """Compute all steps of the tower or of both."""
         if self.critic is None:
             features = self.actor.unroll(obs, first, rnn_state)
             return self._heads(features[:-1], features)
@@ -324,11 +324,11 @@ class TowerActorCritic(ActorCritic):
         return self._heads(actor_features[:-1], self.critic.unroll(obs, first, critic_state))
 
     def _split(self, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-        """The parts [...,H] of the actor and of the critic."""
+        """Return the recurrent states [...,H] of the actor and of the critic."""
         return rnn_state[..., : self.actor.state_size], rnn_state[..., self.actor.state_size :]
 
     def _heads(self, actor_features: Tensor, critic_features: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [...,L] and value [...], computed in float32 even under autocast: bf16 has two to three digits."""
+        """Return logits [...,L] and value [...], in float32 even under autocast: bf16 has two to three digits."""
         with autocast_off(actor_features.device.type):
             return self.policy_head(actor_features.float()), self.value_head(critic_features.float()).squeeze(-1)
 

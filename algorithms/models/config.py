@@ -134,7 +134,7 @@ class ModelConfig:
 
 
 def check_size(config: ModelConfig) -> None:
-    """Refuse a network that cannot be had whatever it will look at, before anything is made of it.
+    """Refuse a network that is too large for any observation, before anything is made of it.
 
     Raises:
         UsageError: it has more layers than any.

@@ -1,4 +1,4 @@
-"""What a policy remembers between steps: nothing, or the state of a GRU or LSTM."""
+"""The memory of a policy between steps: none, or the state of a GRU or LSTM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from algorithms.ops.checks import require_shape
 
 
 def autocast_off(device_type: str) -> AbstractContextManager[object]:
-    """A context without autocast on that kind of device; costs next to nothing where there is none anyway."""
+    """Return a context without autocast on that kind of device; costs next to nothing where there is none anyway."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 
@@ -23,7 +23,7 @@ Weights = dict[str, Tensor]
 
 
 class Core(Protocol):
-    """What a tower needs of the module behind its encoder.
+    """The module behind the encoder of a tower: a memory from one step to the next.
 
     Attributes:
         output_size: D', features per step.
@@ -34,11 +34,11 @@ class Core(Protocol):
     state_size: int
 
     def step(self, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of x [N,D] from state [N,H], which counts as zero where first [N]: [N,D'] and the next state."""
+        """Step x [N,D] from state [N,H], which counts as zero where first [N]: return [N,D'] and the next state."""
         ...
 
     def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
-        """What `step` gives for x [T+1,B,D] and first [T+1,B], differentiably: [T+1,B,D'].
+        """Compute what `step` gives for x [T+1,B,D] and first [T+1,B], differentiably: [T+1,B,D'].
 
         The T steps are segments of equal length, each of which starts from its own state [number of segments,B,H]; step
         T continues from the last one.
@@ -47,7 +47,7 @@ class Core(Protocol):
 
 
 class IdentityCore(nn.Module):
-    """No memory: features pass unchanged and the state has no elements."""
+    """A core without memory: features pass unchanged and the state has no elements."""
 
     state_size = 0
 
@@ -109,7 +109,7 @@ class RecurrentCore(nn.Module):
         return y.float(), vectors.transpose(0, 1).flatten(1).float()
 
     def _bf16_weights(self, x: Tensor) -> Weights:
-        """The weights of a GRU for x under autocast on the CPU, which knows no GRU; nothing elsewhere.
+        """Return the weights of a GRU for x under autocast on the CPU, which knows no GRU; nothing elsewhere.
 
         An LSTM runs in float32: its bf16 kernel raises on processors without bf16. On a GPU both do.
         """
@@ -158,12 +158,12 @@ def unroll_segments(cell: Cell, x: Tensor, first: Tensor, state: Tensor) -> Tens
 
 
 def _side_by_side(x: Tensor, num_segments: int) -> Tensor:
-    """[T,B,*] -> [T/num_segments, num_segments*B, *]."""
+    """Put segments of time side by side: [T,B,*] -> [T/num_segments, num_segments*B, *]."""
     return x.reshape(num_segments, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
 def _one_after_another(x: Tensor, num_segments: int) -> Tensor:
-    """[t,num_segments*B,*] -> [num_segments*t, B, *]: the reverse of `_side_by_side`."""
+    """Reverse `_side_by_side`: [t,num_segments*B,*] -> [num_segments*t, B, *]."""
     return x.reshape(x.shape[0], num_segments, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
@@ -197,7 +197,7 @@ def segments_at_resets(first: Tensor) -> list[tuple[int, int]]:
 
 
 def single_steps(steps: int) -> list[tuple[int, int]]:
-    """Cut time everywhere: what follows does not depend on where episodes start, and nothing is read back for it."""
+    """Cut time at every step: the cuts do not depend on where episodes start, and nothing is read back for them."""
     return [(t, t + 1) for t in range(steps)]
 
 

@@ -29,7 +29,7 @@ Outputs = tuple[Tensor, ...]
 
 
 def custom_kind(target: object) -> str:
-    """What a class makes, by its methods: act and unroll a "model", step and unroll a "core", else an "encoder"."""
+    """Return the kind of a class: a "model" has act and unroll, a "core" step and unroll, all else is an "encoder"."""
     for kind, method in (("model", "act"), ("core", "step")):
         if hasattr(target, method) and hasattr(target, "unroll"):
             return kind
@@ -37,7 +37,7 @@ def custom_kind(target: object) -> str:
 
 
 def custom_class(config: ModelConfig, kind: str) -> Callable[..., Any] | None:
-    """What `--encoder_custom` names, if that is of this kind."""
+    """Return the class that `--encoder_custom` names, None if it is of another kind or none is named."""
     if not config.encoder_custom:
         return None
     module_name, _, class_name = config.encoder_custom.partition(":")
@@ -50,7 +50,7 @@ def custom_class(config: ModelConfig, kind: str) -> Callable[..., Any] | None:
 
 @contextmanager
 def _blaming(config: ModelConfig) -> Iterator[None]:
-    """Whatever the user's code raises becomes one line that names the flag."""
+    """Turn any error of the user's code into one line that names the flag."""
     try:
         yield
     except Exception as error:  # the user's code may raise anything
@@ -61,7 +61,7 @@ def _blaming(config: ModelConfig) -> Iterator[None]:
 def custom_encoder(
     make: Callable[..., Any], config: ModelConfig, observations: dict[str, ObservationSpec]
 ) -> nn.Module:
-    """Class(observations, config): an nn.Module with `output_size`.
+    """Make the user's class(observations, config): an nn.Module with `output_size`.
 
     It maps the scaled float32 observations {key} [N,*] to [N,output_size].
     """
@@ -76,7 +76,7 @@ def custom_encoder(
 
 
 def custom_core(make: Callable[..., Any], config: ModelConfig, input_size: int) -> Core:
-    """Class(input_size, config): an nn.Module that keeps the contract of `Core`."""
+    """Make the user's class(input_size, config): an nn.Module that keeps the contract of `Core`."""
     with _blaming(config):
         core: Any = _float_module(make(input_size, config))
         output_size, state_size = size_of(core, "output_size"), size_of(core, "state_size")
@@ -100,7 +100,7 @@ def custom_core(make: Callable[..., Any], config: ModelConfig, input_size: int) 
 
 
 def custom_model(make: Callable[..., Any], config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
-    """Class(env_spec, config): an `ActorCritic`, which says what it must implement."""
+    """Make the user's class(env_spec, config): an `ActorCritic`, which says what it must implement."""
     with _blaming(config):
         model = make(env_spec, config)
         if not isinstance(model, ActorCritic):
@@ -221,7 +221,7 @@ def refuse_two_behaviours(model: nn.Module, config: ModelConfig, env_spec: EnvSp
 
 
 def _two_behaviours(module: nn.Module) -> str:
-    """Why a layer of torch computes something else in training mode; empty if it does not."""
+    """Return why a layer of torch computes something else in training mode; empty if it does not."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return NORMS
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
@@ -234,7 +234,7 @@ def _two_behaviours(module: nn.Module) -> str:
 
 
 def _in_both_modes(model: ActorCritic, env_spec: EnvSpec) -> tuple[Outputs, Outputs]:
-    """What a model makes of the same trajectory in evaluation and in training mode; it is left as it was."""
+    """Return the outputs of a model for one trajectory in evaluation and in training mode; it is left as it was."""
     generator, was_training = torch.Generator().manual_seed(0), model.training
     obs = _random_observations(env_spec, (TRIAL_STEPS + 1, MODE_ROWS), generator)
     first = torch.zeros(TRIAL_STEPS + 1, MODE_ROWS, dtype=torch.bool)
@@ -262,7 +262,7 @@ def _normalizes_spectrally(module: nn.Module) -> bool:
 
 
 def _random_observations(env_spec: EnvSpec, lead: tuple[int, ...], generator: torch.Generator) -> dict[str, Tensor]:
-    """Observations of zeros and ones, which are in nearly every space, also in one whose numbers index a table."""
+    """Return observations of zeros and ones: nearly every space has them, also one whose numbers index a table."""
     return {
         key: torch.randint(0, 2, (*lead, *spec.shape), generator=generator).to(getattr(torch, spec.dtype))
         for key, spec in env_spec.observations.items()
@@ -283,7 +283,7 @@ def _float_module(made: object) -> nn.Module:
 
 @contextmanager
 def _acting(module: nn.Module) -> Iterator[None]:
-    """As a policy worker runs it: without gradients, and leaving no trace in running statistics."""
+    """Let a module run as in a policy worker: without gradients, and leaving no trace in running statistics."""
     was_training = module.training
     module.eval()
     with torch.no_grad():
@@ -292,7 +292,7 @@ def _acting(module: nn.Module) -> Iterator[None]:
 
 
 def size_of(module: Any, name: str) -> int:
-    """A size that a module states as its attribute.
+    """Return a size that a module states as its attribute.
 
     Raises:
         TypeError: it is no int.

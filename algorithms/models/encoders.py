@@ -101,7 +101,7 @@ class Encoder(nn.Sequential):
 
     @property
     def _estimates(self) -> bool:
-        """Whether a pass goes on with estimates of spectral norms: a thread must not change those of another."""
+        """Return whether a pass goes on with estimates of spectral norms: a thread must not change those of another."""
         return self.training and any(parametrize.is_parametrized(part) for part in self.modules())
 
     def _forward(self, layers: Sequence[Layer], at_once: int, x: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def impala_encoder(shape: tuple[int, ...], extra_layer_sizes: tuple[int, ...], a
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(f(conv(f(x)))) with 3x3 kernels and as many channels out as in."""
+    """Computes x + conv(f(conv(f(x)))) with 3x3 kernels and as many channels out as in."""
 
     def __init__(self, channels: int, activation: str) -> None:
         super().__init__()

@@ -50,12 +50,12 @@ class FlatModule:
 
     @property
     def parameter_table(self) -> list[tuple[str, tuple[int, ...]]]:
-        """The part of the table that describes the parameters."""
+        """Return the part of the table that describes the parameters."""
         return self.table[: len(list(self.module.parameters()))]
 
 
 def split(flat: Tensor, table: list[tuple[str, tuple[int, ...]]]) -> list[Tensor]:
-    """The views of a flat vector that a table describes."""
+    """Return the views of a flat vector that a table describes."""
     views, start = [], 0
     for _, shape in table:
         size = int(np.prod(shape, dtype=np.int64))

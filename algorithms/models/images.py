@@ -1,4 +1,4 @@
-"""What happens to images before and in the first convolution: how they lie in memory, bytes to floats, blocks."""
+"""Images before and in the first convolution: how they lie in memory, bytes to floats, blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORD = 4
 
 
 class InputScaling(nn.Module):
-    """One observation as float32, shifted and scaled; the tensor it is given is never changed.
+    """Shifts and scales one observation, as float32; the tensor it is given is never changed.
 
     With running statistics the constants are only what the statistics start from: the statistics are those of the raw
     observation, and standardising cancels any constant shift and scale. Without them the constants stay.
@@ -84,7 +84,7 @@ class ChannelsLast(nn.Module):
 
 
 class FlattenImages(nn.Flatten):
-    """Images [N,C,H,W] as rows [N,C*H*W]; their gradient has the channels last in memory, as they have.
+    """Shows images [N,C,H,W] as rows [N,C*H*W]; their gradient has the channels last in memory, as the images have.
 
     The backward pass of ELU takes 8 us per image where gradient and output lie in different orders, and makes the next
     convolution rearrange the result (VizDoom, bf16); arranging the gradient takes 2. ReLU does not mind.
@@ -99,7 +99,7 @@ class FlattenImages(nn.Flatten):
 
 
 class Blocks:
-    """Images cut into blocks of side x side pixels, and the numbers of each in a row ("space to depth").
+    """Cuts images into blocks of side x side pixels, and puts the numbers of each in a row ("space to depth").
 
     In which order they stand there is of no interest, as long as it is the same for images, for kernels, and for all
     that is taken from each pixel: it is the one in which bytes can be moved by words.
@@ -117,7 +117,7 @@ class Blocks:
         self._word = WORD if self._width % WORD == 0 else 1
 
     def of(self, images: Tensor) -> Tensor:
-        """Blocks [N,rows,columns,depth] of images; pixels beyond the last whole block are left out."""
+        """Return blocks [N,rows,columns,depth] of images; pixels beyond the last whole block are left out."""
         lines = images if self.channels_first else images.flatten(2)[:, None]
         num_images, planes, height, width = lines.shape
         rows, columns = height // self.side, width // self._width
@@ -132,12 +132,12 @@ class Blocks:
         return words.reshape(num_images, rows, columns, self.depth)
 
     def of_planes(self, x: Tensor) -> Tensor:
-        """The same of x [N,C,H,W], images or kernels, whatever the layout of images; [N,depth,rows,columns]."""
+        """Return blocks [N,depth,rows,columns] of x [N,C,H,W], images or kernels, whatever the layout of images."""
         return self.of(x if self.channels_first else x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def computed_in(x: Tensor) -> torch.dtype:
-    """What layers compute with for images x now; in bf16 on a CPU the first convolution takes their blocks."""
+    """Return the type in which layers compute with images x now; bf16 on a CPU: the first convolution takes blocks."""
     is_autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
     return torch.get_autocast_dtype("cpu") if is_autocast else torch.float32
 
@@ -167,7 +167,7 @@ class FirstConv2d(nn.Conv2d):
         return self.convolve(x, self.kernel(dtype, divided=are_blocks), self.bias)
 
     def kernel(self, dtype: torch.dtype, *, divided: bool) -> Tensor:
-        """The kernel for blocks [O,depth,k/stride,k/stride], divided or not."""
+        """Return the kernel for blocks [O,depth,k/stride,k/stride], divided or not."""
         if self.weight.dtype == torch.float32:
             return self._for_blocks(self.weight.to(dtype), divided)  # rounded first, as weights to act with are
         # A copy to act with, see `FlatModule.compute_with_copies`: it is written in place, and seldom.
@@ -186,7 +186,7 @@ class FirstConv2d(nn.Conv2d):
 
 
 class Bytes:
-    """How images that are bytes come before the first convolution on a CPU, and what is kept of them for its gradient.
+    """Prepares images of bytes for the first convolution on a CPU, and keeps what its gradient needs of them.
 
     Args:
         scaling: To floats; the module belongs to the model.
@@ -203,7 +203,7 @@ class Bytes:
         self._scratch: dict[int, Tensor] = {}  # by thread
 
     def prepare(self, images: Tensor) -> Tensor:
-        """The images as floats, or in bf16 the blocks for the first convolution, until the thread's next call.
+        """Return images as floats, or in bf16 the blocks for the first convolution, until the thread's next call.
 
         New memory for each would leave holes between what is kept.
         """
@@ -241,7 +241,7 @@ class Bytes:
         return scratch[: shape[0]]
 
     def kept(self, images: Tensor, prepared: Tensor) -> AbstractContextManager[object]:
-        """Where a gradient will need the prepared images, keep the bytes, and prepare them once more for it.
+        """Keep bytes for a gradient in place of the images prepared of them, and prepare those once more for it.
 
         The bytes are there anyway; floats take four times as much, of a large minibatch more than all else together.
         """
@@ -272,7 +272,7 @@ Rows = Callable[[Tensor], Tensor]
 
 
 def side_by_side(function: Rows, parts: Sequence[Tensor], trained: Sequence[Tensor]) -> Tensor:
-    """What a function makes of each part [n,*] on a thread of its own; all of it in one [N,*].
+    """Apply a function to each part [n,*] on a thread of its own; return the results as one [N,*].
 
     Gradients flow to the tensors to be trained with which it does that, if they require any, and none to the parts;
     they are added up in the order of the parts, so that the result does not depend on which thread is faster.
@@ -285,7 +285,7 @@ def side_by_side(function: Rows, parts: Sequence[Tensor], trained: Sequence[Tens
 
 
 class _SideBySide(torch.autograd.Function):
-    """Every part has a graph of its own, so that its thread can go through it backward too."""
+    """Gives every part a graph of its own, so that its thread can go through it backward too."""
 
     @staticmethod
     def forward(ctx: Any, function: Rows, parts: Sequence[Tensor], *trained: Tensor) -> Tensor:
@@ -312,7 +312,7 @@ class _SideBySide(torch.autograd.Function):
 
 
 def _on_threads(function: Callable[[Any], Result], arguments: Sequence[Any]) -> list[Result]:
-    """The results for all arguments, computed at the same time and in the modes of this thread."""
+    """Return the results for all arguments, computed at the same time and in the modes of this thread."""
     modes = _Modes()
 
     def call(argument: Any) -> Result:
@@ -328,7 +328,7 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 class _Modes:
-    """What torch keeps per thread and a result depends on."""
+    """The modes that torch keeps per thread and on which a result depends."""
 
     def __init__(self) -> None:
         self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -336,7 +336,7 @@ class _Modes:
         self.dtype = torch.get_autocast_dtype("cpu")
 
     def here(self) -> ExitStack:
-        """A context in which this thread has them."""
+        """Let this thread have these modes while entered."""
         stack = ExitStack()
         stack.enter_context(torch.inference_mode(self.inference))
         stack.enter_context(torch.set_grad_enabled(self.grad))

@@ -79,7 +79,7 @@ class _Layer(NamedTuple):
 
 
 class NumpyMlp:
-    """What a `TowerActorCritic` of plain MLPs says about R rows; make it with `numpy_mlp`.
+    """The twin of a `TowerActorCritic` of plain MLPs, in numpy, for R rows; make it with `numpy_mlp`.
 
     Args:
         model: its weights and buffers must stay where they are, as those of a `FlatModule` do.
@@ -126,7 +126,7 @@ class NumpyMlpTraining(NumpyMlp):
         self._logits = np.empty((rows, sum(model.policy_head.output_sizes) + self._num_free(model)), np.float32)
 
     def unroll(self, obs: Array) -> tuple[Array, Array]:
-        """Logits [M, L] and values [R], in the units of the value head, of obs [R, *]; overwritten by the next call."""
+        """Return logits [M, L] and values [R], in the units of the value head, of obs [R, *], until the next call."""
         self._x = self._scale(obs)
         self._policy(_forward(self._actor, self._x), self._logits)
         features = self._features(self._actor)
@@ -154,11 +154,11 @@ class NumpyMlpTraining(NumpyMlp):
 
     @staticmethod
     def _num_free(model: TowerActorCritic) -> int:
-        """Log deviations that are no outputs of the policy's layer."""
+        """Return how many log deviations are no outputs of the policy's layer."""
         return 0 if model.policy_head.log_stddev is None else sum(model.policy_head.gaussian_sizes)
 
     def _outputs(self, logits: Array) -> Array:
-        """The gradient of the outputs of the policy's layer; that of free deviations is left where it belongs."""
+        """Return the gradient of the outputs of the policy's layer; set that of free deviations."""
         head = self._model.policy_head
         if head.log_stddev is None:
             return logits
@@ -169,12 +169,12 @@ class NumpyMlpTraining(NumpyMlp):
 
 
 def numpy_mlp(model: nn.Module, rows: int) -> NumpyMlp | None:
-    """The numpy twin of a model, or None where there is none."""
+    """Return the numpy twin of a model, or None where there is none."""
     return NumpyMlp(model, rows) if isinstance(model, TowerActorCritic) and has_numpy_twin(model) else None
 
 
 def has_numpy_twin(model: nn.Module) -> bool:
-    """Whether a model is on the CPU, small, and nothing but MLPs of one observation."""
+    """Return whether a model is on the CPU, small, and nothing but MLPs of one observation."""
     if type(model) is not TowerActorCritic or len(model.keys) != 1 or model.return_mean.device.type != "cpu":
         return False
     if sum(parameter.numel() for parameter in model.parameters()) > MAX_WEIGHTS:
@@ -183,7 +183,7 @@ def has_numpy_twin(model: nn.Module) -> bool:
 
 
 def _is_plain(tower: Tower) -> bool:
-    """Whether a tower is one MLP; a layer with spectral norm is of another class than Linear."""
+    """Return whether a tower is one MLP; a layer with spectral norm is of another class than Linear."""
     encoder = tower.encoder
     if tower.bf16 or type(tower.core) is not IdentityCore or type(encoder) is not DictEncoder:
         return False
@@ -234,20 +234,20 @@ def _backward(layers: list[_Layer], x: Array, gradient: Array) -> None:
 
 
 def _linear_backward(linear: nn.Linear, x: Array, gradient: Array, *, further: bool = True) -> Array:
-    """Set the gradients of a layer from that of its outputs [M, out]; that of its inputs x [M, in], if it is wanted."""
+    """Set the gradients of a layer from that of its outputs [M, out]; return that of its inputs [M, in], if wanted."""
     np.matmul(gradient.T, x, out=_gradient(linear.weight))
     np.add.reduce(gradient, axis=0, out=_gradient(linear.bias))
     return np.matmul(gradient, _view(linear.weight)) if further else gradient
 
 
 def _gradient(parameter: Tensor) -> Array:
-    """Where autograd would leave the gradient."""
+    """Return the array where autograd would leave the gradient."""
     assert parameter.grad is not None
     return _view(parameter.grad)
 
 
 def _policy(head: PolicyHead) -> Callable[[Array, Array], None]:
-    """(features, logits): as `PolicyHead.forward`."""
+    """Make the function of (features, logits) that fills the logits as `PolicyHead.forward` computes them."""
     weight, bias = _view(head.linear.weight).T, _view(head.linear.bias)
     if head.log_stddev is None:
 
@@ -275,7 +275,7 @@ def _policy(head: PolicyHead) -> Callable[[Array, Array], None]:
 
 
 def _scaling(scaling: InputScaling, rows: int) -> Callable[[Array], Array]:
-    """Observation [R, *] to [R, D] float32: as `InputScaling.forward`."""
+    """Make the function that scales an observation [R, *] to [R, D] float32 as `InputScaling.forward` does."""
     if scaling.running:
         mean, inv_std = _view(scaling.mean).reshape(-1), _view(scaling.inv_std).reshape(-1)
         out = np.empty((rows, mean.size), np.float32)
@@ -300,5 +300,5 @@ def _scaling(scaling: InputScaling, rows: int) -> Callable[[Array], Array]:
 
 @torch.no_grad()
 def _view(tensor: Tensor) -> Array:
-    """The numbers of a weight where they are."""
+    """Return the numbers of a weight where they are."""
     return tensor.detach().numpy()

@@ -73,13 +73,13 @@ class QNetwork(ActorCritic):
         return torch.cat(pieces, dim=-1)
 
     def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q [N, L], the greedy value [N] without a mask, and the next state."""
+        """Return Q [N, L], the greedy value [N] without a mask, and the next state."""
         features, rnn_state = self.tower.step(obs, first, rnn_state)
         q = self._q(features)
         return q, self._greedy_value(q), rnn_state
 
     def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-        """Q [T, B, L] and greedy values [T+1, B] without masks."""
+        """Return Q [T, B, L] and greedy values [T+1, B] without masks."""
         q = self._q(self.tower.unroll(obs, first, rnn_state))
         return q[:-1], self._greedy_value(q)
 

@@ -86,56 +86,56 @@ class PopulationConfig:
 
 
 class LearningFlags(Protocol):
-    """The learning flags of an algorithm, as far as a population reads them by name; the dataclass may have more."""
+    """The learning flags of an algorithm that a population reads by name; the dataclass may have more."""
 
     @property
     def rollout(self) -> int:
-        """Steps of a trajectory."""
+        """Return the steps of a trajectory."""
         ...
 
     @property
     def lr_schedule(self) -> str:
-        """How the learning rate changes."""
+        """Return how the learning rate changes."""
         ...
 
 
 class PopulationFlags(Protocol):
-    """The flags of a run, as far as a population reads them."""
+    """The flags of a run that a population reads."""
 
     @property
     def population(self) -> PopulationConfig:
-        """Flags of populations."""
+        """Return the flags of populations."""
         ...
 
     @property
     def learning(self) -> LearningFlags:
-        """Flags of learning that all policies begin with."""
+        """Return the flags of learning that all policies begin with."""
         ...
 
     @property
     def per_policy(self) -> Sequence[Mapping[str, Any]]:
-        """Flags of learning that only one policy has, by policy."""
+        """Return the flags of learning that only one policy has, by policy."""
         ...
 
     @property
     def frozen(self) -> frozenset[int]:
-        """Policies that never learn."""
+        """Return the policies that never learn."""
         ...
 
     @property
     def largest_batch_size(self) -> int:
-        """Largest batch that a policy may ever have."""
+        """Return the largest batch that a policy may ever have."""
         ...
 
 
 def frozen(config: PopulationConfig, num_policies: int) -> frozenset[int]:
-    """The policies that never learn."""
+    """Return the policies that never learn."""
     idle = set(range(num_policies)) - set(config.policies_to_train) if config.policies_to_train else set()
     return frozenset(idle | set(config.frozen_policies))
 
 
 def check_population(config: PopulationConfig, num_policies: int) -> None:
-    """Refuse what a population of that size cannot do (UsageError)."""
+    """Refuse flags that a population of that size cannot follow (UsageError)."""
     for name in ("policies_to_train", "frozen_policies"):
         unknown = [policy for policy in getattr(config, name) if policy >= num_policies]
         if unknown:
@@ -152,7 +152,7 @@ def check_population(config: PopulationConfig, num_policies: int) -> None:
 
 
 def past_slots(config: PopulationConfig, env: str, num_agents: int) -> int:
-    """Policies beside the one that learns: those of the pool, and one for what leaves it.
+    """Count the policies beside the one that learns: those of the pool, and one for a version that leaves it.
 
     Raises:
         UsageError: there is nobody to play against in that environment.
@@ -165,7 +165,7 @@ def past_slots(config: PopulationConfig, env: str, num_agents: int) -> int:
 
 
 def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_policies: int) -> list[dict[str, Any]]:
-    """What `--per_policy` says, converted, by policy.
+    """Return the values that `--per_policy` gives each policy, converted, by policy.
 
     Args:
         config: the flags of populations.
@@ -192,6 +192,6 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
 
 
 def largest_batch_size(config: PopulationConfig, sizes: Sequence[int], rollout: int) -> int:
-    """The largest batch that policies which start with these sizes may ever have; sizes grow by whole rollouts."""
+    """Return the largest batch of policies that start with these sizes; sizes grow by whole rollouts."""
     grows = config.with_pbt and config.pbt_optimize_batch_size
     return int(BATCH_GROWTH * max(sizes)) // rollout * rollout if grows else max(sizes)

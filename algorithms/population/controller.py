@@ -1,4 +1,4 @@
-"""What main does about a population: it decides when a policy is due, writes the decision down, and orders it done."""
+"""Main's part in a population: it decides when a policy is due, writes the decision down, and orders it done."""
 
 import logging
 import math
@@ -42,13 +42,13 @@ class _Order:
 
     @property
     def message(self) -> Message:
-        """For the learner of the policy."""
+        """Return the message that orders it of the learner of the policy."""
         kind, source, traits = self.decision
         return CopyWeights(self.policy, traits, source) if kind == "copy" else SetHyperparameters(self.policy, traits)
 
 
 class Controller:
-    """Population-based training in main. It waits for nothing: it hears reports and says what is to be sent.
+    """Population-based training in main. It waits for nothing: it hears reports and gives the messages to send.
 
     One order is under way at a time, so that nobody copies one that is being replaced. The clock of a policy counts
     its own env steps; with everything else that must survive a crash it lies in the policy's `PolicyTraits`.
@@ -86,7 +86,7 @@ class Controller:
 
     @property
     def config(self) -> PopulationConfig:
-        """The flags of populations."""
+        """Return the flags of populations."""
         return self.exploit_explore.config
 
     def handle(self, message: Message) -> None:
@@ -98,7 +98,7 @@ class Controller:
                 self._again(process)
 
     def tick(self) -> Iterator[Message]:
-        """What is to be sent now."""
+        """Yield the messages that are to be sent now."""
         if self._order is None and self.config.with_pbt:
             self._order = self._next_order()
         if self._order is not None and not self._order.sent and self.lineage.written:
@@ -114,7 +114,7 @@ class Controller:
         self.lineage.close()
 
     def objectives(self) -> dict[int, float] | None:
-        """The mean of the target objective of every policy that learns; None until all have played enough."""
+        """Return the mean of the target objective by policy that learns; None until all have played enough."""
         found: dict[int, float] = {}
         for policy in self.learning:
             progress = self.monitor.policies[policy]
@@ -134,7 +134,7 @@ class Controller:
             self._warned = True
 
     def _next_order(self) -> _Order | None:
-        """A decision about the policy whose clock is most overdue, if all policies can be compared."""
+        """Decide about the policy whose clock is most overdue, if all policies can be compared."""
         due = [(overdue, policy) for policy in self.learning if (overdue := self._overdue(policy)) > 0]
         objectives = self.objectives() if due else None
         if objectives is None or not all(self._env_steps(policy) for policy in self.learning):
@@ -148,7 +148,7 @@ class Controller:
         return _Order(policy, decision)
 
     def _overdue(self, policy: int) -> int:
-        """Env steps since a decision about a policy was due."""
+        """Return for how many env steps a decision about a policy has been due; negative: it is not due."""
         env_steps = self._env_steps(policy)
         if env_steps < self.config.pbt_start_mutation:
             return -1
@@ -158,7 +158,7 @@ class Controller:
         return self.monitor.policies[policy].totals["env_steps"]
 
     def _done(self, message: TraitsSet) -> None:
-        """A learner has other traits: note it, once."""
+        """Note, once, that a learner has other traits."""
         failpoint("pbt.told")
         policy, traits = message.policy, message.traits
         if traits.changes <= self.traits[policy].changes:
@@ -175,7 +175,7 @@ class Controller:
             self._order = None
 
     def _again(self, process: str) -> None:
-        """Say again to a process that replaces a dead one what that may not have heard."""
+        """Send orders and traits again to a process that replaces a dead one, which may not have heard of them."""
         for policy, traits in enumerate(self.traits):
             if process == str(Address(LEARNER.name, policy)):
                 order = self._order if self._order is not None and self._order.policy == policy else None
@@ -219,7 +219,7 @@ class Controller:
             log.info("policy %d at %d env steps: %s", policy, event.env_steps, _words(event))
 
     def _show(self, policy: int) -> None:
-        """Let the reports say what a policy learns with, and how it came to that."""
+        """Let the reports show a policy's hyperparameters, and how it came to them."""
         traits = self.traits[policy]
         own = [event for event in self.lineage.events if event.policy == policy and event.state == "applied"]
         shown = {f"pbt/{name}": value for name, value in numbers_of(plain_values(traits)).items()}
@@ -231,14 +231,14 @@ class Controller:
 
 
 def objective_of(progress: PolicyProgress, name: str) -> RunningStatistic | None:
-    """The statistic by which policies are ranked; the return stands for a true reward that no environment reports."""
+    """Return the statistic by which policies are ranked; the return if the environment reports no true reward."""
     statistics = progress.statistics()
     found = statistics.get(name) or statistics.get(f"stats/{name}")
     return statistics["reward"] if found is None and name == "true_reward" else found
 
 
 def _words(event: Event) -> str:
-    """A decision in one line."""
+    """Return a decision in one line."""
     changes = [
         f"{name} {event.before.get(name)} -> {value}"
         for name, value in event.after.items()

@@ -1,4 +1,4 @@
-"""`lineage.json` of a run: everything that was decided about its policies, written before it is done."""
+"""The file `lineage.json` of a run: all decisions about its policies, written before they are carried out."""
 
 import json
 import logging
@@ -70,12 +70,12 @@ class Lineage:
         self._pending: Future[None] | None = None
 
     def add(self, event: Event) -> None:
-        """Write it down; `written` says when that is done."""
+        """Write an event down; `written` says when that is done."""
         self.events.append(event)
         self._write()
 
     def applied(self, policy: int, change: int, taken_env_steps: int | None) -> None:
-        """A learner has done what was ordered, if it was a copy with the source's state of so many env steps."""
+        """Note that a learner has done what was ordered; a copy took the source's state of so many env steps."""
         for i, event in enumerate(self.events):
             if (event.policy, event.change, event.state) == (policy, change, "ordered"):
                 taken = event.source_env_steps if taken_env_steps is None else taken_env_steps
@@ -84,7 +84,7 @@ class Lineage:
 
     @property
     def written(self) -> bool:
-        """Whether the file has all events, or could not be written."""
+        """Return whether the file has all events, or could not be written."""
         if self._pending is not None and self._pending.done():
             self._pending.result()  # whatever is no error of the disk is a bug, and must not pass unnoticed in a thread
             self._pending = None
@@ -100,7 +100,7 @@ class Lineage:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """A disk that takes nothing costs the file, which the next event writes as a whole, and not the training."""
+    """Write the file. A disk that takes nothing costs the file, which the next event writes anew, not the training."""
     try:
         write_json_atomic(path, content, indent=None)
     except OSError as error:
@@ -108,7 +108,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _settle(event: Event, traits: Sequence[PolicyTraits]) -> Event:
-    """The event with what has become of it, as the checkpoints say."""
+    """Return the event with what has become of it, as the checkpoints say."""
     if event.state == "taken back" or event.policy >= len(traits):
         return event
     done = event.change <= traits[event.policy].changes
@@ -116,7 +116,7 @@ def _settle(event: Event, traits: Sequence[PolicyTraits]) -> Event:
 
 
 def _earlier_events(directory: Path) -> list[Event]:
-    """Those of earlier starts. A file that is damaged is set aside: the run does not depend on it."""
+    """Return the events of earlier starts. A damaged file is set aside: the run does not depend on it."""
     try:
         return read_events(directory)
     except UsageError as error:
@@ -126,7 +126,7 @@ def _earlier_events(directory: Path) -> list[Event]:
 
 
 def read_events(directory: Path) -> list[Event]:
-    """The events of a run; none where it has no lineage.
+    """Return the events of a run; none where it has no lineage.
 
     Raises:
         UsageError: the file is damaged.
@@ -157,13 +157,13 @@ def _check(event: Event) -> None:
 
 
 def plain_values(traits: PolicyTraits) -> dict[str, Any]:
-    """Hyperparameters and coefficients of rewards, as events hold them."""
+    """Return hyperparameters and coefficients of rewards, as events hold them."""
     shaping = {"reward_shaping": dict(traits.reward_shaping)} if traits.reward_shaping else {}
     return json.loads(json.dumps({**traits.hyperparameters, **shaping}))  # type: ignore[no-any-return]
 
 
 def numbers_of(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of nested values, by their names joined with a slash."""
+    """Return the numbers of nested values, by their names joined with a slash."""
     found: dict[str, float] = {}
     for name, value in values.items():
         inner = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value

@@ -1,4 +1,4 @@
-"""Which policy plays in which row of a group, and by which coefficients its rewards are shaped."""
+"""Matchmaking: it draws the policy that plays in each row of a group, and shapes its rewards by coefficients."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,11 +100,11 @@ class PolicyMatchmaker:
         """Draw past versions from these slots from now on, where there are any; games that have begun go on."""
 
     def answer(self, group: int) -> Iterator[OpponentsReleased]:
-        """Say once when nobody plays any more in slots that the last `OpponentTable` have left out."""
+        """Say once that nobody plays any more in slots that the last `OpponentTable` has left out."""
         yield from ()
 
     def report(self, now: bool = False) -> Iterator[MatchResults]:
-        """How games against past versions have ended since the last report, if that is old enough or `now`."""
+        """Yield how games against past versions have ended since the last report, if that is old enough or `now`."""
         yield from ()
 
     def _map_policy(self, function: Callable[..., Any], row: int, first_env: int) -> int:
@@ -140,7 +140,7 @@ NOBODY = -1
 
 
 def sides_of(num_agents: int) -> Array:
-    """[A] the side on which each agent of an environment plays: 0 and 1 in turn."""
+    """Return the side on which each agent of an environment plays, [A]: 0 and 1 in turn."""
     return np.arange(num_agents) % 2
 
 
@@ -173,13 +173,13 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
         self._results = GameResults(num_envs, num_agents)
 
     def take_table(self, table: OpponentTable) -> None:
-        """As `PolicyMatchmaker.take_table`."""
+        """Draw past versions from these slots from now on; a series of games in a slot that is none of them ends."""
         self.table, self._versions = table, dict(zip(table.slots, table.versions, strict=True))
         if self._slot not in table.slots:
             self._games_left = 0
 
     def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
-        """As `PolicyMatchmaker.draw`, a game at a time; late agents join the game."""
+        """Draw anew for every game that starts; late agents join the game."""
         begins = np.flatnonzero(first.reshape(-1, self.num_agents).all(axis=1))
         side = self.random.integers(2, size=(len(begins), 1))
         opponent = np.array([self._opponent() for _ in begins], np.int32)
@@ -190,15 +190,15 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
         self._playing = policy.copy()
 
     def record(self, row: StepRow, valid: Array, policy: Array) -> None:
-        """As `PolicyMatchmaker.record`."""
+        """Take in a step of every row, [R]; rewards as the environment gave them."""
         self._results.record(row, valid, policy != LEARNER)
 
     def report(self, now: bool = False) -> Iterator[MatchResults]:
-        """As `PolicyMatchmaker.report`."""
+        """Yield how games against past versions have ended since the last report, if that is old enough or `now`."""
         yield from self._results.flush(now)
 
     def answer(self, group: int) -> Iterator[OpponentsReleased]:
-        """As `PolicyMatchmaker.answer`."""
+        """Say once that nobody plays any more in slots that the last `OpponentTable` has left out."""
         if self.table is None or self._answered == self.table.number:
             return
         if set(self.present) <= {LEARNER, *self.table.slots}:
@@ -206,7 +206,7 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
             yield OpponentsReleased(group, self.table.number)
 
     def _opponent(self) -> int:
-        """The slot that plays the next game against the learner; that of the learner itself if it plays alone."""
+        """Return the slot that plays the next game against the learner; the learner's own if it plays alone."""
         if self.table is None or not self.table.slots or self.random.random() >= self.past_share:
             return LEARNER
         if not self._games_left:
@@ -217,7 +217,7 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
 
 
 class GameResults:
-    """What agents have gathered in the games of a group, and how games against the past have ended.
+    """The returns of agents in the games of a group, and how games against past versions have ended.
 
     Args:
         num_envs: of the group.
@@ -242,7 +242,7 @@ class GameResults:
         self._past_steps += int(np.count_nonzero(valid & is_past))
 
     def begin(self, envs: Array, is_past: Array, opponent: Sequence[int]) -> None:
-        """Games begin; those before have ended, unless their environments have failed.
+        """Begin games; those before have ended, unless their environments have failed.
 
         Args:
             envs: [E] numbers in the group.
@@ -261,7 +261,7 @@ class GameResults:
         self._is_past[envs], self._opponent[envs] = is_past, opponent
 
     def _mean(self, envs: Array, side: Array) -> Array:
-        """[E] mean return of the agents for which `side` [E, A] holds."""
+        """Return the mean return [E] of the agents for which `side` [E, A] holds."""
         mean: Array = (self._return[envs] * side).sum(axis=1) / side.sum(axis=1)
         return mean
 

@@ -60,7 +60,7 @@ class PopulationMember:
         return {KEY: self.traits.plain()}
 
     def _copy_weights(self, source: int, worker: LearnerWorker) -> int:
-        """Go on from the latest state of another policy; its env steps.
+        """Go on from the latest state of another policy; return its env steps.
 
         Counters and random state stay, and the version rises: neither what is on its way nor what is in the batch that
         is being filled was acted with these weights.

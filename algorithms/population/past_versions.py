@@ -23,7 +23,7 @@ RATING = "rating"
 
 
 class Version(NamedTuple):
-    """A past version."""
+    """A past version of a policy."""
 
     env_steps: int  # that it had learned from; tells versions apart
     rating: float
@@ -46,7 +46,7 @@ class PastVersions:
         self._pending: list[Future[None]] = []
 
     def load(self, newest: int, limit: int) -> list[Version]:
-        """The newest `limit` versions, oldest first.
+        """Return the newest `limit` versions, oldest first.
 
         Those beyond `newest` env steps, from which the run goes on, were taken back by a crash: they are removed, as
         are those beyond the limit. One that is damaged is set aside.
@@ -98,7 +98,7 @@ class PastVersions:
 
 
 def _carefully(act: Callable[[], object]) -> None:
-    """A disk that refuses costs a version on it, not the training, which has the version in memory."""
+    """Let a disk that refuses cost a version on it, not the training, which has the version in memory."""
     try:
         act()
     except AppoError as error:

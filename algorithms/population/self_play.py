@@ -1,4 +1,4 @@
-"""Main's part of self-play: when a version of the policy joins the pool, who is drawn how often, who has won."""
+"""Main's part in self-play: it adds versions of the policy to a pool, says how often to draw each, and rates them."""
 
 import logging
 import math
@@ -46,7 +46,7 @@ BISECTIONS = 50
 
 
 class Record(NamedTuple):
-    """How the learner has played against a version lately; `score` are games won, those that were drawn count half."""
+    """The recent results of the learner against a version; `score` are games won, those that were drawn count half."""
 
     rating: float
     games: int
@@ -54,17 +54,17 @@ class Record(NamedTuple):
 
     @property
     def win_rate(self) -> float:
-        """With the prior."""
+        """Return the share of games won, with the prior."""
         return (self.score + PRIOR_GAMES / 2) / (self.games + PRIOR_GAMES)
 
 
 def expected_score(rating: float, other: float) -> float:
-    """Of a game between two ratings."""
+    """Return the expected score of a game between two ratings."""
     return 1 / (1 + math.exp(-(rating - other) / SCALE))
 
 
 def rating_of(records: Sequence[Record]) -> float:
-    """The rating at which the expected score is that of all games: its maximum likelihood; 0 without versions.
+    """Return the rating at which the expected score is that of all games (maximum likelihood); 0 without versions.
 
     Source: Bradley and Terry 1952, Biometrika 39, with one strength unknown.
     """
@@ -81,7 +81,7 @@ def rating_of(records: Sequence[Record]) -> float:
 
 
 def probabilities(records: Sequence[Record], opponents: str) -> list[float]:
-    """How often each version is to be drawn.
+    """Return how often each version is to be drawn.
 
     Args:
         records: of the versions.
@@ -115,12 +115,12 @@ class Opponent:
 
     @property
     def record(self) -> Record:
-        """For the rating."""
+        """Return the record against the version, for the rating."""
         return Record(self.rating, len(self.scores), sum(self.scores))
 
 
 class Pool(NamedTuple):
-    """Where versions are.
+    """The places where versions are kept: slots, blocks and files.
 
     Attributes:
         block: state of the learner, from which versions are taken.
@@ -134,7 +134,7 @@ class Pool(NamedTuple):
 
 
 class SelfPlay:
-    """The pool of past versions. It waits for nothing: it hears reports and says what is to be sent.
+    """The pool of past versions. It waits for nothing: it hears reports and gives the messages to send.
 
     There is one slot more than versions in the pool. A version that leaves the pool is drawn no more, and its slot is
     free when no group plays there any more; until then nothing joins. So every game is played to its end by who began
@@ -185,7 +185,7 @@ class SelfPlay:
                 self._again(process)
 
     def tick(self) -> Iterator[Message]:
-        """What is to be sent now."""
+        """Yield the messages that are to be sent now."""
         if self._due and self.pool.block.writes and self._free_slots():
             self._take()
         if self._changed and time.monotonic() - self._told_at >= TABLE_SECONDS:
@@ -199,7 +199,7 @@ class SelfPlay:
 
     @property
     def rating(self) -> float:
-        """Of the learner."""
+        """Return the rating of the learner."""
         return rating_of([one.record for one in self.opponents])
 
     def _free_slots(self) -> list[int]:
@@ -260,7 +260,7 @@ class SelfPlay:
         self._show()
 
     def _show(self) -> None:
-        """Let the reports say how it goes."""
+        """Let the reports show how the learner does against the pool."""
         records = [one.record for one in self.opponents]
         rates = [one.score / one.games for one in records if one.games]
         shown = {"rating": self.rating, "pool": len(records), "games": self._games, "past_steps": self._past_steps}
