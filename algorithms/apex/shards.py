@@ -135,7 +135,7 @@ class ReplayShard:
         return self.ring.unanswered > 0 or self._may_draw or self._may_insert
 
     def work(self) -> Iterator[Message]:
-        """Take in errors, draw a batch, and insert a slot if no batch is due; tell learner and actor."""
+        """Take in errors, draw a batch if one is due, and insert a slot unless uses are owed; tell learner and actor."""
         clock.enter(COPYING)
         self.part.figures.add("waiting_slots", len(self.queue))
         self.part.figures.add("held", float(bool(self.queue) and self.part.holds_actors))
@@ -147,7 +147,7 @@ class ReplayShard:
             samples = self.part.draw(self.ring.next_tensors)
             failpoint("replay.drawn")
             self.ring.commit(samples, self.part.pace.used)
-        elif self._may_insert:
+        if self._may_insert:  # without a ratio batches are due for ever, and a quick learner has always room for one
             message = self.queue.popleft()
             self.part.insert(message)
             failpoint("replay.inserted")

@@ -189,6 +189,19 @@ def test_without_a_ratio_nobody_waits() -> None:
         replay.work()
 
 
+def test_slots_are_inserted_however_fast_the_learner_is() -> None:
+    replay = sharded(replay_ratio=0.0, learning_starts=2)
+    replay.hand_over(0, shard=0, ends=0.0)
+    list(replay.shards[0].work())
+    assert replay.shards[0].part.owes
+    for slot in range(1, 4):
+        replay.hand_over(slot, shard=0, ends=0.0)
+        list(replay.shards[0].work())
+        assert replay.trajectories.released[:, 0].tolist() == [1] * (slot + 1) + [0] * (3 - slot)
+        assert replay.source.take() is not None  # and there is room for another one
+        list(replay.source.trained())
+
+
 def test_errors_become_priorities_unless_the_column_is_another_one() -> None:
     replay = sharded(replay_ratio=0.0, learning_starts=2)
     for slot in range(3):  # 9 columns of 10
