@@ -10,6 +10,9 @@ import numpy as np
 
 from algorithms.runtime.memory.arena import Arena, Array, Field
 
+LARGEST = 1 << 61
+"""Limit of what is counted through a whole run and read from a file: counting goes on from there in 64 bits."""
+
 Packed = Sequence[bytes] | Array
 """Frames as they are stored, one after the other."""
 
@@ -205,19 +208,20 @@ class PackedFrames:
         numbers = np.concatenate([np.arange(*span) for span in spans.tolist()] or [np.zeros(0, np.int64)]) % self.size
         begin, end = self._at[numbers].T
         length = end - begin
-        if (
-            (begin < 0) | (length < 1) | (length > self.nbytes) | (begin % self.num_bytes + length > self.num_bytes)
-        ).any():
-            raise ValueError("it is damaged")
+        apart = (begin >= 0).all() and (length > 0).all() and (end[:-1] <= begin[1:]).all()
+        beyond = (length > self.nbytes) | (begin % self.num_bytes + length > self.num_bytes)
+        first, after = (int(begin[0]), int(end[-1])) if len(end) else (0, 0)
+        if not apart or beyond.any() or after - first > self.num_bytes or after >= LARGEST:
+            raise ValueError("it is damaged: compressed frames cannot lie where it says")
         last = min(int(end.max(initial=0)), self.num_bytes)
         self._reserve(count, last)
         yield "packed", self._bytes[:last]
         try:
-            frames = [self._frame(*place) for place in zip(begin.tolist(), end.tolist(), strict=True)]
+            for place in zip(begin.tolist(), end.tolist(), strict=True):  # one at a time: all are too large
+                if len(self._frame(*place)) != self.nbytes:
+                    raise ValueError("it is damaged: a frame has another size")
         except self._error as error:
             raise ValueError(f"it is damaged: {error}") from None
-        if any(len(frame) != self.nbytes for frame in frames):
-            raise ValueError("it is damaged")
 
     def _reserve(self, frames: int, num_bytes: int) -> None:
         self.arena.reserve(f"{self._prefix}.at", min(frames, self.size) * self._at.strides[0])

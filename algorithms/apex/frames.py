@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.apex.frame_stores import FrameStore, Packed, PackedFrames, PlainFrames
+from algorithms.apex.frame_stores import LARGEST, FrameStore, Packed, PackedFrames, PlainFrames
 from algorithms.runtime.memory.arena import Arena, Array, Field
 from envs.spec import ObservationSpec, is_channels_first
 
@@ -126,10 +126,23 @@ class FrameRing:
     def reserve(self, columns: Array) -> Iterator[tuple[str, Array]]:
         """Reserve the memory of the frames of columns, whose spans are known; yields what is to be filled with them.
 
+        Args:
+            columns: of which there are spans and indices, in the order in which they were inserted.
+
         Raises:
             ValueError: what an array has been filled with cannot be.
         """
-        yield from self.store.reserve(self._span[columns])
+        spans = self._span[columns]
+        first, after = spans.T
+        grow = (first >= 0).all() and (first < after).all() and (after[:-1] <= first[1:]).all()
+        if not grow or (len(spans) and not self._fits(int(first[0]), int(after[-1]))):
+            raise ValueError("it is damaged: frames cannot lie where it says")
+        if (self._index[columns].max(axis=(1, 2), initial=0) >= after - first).any():
+            raise ValueError("it is damaged: observations consist of frames that are not theirs")
+        yield from self.store.reserve(spans)
+
+    def _fits(self, first: int, after: int) -> bool:
+        return after - first <= self.size and after < LARGEST
 
     def pack(self, obs: Array, stored: Array) -> Packed:
         """Return the frames of observations [T+1, *] as they are stored; `stored` as `plan` gives it."""

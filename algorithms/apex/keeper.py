@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from algorithms.apex.frame_stores import LARGEST
 from algorithms.apex.storage import ReplayStorage
 from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.memory.arena import Array
@@ -157,23 +158,38 @@ class ReplayFile:
         self._read(descriptor, WORD, word)
         whole = np.flatnonzero(word)
         number = word[whole] // 2
-        if (word % 2).any() or (number < 1).any() or ((number - 1) % storage.columns != whole).any():
-            raise ValueError("it is damaged")
+        are_numbers = not (word % 2).any() and (number >= 1).all() and (number < LARGEST).all()
+        if not are_numbers or ((number - 1) % storage.columns != whole).any():
+            raise ValueError("it is damaged: its columns have other places")
         used = int(whole.max(initial=-1)) + 1
         storage.reserve_columns(used)
         for name in WHOLE:
             self._read(descriptor, name, arrays[name])
         for name in self._of_columns:
             self._read(descriptor, name, arrays[name][:used])
+        self._check_columns(whole)
         for key, ring in storage.rings.items():
-            for array, into in ring.reserve(whole):
+            for array, into in ring.reserve(whole[np.argsort(number)]):
                 self._read(descriptor, f"obs.{key}.{array}", into)
         leaf = arrays["leaf"][: storage.columns * storage.leaves].reshape(storage.columns, storage.leaves)
-        if not (np.isfinite(leaf).all() and (leaf >= 0).all()):
-            raise ValueError("it is damaged")
+        if not all(np.isfinite(one).all() and (one >= 0).all() for one in (leaf, arrays["largest"])):
+            raise ValueError("it is damaged: a priority is negative or no number")
         leaf[word == 0] = 0.0
         arrays["note"][:, 0] = -1  # they came from no slot of this start
         storage.word[:] = word
+
+    def _check_columns(self, whole: Array) -> None:
+        """Refuse what would be read beside arrays later: flags that are no flags, and actions that there are not."""
+        arrays, parts = self.storage.arrays, self.storage.spec.action.parts
+        flags = [array for array in arrays.values() if array.dtype == np.bool_]
+        if any((flag.view(np.uint8)[whole] > 1).any() for flag in flags):
+            raise ValueError("it is damaged: a flag is neither true nor false")
+        sizes = [2 if part.kind == "bernoulli" else part.size for part in parts for _ in range(part.num_values)]
+        action, counts = arrays["action"][whole], self._arrays["note"][whole, 1:]
+        if ((counts < 0) | (counts >= LARGEST)).any():
+            raise ValueError("it is damaged: steps are counted wrongly")
+        if action.dtype.kind == "i" and ((action < 0) | (action >= sizes)).any():
+            raise ValueError("it is damaged: an action is no choice")
 
     def _read(self, descriptor: int, name: str, into: Array) -> None:
         left, place = into.reshape(-1).view(np.uint8).data, self._place[name]

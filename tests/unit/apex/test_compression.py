@@ -211,6 +211,24 @@ def test_a_later_start_has_them_from_the_file_unless_it_is_damaged(
     assert not path.exists()
 
 
+@pytest.mark.parametrize(("place", "value"), [((3, 0), -5), ((3, 1), 1 << 62), ((0, 0), 1 << 40), ((5, 0), 0)])
+def test_places_of_compressed_frames_that_cannot_be_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: tuple[int, int], value: int
+) -> None:
+    replay, game = played(0.05, path := tmp_path / "file")
+    insert(replay, game, 3)
+    assert replay.source.file is not None
+    replay.source.file.save()
+    places = replay.source.file._arrays["obs.obs.at"]
+    file = np.memmap(path, np.int64, "r+")
+    begin = replay.source.file._place["obs.obs.at"] // 8
+    file[begin : begin + places.size].reshape(places.shape)[place] = value
+    file.flush()
+    later, _ = played(0.05, path)
+    assert later.source.storage.size == 0
+    assert "it is damaged: compressed frames cannot lie where it says" in caplog.text
+
+
 def test_all_of_it_is_planned() -> None:
     plan = ReplayPlan(1_000_000, 0.6, 1e-6, True, 3, 0.99, 512, 8.0, 50_000, compressed_share=0.25)
     topology = replace(TOPOLOGY, rollout=32)

@@ -209,6 +209,42 @@ def test_a_file_that_cannot_be_used_is_left_out_with_a_warning(
     assert "another shape" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "index", "value", "said"),
+    [
+        ("word", 1, 1 << 62, "its columns have other places"),
+        ("note", (1, 2), -1, "steps are counted wrongly"),
+        ("largest", 0, float("nan"), "a priority is negative or no number"),
+        ("leaf", 3, -1.0, "a priority is negative or no number"),
+        ("valid", (1, 2), 7, "a flag is neither true nor false"),
+        ("action", (1, 2, 0), 4, "an action is no choice"),
+        ("action", (1, 2, 1), -1, "an action is no choice"),
+        ("obs.obs.span", (1, 1), 1 << 60, "frames cannot lie where it says"),
+        ("obs.obs.span", (0, 0), -(1 << 63), "frames cannot lie where it says"),
+        ("obs.obs.span", (1, 0), 0, "frames cannot lie where it says"),
+        ("obs.obs.index", (1, 2, 0), 65_535, "observations consist of frames that are not theirs"),
+    ],
+)
+def test_a_file_that_would_have_something_read_beside_an_array_is_refused_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, index: int, value: float, said: str
+) -> None:
+    replay = filled(STACKS, path := tmp_path / "file", 3)
+    file_of(replay).save()
+    array = file_of(replay)._arrays[name]
+    file = np.memmap(path, np.uint8, "r+")
+    place = file_of(replay)._place[name]
+    there = file[place : place + array.nbytes].view(np.uint8 if array.dtype == bool else array.dtype)
+    there.reshape(array.shape)[index] = value
+    file.flush()
+    again = later(replay)
+    assert again.source.storage.size == 0
+    assert not again.source.storage.word.any()
+    (record,) = caplog.records
+    assert record.getMessage() == f"{path} is removed, the replay fills again: it is damaged: {said}"
+    insert(again, 1)
+    assert again.source.storage.size > 0
+
+
 def test_the_keeper_writes_when_it_is_time_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
