@@ -162,20 +162,20 @@ class APEX(Defaults):
         source = ReplaySource(plan, context, trajectories, sampling.lockstep, _path(context))
         if not flags.mix.datasets:
             return source
-        if context.buffered:
-            raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
-        from algorithms.offline.mix import MixedBatches
-        from algorithms.runtime.memory.slots import LearnerLedger
+        from algorithms.offline.mix import mixed_in
 
-        read, ledger = read_transitions(context, trajectories), LearnerLedger(trajectories, context.policy)
-        columns, share = flags.macro_batch_columns, 1.0 - flags.mix.sampler
-        return MixedBatches(source, read, share, columns, flags.rollout, ledger)
+        return mixed_in(source, read_transitions(context, trajectories), context, trajectories, units=flags.rollout)
 
-    def resumes(self, flags: ApexConfig, directory: Path) -> str:
-        """Say what becomes of the replay in a later start."""
-        if flags.save_replay and RunFolder(directory).replays():
+    def resumes(self, flags: ApexConfig, directory: Path, topology: Topology) -> str:
+        """Say what becomes of the replay in a later start, which goes on with files of its own shards alone."""
+        folder, shards = RunFolder(directory), range(dict(topology.apart).get(REPLAY, 0))
+        mine = {folder.replay(policy, shard) for policy in range(topology.num_policies) for shard in shards or [None]}
+        saved = set(folder.replays())
+        if flags.save_replay and mine <= saved:
             return ""
         why = "no replay has been saved yet" if flags.save_replay else "the replay was not saved (--save_replay)"
+        if flags.save_replay and saved:
+            why = "the replay was saved by another number of processes"
         return f"{why}: it fills again, training goes on when it holds --learning_starts={flags.learning_starts} steps"
 
     def processes(self, flags: ApexConfig) -> Mapping[Role, int]:
@@ -243,7 +243,7 @@ class OfflineAPEX(APEX):
         """Declare nobody: there is no replay."""
         return {}
 
-    def resumes(self, flags: ApexConfig, directory: Path) -> str:
+    def resumes(self, flags: ApexConfig, directory: Path, topology: Topology) -> str:
         """Say nothing: a later start reads on where the last one ended."""
         return ""
 

@@ -214,5 +214,7 @@ REPLAY_METRICS = {
     "replay/update_ms": "milliseconds to bring the priorities of a batch up to date",
     "replay/waiting_slots": "trajectories of a group that wait to be inserted, mean over looks at them",
 }
-OF_SHARDS = {"replay/shard_<number>/<figure>": "the same of one process of `--num_replay_shards`"}
 """What the replay reports, tag -> meaning; means since the last report."""
+
+OF_SHARDS = {"replay/shard_<number>/<figure>": "the same of one process of `--num_replay_shards`"}
+"""What each shard reports, by a pattern of its tags."""

@@ -59,12 +59,11 @@ class PlainFrames:
     Args:
         arena: the shared memory.
         prefix: of the names of the fields.
-        nbytes: P, of a frame.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("frames",)
 
-    def __init__(self, arena: Arena, prefix: str, nbytes: int) -> None:
+    def __init__(self, arena: Arena, prefix: str) -> None:
         self.arena, self._name, self._frames = arena, f"{prefix}.frames", arena[f"{prefix}.frames"]
         self.size = len(self._frames)
 

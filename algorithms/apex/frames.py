@@ -76,7 +76,7 @@ class FrameRing:
     def __init__(self, arena: Arena, prefix: str, stack: Stack) -> None:
         self.stack, self._index, self._span = stack, arena[f"{prefix}.index"], arena[f"{prefix}.span"]
         packed = f"{prefix}.{PackedFrames.NAMES[0]}" in arena
-        self.store: FrameStore = (PackedFrames if packed else PlainFrames)(arena, prefix, stack.size)
+        self.store: FrameStore = PackedFrames(arena, prefix, stack.size) if packed else PlainFrames(arena, prefix)
         self.size = self.store.size
 
     @staticmethod

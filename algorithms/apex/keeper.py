@@ -127,8 +127,8 @@ class ReplayFile:
 
     # ---- in
 
-    def load(self) -> bool:
-        """Fill the replay, which must be empty, with what the file holds; whether there is such a file.
+    def load(self) -> None:
+        """Fill the replay, which must be empty, with what the file holds, if there is such a file.
 
         A file that is damaged, or of a replay of another shape, is left out with a warning.
         """
@@ -137,7 +137,7 @@ class ReplayFile:
             with open_own(self.path) as file:
                 self._read_all(file.fileno())
         except FileNotFoundError:
-            return False
+            return
         except (OSError, ValueError) as error:
             log.warning("%s is removed, the replay fills again: %s", self.path, error)
             with contextlib.suppress(OSError):  # writing says so too
@@ -145,10 +145,10 @@ class ReplayFile:
             for name in (WORD, *WHOLE):  # nothing of what has been read counts
                 self._arrays[name][:] = 0
             storage.recover()
-            return False
+            return
         storage.recover()
         self._saved = storage.word.copy()
-        return True
+        log.info("the replay goes on with %d steps of %s", storage.size, self.path)
 
     def _read_all(self, descriptor: int) -> None:
         storage, arrays = self.storage, self._arrays

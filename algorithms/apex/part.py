@@ -92,6 +92,17 @@ class ReplayPart:
         self.pace = self.pace._replace(**changes)
         self.storage.pace[:] = self.pace
 
+    def begin(self, samples: int, env_steps: int) -> None:
+        """Note, in the first process of a start, from where it counts; uses are owed of what enters from now on.
+
+        Args:
+            samples: agent steps that have entered before, as they are told.
+            env_steps: frames behind them.
+        """
+        totals = self.storage.totals
+        before = {"samples": samples - totals.samples, "env_steps": env_steps - totals.env_steps}
+        self.set_pace(**before, used=0, starts=totals.samples + 1 if self.pace.starts else 0, known=1)
+
     @property
     def owes(self) -> bool:
         """Whether a batch is due: training has begun, and the uses of what has been inserted are not all made."""

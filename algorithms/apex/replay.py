@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +23,6 @@ from algorithms.runtime.memory.learner_state import StateBlock
 from algorithms.runtime.memory.slots import LearnerLedger, Trajectories, columns_used
 from algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
 from algorithms.runtime.roles import Role
-
-log = logging.getLogger(__name__)
 
 
 class ReplaySource:
@@ -69,15 +66,12 @@ class ReplaySource:
         self._told = int(known["samples"]), int(known["env_steps"])
         self.file = None if path is None else ReplayFile(path, storage)
         is_first = not Pace(*storage.pace.tolist()).known  # learner of this start
-        if is_first and self.file is not None and self.file.load():
-            log.info("the replay goes on with %d steps of %s", storage.size, path)
+        if is_first and self.file is not None:
+            self.file.load()
         random = np.random.default_rng(context.seeds.spawn(1)[0])
         self.part = ReplayPart(plan, storage, trajectories, (self.policy, context.num_policies), random)
         if is_first:
-            totals = storage.totals
-            before = {"samples": self._told[0] - totals.samples, "env_steps": self._told[1] - totals.env_steps}
-            starts = totals.samples + 1 if self.pace.starts else 0  # uses are owed of what enters in this start
-            self.part.set_pace(**before, used=0, starts=starts, known=1)
+            self.part.begin(*self._told)
         self._drawn: Samples | None = None
         self.staging: dict[str, Array] = {}
         self._draw_of(plan.batch_size)

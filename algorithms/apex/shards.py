@@ -6,7 +6,6 @@ and errors travel through shared memory (`BatchRing`), so each of both may die a
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +25,6 @@ from algorithms.runtime.topology import Topology
 from envs.spec import EnvSpec
 from utils.failpoints import failpoint
 from utils.timing import COPYING, FRAMEWORK, clock
-
-log = logging.getLogger(__name__)
 
 
 def shard_prefix(policy: int, shard: int) -> str:
@@ -86,13 +83,11 @@ def make_shard(
     storage = ReplayStorage(own, context.spec, arena, policy, prefix)
     is_first = not Pace(*storage.pace.tolist()).known  # in this start
     file = None if path is None else ReplayFile(path, storage)
-    if is_first and file is not None and file.load():
-        log.info("the replay goes on with %d steps of %s", storage.size, path)
+    if is_first and file is not None:
+        file.load()
     part = ReplayPart(own, storage, trajectories, (policy, context.num_policies), np.random.default_rng(seeds))
     if is_first:
-        totals = storage.totals
-        starts = totals.samples + 1 if part.pace.starts else 0  # uses are owed of what enters in this start
-        part.set_pace(samples=-totals.samples, env_steps=-totals.env_steps, used=0, starts=starts, known=1)
+        part.begin(0, 0)
     return ReplayShard(address, part, BatchRing(arena, prefix), Units(arena, shard), file)
 
 
@@ -135,7 +130,7 @@ class ReplayShard:
         return self.ring.unanswered > 0 or self._may_draw or self._may_insert
 
     def work(self) -> Iterator[Message]:
-        """Take in errors, draw a batch if one is due, and insert a slot unless uses are owed; tell learner and actor."""
+        """Take in errors, draw a batch that is due, and insert a slot unless uses are owed; tell learner and actor."""
         clock.enter(COPYING)
         self.part.figures.add("waiting_slots", len(self.queue))
         self.part.figures.add("held", float(bool(self.queue) and self.part.holds_actors))

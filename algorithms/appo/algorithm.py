@@ -70,19 +70,15 @@ class APPO(ActorCriticAlgorithm):
         source, mix = super().make_source(context, trajectories, sampling, device), context.flags.mix
         if not mix.datasets:
             return source
-        if context.buffered:
-            raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
         from algorithms.offline.columns import Needs, columns_of, without_values
-        from algorithms.offline.mix import MixedBatches, reader_of
-        from algorithms.runtime.memory.slots import LearnerLedger
+        from algorithms.offline.mix import mixed_in, reader_of
 
         flags, (segments, _, state_size) = context.flags, trajectories.rnn_state.shape[1:]
         gather = without_values(columns_of(flags.rollout, segments, state_size))
         recorded = tuple(name for name in trajectories.recorded if name not in ("value", "final_value"))
         needs = Needs(recorded, context.reward_scale, context.reward_clip)
         read = reader_of(flags, context.spec, flags.rollout, gather, needs)
-        ledger, columns = LearnerLedger(trajectories, context.policy), flags.macro_batch_columns
-        return MixedBatches(source, read, 1.0 - mix.sampler, columns, 1, ledger)
+        return mixed_in(source, read, context, trajectories, units=1)
 
     def learner_class(self) -> type[APPOLearner]:
         """Return the class of the learner; a variant of the algorithm has its own."""

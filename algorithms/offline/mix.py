@@ -1,5 +1,7 @@
 """Batches of which a share comes from datasets: of several, or of datasets and of what actors play."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -10,8 +12,9 @@ from algorithms.offline.columns import NOTHING, Gather, Needs, ShuffledReader
 from algorithms.offline.config import InputConfig
 from algorithms.offline.episodes import form_of
 from algorithms.offline.reader import Dataset, open_dataset
+from algorithms.runtime.algorithm import Context
 from algorithms.runtime.learning.batches import IS_READ, Batch, BatchCounts, BatchSource, Entered, Feedback
-from algorithms.runtime.memory.slots import LearnerLedger
+from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
 from algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
 from envs.spec import Array, EnvSpec
 from utils.errors import UsageError
@@ -108,6 +111,25 @@ def shares_of(units: int, shares: Sequence[float]) -> list[int]:
     for i in by_remainder[: units - sum(counts)]:
         counts[i] += 1
     return counts
+
+
+def mixed_in(source: BatchSource, read: Read, context: Context, trajectories: Trajectories, units: int) -> MixedBatches:
+    """Return a source whose batches have the part from datasets that `--input` says.
+
+    Args:
+        source: of what is played.
+        read: reads from the datasets.
+        context: of the learner.
+        trajectories: the shared arrays.
+        units: that a column is for `read`.
+
+    Raises:
+        UsageError: the learner trains on a GPU.
+    """
+    if context.buffered:
+        raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
+    share, columns = 1.0 - context.flags.mix.sampler, context.flags.macro_batch_columns
+    return MixedBatches(source, read, share, columns, units, LearnerLedger(trajectories, context.policy))
 
 
 def joined(batches: Sequence[Batch]) -> Batch:

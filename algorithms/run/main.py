@@ -247,7 +247,7 @@ class Run:
         segments = ResumeSegments.of(blueprint, arena, blocks[0], lambda of_segment: self._workers(of_segment, arena))
         if any(resumed) and not segments:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
-            if said := config.algorithm.resumes(config.learning, self.directory):
+            if said := config.algorithm.resumes(config.learning, self.directory, topology):
                 log.info("%s", said)
 
         # What listens to the workers, and the workers.

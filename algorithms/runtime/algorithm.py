@@ -103,7 +103,7 @@ class Defaults:
         """Return that the returns of every row count."""
         return False
 
-    def resumes(self, flags: Any, directory: Path) -> str:
+    def resumes(self, flags: Any, directory: Path, topology: Topology) -> str:
         """Say nothing of a later start: it lacks nothing of the one before."""
         return ""
 
@@ -241,8 +241,14 @@ class Algorithm(Protocol):
         """
         ...
 
-    def resumes(self, flags: Any, directory: Path) -> str:
-        """Return what a later start of a run lacks or has of the one before, for the log; empty: nothing of note."""
+    def resumes(self, flags: Any, directory: Path, topology: Topology) -> str:
+        """Return what a later start of a run lacks or has of the one before, for the log; empty: nothing of note.
+
+        Args:
+            flags: of the algorithm.
+            directory: of the run.
+            topology: of this start.
+        """
         ...
 
     def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:

@@ -4,17 +4,22 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from algorithms.apex.algorithm import APEX, REPLAY
+from algorithms.apex.config import ApexConfig
 from algorithms.apex.keeper import HEADER_BYTES, ReplayFile, ReplayKeeper
 from algorithms.apex.storage import ReplayStorage
 from algorithms.runtime.messages import Stop
+from algorithms.runtime.topology import Topology
 from envs.spec import EnvSpec
 from tests.unit.apex.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
 from tests.unit.apex.test_storage import contents
+from tests.unit.runtime.worlds import TOPOLOGY
 
 KINDS = [(SPEC, False), (STACKS, False), (SPEC, True)]
 NAMES = ["plain", "stacks", "sequences"]
@@ -243,6 +248,25 @@ def test_a_file_that_would_have_something_read_beside_an_array_is_refused_in_one
     assert record.getMessage() == f"{path} is removed, the replay fills again: it is damaged: {said}"
     insert(again, 1)
     assert again.source.storage.size > 0
+
+
+def test_a_later_start_says_that_its_replay_fills_again_unless_its_own_files_are_there(tmp_path: Path) -> None:
+    kept, several = ApexConfig(save_replay=True), replace(TOPOLOGY, apart=((REPLAY, 2),))
+
+    def said(topology: Topology, flags: ApexConfig = kept) -> str:
+        return APEX().resumes(flags, tmp_path, topology).partition(":")[0]
+
+    assert said(TOPOLOGY) == said(several) == "no replay has been saved yet"
+    assert said(TOPOLOGY, ApexConfig()) == "the replay was not saved (--save_replay)"
+    (tmp_path / "replay_p0").touch()
+    assert said(TOPOLOGY) == ""
+    assert said(several) == "the replay was saved by another number of processes"
+    assert said(replace(TOPOLOGY, num_policies=2)) == "the replay was saved by another number of processes"
+    (tmp_path / "replay_p0").rename(tmp_path / "replay_p0.0")
+    assert said(several) == "the replay was saved by another number of processes"
+    (tmp_path / "replay_p0.1").touch()
+    assert said(several) == ""
+    assert said(TOPOLOGY) == "the replay was saved by another number of processes"
 
 
 def test_the_keeper_writes_when_it_is_time_and_at_the_end(
