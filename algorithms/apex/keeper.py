@@ -211,7 +211,9 @@ def runs(chosen: Array) -> list[tuple[int, int]]:
 
 
 class ReplayKeeper:
-    """Writes the replay of the learner in whose process it is, in a thread of its own, and all of it at the end.
+    """Writes what is new of the replay that its process has, in a thread of its own and when the run stops.
+
+    It is beside the learner, or beside a shard.
 
     Args:
         file: of the replay; None: it is not kept.

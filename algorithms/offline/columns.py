@@ -157,8 +157,8 @@ def stream_of(episodes: Sequence[Episode], spec: EnvSpec, unit_rows: int, record
     for name in recorded:
         if any(name not in episode.infos for episode in episodes):
             raise UsageError(
-                f"--input: an episode lacks the column {name}, from which --algo learns what others have done; a"
-                " stochastic policy that acts in the same form records it"
+                f"--input: an episode lacks the column {name}, which is needed beside what is played; datasets that a"
+                " stochastic policy has played have it, for continuous actions if it acted in the same units"
             )
         values = np.concatenate([episode.infos[name] for episode in episodes])
         stream[f"recorded.{name}"] = column = np.zeros((rows, *values.shape[1:]), np.float32)

@@ -121,7 +121,8 @@ class InputConfig:
     )
     shuffle_buffer_size: int = flag(
         0,
-        "steps that are held in memory and shuffled, whole episodes in an order of their own; 0 = all of the datasets",
+        "steps, of whole episodes, that are in memory at a time and among which the order is drawn; that of episodes is"
+        " drawn for each epoch; 0 = all steps of the datasets",
         minimum=0,
     )
     postprocess_inputs: str = flag(
@@ -153,8 +154,19 @@ class CloningConfig(EvaluatedInputConfig, ColumnsConfig):
     """Learning."""
 
     learning_rate: float = flag(1e-3, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
+    rollout: int = flag(32, "steps of the datasets that are read in a row, as one trajectory of a batch", minimum=1)
     batch_size: int = flag(
-        1024, "samples (steps of the datasets) per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
+        1024,
+        "samples (steps of the datasets) of a batch, a multiple of rollout",
+        minimum=1,
+        mutation="samples",
+    )
+    num_batches_per_iteration: int = flag(1, "batches that are read for one optimizer step on all of them", minimum=1)
+    gamma: float = flag(0.99, "discount per step; BC estimates no return and has no use for it", minimum=0, maximum=1)
+    normalize_returns: bool = flag(
+        True,
+        "let the critic predict returns in units of their running standard deviation; BC trains no critic",
+        fixed_on_resume=True,
     )
 
     def check(self) -> None:
@@ -171,7 +183,11 @@ class MarwilConfig(CloningConfig):
     """Learning."""
 
     beta: float = flag(
-        1.0, "how much better actions than the average weigh more; 0 clones all of them alike", minimum=0, maximum=100
+        1.0,
+        "factor of the advantage in the exponent of a step's weight: what turned out better is imitated more; 0 = all"
+        " steps alike",
+        minimum=0,
+        maximum=100,
     )
     max_weight: float = flag(20.0, "limit of the weight exp(beta * advantage / c) of a step", minimum=1)
     advantage_norm_rate: float = flag(
@@ -181,7 +197,10 @@ class MarwilConfig(CloningConfig):
         1.0, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
     )
     gae_lambda: float = flag(
-        1.0, "mixing of n-step estimates by GAE; 1 = the return to the end of the column", minimum=0, maximum=1
+        1.0,
+        "mixing of n-step estimates by GAE; 1 = rewards to the end of the trajectory, then the critic's value",
+        minimum=0,
+        maximum=1,
     )
 
 
