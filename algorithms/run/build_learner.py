@@ -1,4 +1,4 @@
-"""Makes the workers that have a network, inside their process."""
+"""Policy workers and learners, the workers that have a network, are made here, inside their process."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ from algorithms.runtime.sampling.policy_worker import ActingPlan, Engine, HostEn
 def make_policy_worker(
     blueprint: RunPlan, arena: Arena, address: Address, generation: int = 0, flat: FlatModule | None = None
 ) -> Worker:
-    """A policy worker; its weights come from the ring, recurrent states of a later generation from the slots.
+    """Make a policy worker; its weights come from the ring, recurrent states of a later generation from the slots.
 
     A model that is there already need not be made.
     """
@@ -68,7 +68,7 @@ def _policy_worker(
 
 
 def make_learner(blueprint: RunPlan, arena: Arena, address: Address, flat: FlatModule | None = None) -> Worker:
-    """A learner whose weights are published. A model that is there already need not be made."""
+    """Make a learner whose weights are published. A model that is there already need not be made."""
     device = device_of(blueprint.device_of(LEARNER))
     device.register(arena)
     return device.make(lambda: _learner(blueprint, arena, address, device, flat))
@@ -95,7 +95,7 @@ def _learner(
     flags = context.flags
 
     def tune(values: Mapping[str, Any]) -> int:
-        """Let the learner follow these flags and the others as before; the columns of its batches then."""
+        """Let the learner follow these flags and the others as before; return the columns of its batches then."""
         nonlocal flags
         flags = replace(flags, **values)
         learner.configure(flags)

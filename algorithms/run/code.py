@@ -1,4 +1,4 @@
-"""Which code a run was trained with: commit and changes of the repositories of the user that its modules come from.
+"""The code that a run was trained with: commit and changes of the user's repositories that its modules come from.
 
 Only repositories are looked at whose code is run anyhow: git itself can be told by a repository to start programs.
 """
@@ -126,7 +126,7 @@ class CodeWatch:
         return watch
 
     def keep(self, directory: Path) -> None:
-        """Write down what was found in the folder of the run, if it is not what the start before has written.
+        """Write the code that was found into the folder of the run, if the start before has not written the same.
 
         `code/starts.jsonl` has the time and for every repository its root, its commit and the name of the file beside
         it that holds the diff. What cannot be written costs the run nothing.

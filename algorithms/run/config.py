@@ -1,4 +1,4 @@
-"""All flags of a training run are composed, completed from their sources and checked here."""
+"""All flags of a training run: they are composed, completed from their sources and checked here."""
 
 import contextlib
 import json
@@ -83,23 +83,23 @@ class Config:
 
     @property
     def algorithm(self) -> Algorithm:
-        """Makes all that the run learns with."""
+        """Return the algorithm, which makes all parts that learn."""
         return find_algorithm(self.run.algo).variant(self.learning)
 
     @property
     def table(self) -> FlagTable:
-        """All flags of the run."""
+        """Return the table of all flags of the run."""
         return flag_table(self.run.algo)
 
     @property
     def differences(self) -> list[dict[str, Any]]:
-        """The flags that `--per_policy` gives each policy, checked."""
+        """Return the flags that `--per_policy` gives each policy, checked."""
         table = self.table.by_part
         return values_per_policy(self.population, table["learning"] | table["model"], self.sampling.num_policies)
 
     @property
     def per_policy(self) -> list[dict[str, Any]]:
-        """Those of them that are flags of learning, as keyword arguments."""
+        """Return the flags of learning that `--per_policy` gives each policy, as keyword arguments."""
         flags = self.table.by_part["learning"]
         return [{name: value for name, value in values.items() if name in flags} for values in self.differences]
 
@@ -111,23 +111,23 @@ class Config:
 
     @property
     def frozen(self) -> frozenset[int]:
-        """The policies that never learn."""
+        """Return the policies that never learn."""
         return frozen(self.population, self.sampling.num_policies)
 
     @property
     def largest_batch_size(self) -> int:
-        """Of any policy, at any time."""
+        """Return the largest batch of any policy, at any time."""
         sizes = [values.get("batch_size", self.learning.batch_size) for values in self.per_policy]
         return largest_batch_size(self.population, sizes, self.learning.rollout)
 
     @property
     def repeatable(self) -> bool:
-        """Whether nothing that is measured or timed may decide what is learned."""
+        """Return whether nothing that is measured or timed may decide what is learned."""
         return self.run.deterministic_resume or self.sampling.lockstep
 
     @property
     def takes_turns(self) -> bool:
-        """Whether actors wait while the learner trains."""
+        """Return whether actors wait while the learner trains."""
         if not self.algorithm.needs_actors:
             return False
         single = self.sampling.num_policies == 1 and not self.population.self_play
@@ -135,12 +135,12 @@ class Config:
 
     @property
     def whole_episodes(self) -> bool:
-        """Whether a trajectory is one whole episode."""
+        """Return whether a trajectory is one whole episode."""
         return self.sampling.batch_mode == "complete_episodes"
 
     @property
     def waiting_minibatches(self) -> int:
-        """Minibatches that may wait for the learner, see `--num_minibatches_to_accumulate`."""
+        """Return how many minibatches may wait for the learner, see `--num_minibatches_to_accumulate`."""
         given, batches = self.sampling.num_minibatches_to_accumulate, int(self.learning.num_batches_per_iteration)
         if self.algorithm.synchronous:
             return 0
@@ -357,7 +357,7 @@ def _check_sampling(sampling: SamplingConfig, device: str) -> None:
 
 
 def _check_repeatable(config: Config) -> None:
-    """Refuse what a run cannot repeat that is asked to repeat itself bit by bit."""
+    """Refuse flags that keep a run from repeating itself bit by bit, if it is asked to."""
     run, sampling = config.run, config.sampling
     if run.save_every_env_steps and not run.deterministic_resume:
         raise UsageError("--save_every_env_steps is for --deterministic_resume; --save_every_sec for all other runs")
@@ -400,7 +400,7 @@ def _check_whole_episodes(config: Config) -> None:
 
 
 def _check_whole_rollouts(config: Config) -> None:
-    """Refuse what has no place where each actor acts and computes with weights of its own."""
+    """Refuse flags without a meaning where each actor acts and computes with weights of its own."""
     if not config.algorithm.whole_rollouts:
         return
     algo, sampling, population = f"--algo={config.run.algo}", config.sampling, config.population
@@ -438,7 +438,7 @@ def _check_datasets(config: Config) -> None:
 
 
 def _check_without_actors(config: Config) -> None:
-    """Refuse what needs an environment that is played, of an algorithm for which none is."""
+    """Refuse flags that need an environment to play in, if the algorithm plays in none."""
     if config.algorithm.needs_actors:
         return
     asked = {
@@ -552,7 +552,7 @@ FORMATS = ("toml", "json")
 
 
 def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The format in which the flags are to be printed, empty where they are not, and the other words.
+    """Return the format in which the flags are to be printed, empty where they are not, and the other words.
 
     Raises:
         UsageError: there is no such format.
@@ -585,7 +585,7 @@ def _line(name: str, value: object, origin: str) -> str:
 
 
 def _toml(value: object) -> str:
-    """A value as TOML, which has no null: a flag takes the word for it, a mapping the whole as JSON."""
+    """Return a value as TOML, which has no null: a flag takes the word for it, a mapping the whole as JSON."""
     if value is None:
         return '"none"'
     if isinstance(value, list | tuple):

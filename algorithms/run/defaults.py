@@ -1,4 +1,4 @@
-"""The kind of observation decides the defaults of an environment without a preset, once its observations are known."""
+"""Defaults of an environment without a preset: the kind of observation decides them, once it is known."""
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
@@ -53,7 +53,7 @@ def completed(config: Config, spec: EnvSpec) -> Config:
 
 
 def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:
-    """Return what the network of a run is made for: the datasets of a run without actors, or else its environment.
+    """Return the spec that a network is made for: of the datasets of a run without actors, else of the environment.
 
     Args:
         config: of the run.
@@ -76,12 +76,12 @@ def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:
 
 
 def chosen_in(config: Config, undecided: Set[str]) -> dict[str, object]:
-    """Return what was chosen for a completed configuration in which these flags were undecided."""
+    """Return the values that were chosen for a completed configuration in which these flags were undecided."""
     return {name: value for name, value in config.by_kind.items() if name in undecided}
 
 
 def origins_in(config: Config, undecided: Set[str]) -> dict[str, str]:
-    """Return the source of each of those flags."""
+    """Return the sources of flags that were chosen for a completed configuration."""
     return dict.fromkeys(chosen_in(config, undecided), ORIGIN)
 
 
@@ -98,7 +98,7 @@ def told(config: Config, undecided: Set[str]) -> str:
 
 
 def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
-    """Choose flags by what the environment shows and takes."""
+    """Choose flags by the observations and actions of the environment."""
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoder = ModelConfig() if config.model.encoder_custom else config.model
     continuous, rollout = any(spec.action.is_real), config.learning.rollout

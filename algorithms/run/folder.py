@@ -91,7 +91,7 @@ def _numbered(group: Path, stem: str) -> str:
 
 
 def folders(group: Path) -> list[str]:
-    """Names of all that lies in a folder, sorted; none where it is missing (UsageError: it cannot be read)."""
+    """Return all names in a folder, sorted; none where it is missing (UsageError: it cannot be read)."""
     try:
         return sorted(entry.name for entry in os.scandir(group))
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def saved_flags(directory: Path) -> dict[str, object]:
 
 
 def saved_measurement(directory: Path) -> dict[str, Any]:
-    """Return what a run's config.json says was measured; nothing if it does not say.
+    """Return the measurement that a run's config.json holds; nothing if it holds none.
 
     Raises:
         UsageError: the stored configuration is damaged or not readable.
@@ -150,7 +150,7 @@ class Source(NamedTuple):
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of them."""
+        """Return the folder of the checkpoints."""
         return self.run.checkpoints(self.policy, self.kind)
 
 
@@ -158,7 +158,7 @@ CHOSEN = re.compile(r"ckpt_(\d{1,15})")
 
 
 def find_source(text: str, group: Path) -> Source:
-    """Return what `RUN[:policy][:best]` or `RUN[:policy]:ckpt_ENV_STEPS` names; RUN lies in the group, or is a path.
+    """Find the source `RUN[:policy][:best]` or `RUN[:policy]:ckpt_ENV_STEPS`; RUN lies in the group, or is a path.
 
     Raises:
         UsageError: there is no such checkpoint.
@@ -294,7 +294,7 @@ def count_starts(directory: Path) -> int:
 def lock_run_folder(
     directory: Path, behavior: str, *, unnamed: bool = False, begun: Callable[[], bool] = lambda: True
 ) -> Iterator[RunLock]:
-    """While entered, the folder of a run, in which this lock lies, is there, can be written and is nobody else's.
+    """Keep the folder of a run, in which this lock lies, while entered: it can be written and is nobody else's.
 
     Args:
         directory: of the run.
@@ -364,7 +364,7 @@ def _remove_made(made: Sequence[Path]) -> None:
 
 
 def _say_last_lines(directory: Path) -> None:
-    """Say what the logs of a run end with, whose folder is to go."""
+    """Log the last lines in the logs of a run whose folder is to go."""
     for path in sorted(RunFolder(directory).logs.glob("*.log")):
         if lines := tail(path, LAST_LINES):
             log.info("%s had said, before its folder was removed:\n%s", path.stem, "\n".join(lines))
@@ -406,7 +406,7 @@ def old_run_out_of_the_way(directory: Path, behavior: str, begun: Callable[[], b
 
 
 def _bring_back(aside: Path, directory: Path) -> None:
-    """Give the old run its place again, with what led an environment of the start that failed to fail."""
+    """Give the old run its place again, with the incidents of the environments of the start that failed."""
     if os.path.lexists(directory):
         _say_last_lines(directory)
     with (
@@ -426,7 +426,7 @@ def _bring_back(aside: Path, directory: Path) -> None:
 
 
 def remove_old(directory: Path) -> None:
-    """Remove what `--restart_behavior=overwrite` has set aside, and what a crash has left of that."""
+    """Remove old runs that `--restart_behavior=overwrite` has set aside, and those that a crash has left over."""
     for aside in directory.parent.glob(f".removed-{glob.escape(directory.name)}-{'[0-9a-f]' * 8}"):
         shutil.rmtree(aside, ignore_errors=True)
         log.info("the old run in %s is removed", directory)
@@ -475,7 +475,7 @@ def refuse_links(directory: Path) -> None:
 
 
 def _walk(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Give all that lies below a folder, and what kind of thing it is; no link is followed, what goes away is left out.
+    """Yield all that lies below a folder, with its kind; no link is followed, files that go away are left out.
 
     Raises:
         UsageError: a folder cannot be read.

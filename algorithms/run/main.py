@@ -1,4 +1,4 @@
-"""One run, from its flags to its end: which memory, queues and processes exist. Start reading here."""
+"""One run, from its flags to its end: it makes memory, queues and processes. Start reading here."""
 
 import logging
 import os
@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 
 
 def train(config: Config, kind: "type[Run] | None" = None) -> int:
-    """Train until the budget is spent, a signal comes or a worker fails; the exit code.
+    """Train until the budget is spent, a signal comes or a worker fails; return the exit code.
 
     Args:
         config: all flags.
@@ -92,7 +92,7 @@ def train(config: Config, kind: "type[Run] | None" = None) -> int:
 
 
 class Run:
-    """One run. Entered, its folder is there and nobody else's, and what its flags name has been found.
+    """One run. Entered, its folder is there and nobody else's, and all that its flags name has been found.
 
     Args:
         config: all flags.
@@ -153,7 +153,7 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Whether all workers have been ready."""
+        """Return whether all workers have been ready."""
         return self.runner is not None and self.runner.begun
 
     def __exit__(
@@ -162,11 +162,11 @@ class Run:
         self._open.__exit__(kind, error, traceback)
 
     def finished_before(self) -> str | None:
-        """Why nothing is left to do for these flags; None: there is."""
+        """Return why nothing is left to do for these flags; None: there is."""
         return finished_before(self.config)
 
     def train(self) -> int:
-        """Train to the end, as the command line does; the exit code."""
+        """Train to the end, as the command line does; return the exit code."""
         if reason := self.finished_before():
             log.info("finished before: %s; a larger budget goes on, results are in %s", reason, self.directory)
             return 0
@@ -193,7 +193,7 @@ class Run:
         return 0
 
     def turns(self) -> Turns:
-        """Train in steps, for callers that do something else in between; why the run ended."""
+        """Train in steps, for callers that do something else in between; return why the run ended."""
         self.status.write("starting")
         raise_limit()
         try:
@@ -210,7 +210,7 @@ class Run:
         return reason
 
     def _turns(self) -> Turns:
-        """The start of a run, from its flags to the main loop: read it from top to bottom."""
+        """Start the run, from its flags to the main loop: read it from top to bottom."""
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
@@ -281,7 +281,7 @@ class Run:
             say_output(monitor, config)
 
     def _check_names(self) -> None:
-        """Find what the flags name, before anything is opened (UsageError)."""
+        """Find everything that the flags name, before anything is opened (UsageError)."""
         config = self.config
         if config.env.env:
             check_name(config.env)
@@ -293,13 +293,13 @@ class Run:
         check_observers(config)
 
     def _start_fork_server(self) -> bool:
-        """Start it unless it runs; whether it is still loading."""
+        """Start the fork server unless it runs; return whether it is still loading."""
         # On the CPU every process is forked from a server that has torch; on CUDA only actors that act are.
         with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
         return fork_server.start_fork_server(self.janitor, preloaded(with_torch=with_torch), with_torch=with_torch)
 
     def _measure(self) -> Measurement:
-        """What environment and model are like; and what they cost, unless an earlier start has measured that."""
+        """Describe environment and model; measure what they cost, unless an earlier start has measured that."""
         costs = measured_before(self.config, self.machine)  # kept for later starts, if this one does not need it
         if self.janitor.owns_main:  # what environments leave behind goes with the run
             prctl.adopt_orphans()
@@ -332,7 +332,7 @@ class Run:
         )
 
     def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
-        """The sampling flags: the best by what was measured, by rules where nothing was."""
+        """Return the sampling flags: the best by what was measured, by rules where nothing was."""
         num_agents = found.probe.spec.num_agents
         if not self.tunes or found.costs is None:
             return plan_workers(self.config, self.cores, self.placement, num_agents)
@@ -358,7 +358,7 @@ class Run:
         return plan.sampling
 
     def _say_later(self, runner: Runner, topology: Topology) -> None:
-        """Have said in the first minute what a reader must know by then."""
+        """Let the run log, in its first minute, the warnings that a reader must have seen by then."""
         monitor, look = runner.monitor, self._second_look
         self._first_batch = first = FirstBatch.of(self.config, topology)
         if first:
@@ -367,7 +367,7 @@ class Run:
             runner.later.append((LOOK_AGAIN_SECONDS, partial(look.say, monitor)))
 
     def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
-        """All workers in this process."""
+        """Make all workers in this process."""
         _prepare_serial(self.sampling.learner_threads)
         plan = self._plan(blueprint, arena, None, MAIN.name, 0)
 
@@ -379,7 +379,7 @@ class Run:
         return InProcess(build)
 
     def _workers(self, blueprint: Blueprint, arena: Arena) -> Workers:
-        """Every worker in the process that the topology gives it."""
+        """Make every worker in the process that the topology gives it."""
         if self.sampling.placement == "serial":
             return self._serial(blueprint, arena)
         topology, sampling = blueprint.topology, self.config.sampling
@@ -427,14 +427,14 @@ class Run:
 
 
 def _prepare_serial(threads: int) -> None:
-    """What worker processes do at their entry."""
+    """Set memory allocator and threads in main, as worker processes do at their entry."""
     allocator_settings()
     limit_threads(threads)
 
 
 @contextmanager
 def _showing(gpus: str) -> Iterator[None]:
-    """While entered, this process sees these GPUs, if nothing in it has used one before."""
+    """Let this process see these GPUs while entered, if nothing in it has used one before."""
     name = "CUDA_VISIBLE_DEVICES"
     before, os.environ[name] = os.environ.get(name), gpus
     try:

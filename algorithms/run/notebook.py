@@ -1,4 +1,4 @@
-"""Training that is watched in a notebook: a bar and the curve of returns, which grow in place.
+"""Training watched in a notebook: a bar and the curve of returns, which grow in place.
 
 Jupyter shows HTML and draws what is displayed under the same name again; it needs nothing but IPython, which is there.
 Where there is none, lines are printed.
@@ -23,14 +23,14 @@ COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e
 
 
 class Point(NamedTuple):
-    """Of the curves: env steps, and the mean return of each policy then; None where it has ended no episode."""
+    """A point of the curves: env steps, and the mean return of each policy then; None where it has ended no episode."""
 
     env_steps: int
     returns: tuple[float | None, ...]
 
 
 def watch(run: Training) -> Result:
-    """Train a run to its end, and show how far it is and what it returns while it trains.
+    """Train a run to its end, and show meanwhile its progress and its returns.
 
         result = watch(Training(env=MyEnv, train_for_env_steps=50_000))
 
@@ -72,7 +72,7 @@ class Curve:
             del self.points[1::2]  # the first and the last stay
 
     def text(self, report: Report, share: float | None) -> str:
-        """Return how far the run is in one line."""
+        """Return the progress of the run in one line."""
         value = report.episode_return
         parts = [f"{short_number(report.env_steps)} env steps", f"{duration(report.seconds)}"]
         parts += [f"{100 * share:.0f} %"] if share is not None else []
@@ -157,7 +157,7 @@ class Display:
 
 
 def canvas_of_process() -> Lines | Display:
-    """Return where this process can show something: an output of the notebook, or lines."""
+    """Return the place where this process can show something: an output of the notebook, or lines."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None or not hasattr(shell, "kernel"):
         return Lines()

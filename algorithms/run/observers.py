@@ -1,4 +1,4 @@
-"""Who listens to a run in main: the monitor, what shows it, and the callbacks of the user."""
+"""The observers of a run in main: the monitor, the displays of it, and the callbacks of the user."""
 
 import contextlib
 import importlib.util
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class Observers:
-    """Makes them as the flags ask.
+    """Makes the observers of a run as the flags ask.
 
     Args:
         config: all flags.
@@ -66,7 +66,7 @@ class Observers:
         self.config, self.callbacks = config, callbacks
 
     def monitor(self, resumed: Sequence[Mapping[str, Any]], budget: Budget, machine: Machine) -> Monitor:
-        """What listens to all reports, and who shows them."""
+        """Make the monitor, which listens to all reports, and the displays of it."""
         flags, directory = self.config.logging, self.config.run.run_directory
         hooks = None
         if flags.callbacks or self.callbacks:
@@ -84,14 +84,14 @@ class Observers:
         return monitor
 
     def compare(self, monitor: Monitor) -> None:
-        """Say how the policies compare that --per_policy has set apart, if nothing else has."""
+        """Log how the policies compare that --per_policy has set apart, if nothing else has."""
         if self.config.population.per_policy and not self.config.population.with_pbt:
             for line in comparison(monitor.policies, self.config.differences):
                 log.info("%s", line)
 
 
 def say_output(monitor: Monitor, config: Config) -> None:
-    """Say what has been written into a dataset, and what not, if there is one."""
+    """Log what has been written into a dataset, and what has not, if there is one."""
     if found := monitor.output:
         written = f"{found['episodes']} episodes, {found['steps']} steps, in {found['parts']} parts"
         dropped = f"{found['dropped_steps']} steps of episodes without beginning, end or room are left out"
@@ -101,7 +101,7 @@ def say_output(monitor: Monitor, config: Config) -> None:
 def make_controller(
     config: Config, exploit_explore: ExploitExplore, monitor: Monitor, traits: Sequence[PolicyTraits], actors: int
 ) -> Controller | None:
-    """The controller of a run whose policies differ, or may come to; None for others."""
+    """Make the controller of a run whose policies differ, or may come to; None for others."""
     if not (config.population.with_pbt or config.population.per_policy):
         return None
     learning = [policy for policy in range(len(traits)) if policy not in config.frozen]
@@ -117,7 +117,7 @@ def make_self_play(
     monitor: Monitor,
     resumed: Mapping[str, Any],
 ) -> SelfPlay | None:
-    """The pool of a run with `--self_play`; None for others.
+    """Make the pool of a run with `--self_play`; None for others.
 
     Args:
         config: all flags.
@@ -176,27 +176,27 @@ def start_tracking(monitor: Monitor, config: Config, seed: int, janitor: Janitor
 
 
 def evaluate_beside(config: Config, janitor: Janitor) -> "AbstractContextManager[ObserverProcess | None]":
-    """Who plays the newest checkpoints while this is entered."""
+    """Return the process that plays the newest checkpoints while entered; None without `--eval_every_sec`."""
     if not config.logging.eval_every_sec:
         return nullcontext()
     return ObserverProcess(evaluation_words(config), config.run.folder.log("evaluator"), janitor)
 
 
 def evaluation_words(config: Config) -> tuple[str, ...]:
-    """The command that evaluates as the flags of training say."""
+    """Return the command that evaluates as the flags of training say."""
     values = ((name, json.dumps(getattr(config.logging, name))) for name in EVALUATION_FLAGS)
     given = (f"--{name.removeprefix(EVALUATION)}={value}" for name, value in values)
     return ("evaluate", str(config.run.run_directory.absolute()), *given, *trust_words(config))
 
 
 def trust_words(config: Config) -> tuple[str, ...]:
-    """What makes a command of ours play this run: where no mark can be written, main knows what it has written."""
+    """Return the flag with which our commands play this run: where no mark can be written, main knows its origin."""
     refusal = reason_to_ask(config.run.run_directory, config.run.folder.read_config(), PLAYED)
     return ("--trust",) if refusal else ()
 
 
 def with_saves_to_evaluate(config: Config) -> RunConfig:
-    """The flags of saving; whoever evaluates needs a checkpoint each time."""
+    """Return the flags of saving, with a checkpoint for each evaluation."""
     run, seconds = config.run, config.logging.eval_every_sec
     return replace(run, save_every_sec=min(run.save_every_sec, math.ceil(seconds))) if seconds else run
 
@@ -208,14 +208,14 @@ CONFIDENCE = 0.95
 
 
 class Difference(NamedTuple):
-    """Of two means; the true one lies within `margin` on both sides with `CONFIDENCE`."""
+    """The difference of two means; the true one lies within `margin` on both sides with `CONFIDENCE`."""
 
     mean: float
     margin: float
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """Mean of the second minus mean of the first, of numbers that need not spread alike; None for less than two each.
+    """Return mean of the second minus mean of the first, of numbers of unequal variances; None for less than two each.
 
     Source: Welch 1947, Biometrika 34; the quantile of Student's t by its expansion (Abramowitz and Stegun, 26.7.5).
     """
@@ -230,7 +230,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference | 
 
 
 def _quantile(freedom: float) -> float:
-    """Of Student's t, two-sided, for `CONFIDENCE`."""
+    """Return the quantile of Student's t, two-sided, for `CONFIDENCE`."""
     z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
     terms = (
         (z**3 + z) / 4,
@@ -242,7 +242,7 @@ def _quantile(freedom: float) -> float:
 
 
 def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for every policy but the first: how its mean return differs from that of the first.
+    """Return a line for every policy but the first: how its mean return differs from that of the first.
 
     The interval is that of the episodes played last; what another seed would have trained is not in it.
 
@@ -275,7 +275,7 @@ JOIN_SECONDS = 1.0
 
 
 class ObserverProcess:
-    """A process that lives while this is entered, and is started again when it ends before.
+    """A process that lives while entered, and is started again when it ends before.
 
     Args:
         words: of its command line, after `appo`.
@@ -306,7 +306,7 @@ class ObserverProcess:
         self.revival.began(now)
 
     def look(self, now: float) -> None:
-        """Say that it has ended, if it has; start it again when that is due at this monotonic time."""
+        """Log that the process has ended, if it has; start it again when that is due at this monotonic time."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._end(self._process)
             log.warning("%s", self.revival.ended(now, f"ended with {ending_of(code)}"))
@@ -317,7 +317,7 @@ class ObserverProcess:
                 log.warning("%s", self.revival.ended(now, f"could not be started: {error}"))
 
     def plain(self) -> dict[str, object]:
-        """What status.json says of it."""
+        """Return the entry of the process in status.json."""
         return self.revival.plain()
 
     def __exit__(
@@ -330,7 +330,7 @@ class ObserverProcess:
         self._end(process)
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        """End it with all that it has started."""
+        """End the process with all that it has started."""
         kill_group(process.pid)
         try:
             process.wait(JOIN_SECONDS)
@@ -341,7 +341,7 @@ class ObserverProcess:
 
 
 def _temporary() -> dict[str, str]:
-    """Where it leaves its temporary files, should it be killed: in a folder that goes with the run."""
+    """Return the variable that puts a process's temporary files, should it be killed, into a folder of the run."""
     folder = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
     return {"TMPDIR": folder} if folder else {}
 
@@ -381,7 +381,7 @@ class CommandBeside:
             file.close()
 
     def is_running(self, timeout_seconds: float) -> bool:
-        """Whether it has not ended, after waiting for that for so long."""
+        """Return whether the command has not ended, after waiting for that for so long."""
         try:
             self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -389,7 +389,7 @@ class CommandBeside:
         return False
 
     def output(self) -> str:
-        """What it has printed.
+        """Return the text that the command has printed.
 
         Raises:
             UsageError: it failed; with its last line.

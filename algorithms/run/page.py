@@ -1,4 +1,4 @@
-"""What a run leaves for its reader when it ends: `README.md` in its folder, and its learning curve."""
+"""The page that a run leaves for its reader when it ends: `README.md` in its folder, with its learning curve."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ PLOT = "import sys; from algorithms.cli import main; sys.exit(main())"
 
 
 def leave_page(config: Config, *, with_curve: bool) -> None:
-    """Write the page and, if the run has finished, draw the curve; what fails costs one line in the log.
+    """Write the page and, if the run has finished, draw the curve; a failure costs one line in the log.
 
     Args:
         config: of the run.
@@ -51,7 +51,7 @@ def leave_page(config: Config, *, with_curve: bool) -> None:
 
 
 def page(directory: Path, config: Config) -> str:
-    """The text of README.md: what was trained, how it ended, how to repeat it and to go on."""
+    """Return the text of README.md: what was trained, how it ended, how to repeat it and to go on."""
     folder = RunFolder(directory)
     found, status = summary(directory), folder.read_status()
     assert found is not None, "a run that has ended has a status"
@@ -88,14 +88,14 @@ def page(directory: Path, config: Config) -> str:
 
 
 def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> str:
-    """The shortest command that trains with the same flags; see `words_of_flags`."""
+    """Return the shortest command that trains with the same flags; see `words_of_flags`."""
     known = flag_table(str(flags.get("algo", DEFAULT))).flags
     names = [name for name in known if name not in ("env", *LOCATION)]
     return shlex.join(["appo", "train", *words_of_flags(flags, by_kind, ["env", *names])])
 
 
 def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
-    """The words of a command line that set these flags, without those that have their value anyway.
+    """Return the words of a command line that set these flags, without those that have their value anyway.
 
     Args:
         flags: all of them, as `Config.to_flat`.
@@ -106,7 +106,7 @@ def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], n
 
 
 def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
-    """Which of these flags have not what the environment's preset, its kind of observation or else the default says."""
+    """Return those of these flags that differ from the env's preset, its kind of observation or else the default."""
     algo = str(flags.get("algo", DEFAULT))
     known = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo))
     by_preset = known or by_kind
@@ -120,7 +120,7 @@ def _plain(value: object) -> object:
 
 
 def _figures(found: RunSummary, status: Mapping[str, Any], flags: Mapping[str, object]) -> dict[str, str]:
-    """The rows of the table; what is not known is left out."""
+    """Return the rows of the table; unknown figures are left out."""
     seconds, performance = status.get("elapsed_seconds"), status.get("performance") or {}
     ratio = performance.get("limit_ratio")
     rows = {
@@ -149,7 +149,7 @@ def _version(package: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """As one cell of a table shows it."""
+    """Return a text as one cell of a table shows it."""
     return shown(text).replace("|", "\\|") if text else "-"
 
 

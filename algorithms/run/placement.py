@@ -1,4 +1,4 @@
-"""How many workers, groups and environments, where policies act, and on which cores and GPUs: what `0` and `auto` mean.
+"""Counts and places of workers: `0` and `auto` become numbers of actors and envs, a placement, cores and GPUs.
 
 These are the rules where nothing is measured. Nothing here changes what is learned from a given batch; only how fast
 batches come.
@@ -64,7 +64,7 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
 
 
 def most_envs(config: Config, num_agents: int) -> float:
-    """How many environments there may be, for trajectories to be trained on before they are too old.
+    """Return how many environments there may be, for trajectories to be trained on before they are too old.
 
     While one macro batch is collected the weights change as often as the one before has minibatches and epochs.
     """
@@ -75,7 +75,7 @@ def most_envs(config: Config, num_agents: int) -> float:
 
 
 def choose_placement(config: Config, cores: int, device: str) -> Placement:
-    """Where policies act when nothing is measured.
+    """Return where policies act when nothing is measured.
 
     On a GPU in a process of their own, which owns the device's queue; otherwise inside the actors, where no message is
     needed per step.
@@ -93,7 +93,7 @@ def choose_placement(config: Config, cores: int, device: str) -> Placement:
 
 
 def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology:
-    """How many of everything there is, with as many slots as batches need.
+    """Return how many of everything there is, with as many slots as batches need.
 
     Raises:
         UsageError: all slots together can never fill a batch, or the environment has too few agents.

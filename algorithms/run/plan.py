@@ -1,4 +1,4 @@
-"""What a run is made of, known before any worker exists; torch-free, so that actors and main can read it."""
+"""The plan of a run, known before any worker exists; torch-free, so that actors and main can read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ SEED_BRANCHES = {
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found out about the environment and the models before memory is reserved.
+    """A description of the environment and the models, found out before memory is reserved.
 
     Attributes:
         spec: of the environment.
@@ -79,37 +79,37 @@ class RunPlan:
 
     @property
     def algorithm(self) -> Algorithm:
-        """Makes all that learns."""
+        """Return the algorithm, which makes all parts that learn."""
         return self.config.algorithm
 
     @property
     def in_segments(self) -> bool:
-        """Whether the run is divided into segments, see `ResumeSegments`."""
+        """Return whether the run is divided into segments, see `ResumeSegments`."""
         return self.pause_env_steps is not None
 
     @property
     def buffered(self) -> bool:
-        """Whether networks are fed through buffers that stay where they are, as a GPU needs it."""
+        """Return whether networks are fed through buffers that stay where they are, as a GPU needs it."""
         return self.device != "cpu"
 
     def device_of(self, role: Role) -> str:
-        """The device of a worker's network."""
+        """Return the device of a worker's network."""
         return "cpu" if self.topology.placement in role.cpu_placements else self.device
 
     def model_of(self, policy: int) -> ModelDescription:
-        """Return what the network of a policy looks like; past versions have that of the one that learns."""
+        """Return the description of the network of a policy; past versions have that of the one that learns."""
         return self.models[policy if policy < self.topology.num_policies else 0]
 
     def traits_of(self, policy: int) -> PolicyTraits:
-        """What sets a policy apart at the start."""
+        """Return the traits that set a policy apart at the start."""
         return self.traits[policy] if self.traits else PolicyTraits()
 
     def learning_of(self, policy: int) -> Any:
-        """The learning flags that a policy begins with."""
+        """Return the learning flags that a policy begins with."""
         return replace(self.config.learning, **self.traits_of(policy).hyperparameters)
 
     def seeds(self, branch: str, *index: int) -> np.random.SeedSequence:
-        """The random seeds of one worker; generations differ, restarts do not repeat a past."""
+        """Return the random seeds of one worker; generations differ, restarts do not repeat a past."""
         return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
 
     def context(
@@ -119,7 +119,7 @@ class RunPlan:
         seeds: np.random.SeedSequence | None = None,
         arena: Arena | None = None,
     ) -> Context:
-        """Return what the algorithm is told of a policy; one that plays for a past version has no flags of its own."""
+        """Return the context of a policy for the algorithm; one that plays a past version has no flags of its own."""
         c, t = self.config, self.topology
         flags = self.learning_of(policy) if policy < t.num_policies else c.learning
         return Context(
@@ -142,7 +142,7 @@ class RunPlan:
 
     @property
     def recorded(self) -> Mapping[str, Recorded]:
-        """The fields of slots that acting fills: those of the algorithm, and logits if a dataset is to have them."""
+        """Return the fields of slots that acting fills: the algorithm's, and logits if a dataset is to have them."""
         own = self.algorithm.recorded(self.spec)
         if not self.topology.writes or "log_prob" not in own or LOGITS not in self.config.output.output_columns:
             return own
@@ -161,7 +161,7 @@ class RunPlan:
         return replace(found, rnn_state=found.rnn_state[..., : self.model_of(policy).rnn_state_size])
 
     def fields(self) -> list[Field]:
-        """The shared memory of the run."""
+        """Return the fields of the shared memory of the run."""
         c, t = self.config, self.topology
         widest = max(model.rnn_state_size for model in self.models)
         sizes = sizes_of(t, self.spec, widest, c.learning.segment_steps)
@@ -182,7 +182,7 @@ class RunPlan:
         return [*fields, *self._of_algorithm()]
 
     def _of_algorithm(self) -> list[Field]:
-        """The memory that the algorithm declares for each policy; what several declare alike is shared by them.
+        """Return the memory that the algorithm declares for each policy; fields that several declare alike are shared.
 
         Raises:
             ValueError: two policies declare a field of the same name in different ways.

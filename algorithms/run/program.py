@@ -1,4 +1,4 @@
-"""Programs that train: what worker processes can know of the caller's script, notebook or session.
+"""Programs that train: worker processes must be able to find the caller's script, notebook or session.
 
 A worker imports the script that has started it, if that is a file. What stands in a notebook, in an interactive session
 or on stdin cannot be imported; an environment of there is sent by value (`envs/given.py`), all else is refused here.
@@ -24,7 +24,7 @@ MAIN = "__main__"
 
 
 def check_program(config: Config, *, has_workers: bool) -> None:
-    """Refuse what the processes of a run could not know of the program that starts it.
+    """Refuse an environment or a script that the processes of a run could not get from the program that starts it.
 
     Args:
         config: all flags.
@@ -68,7 +68,7 @@ def _is_of_program(entry_point: object) -> bool:
 
 
 def given_again(config: Config) -> str:
-    """Return the line that says what a later start of a run needs, whose environment no file keeps."""
+    """Return the line that says what a later start of a run has to be given, if no file keeps its environment."""
     own, run = config.env.env.partition(":")[2], config.run.experiment
     return (
         f"{run}: its environment is a class or function of this program, {own}, which no file keeps: to resume it give"

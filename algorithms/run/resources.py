@@ -1,4 +1,4 @@
-"""What a run takes of the machine, known and compared with what there is before it is taken."""
+"""Memory, descriptors and cores of a run, compared with those of the machine before any is taken."""
 
 from collections.abc import Sequence
 
@@ -25,13 +25,13 @@ PIDS_OF_START = 12
 
 
 def free_bytes(limit_mb: int) -> int:
-    """Memory that may be planned with: most of what the machine or its cgroup has free, at most `limit_mb` unless 0."""
+    """Return the memory to plan with: most of what machine or cgroup has free, at most `limit_mb` unless 0."""
     free = int(MEMORY_SHARE * machine.available_memory_bytes())
     return min(free, limit_mb << 20) if limit_mb else free
 
 
 def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
-    """The shared memory of a run.
+    """Reserve the shared memory of a run.
 
     Raises:
         ResourceError: it is more than there is or than may be taken; the message says what needs how much.
@@ -48,7 +48,7 @@ def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
 
 
 def memory_plan(fields: Sequence[Field]) -> str:
-    """How much shared memory there is, and for what."""
+    """Return how much shared memory there is, and for what."""
     parts = dict.fromkeys(("slots", "weights", "state", "replay"), 0)
     for field in fields:
         kind = field.name.split(".")[0]
@@ -58,7 +58,7 @@ def memory_plan(fields: Sequence[Field]) -> str:
 
 
 def check_machine(config: Config, sampling: Sampling) -> None:
-    """Refuse at once what this machine cannot hold, whatever the environment and the network turn out to need.
+    """Refuse a run that this machine cannot hold whatever the environment and the network turn out to need.
 
     Args:
         config: all flags.

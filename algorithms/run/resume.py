@@ -1,4 +1,4 @@
-"""A start goes on with what earlier ones have learned and measured, or begins with the weights of another run."""
+"""A start goes on with the state and the measurements of earlier ones, or with the weights of another run."""
 
 import gc
 import logging
@@ -45,7 +45,7 @@ COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision", *GROU
 
 
 def finished_before(config: Config) -> str | None:
-    """Why nothing is left to do for these flags; None: there is.
+    """Return why nothing is left to do for these flags; None: there is.
 
     Seconds are those of one start: a run that has had them goes on when there are more. Speed is measured anew.
     """
@@ -70,7 +70,7 @@ def finished_before(config: Config) -> str | None:
 
 
 def _over_by_its_status(status: Mapping[str, Any], budget: Budget) -> str | None:
-    """Why the start that wrote this status leaves nothing to do for a budget; None: there is something."""
+    """Return why the start that wrote this status leaves nothing to do for a budget; None: there is something."""
     before, seconds = status.get("budget"), status.get("seconds")
     if status.get("state") != "finished" or not isinstance(before, dict) or not is_number(seconds):
         return None
@@ -82,13 +82,13 @@ def _over_by_its_status(status: Mapping[str, Any], budget: Budget) -> str | None
 
 
 def changes(config: Config) -> list[str]:
-    """What differs from the flags of the start before, as `flag old -> new`; nothing for a new run."""
+    """Return the differences from the flags of the start before, as `flag old -> new`; nothing for a new run."""
     before = saved_flags(config.run.run_directory)
     return changed_flags({name: value for name, value in before.items() if name not in LOCATION}, config.to_flat())
 
 
 def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | None:
-    """What an earlier start of the run has measured, if it was on such a machine and for the same work."""
+    """Return the costs that an earlier start of the run has measured, on such a machine and for the same work."""
     directory = config.run.run_directory
     measured, before, now = saved_measurement(directory), saved_flags(directory), config.to_flat()
     same_work = all(before.get(name) == now.get(name) for name in COST_FLAGS)  # not every algorithm has each
@@ -101,7 +101,7 @@ def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | No
 
 
 def seed_of_resumed(directory: Path, seed: int) -> int:
-    """The seed of a start that resumes: derived from that of the run, another one each time.
+    """Return the seed of a start that resumes: derived from that of the run, another one each time.
 
     With the same one, environments would play the same episodes again after each interruption.
     """
@@ -110,7 +110,7 @@ def seed_of_resumed(directory: Path, seed: int) -> int:
 
 
 def seed_of_segment(seed: int, env_steps: int) -> int:
-    """The seed of a segment that goes on from a checkpoint at so many env steps: however many starts there were."""
+    """Return the seed of a segment from a checkpoint at so many env steps: however many starts there were."""
     if not env_steps:
         return seed
     seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["leg"], env_steps))
@@ -124,7 +124,7 @@ def fill(
     seed: int,
     measured: Mapping[str, object] | None,
 ) -> list[dict[str, Any]]:
-    """Put into the blocks what this start begins with, and write its flags down, as it can begin.
+    """Put the state that this start begins with into the blocks, and write its flags down, as it can begin.
 
     An adaptive learning rate is part of the state; one that the flags change takes its place.
 
@@ -196,7 +196,7 @@ def _take_over(
 
 
 def _load_source(source: Source, limit: checkpoint_files.Limit) -> checkpoint_files.Loaded:
-    """The newest checkpoint of a policy, the best of its best ones, or the chosen one and no other."""
+    """Load the newest checkpoint of a policy, the best of its best ones, or the chosen one and no other."""
     if source.env_steps is not None:
         loaded = checkpoint_files.load(source.checkpoints, check=decode, at_most=source.env_steps, limit=limit)
         if loaded is not None and loaded.found.damaged:
@@ -238,18 +238,18 @@ class ResumeSegments:
 
     @classmethod
     def of(cls, blueprint: RunPlan, *parts: Any) -> Self | None:
-        """Those of the run of a blueprint, if it has any; the other arguments are those of the constructor."""
+        """Divide the run of a blueprint if it resumes deterministically; the other arguments are the constructor's."""
         return cls(blueprint, *parts) if blueprint.config.run.deterministic_resume else None
 
     def begin(self) -> Workers:
-        """The workers of the segment that goes on from the state in the block, not started yet."""
+        """Make the workers of the segment that goes on from the state in the block, not started yet."""
         env_steps = env_steps_of(self._block.read())
         self.end = (env_steps // self._every + 1) * self._every
         seed = seed_of_segment(self._blueprint.seed, env_steps)
         return self._make_workers(replace(self._blueprint, seed=seed, pause_env_steps=self.end))
 
     def next(self) -> Workers:
-        """The workers of the next segment, when those of the last one have ended.
+        """Make the workers of the next segment, when those of the last one have ended.
 
         Raises:
             NumericsError: the last one has no state to go on from.
@@ -264,5 +264,5 @@ class ResumeSegments:
 
 
 def env_steps_of(state: LearnerState | None) -> int:
-    """Env steps learned from, 0 before the first."""
+    """Return the env steps that a state has learned from, 0 before the first."""
     return 0 if state is None else int(state.meta["env_steps"])

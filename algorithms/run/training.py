@@ -1,4 +1,4 @@
-"""Training from a program of one's own: no command line, and the caller's process stays what it was."""
+"""Training from a program of one's own: no command line, and the caller's process stays as it was."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ OURS = (*machine.THREAD_VARIABLES, "THP_MEM_ALLOC_ENABLE")
 
 
 class Report(NamedTuple):
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         seconds: of this start.
@@ -60,12 +60,12 @@ class Report(NamedTuple):
 
     @property
     def episode_return(self) -> float | None:
-        """That of the policy that is best at it; None while no episode has ended."""
+        """Return the mean return of the best policy; None while no episode has ended."""
         return max((value for value in self.episode_returns if value is not None), default=None)
 
 
 class Result(NamedTuple):
-    """What became of a start.
+    """The outcome of a start.
 
     Attributes:
         reason: why it ended, as the log says it.
@@ -177,7 +177,7 @@ class Training:
                 pass
 
     def __iter__(self) -> Iterator[Report]:
-        """Train; a report every `report_seconds`, and the last one when the run has ended."""
+        """Train; yield a report every `report_seconds`, and the last one when the run has ended."""
         due, reported = time.monotonic() + self.report_seconds, 0
         while self._advance():
             now = time.monotonic()
@@ -189,17 +189,17 @@ class Training:
 
     @property
     def config(self) -> Config:
-        """See above."""
+        """Return the configuration of the run."""
         return self._run.config
 
     @property
     def directory(self) -> Path:
-        """See above."""
+        """Return the folder of the run."""
         return self._run.directory
 
     @property
     def result(self) -> Result:
-        """What became of it.
+        """Return the outcome of the run.
 
         Raises:
             UsageError: it has not ended.
@@ -235,7 +235,7 @@ class Training:
                 raise ResourceError(f"not saved within {SAVE_SECONDS:g} seconds")
 
     def weights(self, policy: int = 0) -> dict[str, Array]:
-        """Copies of the weights and normalization of a policy, a second old at most; for `Policy.set_weights`.
+        """Copy the weights and normalization of a policy, a second old at most; for `Policy.set_weights`.
 
         Raises:
             UsageError: the run has not begun, or there is no such policy.
@@ -252,11 +252,11 @@ class Training:
 
     @property
     def share(self) -> float | None:
-        """Of the budget that is used up; None where it has no end, or the run has not begun."""
+        """Return the share of the budget that is used up; None where it has no end, or the run has not begun."""
         return None if self._runner is None else self._runner.monitor.overview(time.monotonic()).share
 
     def report(self) -> Report:
-        """How far the run is now.
+        """Report the progress of the run now.
 
         Raises:
             UsageError: it has not begun.
@@ -328,7 +328,7 @@ class Training:
         return file
 
     def collect_metrics(self, workers: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
-        """What workers have counted in this start, and shares of their time by phase, by the name of their process.
+        """Return the counters of workers in this start, and shares of their time by phase, by process name.
 
         Args:
             workers: names of some, such as actor_0; None: all that have reported.
@@ -351,7 +351,7 @@ class Training:
         return found if workers is None else {name: found[name] for name in workers}
 
     def _beside(self, *words: str) -> str:
-        """What a command of ours says that runs while training goes on."""
+        """Run a command of ours while training goes on; return its output."""
         with Janitor() as janitor:  # that of the run ends with it, which may be meanwhile
             command = CommandBeside((*words, *trust_words(self.config)), janitor)
             with command:
@@ -361,7 +361,7 @@ class Training:
 
     @property
     def _env_steps(self) -> int:
-        """Env steps learned from by all policies."""
+        """Return the env steps learned from by all policies."""
         return 0 if self._runner is None else sum(p.totals["env_steps"] for p in self._runner.monitor.policies)
 
     @property
@@ -369,7 +369,7 @@ class Training:
         return self._run.runner
 
     def _advance(self) -> bool:
-        """Take a turn; False when there are no more."""
+        """Take a turn; return False when there are no more."""
         if self._turns is None:
             return False
         try:
@@ -401,12 +401,12 @@ class Training:
 
 
 def _word(value: object) -> str:
-    """A value as a command line has it."""
+    """Return a value as a command line has it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, list[Callbacks]]:
-    """The names among them, as the flag has them, and the objects."""
+    """Return the names among the callbacks, as the flag has them, and the objects."""
     given: Any = callbacks
     told: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     for one in told:
@@ -417,7 +417,7 @@ def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> 
 
 
 def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[str, object]) -> dict[str, object]:
-    """The flags that the caller gives, converted; the terminal is the caller's, so no panel is drawn unasked."""
+    """Convert the flags that the caller gives; the terminal is the caller's, so no panel is drawn unasked."""
     if isinstance(config, Config):
         left_out = config.undecided | ({"experiment"} if config.unnamed else frozenset())
         whole = {name: value for name, value in config.to_flat().items() if name not in left_out}
@@ -433,7 +433,7 @@ def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[
 
 
 def _report_of(directory: Path) -> Report:
-    """What the status of a run that does nothing now says of it."""
+    """Read the report of a run that does nothing now from its status."""
     status = RunFolder(directory).read_status()
     totals = status.get("totals", {})
     means = tuple(status.get("return_mean", ()))

@@ -1,4 +1,4 @@
-"""The mark of trust: which saved runs are this user's own, and what of all others is not used unasked.
+"""The mark of trust: it tells the saved runs of this user from all others, of which nothing is run unasked.
 
 Whatever in a run's config.json could run, read, write or send something is covered by a keyed hash beside it, written
 whenever a run starts. The key lies in the user's own configuration folder. A run without a valid mark is data: its
@@ -145,7 +145,7 @@ def marked(flags: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_marked(content: Mapping[str, object]) -> bool:
-    """Return whether what a config.json holds was written or trusted by this user, and has not been changed since."""
+    """Return whether the mapping of a config.json was written or trusted by this user, and is unchanged since."""
     mark = content.get(MARK)
     if not isinstance(mark, str) or not mark.isascii():
         return False
@@ -174,7 +174,7 @@ def permitted_flags(
     remember: bool = True,
     closed: Collection[Path] = (),
 ) -> dict[str, object]:
-    """Return the flags of a saved run as stored, {} for none, if what is needed of them may be used.
+    """Return the flags of a saved run as stored, {} for none, if those that are needed may be used.
 
     Args:
         directory: of the run, from below which no code is imported from now on.
@@ -201,7 +201,7 @@ def permitted_flags(
 def reason_to_ask(
     directory: Path, content: Mapping[str, object], needed: Collection[str] | None, given: Collection[str] = ()
 ) -> str:
-    """Return the line that refuses to use what a run names; empty if all that is needed of it may be used.
+    """Return the line that refuses to use the parts of a run; empty if all that is needed of it may be used.
 
     From now on no code is imported from below the folder of the run, whatever the answer.
     """
@@ -227,7 +227,7 @@ def _remember(directory: Path, content: Mapping[str, object]) -> None:
 def uses(
     content: Mapping[str, object], needed: Collection[str] | None = TRAINED, given: Collection[str] = ()
 ) -> list[str]:
-    """List, as flag=value, what of the flags of a run could run, read, write or send something.
+    """List, as flag=value, the flags of a run that could run, read, write or send something.
 
     Args:
         content: of a config.json, whoever wrote it.

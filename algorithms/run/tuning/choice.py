@@ -1,4 +1,4 @@
-"""Which sampling flags make training fastest: a model of what a sample costs, and the choice of the best plan.
+"""The choice of the sampling flags with which training is fastest, by a model of what a sample costs.
 
 Pure arithmetic on measured costs; `docs/architecture.md` has the formulas. Nothing here changes what is learned from a
 given batch, only how fast batches come.
@@ -50,7 +50,7 @@ NOTHING: Curve = ((1, 0.0),)
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured, in seconds of one core.
+    """Measured costs, in seconds of one core.
 
     Attributes:
         env: a step of a group, the work of its actor included, by environments in the group.
@@ -66,7 +66,7 @@ class Costs:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """What `asdict` and JSON have made of them.
+        """Make costs of their `plain` form, or of what JSON has made of that.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.
@@ -77,13 +77,13 @@ class Costs:
         return cls(**curves, env_bytes=int(plain["env_bytes"]))
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds them."""
+        """Return the costs as JSON holds them."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of sampling flags and what it promises.
+    """A choice of sampling flags and the speed that it promises.
 
     Attributes:
         sampling: the flags.
@@ -95,7 +95,7 @@ class Plan:
 
 
 def at(curve: Curve, count: int) -> float:
-    """Seconds at a count: straight lines between the points and beyond the last; proportional to the count below two.
+    """Return seconds at a count: straight lines between the points and beyond the last; proportional below two points.
 
     >>> at(((1, 2.0), (5, 6.0)), 3), at(((1, 2.0), (5, 6.0)), 7), at(((2, 3.0),), 4)
     (4.0, 8.0, 6.0)
@@ -108,7 +108,7 @@ def at(curve: Curve, count: int) -> float:
 
 
 def with_threads(curve: Curve, threads: int) -> float:
-    """Seconds with that many threads: in proportion to a power of them, by the first and the last point of the curve.
+    """Return seconds with that many threads: a power of them, by the first and the last point of the curve.
 
     >>> round(with_threads(((1, 8.0), (4, 2.0)), 2), 6), with_threads(((1, 8.0),), 4)
     (4.0, 32.0)
@@ -120,7 +120,7 @@ def with_threads(curve: Curve, threads: int) -> float:
 
 
 def rising(points: Iterable[tuple[int, float]]) -> Curve:
-    """The curve through measured points; a smaller count that took longer was disturbed, as was what it says of others.
+    """Return the curve through measured points; a smaller count that took longer was disturbed, and is corrected.
 
     >>> rising([(1, 3.0), (4, 2.0), (16, 5.0)])
     ((1, 2.0), (4, 2.0), (16, 5.0))
@@ -132,7 +132,7 @@ def rising(points: Iterable[tuple[int, float]]) -> Curve:
 
 
 def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores: int) -> float:
-    """Samples per second of a plan of processes.
+    """Predict the samples per second of a plan of processes.
 
     The slowest part decides: the actors, the policy workers, the learners, the time from an observation to its action,
     or all of them together on the cores there are.
@@ -170,7 +170,7 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
 
 
 def corrected(costs: Costs, plan: Sampling, config: Config, num_agents: int, cpu_us: Mapping[str, float]) -> Costs:
-    """The costs, scaled to what training by a plan has needed: CPU time, which other programs hardly make longer.
+    """Scale the costs to those of training by a plan: CPU time, which other programs hardly make longer.
 
     Args:
         costs: as measured.
@@ -200,7 +200,7 @@ def corrected(costs: Costs, plan: Sampling, config: Config, num_agents: int, cpu
 
 
 def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
-    """What actors fewer than the cores lose per sample to threads of the learner that share the cores with them."""
+    """Return the seconds that actors lose per sample to the learner's threads, if these share cores with them."""
     crowding = (plan.num_workers + plan.learner_threads) / cores - 1
     return plan.num_workers * learn * max(0.0, crowding) if plan.num_workers < cores else 0.0
 
@@ -208,7 +208,7 @@ def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
 def choose(
     costs: Costs, config: Config, num_agents: int, cores: int, memory: Callable[[Sampling], int], free_bytes: int
 ) -> Plan:
-    """The simplest of the fastest plans that the flags allow and the memory holds.
+    """Choose the simplest of the fastest plans that the flags allow and the memory holds.
 
     Args:
         costs: as measured.
@@ -233,7 +233,7 @@ def choose(
 
 
 def _choose_threads(costs: Costs, config: Config, cores: int) -> Plan:
-    """The fewest threads that train about as fast as any number of them: all that there is to choose without actors."""
+    """Choose the fewest threads that train about as fast as any number: all that there is to choose without actors."""
     rule = plan_workers(config, cores, "local")
     counts = _counts(config.sampling.learner_main_loop_num_cores, _cores_of_learner(config, cores))
     plans = [replace(rule, learner_threads=threads) for threads in counts]
@@ -243,31 +243,31 @@ def _choose_threads(costs: Costs, config: Config, cores: int) -> Plan:
 
 
 def _cores_of_learner(config: Config, cores: int) -> int:
-    """Cores of each learner where nothing else runs."""
+    """Return the cores of each learner where nothing else runs."""
     return max(1, cores // config.sampling.num_policies)
 
 
 def _margin(macro_batches: float) -> float:
-    """By how much more environments than fill a macro batch, by their ratio, have to be faster."""
+    """Return how much faster more environments have to be than one macro batch of them, by their ratio."""
     return MARGIN_OF_MORE * max(1.0, math.log2(macro_batches)) if macro_batches > 1 else 0.0
 
 
 def _young(plans: Iterable[Sampling], config: Config, num_agents: int) -> list[Sampling]:
-    """The plans with no more than `most_envs`, or with the fewest there are."""
+    """Return the plans with no more environments than `most_envs`, or with the fewest there are."""
     distinct = list(dict.fromkeys(plans))
     most = max(most_envs(config, num_agents), min(map(_envs, distinct)))
     return [plan for plan in distinct if _envs(plan) <= most]
 
 
 def _in_time(plans: list[Sampling], costs: Costs, config: Config) -> list[Sampling]:
-    """The plans in which no step takes so long that it would count as hanging, or those with the shortest."""
+    """Return the plans in which no step takes so long that it would count as hanging, or those with the shortest."""
     steps = {plan: plan.num_splits * at(costs.env, plan.num_envs_per_worker // plan.num_splits) for plan in plans}
     longest = max(SHARE_OF_TIMEOUT * config.sampling.step_timeout_seconds, min(steps.values()))
     return [plan for plan in plans if steps[plan] <= longest]
 
 
 def is_open(config: Config, device: str, cores: int) -> bool:
-    """Whether there is something to tune: a placement of processes, and flags that do not say all about it.
+    """Return whether there is something to tune: a placement of processes, and flags that do not say all about it.
 
     Not where a run has to repeat itself: what is measured differs a little every time.
     """
@@ -282,7 +282,7 @@ def is_open(config: Config, device: str, cores: int) -> bool:
 
 
 def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
-    """What was measured and chosen, in one line: the cost of one environment, of acting and learning of one sample."""
+    """Return costs and choice in one line: the cost of one environment, of acting and of learning of one sample."""
     sampling, predicted = plan.sampling, f"predicted {_count(plan.samples_per_second)} samples/s"
     learn = with_threads(costs.learn, sampling.learner_threads)
     if not sampling.num_workers:
@@ -295,7 +295,7 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
 
 
 def workers(sampling: Sampling, num_agents: int = 1) -> str:
-    """Which processes a plan has, in words."""
+    """Return the processes of a plan, in words."""
     groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
     agents = f" of {num_agents} agents" * (num_agents > 1)
     threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)
@@ -312,7 +312,7 @@ def _microseconds(seconds: float) -> str:
 
 
 def _count(number: float) -> str:
-    """870, 2.4k, 1.2M."""
+    """Shorten a number: 870, 2.4k, 1.2M."""
     for limit, letter in ((1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g}{letter}"
@@ -320,7 +320,7 @@ def _count(number: float) -> str:
 
 
 def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Sampling]:
-    """Every plan worth a thought; flags that are given hold in all of them.
+    """Yield every plan worth a thought; flags that are given hold in all of them.
 
     The agents of all environments together fill about one macro batch with one trajectory each: many more would make
     what is trained on older, and first updates late.
@@ -342,17 +342,17 @@ def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Samp
 
 
 def thread_limit(cores: int) -> int:
-    """Threads of the learner that can pay: half of the cores, as actors need the others, or both of two."""
+    """Return the most learner threads that can pay: half of the cores, as actors need the others, or both of two."""
     return max(min(2, cores), cores // 2)
 
 
 def usual_ratio(threads: int) -> float:
-    """Seconds of training by that many threads in those by one, where that was not measured."""
+    """Return the seconds of training by that many threads in those by one, where that was not measured."""
     return float(threads**-THREADS_EXPONENT)
 
 
 def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -> int:
-    """Threads of which to find out how much faster they train; 0 where they would not pay if nothing were lost."""
+    """Return how many threads to time in training; 0 where they would not pay even if nothing were lost."""
     if not config.algorithm.needs_actors:
         return limit if (limit := _cores_of_learner(config, cores)) > 1 else 0
     limit, seconds = thread_limit(cores), at(costs.learn, 1)
@@ -366,7 +366,7 @@ def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -
 
 
 def _part(plan: Sampling, given: SamplingConfig, share: float) -> Sampling:
-    """A plan of the rules with that share of its environments, unless their number is given."""
+    """Return a plan of the rules with that share of its environments, unless their number is given."""
     if given.num_envs_per_worker:
         return plan
     envs = min(MAX_ENVS_PER_WORKER, int(plan.num_envs_per_worker * share)) // plan.num_splits
@@ -374,7 +374,7 @@ def _part(plan: Sampling, given: SamplingConfig, share: float) -> Sampling:
 
 
 def _counts(given: int, limit: int) -> list[int]:
-    """What is given, or else powers of two up to the limit, the limit and one less."""
+    """Return the given count alone, or else powers of two up to the limit, the limit and one less."""
     if given:
         return [given]
     powers = {1 << i for i in range(limit.bit_length())}
@@ -392,6 +392,6 @@ def _private_bytes(plan: Sampling, env_bytes: int, config: Config) -> int:
 
 
 def _complexity(plan: Sampling, columns: float) -> tuple[float, ...]:
-    """Simpler plans first: as many environments as fill a batch, few processes, few groups, few threads."""
+    """Order simpler plans first: as many environments as fill a batch, few processes, few groups, few threads."""
     away = abs(math.log(_envs(plan) / columns))
     return plan.placement == "central", away, plan.num_workers, plan.num_splits, plan.learner_threads

@@ -1,4 +1,4 @@
-"""What a step of the environment costs, found out by a real actor with one group that nobody learns from."""
+"""The cost of a step of the environment, measured with a real actor with one group that nobody learns from."""
 
 import math
 import time
@@ -34,7 +34,7 @@ IMPORTED_BYTES = 128 << 20  # of what a first environment takes: its packages, w
 
 
 class Making(NamedTuple):
-    """How long it took to make the first environment, and the memory before."""
+    """The time it took to make the first environment, and the memory before."""
 
     seconds: float
     bytes_before: int
@@ -72,7 +72,7 @@ class GroupTimer:
         self.steps = 0
 
     def step(self) -> float:
-        """Take one step; the seconds it took."""
+        """Take one step; return the seconds it took."""
         for _, _, slot, step, _ in self.requests:
             if step < ROLLOUT:
                 self.trajectories.action[slot, step] = self._actions(slot, step)
@@ -86,7 +86,7 @@ class GroupTimer:
         return time.perf_counter() - begin
 
     def mean_seconds(self, budget_seconds: float) -> float:
-        """Seconds of a step, resets included, averaged over that time."""
+        """Return the seconds of a step, resets included, averaged over that time."""
         total, deadline = self.step(), time.perf_counter() + budget_seconds
         count = 1
         if total > budget_seconds:
@@ -107,7 +107,7 @@ class GroupTimer:
 
 
 def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitStack) -> Iterator[tuple[Curve, int]]:
-    """What a step of a group costs by its environments, and how many bytes one of them takes.
+    """Yield the seconds of a step by the number of environments in the group, and the bytes that one of them takes.
 
     Once by what one environment shows; and again if a larger group is quick to try, as what a step costs whatever the
     group's size shows only there.
@@ -138,5 +138,5 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitSta
 
 
 def observation_bytes(spec: EnvSpec) -> int:
-    """Bytes of what one agent sees in one step."""
+    """Return the bytes of an observation of one agent in one step."""
     return sum(math.prod(o.shape) * np.dtype(o.dtype).itemsize for o in spec.observations.values())

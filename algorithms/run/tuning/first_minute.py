@@ -1,4 +1,4 @@
-"""What a run owes its reader in the first minute: that no batch fills, and that it was tuned on a busy machine."""
+"""Warnings in the first minute of a run: that no batch fills, and that it was tuned on a busy machine."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ MUCH_FASTER = 1.2
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """What the learners of a run wait for before they train for the first time.
+    """The steps that the learners of a run need before they train for the first time.
 
     Attributes:
         columns: whole rollouts that all of them need together; 0: whole or not, steps count.
@@ -44,7 +44,7 @@ class FirstBatch:
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> Self | None:
-        """What a run needs as its flags say; None for one that samples only, or has no environments."""
+        """Return the first batch that flags ask for; None for a run that samples only, or has no environments."""
         learning = tuple(policy for policy in range(topology.num_policies) if policy not in config.frozen)
         if config.sampling.sampler_only or not config.algorithm.needs_actors or not learning:
             return None
@@ -61,16 +61,16 @@ class FirstBatch:
         )
 
     def is_trained(self, monitor: Monitor) -> bool:
-        """Whether any policy that learns has been trained, in this start or before."""
+        """Return whether any policy that learns has been trained, in this start or before."""
         totals = [monitor.policies[policy].totals for policy in self.policies]
         return any(total["samples"] or total["updates"] for total in totals)
 
     def is_full(self, monitor: Monitor) -> bool:
-        """Whether there is enough to train on."""
+        """Return whether there is enough to train on."""
         return self._whole(monitor) >= self.columns if self.columns else monitor.stepped >= self.steps
 
     def lacks(self, monitor: Monitor, seconds: float) -> str:
-        """What there is after so many seconds, what a batch takes, and what to change."""
+        """Return in words what was collected in so many seconds, what a batch takes, and what to change."""
         steps = monitor.stepped
         kind = "step is" if steps == 1 else "steps are"
         if not self.columns:
@@ -122,7 +122,7 @@ class FirstBatch:
 
 @dataclass(frozen=True)
 class SecondLook:
-    """Finds out whether a plan that was chosen on a busy machine is a bad one, by what training itself has needed.
+    """Finds out whether a plan that was chosen on a busy machine is a bad one, by the costs of training itself.
 
     Attributes:
         costs, plan: measured and chosen at the start.
@@ -140,7 +140,7 @@ class SecondLook:
     cores: int
 
     def say(self, monitor: Monitor) -> None:
-        """Log what another plan would bring, if that is more than a fifth; and else that it would not."""
+        """Log how much faster another plan would be, if more than a fifth; and else that none would be."""
         found = monitor.performance()
         if found is None or not found.limit_samples_per_second:
             log.info("measured again: nothing is trained yet, so that nothing is known")

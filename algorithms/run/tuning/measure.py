@@ -1,4 +1,4 @@
-"""The processes that try the environment and the model before memory is reserved; torch-free, so that main can use it.
+"""Processes that try the environment and the model before memory is reserved; torch-free, so that main can use it.
 
 An environment that hangs or crashes at once, or leaves things behind, does so there and harms nothing. While one
 process steps it, another one times the network, so both compete for the machine as they will in training.
@@ -43,7 +43,7 @@ Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
 
 
 class Measurement(NamedTuple):
-    """What was found out, what was measured, and how long main waited for that.
+    """The results of trying environment and model, and how long main waited for them.
 
     Attributes:
         probe: what environment and model are like.
@@ -63,18 +63,18 @@ class Measurement(NamedTuple):
 
     @property
     def planned(self) -> Config:
-        """The configuration to plan processes by."""
+        """Return the configuration to plan processes by."""
         config = self.probe.config
         return replace(config, sampling=replace(config.sampling, num_envs_per_worker=1)) if self.alone else config
 
     @property
     def lasting(self) -> Costs | None:
-        """The costs that later starts may go by."""
+        """Return the costs that later starts may go by."""
         return None if self.guessed or self.alone or self.busy else self.costs
 
     @property
     def busy(self) -> bool:
-        """Whether other programs took so much of the machine that what was measured may be far from the truth."""
+        """Return whether other programs took so much of the machine that the costs may be far from the truth."""
         return self.others >= BUSY_SHARE
 
 
@@ -120,7 +120,7 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
 
 
 def _network_costs(answer: object) -> tuple[Curve, Curve] | None:
-    """What acting and training cost, if that was measured."""
+    """Return the costs of acting and training, if they were measured."""
     if isinstance(answer, tuple) and not isinstance(answer, WorkerFailed):
         return answer
     summary = getattr(answer, "summary", "the network was not measured in time")
@@ -131,7 +131,7 @@ def _network_costs(answer: object) -> tuple[Curve, Curve] | None:
 
 
 class SteppingCosts(NamedTuple):
-    """What stepping costs, the bytes of an environment, and why no more than that is known."""
+    """The costs of stepping, the bytes of an environment, and why no more than that is known."""
 
     curve: Curve = SLOW
     env_bytes: int = 0
@@ -139,12 +139,12 @@ class SteppingCosts(NamedTuple):
 
     @property
     def is_measured(self) -> bool:
-        """Whether at least a single environment was stepped in time."""
+        """Return whether at least a single environment was stepped in time."""
         return self.curve is not SLOW
 
 
 def _stepping_costs(environment: Inquiry, deadline: float) -> SteppingCosts:
-    """As far as it was measured in time."""
+    """Return the costs of stepping that were measured in time."""
     stepping = SteppingCosts()
     while (answer := environment.answer_by(deadline)) is not None:
         if isinstance(answer, WorkerFailed):
@@ -155,7 +155,7 @@ def _stepping_costs(environment: Inquiry, deadline: float) -> SteppingCosts:
 
 
 def _log_unmeasured(stepping: SteppingCosts, alone: bool, log_path: Path) -> None:
-    """Say what was not measured, and what becomes of that."""
+    """Log which costs were not measured, and how the run goes on without them."""
     slow = f"counted as taking {BUDGET_SECONDS:g} s a step"
     if stepping.failure is None:
         if not stepping.is_measured:
@@ -170,7 +170,7 @@ def _log_unmeasured(stepping: SteppingCosts, alone: bool, log_path: Path) -> Non
 
 
 def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
-    """The costs with those of that many threads of the learner; a network that takes too long to time them is large."""
+    """Return the costs with those of that many learner threads; a network too slow to time is a large one."""
     if isinstance(ratio, WorkerFailed):
         return costs
     share = ratio if isinstance(ratio, float) else usual_ratio(threads)
@@ -179,7 +179,7 @@ def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
 
 
 def resolve_defaults(config: Config) -> Config:
-    """The configuration with what the kind of observation decides; the environment is made for that if need be.
+    """Decide the flags that depend on the kind of observation; the environment is made for that if need be.
 
     Raises:
         UsageError, EnvironmentFailure, WorkerError: it cannot be made, or flags contradict each other then.
@@ -205,14 +205,14 @@ def resolve_defaults(config: Config) -> Config:
 
 
 def require_answer(answer: object) -> object:
-    """What an inquiry has told, if it is no failure; `WorkerError` if it is."""
+    """Return the answer of an inquiry, if it is no failure; raise `WorkerError` if it is."""
     if isinstance(answer, WorkerFailed):
         raise WorkerError(answer.summary, answer.exit_code, answer.traceback)
     return answer
 
 
 def measure_environment(pipe: Connection, log_path: Path, config: Config, measure: bool) -> None:
-    """Send its `EnvSpec`, and then what `stepping_costs` finds; a `WorkerFailed` in place of any of them."""
+    """Send the environment's `EnvSpec`, and then its `stepping_costs`; a `WorkerFailed` in place of any of them."""
     _enter("probe", log_path)
     with _send_failures(pipe):
         from algorithms.run.tuning.environment import Making, stepping_costs
@@ -236,7 +236,7 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
 
 
 def measure_network(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, measure: bool) -> None:
-    """Send the descriptions of the models, what `NetworkTimer.costs` finds, and what threads are worth if it is asked.
+    """Send descriptions of the models, costs by `NetworkTimer`, and the ratio of time with threads if asked for.
 
     A `WorkerFailed` comes in place of any of them.
     """
@@ -261,7 +261,7 @@ def _enter(name: str, log_path: Path) -> None:
 
 @contextlib.contextmanager
 def _send_failures(pipe: Connection) -> Iterator[None]:
-    """Send what is raised while entered: whatever an environment raises, SystemExit included."""
+    """Send any error that is raised while entered: an environment may raise everything, SystemExit included."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What must be known of the model before memory is reserved, and what its forward passes and training cost."""
+"""The size of the model, needed before memory is reserved, and the costs of its forward passes and training."""
 
 import math
 import time
@@ -90,27 +90,27 @@ class NetworkTimer:
         self.columns = 1
 
     def _make(self, context: Context) -> FlatModule:
-        """A model, which acts as it learns if a part of it is the user's own."""
+        """Make a model, which acts as it learns if a part of it is the user's own."""
         flat = self.config.algorithm.make_model(context)
         if context.model.encoder_custom:
             refuse_two_behaviours(flat.module, context.model, context.spec)
         return flat
 
     def _describe(self, context: Context, first: ModelConfig) -> ModelDescription:
-        """What memory the model of a policy needs, which is made unless it is as that of the first one."""
+        """Describe the memory of a policy's model, which is made unless its flags are those of the first one."""
         algorithm = self.config.algorithm
         flat = self.flat if context.model == first else self._make(context)
         return ModelDescription(flat.table, cast(int, flat.module.rnn_state_size), algorithm.layout(context, flat))
 
     def costs(self) -> tuple[Curve, Curve]:
-        """Seconds of forward passes by rows, and of training on a sample in all epochs by given threads, or by one."""
+        """Return seconds of forward passes by rows, and of training on a sample in all epochs by threads."""
         acting = self.acting() if self.config.algorithm.needs_actors else NOTHING
         threads = self.config.sampling.learner_main_loop_num_cores or 1
         machine.limit_threads(threads)
         return acting, ((threads, self.training_seconds()),)
 
     def acting(self) -> Curve:
-        """Seconds of forward passes by rows, of as many as a policy worker answers in a short time."""
+        """Return seconds of forward passes by rows, up to as many as a policy worker answers in a short time."""
         row_bytes = ACTING_STEPS * observation_bytes(self.spec)
         acting: list[tuple[int, float]] = []
         for rows in ACTING_ROWS:
@@ -121,7 +121,7 @@ class NetworkTimer:
         return rising(acting)
 
     def threads_ratio(self, threads: int) -> float:
-        """The seconds of training by that many threads, with nothing beside them, in those by one.
+        """Return the seconds of training by that many threads, with nothing beside them, in those by one.
 
         Both take turns, and the shortest times count, see `_seconds`. Images are known to divide well, and where they
         seem not to, another program has one of the cores for the moment. So of what is measured of them half counts,
@@ -144,7 +144,7 @@ class NetworkTimer:
         return math.sqrt(ratio * usual_ratio(threads)) if shared else ratio
 
     def acting_seconds(self, rows: int) -> float:
-        """Seconds in which a policy worker answers a request for that many rows."""
+        """Return the seconds in which a policy worker answers a request for that many rows."""
         learning = replace(self.config.learning, rollout=ACTING_STEPS - 1)
         if hasattr(learning, "recurrence"):  # not every algorithm divides a rollout
             learning = replace(learning, recurrence=ACTING_STEPS - 1)
@@ -166,7 +166,7 @@ class NetworkTimer:
         return _seconds(answer, ACTING_SECONDS)
 
     def training_seconds(self) -> float:
-        """Seconds in which a learner worker trains on a sample in all epochs.
+        """Return the seconds in which a learner worker trains on a sample in all epochs.
 
         A minibatch takes a time of its own and one for each of its trajectories. There is no time for many of a large
         network: a single one and as many as there is time for say what the real minibatch takes.
@@ -184,11 +184,11 @@ class NetworkTimer:
         return per_step
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
-        """Seconds from a slot of that many trajectories to the weights that it trained."""
+        """Return the seconds from a slot of that many trajectories to the weights that it trained."""
         return _seconds(self.update(columns), budget_seconds)
 
     def update(self, columns: int) -> Callable[[], None]:
-        """What a learner does from a slot of that many trajectories to the weights that it trained."""
+        """Make the function that trains from a slot of that many trajectories to new weights, as a learner does."""
         learning = self.config.learning
         size = columns * learning.rollout
         one_step = learning.one_update(size)
@@ -210,7 +210,7 @@ class NetworkTimer:
         return train
 
     def _world(self, config: Config, rows: int) -> tuple[RunPlan, Arena, Trajectories]:
-        """The memory of a run with a single slot; every step in it was taken, and every choice is allowed."""
+        """Make the memory of a run with a single slot; every step in it was taken, and every choice is allowed."""
         topology = Topology("serial", 1, 1, 1, 1, 1, rows, config.learning.rollout)
         budget = Budget(NEVER, NEVER, 0.0, None, None)
         spec = replace(self.spec, num_agents=1)  # any number of rows, which need not be whole environments
@@ -224,7 +224,7 @@ class NetworkTimer:
 
 
 def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
-    """The shortest of some calls, after a first one that warms up; the first one's own where it took very long.
+    """Return the shortest time of some calls, after a first one that warms up; the first's where that took very long.
 
     A first call of a network asks for memory and makes plans of its convolutions: it takes up to ten times as long. And
     what else runs on a machine makes calls longer, never shorter.
