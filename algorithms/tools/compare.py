@@ -1,4 +1,4 @@
-"""`appo compare`: in what runs differ, and how well they learned at equal env steps and after equal time."""
+"""`appo compare` shows in what runs differ, and how well they learned at equal env steps and after equal time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavi
 
 
 class Run(NamedTuple):
-    """What is compared.
+    """One of the runs that are compared.
 
     Attributes:
         name: as it was named on the command line.
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def compare(config: CompareConfig) -> int:
-    """Print what differs; the exit code.
+    """Print the differences of runs; return the exit code.
 
     Raises:
         UsageError: there is no such run, or it cannot be read.
@@ -61,19 +61,19 @@ def compare(config: CompareConfig) -> int:
 
 
 def read_run(name: str, group: Path) -> Run:
-    """What a run directory holds."""
+    """Read a run from its directory."""
     directory = find_run(name, group)
     said = summary(directory)
     return Run(name, flags_of_run(directory), said.state if said else "unknown", read_curve(directory))
 
 
 def flags_of_run(directory: Path) -> dict[str, object]:
-    """The flags a run was last started with; what its version did not know yet had its default."""
+    """Return the flags a run was last started with; those that its version did not know have their defaults."""
     return default_flags(directory) | saved_flags(directory)
 
 
 def default_flags(directory: Path) -> dict[str, object]:
-    """Every flag of a run with its default, as JSON holds it."""
+    """Return every flag of a run with its default, as JSON holds it."""
     content = RunFolder(directory).read_config()
     # A stranger's algorithm is not imported to be compared: then its own flags have no defaults.
     table = flag_table(DEFAULT if reason_to_ask(directory, content, LOOKED_AT) else str(content.get("algo", DEFAULT)))
@@ -81,7 +81,7 @@ def default_flags(directory: Path) -> dict[str, object]:
 
 
 def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
-    """Tables by title: the flags that differ, results, and returns at equal env steps and after equal hours."""
+    """Return tables by title: the flags that differ, results, and returns at equal env steps and after equal hours."""
     return {
         "flags": [
             Row(name, [run.flags.get(name) for run in runs]) for name in differing_flags([run.flags for run in runs])
@@ -96,14 +96,14 @@ def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
 
 
 def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
-    """The names of the flags that not all have alike, without those that differ between any two runs."""
+    """Return the names of flags that differ between runs, but for those that differ between any two runs."""
     names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION_FLAGS)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
 
 
 def _throughput(curve: Sequence[Point]) -> float | None:
-    """Env steps per second of all the time trained."""
+    """Return env steps per second of all the time trained."""
     return curve[-1].env_steps / curve[-1].hours / 3600 if curve[-1].hours else None
 
 
@@ -117,7 +117,7 @@ RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
 
 
 def _at_equal(runs: Sequence[Run], axis: Axis) -> list[Row]:
-    """A row for each of some positions on the axis that all runs have reached."""
+    """Return a row for each of some positions on the axis that all runs have reached."""
     ends = [run.curve[-1].at(axis) for run in runs if run.curve]
     if len(ends) < 2:
         return []
@@ -126,7 +126,7 @@ def _at_equal(runs: Sequence[Run], axis: Axis) -> list[Row]:
 
 
 def _text(names: Sequence[str], sections: Mapping[str, Sequence[Row]]) -> list[str]:
-    """The tables, one below the other in the same columns."""
+    """Return the tables as text, one below the other in the same columns."""
     titles = {"flags": "flags that differ", "results": "", "return_at_env_steps": "mean return after env steps"}
     rows: list[tuple[str, ...]] = [("", *(shown(name) for name in names))]
     for title, content in sections.items():

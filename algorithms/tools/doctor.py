@@ -1,4 +1,4 @@
-"""`appo doctor`: whether this machine, this installation and an environment are fit for training, in half a minute."""
+"""`appo doctor` finds out in half a minute whether this machine, installation and environment are fit for training."""
 
 import importlib
 import json
@@ -88,7 +88,7 @@ KINDS = {
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at: fine, worth knowing, or in the way of training."""
+    """The result of one check: fine, worth knowing, or in the way of training."""
 
     name: str
     state: State
@@ -97,7 +97,7 @@ class Finding(NamedTuple):
 
 
 def doctor(config: DoctorConfig, given: Mapping[str, object]) -> int:
-    """Print all findings; 0 if nothing is in the way of training, else 1.
+    """Print all findings; return 0 if nothing is in the way of training, else 1.
 
     Args:
         config: how to print.
@@ -122,7 +122,7 @@ def doctor(config: DoctorConfig, given: Mapping[str, object]) -> int:
 
 
 def findings(given: Mapping[str, object]) -> Iterator[Finding]:
-    """One after the other, as they are made; the environment's only where one is given."""
+    """Yield findings one after the other, as they are made; the environment's only where one is given."""
     yield from of_installation()
     yield from of_machine()
     folder = Path(tempfile.mkdtemp(prefix="appo-doctor-"))
@@ -138,7 +138,7 @@ def findings(given: Mapping[str, object]) -> Iterator[Finding]:
 
 
 def of_installation() -> Iterator[Finding]:
-    """Which packages there are, and whether those that are compiled can be loaded."""
+    """Check which packages there are, and whether those that are compiled can be loaded."""
     versions = {name: _version(name) for name in ("appo", *REQUIRED)}
     missing = [name for name in REQUIRED if versions[name] is None]
     said = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
@@ -157,7 +157,7 @@ def of_installation() -> Iterator[Finding]:
 
 
 def of_machine() -> Iterator[Finding]:
-    """What a run has to do with."""
+    """Look at the cores, the GPU, the memory and the open files that a run may use."""
     cores = machine.available_cores()
     yield Finding("cores", "ok" if cores > 1 else "note", f"{cores}, {machine.processor_name() or 'unknown processor'}")
     yield _gpu()
@@ -174,7 +174,7 @@ def of_machine() -> Iterator[Finding]:
 
 
 def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> Finding:
-    """Whether processes start as those of a run do, and how fast."""
+    """Check whether processes start as those of a run do, and how fast."""
     seconds = []
     try:
         fork_server.start_fork_server(janitor, preloaded(with_torch=True), with_torch=True)
@@ -191,7 +191,7 @@ def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> F
 
 
 def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> Iterator[Finding]:
-    """What the environment is like, and what to train it with."""
+    """Describe the environment, and the flags to train it with."""
     try:
         check_name(config.env)
         cores = machine.available_cores()
@@ -215,7 +215,7 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
 
 
 def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = None) -> Iterator[Finding]:
-    """Findings from the figures of an examination of an environment, whose episodes are truncated at `horizon`."""
+    """Yield findings from the figures of an examined environment, whose episodes are truncated at `horizon`."""
     if exam.differs_at is None:
         yield Finding("seeding", "ok", f"the same seed and actions gave the same {exam.repeated} steps again")
     else:
@@ -245,7 +245,7 @@ def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = N
 
 
 def report_scales(exam: Examination, spec: EnvSpec, config: Config) -> Iterator[Finding]:
-    """Findings about the sizes of observations, actions and rewards, with the flags that help."""
+    """Yield findings about the sizes of observations, actions and rewards, with the flags that help."""
     if exam.shown:
         yield _observations(exam.shown, config)
     if any(spec.action.is_real):
@@ -268,7 +268,7 @@ def _observations(shown: Mapping[str, tuple[float, float]], config: Config) -> F
 
 
 def _actions(action: ActionSpec, config: Config) -> Finding:
-    """How what a policy does at first fits into the bounds of its numbers."""
+    """Check how the first actions of a policy fit into the bounds of its numbers."""
     stddev, count = config.model.initial_stddev, len(action.low or ())
     squashed = [number for number, is_real in zip(action.is_squashed, action.is_real, strict=True) if is_real]
     scales, shifts = action.scale or (1.0,) * count, action.shift or (0.0,) * count
@@ -290,7 +290,7 @@ def _actions(action: ActionSpec, config: Config) -> Finding:
 
 
 def _rewards(exam: Examination, config: Config) -> Finding:
-    """Whether a critic can predict what comes of such rewards."""
+    """Check whether a critic can predict returns of such rewards."""
     flags = config.table.by_part["learning"]
     if not exam.largest_reward:
         more = "; a larger --exploration_loss_coeff tries more" if "exploration_loss_coeff" in flags else ""
@@ -315,7 +315,7 @@ def _rewards(exam: Examination, config: Config) -> Finding:
 
 
 def recommendation(found: Measurement, cores: int) -> Finding:
-    """The sampling flags that a start would choose now."""
+    """Return the sampling flags that a start would choose now."""
     spec, models, config = found.probe.spec, found.probe.models, found.probe.config
 
     def memory(sampling: Sampling) -> int:
@@ -357,7 +357,7 @@ def _gpu() -> Finding:
 
 
 def _spaces(spec: EnvSpec) -> str:
-    """What it shows and takes, in words."""
+    """Return the observations and actions of an environment in words."""
     shows = ", ".join(f"{key} {list(o.shape)} {o.dtype}" for key, o in spec.observations.items())
     takes = ", ".join(f"{part.size} {KINDS[part.kind]}" for part in spec.action.parts)
     agents = f"; {spec.num_agents} agents" if spec.num_agents > 1 else ""

@@ -1,4 +1,4 @@
-"""Playing a trained policy: the environment, the model and the order of things are those of training."""
+"""A trained policy plays here: the environment, the model and the order of things are those of training."""
 
 import contextlib
 import secrets
@@ -31,7 +31,7 @@ class Result(NamedTuple):
 
 
 def enjoy(config: EvaluationConfig) -> int:
-    """Play a trained policy and print its episodes; the exit code.
+    """Play a trained policy and print its episodes; return the exit code.
 
     Raises:
         UsageError: there is no such run, or the environment cannot be played as asked.

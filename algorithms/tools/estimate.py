@@ -1,4 +1,4 @@
-"""`appo estimate`: what a policy would return, estimated from the episodes of a dataset that others have played."""
+"""`appo estimate` estimates the return of a policy from the episodes of a dataset that others have played."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from utils.values import json_text, shown
 
 
 class Thoughts(NamedTuple):
-    """What the policy that is evaluated thinks of an episode of L steps.
+    """The probabilities that the policy which is evaluated gives to an episode of L steps.
 
     Attributes:
         log_prob: [L] of what was done.
@@ -84,7 +84,7 @@ def estimate(config: EstimateConfig) -> int:
 
 @torch.inference_mode()
 def thoughts_of(model: ActorCritic, spec: EnvSpec, episode: Episode) -> Thoughts:
-    """Return what a model thinks of an episode, that of its final observation included."""
+    """Return the probabilities that a model gives to an episode, those at its final observation included."""
     steps = len(episode)
     obs = {key: torch.from_numpy(np.concatenate((x, x[-1:])))[:, None] for key, x in episode.obs.items()}  # [L+2, 1, *]
     first = torch.zeros(steps + 2, 1, dtype=torch.bool)
@@ -135,13 +135,13 @@ def terms_of(
 
 
 def _log_ratios(episodes: Sequence[Episode], thoughts: Sequence[Thoughts]) -> Floats:
-    """Of the policy that is evaluated to the one that acted, [E, L]."""
+    """Return log ratios of the policy that is evaluated to the one that acted, [E, L]."""
     pairs = zip(episodes, thoughts, strict=True)
     return _padded([thought.log_prob - episode.infos["log_prob"].astype(np.float64) for episode, thought in pairs])
 
 
 def _padded(rows: Sequence[Floats]) -> Floats:
-    """Rows of different lengths as one array [E, L] with zeros behind their ends."""
+    """Return rows of different lengths as one array [E, L] with zeros behind their ends."""
     padded = np.zeros((len(rows), max(map(len, rows))))
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
@@ -170,7 +170,7 @@ def fitted_values(
     gamma: float,
     config: EstimateConfig,
 ) -> list[tuple[Floats, Floats]]:
-    """Return v [L+1] and q of what was done [L] of every episode, by fitted Q evaluation.
+    """Return v [L+1], and q of the actions taken [L], of every episode, by fitted Q evaluation.
 
     Behind the end of an episode that terminated v is 0; that of one that was cut is what it has not seen.
 

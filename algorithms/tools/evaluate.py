@@ -1,4 +1,4 @@
-"""`appo evaluate`: plays checkpoints of a run, beside training or after it, and keeps the one that plays best."""
+"""`appo evaluate` plays checkpoints of a run, beside training or after it, and keeps the one that plays best."""
 
 import contextlib
 import json
@@ -60,7 +60,7 @@ SETTINGS = ("best_by", "env_kwargs", "flags")
 
 
 class Evaluation(NamedTuple):
-    """How a policy has played, in one mode.
+    """The returns of a policy that was evaluated, in one mode.
 
     Attributes:
         low, high: confidence interval of the mean return.
@@ -77,7 +77,7 @@ class Evaluation(NamedTuple):
     seconds: float
 
     def line(self) -> str:
-        """One line."""
+        """Return the evaluation in one line."""
         return (
             f"policy {self.policy} at {self.env_steps} env steps, {self.mode.replace('_', ' ')} actions: return "
             f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] over {self.episodes} episodes"
@@ -85,7 +85,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(config: EvaluateConfig) -> int:
-    """Evaluate the newest checkpoint of every policy of a run, and go on with newer ones if asked to; the exit code.
+    """Evaluate the newest checkpoint of every policy of a run, and newer ones if asked to; return the exit code.
 
     Raises:
         UsageError: there is no such run, or its environment cannot be made.
@@ -166,7 +166,7 @@ class Evaluator:
         return self.folder.read_status().get("state") in LIVING_STATES
 
     def look(self) -> list[Evaluation]:
-        """Evaluate what is new since the last look.
+        """Evaluate the checkpoints that are new since the last look.
 
         Raises:
             UsageError, CheckpointError, EnvironmentFailure: as `evaluate`.
@@ -216,7 +216,7 @@ class Evaluator:
         return Evaluation(policy, env_steps, mode, len(returns), mean, std, *interval(returns), seconds)
 
     def _show(self, policy: int, found: list[Evaluation]) -> None:
-        """TensorBoard's curves."""
+        """Write TensorBoard's curves."""
         if policy not in self._writers:
             folder = self.folder.evaluation_summaries(policy)
             self._writers[policy] = EventWriter(folder, most_bytes=MOST_SUMMARY_BYTES)
@@ -224,7 +224,7 @@ class Evaluator:
         self._writers[policy].add(found[0].env_steps, tags)
 
     def _keep_if_best(self, folder: Path, run: SavedRun, one: Evaluation) -> None:
-        """Keep a checkpoint instead of the best before, if its mean is higher; says whether the intervals are apart.
+        """Keep a checkpoint instead of the best before, if its mean is higher; say if the intervals are apart.
 
         One that was measured with other flags cannot be compared, and gives way; what plays in another environment
         than the flags of the run describe takes nobody's place.
@@ -262,7 +262,7 @@ class Evaluator:
 
 
 def interval(returns: list[float]) -> tuple[float, float]:
-    """Confidence interval of the mean, by resampling; the same for the same returns.
+    """Return a confidence interval of the mean, by resampling; it is the same for the same returns.
 
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife"; percentiles.
     """
@@ -275,7 +275,7 @@ def interval(returns: list[float]) -> tuple[float, float]:
 
 
 def read_best(folder: Path) -> dict[str, Any] | None:
-    """What the best evaluated checkpoint says of itself: value, low, high, settings; None without one to be read."""
+    """Return value, low, high, settings of the best evaluated checkpoint; None without one to be read."""
     for path in sorted(folder.glob("ckpt_*"), reverse=True):
         with contextlib.suppress(CheckpointError, KeyError):
             kept = read_plain(checkpoint_files.read(path, "state.json"))["best"]
@@ -284,7 +284,7 @@ def read_best(folder: Path) -> dict[str, Any] | None:
 
 
 def _overrule(saved: Config, config: EvaluateConfig) -> Config:
-    """The flags of the run with what evaluations change."""
+    """Return the flags of the run with those that evaluations change."""
     table = saved.table.by_part["env"]
     if unknown := next((name for name in config.flags if name not in table), None):
         reason = f"an evaluation plays, which only flags of the environment change{nearest(unknown, table)}"
@@ -295,7 +295,7 @@ def _overrule(saved: Config, config: EvaluateConfig) -> Config:
 
 
 def _give_way() -> None:
-    """Take what others of the session leave, and a little more: on a busy machine nothing else would ever be left.
+    """Take the cores that others of the session leave, and a little more: a busy machine would leave nothing else.
 
     Linux shares cores between sessions before it looks at priorities, so this must be in that of the run.
     """
@@ -306,7 +306,7 @@ def _give_way() -> None:
 
 
 class Filming:
-    """Films the first episode of evaluations; what fails costs one film.
+    """Films the first episode of evaluations; a failure costs one film.
 
     Args:
         folder: of the videos.
@@ -321,7 +321,7 @@ class Filming:
             draw_offscreen()  # before anything imports what can draw
 
     def is_due(self, policy: int) -> bool:
-        """Whether the newest video of a policy, which may be of a run before a restart, is old enough."""
+        """Return whether the newest video of a policy, which may be of a run before a restart, is old enough."""
         if not self.every_seconds:
             return False
         newest = self._failed.get(policy, -math.inf)
@@ -331,7 +331,7 @@ class Filming:
         return not 0 <= time.time() - newest < self.every_seconds  # one of the future tells of a clock put back
 
     def film(self, run: SavedRun, flags: EvaluationConfig, seed: int) -> None:
-        """Play the first episode once more, drawn; the first of several failures in a row is said.
+        """Play the first episode once more, drawn; log the first of several failures in a row.
 
         It is the same episode where the environment draws its random numbers from the seed.
         """
@@ -376,7 +376,7 @@ class NumpyPlayer:
         self._action = np.empty((rows, spec.action.num_values), spec.action.dtype)
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Actions [R, A] for observations [R, *], overwritten by the next call; `first` says nothing to an MLP."""
+        """Return actions [R, A] for observations [R, *], until the next call; `first` says nothing to an MLP."""
         self._mlp.act(obs[self._mlp.key], self._logits, self._value)
         if self._sampler is None:
             most_probable(self._parts, self._logits, self._action)
@@ -386,7 +386,7 @@ class NumpyPlayer:
 
 
 def cheapest(player: Player, seed: int, *, deterministic: bool) -> Acts:
-    """Return who acts for a player at the smallest cost: itself, unless its network and its actions are simple."""
+    """Return the player that acts at the smallest cost: the one given, unless its network and actions are simple."""
     policy, spec = player.policy, player.spec
     if not isinstance(policy, StochasticPolicy):
         return player

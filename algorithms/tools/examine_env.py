@@ -1,4 +1,4 @@
-"""What an environment is like beyond its spaces: whether it repeats itself, what its steps take, whether it leaks."""
+"""An examination of an environment beyond its spaces: does it repeat itself, how long are its steps, does it leak."""
 
 import contextlib
 import gc
@@ -32,7 +32,7 @@ MOST_REWARDS = 10_000  # whose sizes are kept
 
 
 class Examination(NamedTuple):
-    """What was found out.
+    """The findings of an examination.
 
     Attributes:
         repeated: steps that were taken twice, from the same seed and with the same actions.
@@ -64,7 +64,7 @@ class Examination(NamedTuple):
 
 
 class Scales:
-    """The sizes of what an environment shows and pays, in memory that does not grow.
+    """The sizes of the observations and rewards of an environment, in memory that does not grow.
 
     Args:
         envs: of the group.
@@ -90,7 +90,7 @@ class Scales:
 
     @property
     def rewards(self) -> tuple[float, float]:
-        """Median and largest size of the rewards that were not 0."""
+        """Return median and largest size of the rewards that were not 0."""
         return (float(np.median(self._sizes[: self._count])) if self._count else 0.0), self._largest
 
 
@@ -113,16 +113,16 @@ class Walk:
 
     @property
     def took_part(self) -> BoolArray:
-        """[R] who took the last step; a step that only resets belongs to no episode."""
+        """Return which rows took the last step, [R]; a step that only resets belongs to no episode."""
         return np.ones_like(self.row.first) if self.envs.spec.same_step else ~self.row.first
 
     def reset(self, seed: int) -> str:
-        """Begin an episode; what it shows, as a digest."""
+        """Begin an episode; return a digest of its first observation."""
         self.envs.reset([seed], self.row.obs)
         return _digest(self.row.obs)
 
     def action(self) -> Array:
-        """A random one that is allowed now."""
+        """Draw a random action that is allowed now."""
         spec, rows = self.envs.spec, self.envs.num_rows
         allowed: Array | list[None] = [None] * rows
         if spec.action_mask:
@@ -130,13 +130,13 @@ class Walk:
         return np.concatenate([random_action(spec.action, mask, self._random) for mask in allowed])
 
     def step(self, action: Array) -> float:
-        """Take a step; its seconds."""
+        """Take a step; return its seconds."""
         begin = time.perf_counter()
         self.envs.step(action, self.row)
         return time.perf_counter() - begin
 
     def repeat(self, action: Array) -> str:
-        """Take a step; what it shows, as a digest."""
+        """Take a step; return a digest of its results."""
         self.step(action)
         row = self.row
         return _digest(row.obs, row.reward, row.terminated, row.truncated, row.first)
@@ -160,7 +160,7 @@ def examine(config: EnvConfig) -> Examination:
 
 
 def _repeat(walk: Walk) -> tuple[int, int | None]:
-    """How many steps were taken twice, and which of them was another one then."""
+    """Return how many steps were taken twice, and which of them differed the second time."""
     shown, actions = [walk.reset(SEED)], list[Array]()
     deadline = time.perf_counter() + REPEATING_SECONDS / 2
     while len(actions) < REPEATED_STEPS and time.perf_counter() < deadline:
@@ -213,7 +213,7 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Examination:
 
 
 def _holds(steps: int) -> tuple[int, int, int]:
-    """Steps so far, memory and open files."""
+    """Return steps so far, memory and open files."""
     gc.collect()
     return steps, held_bytes(), limits.num_open()
 

@@ -1,4 +1,4 @@
-"""`appo export`: a policy as one ONNX file that needs neither torch nor this framework, checked before it is kept."""
+"""`appo export` writes a policy as one ONNX file that needs neither torch nor this framework, and checks it."""
 
 import contextlib
 import copy
@@ -49,11 +49,11 @@ log = logging.getLogger("torch.onnx._internal.exporter._registration")
 
 
 class ExportError(AppoError):
-    """What was exported does not compute what the policy does."""
+    """The exported file does not compute the actions or values of the policy."""
 
 
 def export(config: ExportConfig) -> int:
-    """Write the file and say what is in it; the exit code.
+    """Write the file and say what is in it; return the exit code.
 
     Raises:
         UsageError: a package is missing, there is no such run, or the file cannot be written.
@@ -79,7 +79,7 @@ def export(config: ExportConfig) -> int:
 
 
 class Exported(NamedTuple):
-    """What has been written.
+    """A description of the file that has been written.
 
     Attributes:
         description: what the file says of itself, as JSON under the key `appo` of its metadata.
@@ -143,13 +143,13 @@ class _Network(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=dtype))
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Outputs of a batch of rows; the most probable actions are as the environment takes them, flattened."""
+        """Return outputs of a batch of rows; the most probable actions are as the environment takes them, flattened."""
         obs, first, state = self.arguments(dict(zip(self.inputs, tensors, strict=True)))
         # Bytes would be taken a few at a time, through memory that encoders keep; floats are taken as they are.
         return self.outputs_of(obs, *self.model.act_scaled(self.model.scaled(obs), first, state))
 
     def arguments(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Those of `ActorCritic.act`; without a memory its state has no elements."""
+        """Return the arguments of `ActorCritic.act`; without a memory its state has no elements."""
         obs = {key: inputs[name] for key, name in self.keys.items()}
         if self.has_memory:
             return obs, inputs["first"], inputs["rnn_state"]
@@ -157,7 +157,7 @@ class _Network(nn.Module):
         return obs, torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, 0)
 
     def outputs_of(self, obs: dict[str, Tensor], logits: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, ...]:
-        """What is made of the outputs of the model."""
+        """Make the outputs of the file from those of the model."""
         mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
         mode = ActionDistribution(self.parts, logits, mask).mode()
         if self.squashes:
@@ -169,7 +169,7 @@ class _Network(nn.Module):
         return (action, logits, self.model.denormalize_value(value), *memory)
 
     def examples(self, rows: int, generator: torch.Generator) -> Values:
-        """Random observations, as they are stored, around what the model is used to."""
+        """Return random observations, as they are stored, around those that the model is used to."""
         drawn = {name: self._draw(key, rows, generator) for key, name in self.keys.items()}
         if self.has_memory:
             drawn["first"] = torch.rand(rows, generator=generator) < 0.1
@@ -192,7 +192,7 @@ class _Network(nn.Module):
 
 
 def _input_names(keys: Sequence[str]) -> dict[str, str]:
-    """What the inputs of the keys of an observation are called: as the keys, but for names that are taken."""
+    """Return names of the inputs for the keys of an observation: the keys themselves, but for names that are taken."""
     names = {key: key for key in keys}
     for key in keys:
         while names[key] in TAKEN or list(names.values()).count(names[key]) > 1:
@@ -226,7 +226,7 @@ def _description(policy: Policy, network: _Network) -> dict[str, Any]:
 
 
 def _copy(model: ActorCritic) -> ActorCritic:
-    """The same network with weights of its own, and without what only serves speed or training."""
+    """Copy the network: weights of its own, and no part that only serves speed or training."""
     copied = copy.deepcopy(model).eval()
     for module in list(copied.modules()):
         if isinstance(module, Encoder):
@@ -239,7 +239,7 @@ def _copy(model: ActorCritic) -> ActorCritic:
 
 
 def _ranges(spec: EnvSpec, action_space: Space) -> dict[str, list[float]]:
-    """Limits of every action value as it is stored, what makes it the environment's, and the limits of that."""
+    """Return limits of every stored action value, the map to the environment's units, and the limits there."""
     action, reals = spec.action, len(spec.action.low or ())
     numbers = zip(
         action.low or (), action.high or (), action.scale or [1.0] * reals, action.shift or [0.0] * reals, strict=True
@@ -288,7 +288,7 @@ def _write(network: _Network, metadata: dict[str, Any], path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings of tracer and exporter, which speak of their own insides."""
+    """Silence the warnings of tracer and exporter while entered: they speak of their own insides."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before, log.disabled = log.disabled, True
@@ -299,7 +299,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _check(network: _Network, model: ActorCritic, path: Path) -> float:
-    """Compare a file with the model on random observations, step by step; the largest difference.
+    """Compare a file with the model on random observations, step by step; return the largest difference.
 
     Raises:
         ExportError: it is too large, or other actions are chosen.
@@ -333,7 +333,7 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
 
 
 def _compute(network: _Network, model: ActorCritic, inputs: Values) -> Values:
-    """The outputs of the model as it acts."""
+    """Return the outputs of the model as it acts."""
     obs, first, state = network.arguments({name: torch.from_numpy(inputs[name]) for name in network.inputs})
     with torch.inference_mode():
         outputs = network.outputs_of(obs, *model.act(obs, first, state))

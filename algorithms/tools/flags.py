@@ -1,4 +1,4 @@
-"""Flags of the tools, and the checks of what is right alone and wrong together; torch-free, so that help is quick."""
+"""Flags of the tools, and checks of flags that are right alone and wrong together; torch-free: help is quick."""
 
 import re
 from collections.abc import Sequence
@@ -244,7 +244,7 @@ class LaunchConfig:
 
     @property
     def folder(self) -> Path:
-        """Folder of all runs of the launch."""
+        """Return the folder of all runs of the launch."""
         return Path(self.train_dir, self.name)
 
 

@@ -1,4 +1,4 @@
-"""`appo hub`: a policy with a model card on the Hugging Face Hub, and back; only files of a known kind ever travel."""
+"""`appo hub` puts a policy with a model card on the Hugging Face Hub, and gets it back; only known files travel."""
 
 import contextlib
 import importlib
@@ -45,7 +45,7 @@ LIMIT = checkpoint_files.Limit(4 << 30, "that is no policy of any size that is s
 
 
 def hub(config: HubConfig) -> int:
-    """Upload or download a policy; the exit code.
+    """Upload or download a policy; return the exit code.
 
     Raises:
         UsageError: there is no such run or repository, or something in it would give away more than a policy.
@@ -67,7 +67,7 @@ def hub(config: HubConfig) -> int:
 
 
 def make_bundle(config: HubConfig, folder: Path) -> None:
-    """Write what is to be uploaded into a new folder, which is itself a run that can be played.
+    """Write the files to be uploaded into a new folder, which is itself a run that can be played.
 
     Raises:
         UsageError: the folder exists, there is no such video, or a text in it names a folder or the machine.
@@ -97,12 +97,12 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """All files of a folder, by their paths in it."""
+    """Return all files of a folder, by their paths in it."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 class Figures(NamedTuple):
-    """How a policy played in the last episodes of its training."""
+    """The returns of a policy in the last episodes of its training."""
 
     env_steps: int
     episodes: int
@@ -111,7 +111,7 @@ class Figures(NamedTuple):
 
     @classmethod
     def of(cls, run: SavedRun) -> "Figures":
-        """What its checkpoint says."""
+        """Read the figures in the checkpoint of a run."""
         state = read_plain(run.files["state.json"])
         returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]
         mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (0.0, 0.0)
@@ -119,7 +119,7 @@ class Figures(NamedTuple):
 
 
 def model_card(run: SavedRun, config: HubConfig) -> str:
-    """The README of a repository: metadata as the Hub reads it, what the policy reached, how to use it."""
+    """Write the README of a repository: metadata as the Hub reads it, what the policy reached, how to use it."""
     env, figures = run.config.env.env, Figures.of(run)
     name = config.repo or run.directory.name
     code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
@@ -153,7 +153,7 @@ Trained with `appo train {flags}`, with python {platform.python_version()} {vers
 
 
 def _front_matter(env: str, algo: str, figures: Figures) -> str:
-    """The metadata of a card; every text is written as JSON has it, which YAML reads as the same."""
+    """Return the metadata of a card; every text is written as JSON has it, which YAML reads as the same."""
     name = json.dumps(env)
     value = json.dumps(f"{figures.mean:.2f} +/- {figures.std:.2f}")
     return f"""library_name: appo
@@ -178,7 +178,7 @@ model-index:
 
 
 def _is_told(config: Config, name: str, value: object) -> bool:
-    """Whether the command in the card has that flag: it has not its default, or another one for such an environment."""
+    """Return whether the command in the card has that flag: its value is no default, or a preset may decide it."""
     default = config.table.flags[name].default
     known = find_preset(config.env.env, "cpu", config.algorithm)
     others = flags_by_kind(config.algorithm) if known is None else known.keys()
@@ -260,7 +260,7 @@ def _keep(fetched: Path, target: Path) -> None:
 
 
 def _examine(folder: Path) -> str:
-    """Read everything as playing will; what is to be said of it.
+    """Read everything as playing will; return the remarks about it.
 
     Raises:
         UsageError: its flags are none.

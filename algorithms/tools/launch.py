@@ -1,4 +1,4 @@
-"""`appo launch`: a grid of flags and seeds, some runs at a time, in one folder; started again it goes on."""
+"""`appo launch` trains a grid of flags and seeds, some runs at a time, in one folder; started again it goes on."""
 
 import contextlib
 import itertools
@@ -32,7 +32,7 @@ LONGEST_NAME = 180
 
 
 class Job(NamedTuple):
-    """One run."""
+    """A run of the grid."""
 
     name: str
     setting: str  # what distinguishes it, apart from the seed
@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
 
 def launch(config: LaunchConfig, words: Sequence[str]) -> int:
-    """Train all runs; 0 if every one came to its end, else 1.
+    """Train all runs; return 0 if every one came to its end, else 1.
 
     Args:
         config: of the launch.
@@ -69,7 +69,7 @@ def launch(config: LaunchConfig, words: Sequence[str]) -> int:
 
 
 def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
-    """Exit codes of all runs."""
+    """Train all runs; return their exit codes."""
     codes: dict[str, int] = {}
     with SignalWatch() as signals, _Running() as running:
         waiting = list(jobs)
@@ -84,7 +84,7 @@ def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
 
 
 def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
-    """All runs, seed by seed, so that every setting has one result early.
+    """Return all runs, seed by seed, so that every setting has one result early.
 
     Raises:
         UsageError: a flag or a value of the grid is wrong, or flags contradict each other.
@@ -110,7 +110,7 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
 
 
 def results(jobs: Sequence[Job], folder: Path) -> Iterator[str]:
-    """A line per setting: mean and standard deviation of the last returns of its seeds, the best setting first."""
+    """Return a line per setting, the best first: mean and standard deviation of the last returns of its seeds."""
     lasts: dict[str, list[float]] = {}
     for job in jobs:
         run = summary(folder / job.name)
@@ -142,7 +142,7 @@ class _Running:
                     pass
 
     def start(self, job: Job, folder: Path) -> None:
-        """Start a run; what it prints goes to a file beside its folder."""
+        """Start a run; its output goes to a file beside its folder."""
         log_path = folder / f"{job.name}.log"
         try:
             with os.fdopen(append_to_own(log_path.parent.resolve() / log_path.name), "ab") as log:
@@ -159,7 +159,7 @@ class _Running:
         say(f"started   {job.name}, see {log_path}")
 
     def reap(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
-        """Names and exit codes of those that have ended, after waiting for at most this long."""
+        """Return names and exit codes of runs that have ended, after waiting for one at most this long."""
         for ready in multiprocessing.connection.wait(list(self.processes), timeout_seconds):
             assert isinstance(ready, int)
             name, process = self.processes.pop(ready)
@@ -168,7 +168,7 @@ class _Running:
 
 
 def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
-    """The values to try of a flag, as one types them."""
+    """Return the values of a flag to try, as one types them."""
     if name not in flags:
         raise UsageError(f"--grid: unknown flag {shown(name)}{nearest(name, flags)}")
     if isinstance(given, list):

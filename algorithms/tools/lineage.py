@@ -1,4 +1,4 @@
-"""`appo lineage`: who copied whom in a run, in words and as a picture. Needs no torch, but matplotlib."""
+"""`appo lineage` shows who copied whom in a run, in words and as a picture. It needs no torch, but matplotlib."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ PANEL_INCHES = 1.2
 
 
 def lineage(config: LineageConfig) -> int:
-    """Say what was decided in a run, and draw it; the exit code.
+    """Print the decisions of a run, and draw them; return the exit code.
 
     Raises:
         UsageError: there is no such run, it has no lineage, or matplotlib is not installed.
@@ -37,7 +37,7 @@ def lineage(config: LineageConfig) -> int:
 
 
 def describe(events: Sequence[Event]) -> list[str]:
-    """A line for every copy and mutation, and one for all."""
+    """Return a line for every copy and mutation, and one for all."""
     lines = [_line(event) for event in events if event.kind in ("copy", "mutation")]
     counts = [sum(event.kind == kind for event in events) for kind in ("copy", "mutation")]
     back = sum(event.state == "taken back" for event in events)
@@ -64,7 +64,7 @@ def _short(value: object) -> str:
 
 
 def draw(events: Sequence[Event], path: Path) -> None:
-    """Lanes of policies over their env steps, arrows where one is copied, and below every number that ever changed.
+    """Draw lanes of policies over their env steps, arrows where one is copied, below it every number that changed.
 
     Raises:
         UsageError: matplotlib is not installed or knows no such kind of picture, or the file cannot be written.
@@ -101,7 +101,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
 
 
 def _changing_names(events: Sequence[Event]) -> list[str]:
-    """Names of the numbers that are not the same in all events."""
+    """Return the names of the numbers that are not the same in all events."""
     seen: dict[str, set[float]] = {}
     for event in events:
         for name, value in numbers_of(event.after).items():
@@ -110,7 +110,7 @@ def _changing_names(events: Sequence[Event]) -> list[str]:
 
 
 def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: Mapping[int, str]) -> None:
-    """A lane of each policy, a dot per mutation, an arrow per copy with the scores of both."""
+    """Draw a lane of each policy, a dot per mutation, an arrow per copy with the scores of both."""
     lanes = {policy: -i for i, policy in enumerate(policies)}
     for policy, lane in lanes.items():
         own = [event.env_steps for event in events if event.policy == policy]
@@ -135,7 +135,7 @@ def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: 
 
 
 def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, str]) -> None:
-    """A number over env steps, for each policy; logarithmic where it spans more than a factor of ten."""
+    """Draw a number over env steps, for each policy; logarithmic where it spans more than a factor of ten."""
     everything: list[float] = []
     for policy, color in colors.items():
         points = [

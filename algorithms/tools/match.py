@@ -1,4 +1,4 @@
-"""`appo match A B`: plays two checkpoints against each other."""
+"""`appo match A B` plays two checkpoints against each other."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ class Mean(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How A has played against B.
+    """The result of A against B.
 
     Attributes:
         difference: return of A's agents minus that of B's.
@@ -76,7 +76,7 @@ class InUnitsOfEnv:
         self._player, self._units = player, ActionUnits(player.spec.action)
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so."""
+        """Return actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so."""
         action = self._player.act(obs, first)
         return self._units(action).astype(np.float32) if self._units.differ else action
 
@@ -94,18 +94,18 @@ class Pair:
 
     @property
     def is_of_a(self) -> Array:
-        """[R] whether A plays the agent."""
+        """Return whether A plays each agent, [R]."""
         own: Array = sides_of(self.num_agents) == self.side
         return own
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Actions [R, A]. Both look at all agents: what one remembers of the other's ends with the episode."""
+        """Return actions [R, A]. Both look at all agents: what one remembers of the other's ends with the episode."""
         actions: Array = np.where(self.is_of_a[:, None], self.a.act(obs, first), self.b.act(obs, first))
         return actions
 
 
 def match(config: MatchConfig) -> int:
-    """Play the match and print how it ended; the exit code.
+    """Play the match and print how it ended; return the exit code.
 
     Raises:
         UsageError: there is no such run, or the two cannot play each other.
@@ -123,7 +123,7 @@ def match(config: MatchConfig) -> int:
 
 
 def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
-    """The run and the checkpoint that a word of the command line names.
+    """Find the run and the checkpoint that a word of the command line names.
 
     Raises:
         UsageError, CheckpointError: there is none.
@@ -139,7 +139,7 @@ def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
 
 
 def _flags(config: MatchConfig) -> EvaluationConfig:
-    """How both play."""
+    """Return the flags with which both play."""
     return EvaluationConfig(
         max_num_episodes=config.episodes,
         deterministic=config.deterministic,
@@ -150,7 +150,7 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
 
 
 def _near(run: SavedRun, policy: int, env_steps: int, limit: checkpoint_files.Limit | None) -> SavedRun:
-    """The run with another checkpoint: the one nearest to so many env steps, of whatever kind.
+    """Return the run with another checkpoint: the one nearest to so many env steps, of whatever kind.
 
     Raises:
         CheckpointError: it cannot be used.
@@ -162,7 +162,7 @@ def _near(run: SavedRun, policy: int, env_steps: int, limit: checkpoint_files.Li
 
 
 def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
-    """Env steps that both have learned from, and the difference of each episode."""
+    """Return env steps that both have learned from, and the difference of returns in each episode."""
     flags, alike = _flags(config), _act_alike(runs)
     # Who acts in other units than the opponent is translated: what the environment is handed is in its own.
     envs = make_alone(runs[0].config.env if alike else _in_its_units(runs[0].config.env))
@@ -185,7 +185,7 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
 
 
 def _differences(pair: Pair, episodes: Iterator[Episode]) -> Iterator[float]:
-    """What A got more than B in each episode, in which both took part; sides change after each."""
+    """Yield return of A minus return of B in each episode in which both took part; sides change after each."""
     for number, episode in enumerate(episodes, start=1):
         returns = list(zip(episode.agent_returns, pair.is_of_a, strict=True))
         own, other = ([r for r, is_of_a in returns if r is not None and is_of_a == side] for side in (True, False))
@@ -195,7 +195,7 @@ def _differences(pair: Pair, episodes: Iterator[Episode]) -> Iterator[float]:
 
 
 def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
-    """Refuse policies that see or do something else (UsageError)."""
+    """Refuse policies of different observations or actions (UsageError)."""
     a, b = (run.config.env if _act_alike(runs) else _in_its_units(run.config.env) for run in runs)
     if a == b:
         return
@@ -241,7 +241,7 @@ def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
 
 
 def score_of(differences: Sequence[float]) -> Score:
-    """What the episodes say.
+    """Return the score by the differences of the episodes.
 
     Raises:
         UsageError: in none of them agents of both sides took part.
@@ -255,7 +255,7 @@ def score_of(differences: Sequence[float]) -> Score:
 
 
 def wilson(successes: float, trials: int) -> Mean:
-    """A share with its confidence interval, which stays right where all trials end alike; wide if some count half.
+    """Return a share with its interval, which stays right where all trials end alike; wide if some count half.
 
     Source: Wilson 1927, JASA 22.
     """

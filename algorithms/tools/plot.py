@@ -1,4 +1,4 @@
-"""`appo plot`: learning curves as a picture, those of equal runs with other seeds as one line with a band.
+"""`appo plot` draws learning curves, those of equal runs with other seeds as one line with a band.
 
 The line of a group is its mean; from four runs on the interquartile mean, the mean of the middle half, which a single
 lucky or failed seed does not move (Agarwal et al. 2021, arXiv:2108.13264). The band is the range of the runs, or from
@@ -54,7 +54,7 @@ class Curve(NamedTuple):
 
 
 class Band(NamedTuple):
-    """What several curves have in common where all of them are known: [GRID] each."""
+    """The middle and the spread of several curves where all of them are known: [GRID] each."""
 
     x: Array
     middle: Array
@@ -63,7 +63,7 @@ class Band(NamedTuple):
 
 
 def plot(config: PlotConfig) -> int:
-    """Draw the curves of runs; the exit code.
+    """Draw the curves of runs; return the exit code.
 
     Raises:
         UsageError: there is no such run, none has a curve, matplotlib is missing or the file cannot be written.
@@ -83,7 +83,7 @@ def plot(config: PlotConfig) -> int:
 
 
 def group_runs(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Runs of the same flags but for the seed together, by what tells them from the others."""
+    """Put runs of the same flags but for the seed together, by the flags that tell them from the others."""
     groups: list[list[Curve]] = []
     for curve in curves:
         for group in groups:
@@ -104,7 +104,7 @@ def group_runs(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
 
 
 def band_of(curves: Sequence[Sequence[Point]], axis: Axis) -> Band | None:
-    """The middle and the spread of several curves; None if there is no place that all of them have reached."""
+    """Return the middle and the spread of several curves; None if there is no place that all have reached."""
     start = max(curve[0].at(axis) for curve in curves)
     end = min(curve[-1].at(axis) for curve in curves)
     if not start < end:
@@ -118,7 +118,7 @@ def band_of(curves: Sequence[Sequence[Point]], axis: Axis) -> Band | None:
 
 
 def interquartile_mean(values: Array) -> Array:
-    """Mean of the middle half of sorted values [N, X] for each X; those at its edges count by the part within it."""
+    """Return the mean of the middle half of sorted values [N, X] for each X; those at its edges count in part."""
     count = len(values)
     edges = np.arange(count + 1)
     weight = np.clip(np.minimum(edges[1:], 0.75 * count) - np.maximum(edges[:-1], 0.25 * count), 0, None)
@@ -169,7 +169,7 @@ def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], axis: Axis, lab
 
 
 def _label(group: Sequence[Curve], names: Sequence[str]) -> str:
-    """What tells a group from the others, and what its line is."""
+    """Return the flags that tell a group from the others, and the meaning of its line."""
     flags = group[0].flags
     parts = [f"{name}={words_of(flags.get(name))}" for name in names[:MOST_IN_LABEL]]
     if len(names) > MOST_IN_LABEL:
@@ -181,7 +181,7 @@ def _label(group: Sequence[Curve], names: Sequence[str]) -> str:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """Write the file in one step, so that whoever looks sees the old or the new one."""
+    """Write the file in one step, so that a reader sees the old or the new one."""
     with replaced_when_whole(path) as temporary:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

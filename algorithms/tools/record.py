@@ -1,4 +1,4 @@
-"""`appo record`: writes a dataset of whole episodes that a trained policy, or a random one, has played."""
+"""`appo record` writes a dataset of whole episodes that a trained policy, or a random one, has played."""
 
 import contextlib
 import secrets
@@ -49,7 +49,7 @@ class Recorded(NamedTuple):
 
 
 def record(config: RecordConfig) -> int:
-    """Play whole episodes, write them, and print what was written; the exit code.
+    """Play whole episodes, write them, and print what was written; return the exit code.
 
     Raises:
         UsageError: there is no such run or environment, or the dataset is there already.
@@ -149,7 +149,7 @@ def _at(obs: dict[str, Array], t: int) -> dict[str, Array]:
 
 
 def _trained_actions(run: SavedRun, config: RecordConfig, envs: GroupEnv, seed: int) -> Act:
-    """The actions of a checkpoint, with what its policy thought of them; sampled ones alone have probabilities."""
+    """Make the source of a checkpoint's actions, with its values and, if they are sampled, probabilities."""
     player, _ = load_player(run, envs.spec, _evaluation(config), seed)
     policy, rows = player.policy, envs.num_rows
     if isinstance(policy, StochasticPolicy):
@@ -173,7 +173,7 @@ def _choose(player: Player, obs: dict[str, Array], first: BoolArray, *, greedy: 
 
 
 def _random_actions(spec: EnvSpec, seed: int) -> Act:
-    """Any allowed choice, any bits, and normal numbers, all with their probabilities."""
+    """Make the source of random actions: any allowed choice, any bits, normal numbers, with their probabilities."""
     generator = torch.Generator().manual_seed(seed)
 
     def act(obs: dict[str, Array], first: BoolArray) -> dict[str, Array]:

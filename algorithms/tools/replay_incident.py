@@ -1,4 +1,4 @@
-"""`appo replay`: does again what an environment was asked to do before it failed."""
+"""`appo replay` gives an environment again the actions that it was given before it failed."""
 
 import contextlib
 import faulthandler
@@ -35,7 +35,7 @@ END_SECONDS = 5.0
 
 
 class Outcome(NamedTuple):
-    """How far an environment came, and how it failed then.
+    """The result of a replay: how far an environment came, and how it failed then.
 
     Attributes:
         num_steps: taken.
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 def replay(config: ReplayConfig) -> int:
-    """Repeat an incident and say whether the environment fails again; the exit code, 0 if it does in the same way.
+    """Repeat an incident and print whether the environment fails again; return 0 if it does in the same way.
 
     Raises:
         UsageError: the incident cannot be read or repeated.
@@ -134,7 +134,7 @@ def repeat(
 
 
 def repeat_apart(incident: Incident, config: EnvConfig, render_mode: str | None, hang_seconds: float) -> Outcome:
-    """Repeat what ended or stopped its process in another one, whose end or standstill is the outcome.
+    """Repeat an incident that ended or stopped its process in another one, whose end or standstill is the outcome.
 
     Raises:
         UsageError: as `repeat`.
@@ -175,7 +175,7 @@ def _repeat_there(pipe: Connection, incident: Incident, config: EnvConfig, rende
 
 
 def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Generator[int, None, None]:
-    """Do again what one environment was asked to; the number of each step before it is taken, and of the last after."""
+    """Repeat the actions of one environment; yield the number of each step before it, and of the last after it."""
     spec, number = _spec(config), 0
     actions, recorder = _actions(incident, spec, spec.num_agents), EpisodeRecorder(spec.num_agents)
     env, row = make_single(config, render_mode), _row(spec, spec.num_agents)
@@ -195,7 +195,7 @@ def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Ge
 
 
 def _steps_of_vector(incident: Incident, config: EnvConfig) -> Generator[int, None, None]:
-    """The same of a vector, of which another one has to tell what it is like."""
+    """Repeat the actions of a vector, of which another one has to tell its spec; yield the numbers of steps."""
     if not all(type(seed) is int for seed in incident.seeds):
         raise UsageError("the seeds of the incident are no numbers")
     with contextlib.closing(make_group(config, len(incident.seeds))) as group:
@@ -215,13 +215,13 @@ def _when(incident: Incident, num_steps: int) -> str:
 
 
 def _spec(config: EnvConfig) -> EnvSpec:
-    """What the environment is like, found out from another one: looking for masks takes a reset."""
+    """Describe the environment by another one of its kind: looking for masks takes a reset."""
     with contextlib.closing(make_group(replace(config, env_vectorization="python"), 1)) as group:
         return group.spec
 
 
 def _actions(incident: Incident, spec: EnvSpec, rows: int) -> Array:
-    """The stored actions [N, R, A]."""
+    """Return the stored actions [N, R, A]."""
     try:
         stored = np.array(incident.actions, spec.action.dtype)
         return stored.reshape(len(incident.actions), rows, spec.action.num_values)

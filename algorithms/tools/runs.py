@@ -1,4 +1,4 @@
-"""`appo runs`: which runs there are, how far they are and how well they play. Reads only, and needs no torch."""
+"""`appo runs` lists runs, how far they are and how well they play. It reads only, and needs no torch."""
 
 import json
 import os
@@ -16,7 +16,7 @@ UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def list_runs(config: RunsConfig) -> int:
-    """Print all runs of a folder, the one that was active last first; the exit code.
+    """Print all runs of a folder, the one that was active last first; return the exit code.
 
     Raises:
         UsageError: there is no such folder, or it cannot be read.
@@ -34,7 +34,7 @@ def list_runs(config: RunsConfig) -> int:
 
 
 def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
-    """A header and a line per run, in columns."""
+    """Return a header and a line per run, in columns."""
     rows: list[tuple[str, ...]] = [
         ("run", "env", "algo", "state", "env steps", "budget", "left", "best return", "last return", "active")
     ]
@@ -56,7 +56,7 @@ def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
 
 
 def age(seconds: float) -> str:
-    """How long ago, in the largest unit that fits."""
+    """Return how long ago a moment is, in the largest unit that fits."""
     for size, unit in UNITS:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""`appo top`: the panel of a run that another process trains, or has trained. Reads its files and touches nothing."""
+"""`appo top` shows the panel of a run that another process trains, or has trained. It only reads its files."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ LEAST = os.terminal_size((12, 2))  # of which there is something to see
 
 
 def top(config: TopConfig) -> int:
-    """Show a run until it ends or Ctrl-C; the exit code.
+    """Show a run until it ends or Ctrl-C; return the exit code.
 
     Raises:
         UsageError: there is no such run.
@@ -51,7 +51,7 @@ def top(config: TopConfig) -> int:
 
 
 class ObservedRun:
-    """A run, as its files say; whatever may stand in them.
+    """A run as its files show it, whatever they contain.
 
     Args:
         directory: of the run.
@@ -64,7 +64,7 @@ class ObservedRun:
         self._found: RunSummary | None = None
 
     def look(self) -> Snapshot:
-        """How it is now."""
+        """Return the overview of the run now."""
         self._found = found = summary(self.directory)
         status = self.folder.read_status()
         self._read_new_records()
@@ -80,11 +80,11 @@ class ObservedRun:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was training at the last look."""
+        """Return whether the run was training at the last look."""
         return self._found is not None and self._found.state in LIVING_STATES
 
     def verdict(self) -> str:
-        """One line: what had become of it at the last look, and when it was heard of last."""
+        """Return one line: what had become of the run at the last look, and when it was heard of last."""
         found = self._found
         if found is None:
             return f"{shown(str(self.directory))} is gone"
@@ -95,7 +95,7 @@ class ObservedRun:
         return f"{shown(found.state)}{reason}; {'last heard of' if self.is_alive else 'ended'} {ago}"
 
     def _read_new_records(self) -> None:
-        """Take in the whole lines that have been added to its metrics since the last look."""
+        """Take in the whole lines that have been added to the metrics since the last look."""
         with contextlib.suppress(OSError), open_own(self.folder.metrics) as file:
             size = file.seek(0, os.SEEK_END)
             if size < self._read_bytes:  # another run has taken its place
@@ -120,7 +120,7 @@ def _directory(config: TopConfig) -> Path:
 
 
 def _follow(watched: ObservedRun, interval_seconds: float) -> None:
-    """Draw it again and again until it ends, the terminal goes or Ctrl-C comes."""
+    """Draw the run again and again until it ends, the terminal goes or Ctrl-C comes."""
     screen, colour = Screen(sys.stdout.fileno()), wants_colour(os.environ)
     try:
         while True:
@@ -141,7 +141,7 @@ def _follow(watched: ObservedRun, interval_seconds: float) -> None:
 
 
 def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], found: RunSummary | None) -> Overview:
-    """What a status says, and where it says nothing, as in older runs, the last records of the policies."""
+    """Make an overview of a status, and where that says nothing, as in older runs, of the policies' last records."""
     totals = status.get("totals")
     counts = {name: int(value) for name, value in totals.items() if is_number(value)} if _is_mapping(totals) else {}
     policies, warnings = status.get("policies"), status.get("warnings")
@@ -165,7 +165,7 @@ def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], f
 
 
 def _performance(plain: object) -> Performance | None:
-    """What `Performance.plain` wrote; None if it is anything else."""
+    """Read the mapping that `Performance.plain` wrote; None if it is anything else."""
     try:
         assert _is_mapping(plain)
         roles = {name: _role(plain["roles"][name]) for name in ROLES if name in plain["roles"]}

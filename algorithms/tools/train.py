@@ -1,4 +1,4 @@
-"""`appo train`: reads a command line of training, says where its flags come from, and starts the run."""
+"""`appo train` reads a command line of training, says where its flags come from, and starts the run."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from utils.command_line import print_and_exit, say, words_of
 
 
 def train(argv: Sequence[str]) -> int:
-    """Train a policy, or print the configuration where `--print_config` asks for it; the exit code.
+    """Train a policy, or print the configuration where `--print_config` asks for it; return the exit code.
 
     Raises:
         UsageError: the command line is wrong.

@@ -1,4 +1,4 @@
-"""What a report says of runs, read from their folders in bounded memory, as runs of others are.
+"""The contents of a report of runs, read from their folders in bounded memory, as runs of others are.
 
 Metrics are sampled, videos have a limit and lists an end.
 """
@@ -52,7 +52,7 @@ Figures = Mapping[str, Sequence[Point]]
 
 
 class Video(NamedTuple):
-    """How a policy played when it had learned from so many env steps, as an MP4 file."""
+    """An MP4 file of a policy that plays when it has learned from so many env steps."""
 
     policy: int
     env_steps: int
@@ -61,7 +61,7 @@ class Video(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """All that a page says of a run.
+    """The contents of a page about a run.
 
     Attributes:
         name: of its folder.
@@ -89,7 +89,7 @@ class Found:
 
 
 def read(directory: Path, films: "Films") -> Found:
-    """All that the folder of a run says.
+    """Read the folder of a run.
 
     Raises:
         UsageError: it cannot be read.
@@ -114,7 +114,7 @@ def read(directory: Path, films: "Films") -> Found:
 
 
 def curves(folder: RunFolder) -> dict[int, Figures]:
-    """The curves of a run, without what a crash took back: of each policy by tag, the policy that ends best first."""
+    """Return the curves of a run, without what a crash took back: by tag, the policy that ends best first."""
     own = (tag for record in last_records(folder.metrics) for tag in record if OWN_FIGURE.fullmatch(tag))
     tags = [*FIGURES, *sorted(dict.fromkeys(own))[:MOST_OWN_FIGURES]]
     found: dict[int, dict[str, list[Point]]] = {}
@@ -135,7 +135,7 @@ def curves(folder: RunFolder) -> dict[int, Figures]:
 
 
 def thinned(points: Sequence[Point], tag: str) -> list[Point]:
-    """So many of them as are drawn, at equal distances, the first and the last among them."""
+    """Return as many of the points as are drawn, at equal distances, the first and the last among them."""
     most = MOST_POINTS if tag == RETURN else MOST_POINTS_OF_SMALL
     if len(points) <= most:
         return list(points)
@@ -143,7 +143,7 @@ def thinned(points: Sequence[Point], tag: str) -> list[Point]:
 
 
 def _events(directory: Path) -> list[Event]:
-    """The last decisions about the policies of a run, those that numbers of 64 bits can tell."""
+    """Return the last decisions about the policies of a run, those that numbers of 64 bits can tell."""
     numbers = ("policy", "source", "env_steps", "source_env_steps")
     events = [e for e in read_events(directory) if all(is_number(getattr(e, name)) for name in numbers)]
     return events[-MOST_EVENTS:]
@@ -164,7 +164,7 @@ class Films:
         self.left_out = 0
 
     def of(self, folder: RunFolder) -> list[Video]:
-        """The last one of each policy, and the first where there is another one: what it has learned in between."""
+        """Return the last video of each policy, and the first if there is another: what it has learned in between."""
         named = [match for name in names_in_own(folder.videos) if (match := VIDEO_NAME.fullmatch(name))]
         by_policy: dict[int, list[tuple[int, str]]] = {}
         for match in named:
@@ -175,7 +175,7 @@ class Films:
         return sorted(videos)
 
     def _read(self, path: Path, policy: int, env_steps: int) -> Video | None:
-        """One of them; None if it is none, cannot be read, or does not fit."""
+        """Read a video; None if it is none, cannot be read, or does not fit."""
         try:
             with open_own(path) as file:
                 size = os.fstat(file.fileno()).st_size

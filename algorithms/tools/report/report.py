@@ -1,4 +1,4 @@
-"""`appo report`: one page about one or several runs that can be sent to somebody: no file beside it, no network.
+"""`appo report` writes one page about one or several runs, to be sent to somebody: no file beside it, no network.
 
 What runs say may come from strangers. All of it is escaped: text as HTML, curves as JSON in which nothing can end their
 element. Beside that the page forbids itself every script but its own and everything that would have to be fetched.
@@ -45,7 +45,7 @@ LANE, EDGE, WIDTH = 26, 78, 960  # of the picture of a lineage
 
 
 def report(config: ReportConfig) -> int:
-    """Write the page; the exit code.
+    """Write the page; return the exit code.
 
     Raises:
         UsageError: there is no such run, it cannot be read, or the file cannot be written.
@@ -68,7 +68,7 @@ def report(config: ReportConfig) -> int:
 
 
 def page(runs: Sequence[Found], axis: Axis) -> str:
-    """The page, with everything that it needs in it."""
+    """Return the page, with everything that it needs in it."""
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     drawn = drawing(runs, axis)
     body = "\n".join(
@@ -107,24 +107,24 @@ def page(runs: Sequence[Found], axis: Axis) -> str:
 
 
 def _hash(text: str) -> str:
-    """The word by which a content security policy allows this text, and no other."""
+    """Return the word by which a content security policy allows this text, and no other."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _text(value: object) -> str:
-    """Anything that a run says, as HTML shows it: bounded, without signs that turn the direction of writing."""
+    """Return a text of a run, as HTML shows it: bounded, without signs that turn the direction of writing."""
     text = printable(str(value)[: LONGEST + 1]).replace("\n", " ")
     return html.escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...")
 
 
 def _json(value: object) -> str:
-    """JSON in which nothing can end the element that holds it."""
+    """Return JSON in which nothing can end the element that holds it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]], kinds: Sequence[str]) -> str:
-    """A table of cells that are HTML already.
+    """Return a table of cells that are HTML already.
 
     Args:
         head: of every column.
@@ -145,7 +145,7 @@ def _dot(colour: int) -> str:
 
 
 def drawing(runs: Sequence[Found], axis: Axis) -> dict[str, Any]:
-    """Curves, and bands over those of runs that differ in their seed only.
+    """Return curves, and bands over those of runs that differ in their seed only.
 
     Of a single run every policy has a curve, of several runs the policy that ends best.
     """
@@ -188,7 +188,7 @@ def drawing(runs: Sequence[Found], axis: Axis) -> dict[str, Any]:
 
 
 def _names(runs: Sequence[Found]) -> list[str]:
-    """The names of runs, with a number where another folder's has the same."""
+    """Return the names of runs, with a number where another folder's has the same."""
     seen: dict[str, int] = {}
     names = []
     for run in runs:
@@ -198,7 +198,7 @@ def _names(runs: Sequence[Found]) -> list[str]:
 
 
 def _bands(group: Sequence[Curve], number: int) -> dict[str, Any] | None:
-    """The band of a group over env steps and over hours; None where there is none."""
+    """Return the band of a group over env steps and over hours; None where there is none."""
     points = [curve.points for curve in group if len(curve.points) > 1]
     if len(points) < 2:
         return None
@@ -212,12 +212,12 @@ def _plain_band(band: Band) -> dict[str, list[float]]:
 
 
 def _columns(points: Sequence[Point]) -> list[list[float]]:
-    """Env steps, hours and values."""
+    """Return env steps, hours and values."""
     return [[_rounded(point[column]) for point in points] for column in range(3)]
 
 
 def _rounded(value: float) -> float:
-    """To six places, as many as a picture can show."""
+    """Round to six places, as many as a picture can show."""
     return float(f"{value:.6g}")
 
 
@@ -305,7 +305,7 @@ def _caption(run: Found, video: Video, *, several: bool) -> str:
 
 
 def _flags(runs: Sequence[Found]) -> str:
-    """Of several runs the flags that differ, of one those that are not as by default."""
+    """Return, of several runs, the flags that differ, of one those that are not as by default."""
     if len(runs) > 1:
         title, columns = "Flags that differ", [run.flags for run in runs]
         heads = [_text(run.name) for run in runs]
@@ -333,7 +333,7 @@ def _machine(runs: Sequence[Found]) -> str:
 
 
 def _machine_of(run: Found, *, several: bool) -> str:
-    """Where the time of a run goes, how near it is to the limit, and what it waits for."""
+    """Describe where the time of a run goes, how near it is to the limit, and what it waits for."""
     found, memory = run.snapshot.overview.performance, run.snapshot.overview.memory_bytes
     if found is None:
         return ""
@@ -352,7 +352,7 @@ def _machine_of(run: Found, *, several: bool) -> str:
 
 
 def _role(found: Performance, role: str) -> str:
-    """A bar of what a role's processes do; what they wait is its ground."""
+    """Return a bar of the work of a role's processes; their waiting is its ground."""
     times = found.roles[role]
     parts, at = [], 0.0
     for phase in sorted(times.shares, key=PHASES.index):
@@ -376,7 +376,7 @@ def _largest(shares: Mapping[str, float]) -> list[str]:
 
 
 def _lineage(runs: Sequence[Found]) -> str:
-    """Where weights came from: another run, earlier starts, and in a population each other."""
+    """Describe the origin of weights: another run, earlier starts, and in a population each other."""
     parts = []
     for run in runs:
         lines = []
@@ -392,7 +392,7 @@ def _lineage(runs: Sequence[Found]) -> str:
 
 
 def _drawn_events(events: Sequence[Event]) -> str:
-    """Lanes of policies over their env steps, a line where one is copied by another, a dot where one mutates."""
+    """Draw lanes of policies over their env steps, a line where one is copied, a dot where one mutates."""
     done = [event for event in events if event.state != "taken back"]
     policies = sorted({event.policy for event in done} | {event.source for event in done})[:MOST_LANES]
     lanes = {policy: 16 + LANE * i for i, policy in enumerate(policies)}

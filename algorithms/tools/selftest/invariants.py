@@ -1,4 +1,4 @@
-"""What must hold of a run whoever has died in it, checked by what it has left behind."""
+"""The invariants of a run whose processes died, checked by the files that it has left behind."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ _SAVED = re.compile(r"^saved (.+/ckpt_(\d{12,}))$", re.MULTILINE)
 
 
 def read_saves(log: str) -> list[tuple[Path, int]]:
-    """Every checkpoint that a run has said to be saved, with its env steps."""
+    """Return every checkpoint that a run has said to be saved, with its env steps."""
     return [(Path(path), int(steps)) for path, steps in _SAVED.findall(log)]
 
 
 def lost_checkpoints(paths: Iterable[Path]) -> list[str]:
-    """What is wrong with those that do not verify. Nothing may have been pruned meanwhile."""
+    """Return the errors of checkpoints that do not verify. Nothing may have been pruned meanwhile."""
     wrong = []
     for path in paths:
         try:
@@ -31,7 +31,7 @@ def lost_checkpoints(paths: Iterable[Path]) -> list[str]:
 
 
 def find_falling(records: Sequence[Mapping[str, Any]], names: Iterable[str] = COUNTERS) -> list[str]:
-    """Numbers that become smaller from one record of a policy to the next."""
+    """Find numbers that become smaller from one record of a policy to the next."""
     wrong = []
     for name in names:
         series = [record[name] for record in records if record.get(name) is not None]
@@ -40,7 +40,7 @@ def find_falling(records: Sequence[Mapping[str, Any]], names: Iterable[str] = CO
 
 
 def tolerance(kills: int) -> int:
-    """Trajectories that the counts may be wrong by.
+    """Return by how many trajectories the counts may be wrong.
 
     A process can be killed between two stores, of which the later one counts what the earlier one did. That is a matter
     of microseconds, and rare; whoever loses a trajectory with every kill is found all the same.
@@ -49,7 +49,7 @@ def tolerance(kills: int) -> int:
 
 
 def find_unaccounted(before: Mapping[str, int], totals: Mapping[str, int], slack: int = 0) -> list[str]:
-    """Steps and trajectories of one start that are neither trained on, discarded nor on their way.
+    """Find steps and trajectories of one start that are neither trained on, discarded nor on their way.
 
     Args:
         before: env steps, samples and discarded steps with which the start began.

@@ -1,4 +1,4 @@
-"""The processes of a run as they are seen from outside, and what kills them at random.
+"""A killer of processes of a run, which it sees from outside and kills at random.
 
 All of them inherit an environment variable with a value that only this run has: so those are found too whose parents
 have died. What killing costs the run is no business of this module, see `invariants`.
@@ -30,7 +30,7 @@ class KillerError(Exception):
 
 
 def processes_of(marker: str) -> list[int]:
-    """Living processes with this value of `MARKER`."""
+    """Return living processes with this value of `MARKER`."""
     wanted, found = f"{MARKER}={marker}".encode(), []
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
@@ -42,7 +42,7 @@ def processes_of(marker: str) -> list[int]:
 
 
 def role_of(pid: int) -> str:
-    """By the log file that is a worker's stdout, else by the command line."""
+    """Tell the role of a process by the log file that is its stdout, else by the command line."""
     try:
         log = Path(os.readlink(f"/proc/{pid}/fd/1"))
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
@@ -54,12 +54,12 @@ def role_of(pid: int) -> str:
 
 
 def roles_of(marker: str, main: int) -> dict[int, str]:
-    """All processes of a run with their roles."""
+    """Return all processes of a run with their roles."""
     return {pid: MAIN.name if pid == main else role_of(pid) for pid in processes_of(marker)}
 
 
 def zombies_of(parents: set[int]) -> set[int]:
-    """Children of these processes that have ended and that nobody has asked for their exit code."""
+    """Return children of these processes that have ended and that nobody has asked for their exit code."""
     found = set()
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():

@@ -1,4 +1,4 @@
-"""`appo selftest`: trains a toy, kills its processes, and checks on this machine what docs/reliability.md promises."""
+"""`appo selftest` trains a toy, kills its processes, and checks on this machine what docs/reliability.md promises."""
 
 import contextlib
 import os
@@ -54,14 +54,14 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where others leave theirs, not we ours
 
 
 class Outcome(NamedTuple):
-    """What became of a promise."""
+    """The result of checking a promise."""
 
     promise: str
     wrong: Sequence[str]  # nothing, if it was kept
     seen: str
 
     def line(self) -> str:
-        """One line of the table."""
+        """Return one line of the table."""
         verdict = "fail" if self.wrong else "pass"
         return f"{verdict}  {self.promise:44}  {'; '.join(self.wrong) or self.seen}"
 
@@ -101,19 +101,19 @@ class Run:
 
     @property
     def log(self) -> str:
-        """What the run has printed."""
+        """Return the text that the run has printed."""
         return self._log_path.read_text(errors="replace")
 
     def saves(self) -> int:
-        """Checkpoints that it has said to be saved."""
+        """Return the checkpoints that the run has said to be saved."""
         return len(read_saves(self.log))
 
     def records(self) -> list[dict[str, Any]]:
-        """What this start has written to metrics.jsonl."""
+        """Return the records that this start has written to metrics.jsonl."""
         return read_metrics(RunFolder(self.directory).metrics)[self.records_before :]
 
     def best_return(self) -> float:
-        """The highest mean return that was reported."""
+        """Return the highest mean return that was reported."""
         return max((record.get("reward/mean") or 0.0 for record in self.records()), default=0.0)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
@@ -130,7 +130,7 @@ class Run:
             time.sleep(POLL_SECONDS)
 
     def seconds_until_gone(self) -> float:
-        """How long it takes until none of its processes is left.
+        """Return the seconds until no process of the run is left.
 
         Raises:
             KillerError: some stay.
@@ -145,7 +145,7 @@ class Run:
 
 
 def selftest(config: SelftestConfig) -> int:
-    """Print a line for every promise as soon as it is known whether it was kept; 0 if all were, else 1.
+    """Print a line for every promise as soon as it is known whether it was kept; return 0 if all were, else 1.
 
     What a run has left behind that broke one stays, and is named.
     """
@@ -168,7 +168,7 @@ def selftest(config: SelftestConfig) -> int:
 
 
 def check_promises(folder: Path, config: SelftestConfig) -> Iterator[Outcome]:
-    """Kill main; resume; kill everybody else, again and again; end with Ctrl-C; look what is left.
+    """Kill main; resume; kill all other processes, again and again; end with Ctrl-C; look at what is left.
 
     Raises:
         KillerError: there is nothing more to look at.
@@ -205,7 +205,7 @@ def kill_in_bursts(run: Run, config: SelftestConfig) -> Iterator[Outcome]:
 
 
 def check_ctrl_c(run: Run) -> Outcome:
-    """How it takes Ctrl-C."""
+    """Check how the run takes Ctrl-C."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         run.process.wait(LIMIT_SECONDS)
     code = run.process.returncode
@@ -215,7 +215,7 @@ def check_ctrl_c(run: Run) -> Outcome:
 
 
 def check_invariants(directory: Path, last: Run, promised: Sequence[tuple[Path, int]], kills: int) -> Iterator[Outcome]:
-    """What all of it has left behind."""
+    """Check the files that the whole run has left behind."""
     folder, wrong = RunFolder(directory), lost_checkpoints(path for path, _ in promised)
     yield Outcome("every checkpoint said to be saved is good", wrong, f"{len(promised)} of {len(promised)}")
     records = last.records()
@@ -229,7 +229,7 @@ def check_invariants(directory: Path, last: Run, promised: Sequence[tuple[Path, 
 
 
 def drop_mapped(names: set[str]) -> set[str]:
-    """Those of these names in shared memory that no process maps: what is mapped will be removed by whoever does."""
+    """Return the names in shared memory that no process maps: mapped ones will be removed by their processes."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             names = names - {line.rpartition("/")[2] for line in maps.read_text(errors="replace").splitlines()}
