@@ -79,7 +79,7 @@ def test_what_is_no_file_needs_no_guard(monkeypatch: pytest.MonkeyPatch, file: s
     exec(compile("refuse(has_workers=True)", "<stdin>", "exec"), vars(main) | {"refuse": refuse_imported_script})
 
 
-@pytest.mark.parametrize("flag", ["encoder_custom", "custom_summaries", "callbacks"])
+@pytest.mark.parametrize("flag", ["encoder_custom", "callbacks", "postprocess_inputs"])
 def test_what_workers_would_have_to_import_of_a_notebook_is_refused(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     config = parse_train(["--env=CartPole-v1", f"--{flag}=__main__:Mine"])
@@ -90,6 +90,11 @@ def test_what_workers_would_have_to_import_of_a_notebook_is_refused(monkeypatch:
         f"--{flag}=__main__:Mine: worker processes cannot import a notebook, a session or stdin: put it into a file"
         f' my_module.py and give {flag}="my_module:Mine", or train with inference="serial"'
     )
+
+
+def test_what_main_alone_calls_may_be_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    check_program(parse_train(["--env=CartPole-v1", "--custom_summaries=__main__:mine"]), has_workers=True)
 
 
 def test_an_id_that_a_notebook_has_registered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
