@@ -67,7 +67,7 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     )
     replay_compression: str = flag(
         "off",
-        "how images lie in the replay: lz4 = each frame compressed, which costs some 2 microseconds a frame in drawing"
+        "how images lie in the replay: lz4 = each frame compressed, which costs a few microseconds a frame"
         ' and needs pip install "appo[lz4]"; off = as they are',
         choices=("off", "lz4"),
         fixed_on_resume=True,
