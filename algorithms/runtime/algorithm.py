@@ -1,4 +1,4 @@
-"""The seam between the runtime and what is learned: all that actors, policy workers and learners ask of an algorithm.
+"""The interface of an algorithm: all that actors, policy workers and learners of the runtime ask of it.
 
 Torch-free at import: main reads an algorithm's name, flags, metrics and recorded fields and never makes a network.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """What every `make_*` of an algorithm is told.
+    """The arguments that every `make_*` of an algorithm is given.
 
     Attributes:
         spec: of the environment.
@@ -75,7 +75,7 @@ class Context:
 
 
 class Defaults:
-    """Declares what most algorithms need: actors, and neither shared memory nor workers of their own.
+    """Declares the needs of most algorithms: actors, and neither shared memory nor workers of their own.
 
     Attributes:
         needs_actors: environments are played for it. Without, a run has learners alone: no slots, no policy workers,
@@ -108,7 +108,7 @@ class Defaults:
         return ""
 
     def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
-        """Return that only the environment says what is shown and taken."""
+        """Return None: only the environment says what its observations and actions are."""
         return None
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
@@ -141,44 +141,44 @@ def companion(others: Mapping[Address, Worker], address: Address, role: Role, ki
 
 
 class Algorithm(Protocol):
-    """Makes all that a run learns with. It has no state, can be pickled, and imports torch only inside `make_*`.
+    """Makes all parts of a run that learn. It has no state, can be pickled, and imports torch only inside `make_*`.
 
     What `Defaults` declares is for algorithms with needs of their own; all others inherit it.
     """
 
     @property
     def name(self) -> str:
-        """The name that `--algo` has for it."""
+        """Return the name that `--algo` has for it."""
         ...
 
     @property
     def flags(self) -> type[Any]:
-        """The dataclass of its flags."""
+        """Return the dataclass of its flags."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, str]:
-        """What its learner reports, name -> meaning."""
+        """Return the metrics that its learner reports, name -> meaning."""
         ...
 
     @property
     def panel(self) -> Mapping[str, str]:
-        """What the panel shows of its metrics, name -> word."""
+        """Return the metrics that the panel shows, name -> word."""
         ...
 
     @property
     def needs_actors(self) -> bool:
-        """Whether environments are played for it, see `Defaults`."""
+        """Return whether environments are played for it, see `Defaults`."""
         ...
 
     @property
     def replays(self) -> bool:
-        """Whether steps are used long after they were acted, see `Defaults`."""
+        """Return whether steps are used long after they were acted, see `Defaults`."""
         ...
 
     @property
     def synchronous(self) -> bool:
-        """Whether sampling stops while a single policy trains, see `Defaults`."""
+        """Return whether sampling stops while a single policy trains, see `Defaults`."""
         ...
 
     def variant(self, flags: Any) -> Algorithm:
@@ -225,11 +225,11 @@ class Algorithm(Protocol):
 
     @property
     def whole_rollouts(self) -> bool:
-        """Whether one set of weights acts a whole trajectory and stays until that is done with, see `Defaults`."""
+        """Return whether one set of weights acts a whole trajectory and stays until its end, see `Defaults`."""
         ...
 
     def streams(self, flags: Any) -> bool:
-        """Whether batches are trained on in parts, as they come, so that one trajectory per environment is stored."""
+        """Return whether batches are trained on in parts, as they come, so that one trajectory per env is stored."""
         ...
 
     def explores(self, row: int, rows: int) -> bool:
@@ -252,7 +252,7 @@ class Algorithm(Protocol):
         ...
 
     def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
-        """Return what is shown and taken in what a run without actors learns from; None: its environment says it.
+        """Return the spec of the data that a run without actors learns from; None: its environment says it.
 
         A run whose algorithm knows it needs no `--env`; one that is given must show and take the same.
 

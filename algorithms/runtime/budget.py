@@ -14,7 +14,7 @@ BENCHMARK = {"env_steps": 2_000_000, "samples": 1_000_000}
 
 @dataclass(frozen=True)
 class Budget:
-    """Says when a run has done what was asked of it.
+    """Says when a run is finished.
 
     Attributes:
         env_steps, samples: per policy, of all starts.
@@ -46,11 +46,11 @@ class Budget:
         return {name: value for name, value in asdict(self).items() if name not in ("collected", "benchmark")}
 
     def trained(self, env_steps: int, samples: int) -> bool:
-        """Whether a policy with these totals has been trained enough."""
+        """Return whether a policy with these totals has been trained enough."""
         return env_steps >= self.env_steps or samples >= self.samples
 
     def reached(self, policies: Sequence[PolicyProgress]) -> str | None:
-        """Why there is nothing left to learn for these policies, or None while there is."""
+        """Return why there is nothing left to learn for these policies, or None while there is."""
         policies = [policy for policy in policies if not policy.frozen]
         if all(self.trained(p.totals["env_steps"], p.totals["samples"]) for p in policies):
             return f"every policy has learned from {min(p.totals['env_steps'] for p in policies)} env steps"
@@ -62,7 +62,7 @@ class Budget:
         return None
 
     def spent(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> str | None:
-        """Why a run is over, so many collected steps and seconds after its start, or None while it is not."""
+        """Return why a run is over, so many collected steps and seconds after its start, or None while it is not."""
         if elapsed_seconds >= self.seconds:
             return f"{self.seconds:g} seconds are over"
         if self.collected is not None and collected >= self.collected:
@@ -103,7 +103,7 @@ class Budget:
 
 
 def _of_this_start(policies: Sequence[PolicyProgress]) -> dict[str, int]:
-    """Return what all policies together have learned from since they were restored."""
+    """Return how much all policies together have learned from since they were restored."""
     return {name: sum(policy.since_start(name) for policy in policies) for name in BENCHMARK}
 
 

@@ -1,4 +1,4 @@
-"""Classes of the user's that are told what a run does: in actors of episodes, in main of reports."""
+"""Callbacks, classes of the user's that a run calls: in actors for episodes, in main for reports."""
 
 import logging
 import math
@@ -78,7 +78,7 @@ class Step(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """What a group hands over to learners: T steps of R rows. Views for the time of the call, as those of `Step`.
+    """A trajectory that a group hands over to learners: T steps of R rows. Views for the time of the call only.
 
     Attributes:
         first_env, num_agents: as of a step.
@@ -105,12 +105,12 @@ class Trajectory(NamedTuple):
 
     @property
     def values(self) -> Array:
-        """Returns that were expected when acting, [T, R]; as APPO records them."""
+        """Return the returns that were expected when acting, [T, R]; as APPO records them."""
         return self.recorded["value"]
 
     @property
     def log_probabilities(self) -> Array:
-        """Log-probabilities of the actions, [T, R]; as APPO records them."""
+        """Return log-probabilities of the actions, [T, R]; as APPO records them."""
         return self.recorded["log_prob"]
 
 
@@ -200,7 +200,7 @@ class Hooks:
     def make(
         cls, names: Sequence[str], config: Mapping[str, Any], worker: int | None, more: Iterable[Callbacks] = ()
     ) -> "Hooks":
-        """Those of these names, and more that are there already; one that cannot be made is off."""
+        """Make the callbacks of these names, and add more that are there already; one that cannot be made is off."""
         made, failed = [], 0
         for name in names:
             try:
@@ -213,11 +213,11 @@ class Hooks:
         return hooks
 
     def hears(self, *events: str) -> bool:
-        """Whether any of these is of interest to anyone."""
+        """Return whether any callback listens to any of these events."""
         return any(self._listeners[event] for event in events)
 
     def tell(self, event: str, *arguments: object, read: Callable[[Any], Any] = lambda answer: answer) -> list[Any]:
-        """What each of them returns, as `read` makes it of that."""
+        """Call all listeners of an event; return their answers, as `read` converts them."""
         answers = []
         for listener in tuple(self._listeners[event]):
             try:
@@ -237,7 +237,7 @@ class Hooks:
 
 
 def find_callbacks(name: str) -> type[Callbacks]:
-    """The class that `--callbacks=package.module:Class` names.
+    """Find the class that `--callbacks=package.module:Class` names.
 
     Raises:
         UsageError: there is none, it is not derived from `Callbacks`, or a method of it is none of theirs.
@@ -266,7 +266,7 @@ class EpisodeWatch:
         self._return, self._length = np.zeros(num_rows, np.float64), np.zeros(num_rows, np.int64)
 
     def see(self, step: Step, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
-        """A step was taken, and the environment reported this of episodes that ended; what hooks say of them."""
+        """Take in a step and the statistics of episodes that ended in it; return the answers of hooks to them."""
         answers: list[EpisodeStats] = []
         watches_episodes = self.hooks.hears("on_episode_start", "on_episode_end")
         if watches_episodes:
@@ -293,7 +293,7 @@ class EpisodeWatch:
         self._length += np.where(step.valid, step.num_frames, 0)
 
     def _of_rows(self, step: Step) -> tuple[Episode | None, ...]:
-        """The episode of every row in which a step was taken."""
+        """Return the episode of every row in which a step was taken."""
         return tuple(self._episodes[row] if taken else None for row, taken in enumerate(step.valid.tolist()))
 
     def _end(self, row: int, step: Step, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
@@ -306,7 +306,7 @@ class EpisodeWatch:
 
 
 class GroupHooks:
-    """Tells hooks what a group of environments in an actor does.
+    """Calls hooks for the steps, episodes and trajectories of a group of environments in an actor.
 
     Args:
         hooks: of its actor.
@@ -338,7 +338,7 @@ class GroupHooks:
         return [*stats, *self._watch.see(seen, stats)]
 
     def trajectory(self, slot: int) -> None:
-        """Tell of a trajectory that is full, first those who may change it."""
+        """Call hooks for a trajectory that is full, first those who may change it."""
         if not self._hooks.hears("on_postprocess_trajectory", "on_trajectory_end"):
             return
         t = self._trajectories
@@ -375,7 +375,7 @@ class HookedEnvs:
 
     @property
     def rebuilds(self) -> int:
-        """Environments made again so far."""
+        """Return how many environments have been made again so far."""
         return self._envs.rebuilds
 
     def reset(self, seeds: Sequence[int], obs: dict[str, Any]) -> None:
@@ -383,7 +383,7 @@ class HookedEnvs:
         self._envs.reset(seeds, obs)
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
-        """Take a step, and tell of it."""
+        """Take a step, and call hooks for it."""
         before = {key: array.copy() for key, array in row.obs.items()}
         stats = self._envs.step(action, row)
         seen = Step(
@@ -407,7 +407,7 @@ class HookedEnvs:
 
 
 def finite(answer: object) -> dict[str, float]:
-    """What of a user's answer are numbers by name."""
+    """Return the finite numbers in a user's answer, by name."""
     if not isinstance(answer, Mapping):
         return {}
     numbers = {str(n): _float(v) for n, v in answer.items() if isinstance(v, (int, float, np.integer, np.floating))}
@@ -422,7 +422,7 @@ def _float(number: Any) -> float:
 
 
 def read_only(part: Any) -> Any:
-    """A view of an array, or of a mapping of them, that cannot be written to; anything else as it is."""
+    """Return a view of an array, or of a mapping of them, that cannot be written to; anything else as it is."""
     if isinstance(part, Mapping):
         return {key: read_only(value) for key, value in part.items()}
     if not isinstance(part, np.ndarray):
@@ -464,7 +464,7 @@ class CustomSummaries:
         return found | {tag: value for tag, value in finite(figures).items() if tag not in statistics}
 
     def _figures(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
-        """Those that the function returns."""
+        """Return the figures that the function returns."""
         if self._function is None:
             return {}
         try:

@@ -1,4 +1,4 @@
-"""When checkpoints are written and what is in them.
+"""Checkpoints of a run: when they are written, and their contents.
 
 How a file becomes safe on disk is the business of `utils.checkpoint_files`.
 
@@ -74,14 +74,14 @@ class Checkpointing:
         self._due = -math.inf
 
     def lost(self) -> None:
-        """What was written may have gone away: let the next `tick` ask for all states, and find the best anew."""
+        """Write all again that may have gone away: the next `tick` asks for all states, and the best are found anew."""
         self.ask()
         for best in self._best:
             self._writer.submit(best.forget_what_is_gone)
 
     @property
     def busy(self) -> bool:
-        """Whether states that were asked for are not on disk yet."""
+        """Return whether states that were asked for are not on disk yet."""
         return any(self._owed) or any(not writing.done() for writing in self._pending.values())
 
     def handle(self, message: Message) -> None:
@@ -132,13 +132,13 @@ class Checkpointing:
             saving.result(0.0)  # it is done
 
     def _order(self, policy: int, *kinds: Kind) -> "_Order":
-        """What is to be written of a policy: these kinds, and those that are owed."""
+        """Make the order to write the checkpoints of a policy: these kinds, and those that are owed."""
         better = self._best[policy].better(self.monitor.policies[policy])
         wanted = self._owed[policy].union(kinds) or self._regular
         return _Order(policy, frozenset(wanted), self.monitor.snapshot(policy), better)
 
     def _write(self, order: "_Order") -> None:
-        """A failed save, of a full disk for example, costs nothing but that save: the older checkpoints are intact."""
+        """Write an order. A save that fails, as on a full disk, costs only itself: older checkpoints are intact."""
         try:
             self._save(order)
         except AppoError as error:
@@ -173,7 +173,7 @@ class Checkpointing:
 
 
 class _Order(NamedTuple):
-    """What the writer is told, as main knew it when the learner's state came."""
+    """An order to the writer, as main knew it when the learner's state came."""
 
     policy: int
     kinds: frozenset[Kind]
@@ -253,7 +253,7 @@ class Best:
         self.value, self._path = self._find_best()
 
     def better(self, progress: PolicyProgress) -> float | None:
-        """The metric of a policy, over a full window of episodes, if finite and better than ever; higher is better."""
+        """Return the metric of a policy, over a full window of episodes, if finite and better than ever (higher)."""
         name, _, kind = self.config.save_best_metric.rpartition("/")
         statistic = progress.statistics().get(name)
         if self.config.save_best_after < 0 or progress.totals["env_steps"] < self.config.save_best_after:
@@ -264,7 +264,7 @@ class Best:
         return value if math.isfinite(value) and value > self.value else None
 
     def mark(self, state: LearnerState, value: float) -> LearnerState:
-        """The state with what makes it the best."""
+        """Return the state with the metric that makes it the best."""
         return replace(state, meta={**state.meta, KEY: {"metric": self.config.save_best_metric, "value": value}})
 
     def save(self, name: str, files: dict[str, bytes], value: float) -> None:
@@ -288,7 +288,7 @@ class Best:
             log.debug("%s cannot be looked for: %s", self._path, error)
 
     def _find_best(self) -> tuple[float, Path]:
-        """Value and path of the best one on disk, which stays alone; -inf: there is none, or it had another metric."""
+        """Find value and path of the best one on disk, which stays alone; -inf: there is none, or by another metric."""
         checkpoint_files.clean_temporaries(self.directory)
         found: list[tuple[float, Path]] = []
         for path in sorted(self.directory.glob("ckpt_*")):
@@ -316,7 +316,7 @@ def load_best(
     check: Callable[[dict[str, bytes]], object] = lambda files: None,
     limit: checkpoint_files.Limit | None = None,
 ) -> checkpoint_files.Loaded | None:
-    """The best checkpoint that verifies and stands the check, by this metric; None where there is none.
+    """Load the best checkpoint that verifies and stands the check, by this metric; None where there is none.
 
     A crash between saving the new and removing the old leaves both. Their order by env steps says nothing: training
     that went back to an older checkpoint may have found something better with fewer.
@@ -328,7 +328,7 @@ def load_best(
 
 
 def _worth(path: Path, metric: str) -> float:
-    """How good a best checkpoint says it is; -inf if by another metric.
+    """Return the value that a best checkpoint claims; -inf if by another metric.
 
     One that cannot be read comes first: whoever loads it finds out that it is damaged, and says so.
     """

@@ -1,4 +1,4 @@
-"""Where and how long to run: the flags of processes, the run and its reports."""
+"""The flags of processes, of the run and of its reports: where and how long to run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,7 @@ class RunConfig:
 
     @property
     def run_directory(self) -> Path:
-        """The folder of the run: train_dir/experiments_root/experiment."""
+        """Return the folder of the run: train_dir/experiments_root/experiment."""
         return Path(self.train_dir, self.experiments_root, self.experiment)
 
     def keep_code_out(self) -> None:
@@ -112,12 +112,12 @@ class RunConfig:
 
     @property
     def folder(self) -> RunFolder:
-        """Where everything of the run lies."""
+        """Return the layout of the run's folder."""
         return RunFolder(self.run_directory)
 
     @property
     def incidents(self) -> Path:
-        """Where is written what went wrong, whatever becomes of the working directory."""
+        """Return the folder of incidents, as a path that holds whatever becomes of the working directory."""
         return self.folder.incidents.absolute()
 
 

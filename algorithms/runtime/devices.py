@@ -1,4 +1,4 @@
-"""What the runtime asks of the device its networks live on, and the answers of the CPU.
+"""Devices on which networks live: the runtime's protocol of them, the CPU and CUDA.
 
 What only CUDA needs is in `cuda.py`. Buffers, buckets, uploads and publication use this protocol alone, so that the
 same code runs on a CPU: there every copy is done when it returns, and a captured function is the function itself.
@@ -23,43 +23,43 @@ from utils.errors import ResourceError
 
 
 class CaptureError(RuntimeError):
-    """A function cannot be captured; it can still be called."""
+    """An error: a function cannot be captured; it can still be called."""
 
 
 class Event(Protocol):
     """A point in the work of a device."""
 
     def query(self) -> bool:
-        """Whether it has been reached."""
+        """Return whether the point has been reached."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until it has been reached."""
+        """Wait until the point has been reached."""
         ...
 
 
 class SideStream(Protocol):
-    """Copies beside the stream that computes (the current one of the calling worker)."""
+    """A stream of copies beside the stream that computes (the current one of the calling worker)."""
 
     def active(self) -> AbstractContextManager[object]:
-        """While entered, work is issued here."""
+        """Issue work here while entered."""
         ...
 
     def follow(self) -> None:
-        """What is issued here from now on starts after what has been issued to compute so far."""
+        """Let work that is issued here from now on start after all that has been issued to compute so far."""
         ...
 
     def lead(self) -> None:
-        """What is issued to compute from now on starts after what has been issued here so far."""
+        """Let work that is issued to compute from now on start after all that has been issued here so far."""
         ...
 
     def mark(self) -> Event:
-        """Reached when all that has been issued here so far is done."""
+        """Return an event that is reached when all that has been issued here so far is done."""
         ...
 
 
 class Device(Protocol):
-    """Where a worker's network lives.
+    """The device on which a worker's network lives.
 
     Attributes:
         name: as torch knows it.
@@ -78,23 +78,23 @@ class Device(Protocol):
         ...
 
     def side_stream(self) -> SideStream:
-        """A new one."""
+        """Make a new side stream."""
         ...
 
     def mark(self) -> Event:
-        """Reached when all that has been issued to compute so far is done."""
+        """Return an event that is reached when all that has been issued to compute so far is done."""
         ...
 
     def send(self, tensor: Tensor) -> Tensor:
-        """The tensor on this device; the caller may overwrite the original at once and waits for nothing."""
+        """Return the tensor on this device; the caller may overwrite the original at once and waits for nothing."""
         ...
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory whose copies from and to the device run without the host."""
+        """Allocate host memory whose copies from and to the device run without the host."""
         ...
 
     def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
-        """A cheap way to repeat the function on the memory it uses now; it must have run before and is not run here.
+        """Return a cheap way to repeat the function on the memory it uses now; it must have run before, and is not run.
 
         Args:
             function: always does the same on tensors that stay where they are; enters inference mode itself.
@@ -106,11 +106,11 @@ class Device(Protocol):
         ...
 
     def strict(self) -> AbstractContextManager[object]:
-        """While entered, what waits for the device, and so cannot be captured, raises RuntimeError."""
+        """Raise RuntimeError, while entered, where the host waits for the device, which cannot be captured."""
         ...
 
     def nap(self) -> None:
-        """The caller has nothing to do until the device gets on."""
+        """Sleep a little: the caller has nothing to do until the device gets on."""
         ...
 
 
@@ -131,17 +131,17 @@ class HostStream:
     """A side stream where every copy is done when it returns."""
 
     def active(self) -> AbstractContextManager[object]:
-        """Nothing changes."""
+        """Change nothing."""
         return nullcontext()
 
     def follow(self) -> None:
-        """It does anyway."""
+        """Do nothing: copies here start in order anyway."""
 
     def lead(self) -> None:
-        """It does anyway."""
+        """Do nothing: all that was issued here is done."""
 
     def mark(self) -> Event:
-        """Reached."""
+        """Return an event that has been reached."""
         return REACHED
 
 
@@ -155,38 +155,38 @@ class HostDevice:
         return make()
 
     def register(self, arena: Arena) -> None:
-        """Nothing to do."""
+        """Do nothing: the arena is in its memory."""
 
     def side_stream(self) -> SideStream:
-        """One without delay."""
+        """Make a stream without delay."""
         return HostStream()
 
     def mark(self) -> Event:
-        """Reached."""
+        """Return an event that has been reached."""
         return REACHED
 
     def send(self, tensor: Tensor) -> Tensor:
-        """The tensor itself: what is sent is used up before it is overwritten."""
+        """Return the tensor itself: it is used up before it is overwritten."""
         return tensor
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Plain memory."""
+        """Allocate plain memory."""
         return torch.zeros(shape, dtype=dtype)
 
     def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
-        """The function."""
+        """Return the function."""
         return function
 
     def strict(self) -> AbstractContextManager[object]:
-        """Nothing waits."""
+        """Change nothing: no operation waits."""
         return nullcontext()
 
     def nap(self) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: no work is ever under way."""
 
 
 def device_of(name: str, *, urgent: bool = False) -> Device:
-    """The device of a torch name; the work of workers that an `urgent` one makes goes before that of others."""
+    """Return the device of a torch name; the work of workers that an `urgent` one makes goes before that of others."""
     if name == "cpu":
         return HostDevice()
 
@@ -219,19 +219,19 @@ class CudaStream:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def active(self) -> AbstractContextManager[object]:
-        """Make it the current stream."""
+        """Make the stream the current one while entered."""
         return torch.cuda.stream(self.stream)
 
     def follow(self) -> None:
-        """Start after what has been issued to compute."""
+        """Start after all that has been issued to compute."""
         self.stream.wait_stream(torch.cuda.current_stream())
 
     def lead(self) -> None:
-        """Let what is issued to compute start after this."""
+        """Let work that is issued to compute start after this."""
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def mark(self) -> Event:
-        """An event behind what has been issued here."""
+        """Return an event behind all that has been issued here."""
         return _event(self.stream)
 
 
@@ -247,15 +247,15 @@ class OnStream:
         self.worker, self.stream = worker, stream
 
     def handle(self, message: Message) -> Iterator[Message]:
-        """As the worker."""
+        """Handle a message as the worker does, on the stream."""
         return self._issue(self.worker.handle(message))
 
     def pending(self) -> bool:
-        """As the worker."""
+        """Return whether the worker has work."""
         return self.worker.pending()
 
     def work(self) -> Iterator[Message]:
-        """As the worker."""
+        """Do one unit of the worker's work, on the stream."""
         return self._issue(self.worker.work())
 
     def _issue(self, messages: Iterator[Message]) -> Iterator[Message]:
@@ -309,11 +309,11 @@ class CudaDevice:
         log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
 
     def side_stream(self) -> SideStream:
-        """A new stream."""
+        """Make a new stream."""
         return CudaStream()
 
     def mark(self) -> Event:
-        """An event behind what has been issued to compute."""
+        """Return an event behind all that has been issued to compute."""
         return _event(torch.cuda.current_stream())
 
     def send(self, tensor: Tensor) -> Tensor:
@@ -323,7 +323,7 @@ class CudaDevice:
         return torch.empty_like(tensor, pin_memory=True).copy_(tensor).to(self.name, non_blocking=True)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Pinned memory."""
+        """Allocate pinned memory."""
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
     def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
@@ -349,7 +349,7 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def strict(self) -> Iterator[None]:
-        """Raise where an operation waits for the device."""
+        """Raise, while entered, where an operation waits for the device."""
         before = torch.cuda.get_sync_debug_mode()
         _set_sync_debug_mode("error")
         try:
@@ -362,7 +362,7 @@ class CudaDevice:
         time.sleep(NAP_SECONDS)
 
     def _clear_up(self, stream: torch.cuda.Stream, generator: Generator | None) -> None:
-        """After a capture that failed: its stream is left current, its memory pool and its generators half captured."""
+        """Clear up after a failed capture, which leaves its stream current, its memory and generators half captured."""
         torch.cuda.set_stream(stream)
         self._pool = torch.cuda.graph_pool_handle()
         for used in (generator, torch.cuda.default_generators[torch.cuda.current_device()]):
@@ -372,14 +372,14 @@ class CudaDevice:
 
 
 def _unregister(address: int) -> None:
-    """Before other memory is mapped at the address, which CUDA would take for the pages that it knows."""
+    """Unpin memory before other memory is mapped at its address, which CUDA would take for the pages it knows."""
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
     _registered.discard(address)
 
 
 def _let_draw(graph: torch.cuda.CUDAGraph, generator: Generator | None) -> None:
-    """Newer versions of torch register generators by themselves and call this deprecated."""
+    """Let a graph draw from a generator: newer versions of torch do that by themselves and call this deprecated."""
     if generator is not None and hasattr(graph, "register_generator_state"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -388,7 +388,7 @@ def _let_draw(graph: torch.cuda.CUDAGraph, generator: Generator | None) -> None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """While entered, garbage waits: a graph that is destroyed ends the capture of another."""
+    """Collect no garbage while entered: a graph that is destroyed ends the capture of another."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""A disk that may not answer: threads do what touches it, and nobody waits for them longer than they can bear.
+"""Threads for a disk that may not answer: they do all that touches it, and nobody waits longer than they can bear.
 
 A file system on the network, or one that is frozen, keeps whoever writes to it for as long as it likes, and no signal
 ends that. Main therefore hands its writing to a `DiskThread`. The thread is a daemon: one that never comes back does
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class DiskThread:
-    """Does what touches the disk, one thing after another, in a thread that begins with the first of them.
+    """Does all that touches the disk, one action after another, in a thread that begins with the first of them.
 
     Args:
         name: for the failpoint `disk.<name>`, which every action passes.
@@ -50,7 +50,7 @@ class DiskThread:
 
     @property
     def is_late(self) -> bool:
-        """Whether somebody has waited in vain for what is still not done."""
+        """Return whether somebody has waited in vain for an action that is still not done."""
         if self._since and (self._newest is None or self._newest.done()):
             if self._is_said:
                 log.warning("the disk answers again, after %.0f s", time.monotonic() - self._since)
@@ -58,7 +58,7 @@ class DiskThread:
         return bool(self._since)
 
     def submit(self, action: Callable[[], T]) -> "Future[T]":
-        """Have something done; its result or exception is in what is returned."""
+        """Have an action done; return a future with its result or exception."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -76,7 +76,7 @@ class DiskThread:
         return future
 
     def do(self, action: Callable[[], T], patience_seconds: float = PATIENCE_SECONDS, *, keep: bool = True) -> T | None:
-        """Have something done and return its result, or None when that is not there in time.
+        """Have an action done and return its result, or None when that is not there in time.
 
         While the disk does not answer nobody waits for it; once that has lasted for a while it is said.
 
@@ -142,7 +142,7 @@ class DiskThread:
 
 
 def within(seconds: float, action: Callable[[], T], otherwise: T) -> T:
-    """Return what an action on the disk returns; `otherwise` if it takes longer, or fails for want of the disk.
+    """Return the result of an action on the disk; `otherwise` if it takes longer, or fails for want of the disk.
 
     A thread of its own does it, which is left behind if it does not come back.
     """

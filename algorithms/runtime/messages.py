@@ -26,7 +26,7 @@ KEY = "traits"
 
 @dataclass(frozen=True)
 class PolicyTraits:
-    """What a policy learns with. Saved with its weights, in one piece, so that it never has those of another policy.
+    """The hyperparameters that a policy learns with. Saved with its weights, in one piece, so that both are its own.
 
     Attributes:
         hyperparameters: learning flag -> value, of the flags in which policies differ.
@@ -43,12 +43,12 @@ class PolicyTraits:
     decided_env_steps: int = 0
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds them."""
+        """Return the traits as JSON holds them."""
         return asdict(self)
 
     @classmethod
     def in_state(cls, meta: Mapping[str, Any]) -> Self | None:
-        """Those in the plain state of a learner, as `plain_state` has checked it; None: it is of no population."""
+        """Return the traits in a learner's plain state, checked by `plain_state`; None: it is of no population."""
         return cls(**meta[KEY]) if KEY in meta else None
 
 
@@ -65,7 +65,7 @@ class Address:
 
     @property
     def facts(self) -> Role:
-        """The row of its role."""
+        """Return the row of its role."""
         return ROLES[self.role]
 
 
@@ -102,45 +102,45 @@ class AddressBook:
     takers: Mapping[int, Mapping[int, Sequence[Address]]]
 
     def address_of(self, message: Message) -> Address:
-        """The worker that must receive the message."""
+        """Return the worker that must receive the message."""
         return RECEIVERS[type(message)](self, message)
 
     def actor(self, message: Any) -> Address:
-        """The actor whose number is in the message."""
+        """Return the actor whose number is in the message."""
         return self.actors[message.actor]
 
     def actor_of_group(self, message: Any) -> Address:
-        """The actor that steps the group in the message."""
+        """Return the actor that steps the group in the message."""
         return self.actors_of_groups[message.group]
 
     def actor_of_slot(self, message: Any) -> Address:
-        """The actor whose group owns the slot in the message."""
+        """Return the actor whose group owns the slot in the message."""
         return self.actors_of_slots[message.slot]
 
     def learner(self, message: Any) -> Address:
-        """The learner of the policy in the message."""
+        """Return the learner of the policy in the message."""
         return self.learners[message.policy]
 
     def taker(self, message: Any) -> Address:
-        """The worker to which the slot in the message is handed over for the policy in it."""
+        """Return the worker to which the slot in the message is handed over for the policy in it."""
         taker: Address = self.takers[message.policy][message.slot][message.taker]
         return taker
 
     def policy_worker(self, message: Any) -> Address:
-        """The policy worker that acts for the policy in the group, both in the message."""
+        """Return the policy worker that acts for the policy in the group, both in the message."""
         return self.policy_workers[message.policy][message.group]
 
     def named(self, message: Any) -> Address:
-        """The worker whose address is in the message."""
+        """Return the worker whose address is in the message."""
         address: Address = message.address
         return address
 
     def main(self, _: Any) -> Address:
-        """Main, whatever the message."""
+        """Return main, whatever the message."""
         return MAIN_ADDRESS
 
     def everyone(self, _: Any) -> Address:
-        """All workers of the process, whatever the message."""
+        """Return all workers of the process, whatever the message."""
         return ALL
 
 
@@ -216,7 +216,7 @@ class SlotReleased(NamedTuple):
 
 @to(AddressBook.actor)
 class ShapeRewards(NamedTuple):
-    """Whoever plays under `policy` is rewarded by these coefficients from now on."""
+    """An order to reward agents under `policy` by these coefficients from now on."""
 
     actor: int
     policy: int
@@ -402,7 +402,7 @@ class WorkerReport(NamedTuple):
 
 @to(AddressBook.main)
 class OutputReport(NamedTuple):
-    """What the writer of a dataset has done in this start."""
+    """Totals of the writer of a dataset in this start."""
 
     totals: dict[str, int]  # episodes, steps, parts, dropped_episodes, dropped_steps
 
@@ -484,9 +484,9 @@ class Worker(Protocol):
         ...
 
     def pending(self) -> bool:
-        """Whether there is work."""
+        """Return whether there is work."""
         ...
 
     def work(self) -> Iterator[Message]:
-        """Do one unit of it."""
+        """Do one unit of the work."""
         ...

@@ -74,7 +74,7 @@ class Role:
         return self.worker.format(index=index, member=member)
 
     def full(self, processes: int) -> str:
-        """Say that one of that many processes is busy all the time."""
+        """Return in words that one of that many processes is busy all the time."""
         return f"one of {processes} {self.plural} is full" if processes > 1 else f"the {self.singular} is full"
 
 

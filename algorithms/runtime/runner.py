@@ -23,7 +23,7 @@ STOP_SECONDS = 4.0
 
 
 def run_to_end(turns: Turns) -> str:
-    """Take all turns of a run; why it ended."""
+    """Take all turns of a run; return why it ended."""
     while True:
         try:
             next(turns)
@@ -32,18 +32,18 @@ def run_to_end(turns: Turns) -> str:
 
 
 class Population(Protocol):
-    """What changes the policies of a run while they learn."""
+    """The part of main that changes the policies of a run while they learn."""
 
     def handle(self, message: Message) -> None:
         """Take in a report."""
         ...
 
     def tick(self) -> Iterator[Message]:
-        """Messages to workers."""
+        """Yield messages to workers."""
         ...
 
     def close(self) -> None:
-        """Wait until all that it has decided is on disk."""
+        """Wait until all its decisions are on disk."""
         ...
 
 
@@ -57,7 +57,7 @@ class Segments(Protocol):
     end: int
 
     def next(self) -> Workers:
-        """The workers of the next one, when those of the last have ended and their states are in the blocks."""
+        """Make the workers of the next segment, when the last ones have ended and their states are in the blocks."""
         ...
 
 
@@ -101,7 +101,7 @@ class Runner:
         self.later: list[tuple[float, Callable[[], None]]] = []
 
     def turns(self) -> Turns:
-        """Why the run ended. Whatever happens, no process is left, and what was learned is saved.
+        """Run to the end; return why it ended. In any case, no process is left, and what was learned is saved.
 
         Raises:
             Interrupted: a signal ended it, after saving; `NotSaved` if that was not possible.
@@ -131,7 +131,7 @@ class Runner:
                 self.population.close()
 
     def _save_what_can_be(self) -> str:
-        """After a failure, which a failure to save must not hide; why it is not saved, or nothing."""
+        """Save after a failure, which a failure to save must not hide; return why it is not saved, or nothing."""
         try:
             self._finish()
         except Exception as error:

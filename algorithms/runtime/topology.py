@@ -1,4 +1,4 @@
-"""How many of everything exist, and which worker lives in which process: pure arithmetic, no process."""
+"""Topology of a run: counts of everything, and which worker lives in which process. Pure arithmetic, no process."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -46,40 +46,40 @@ class Topology:
 
     @property
     def num_acting(self) -> int:
-        """Policies that act: those that learn, then those of past versions."""
+        """Count policies that act: those that learn, then those of past versions."""
         return self.num_policies + self.num_past
 
     @property
     def num_groups(self) -> int:
-        """All groups of the run."""
+        """Count all groups of the run."""
         return self.num_actors * self.groups_per_actor
 
     @property
     def num_slots(self) -> int:
-        """All slots of the run."""
+        """Count all slots of the run."""
         return self.num_groups * self.slots_per_group
 
     def groups_of(self, actor: int) -> range:
-        """The groups an actor steps."""
+        """Return the groups an actor steps."""
         return range(actor * self.groups_per_actor, (actor + 1) * self.groups_per_actor)
 
     def slots_of(self, group: int) -> range:
-        """The slots a group owns."""
+        """Return the slots a group owns."""
         return range(group * self.slots_per_group, (group + 1) * self.slots_per_group)
 
     def actor_of_slot(self, slot: int) -> int:
-        """The actor whose group owns the slot."""
+        """Return the actor whose group owns the slot."""
         return slot // (self.slots_per_group * self.groups_per_actor)
 
     def policy_worker_of(self, policy: int, group: int) -> Address:
-        """The one policy worker that acts for this policy in this group, so recurrent state has one home."""
+        """Return the one policy worker for this policy in this group, so that recurrent state has one home."""
         if self.placement == "central":
             learns = policy < self.num_policies
             return Address(POLICY_WORKER.name, policy, group % self.policy_workers_per_policy if learns else 0)
         return Address(POLICY_WORKER.name, policy, group // self.groups_per_actor)
 
     def beside(self, worker: Address) -> tuple[Address, ...]:
-        """The workers of an algorithm's own roles beside a worker: of each role one for every policy that learns.
+        """Return workers of an algorithm's own roles beside a worker: of each role one for every policy that learns.
 
         Beside a worker that is for one policy there is one for that policy.
         """
@@ -95,7 +95,7 @@ class Topology:
         )
 
     def processes(self) -> dict[str, tuple[Address, ...]]:
-        """The workers of every process, in the order in which processes are started."""
+        """Return the workers of every process, in the order in which processes are started."""
         places = self._of_the_runtime()
         if self.writes and self.placement == "serial":
             places = {name: (*workers, WRITER_ADDRESS) for name, workers in places.items()}
@@ -109,7 +109,7 @@ class Topology:
         return {name: (*ws, *(one for worker in ws for one in self.beside(worker))) for name, ws in places.items()}
 
     def workers_apart(self) -> list[Address]:
-        """The workers of an algorithm's own roles that have processes of their own, in the order of their numbers."""
+        """Return workers of an algorithm's own roles with processes of their own, in the order of their numbers."""
         return [
             Address(role.name, p, m)
             for role, count in self.apart
@@ -119,7 +119,7 @@ class Topology:
 
     @property
     def num_takers(self) -> int:
-        """Processes among which the trajectories of a policy are shared out; 0: there are none that take them."""
+        """Count processes among which the trajectories of a policy are shared out; 0: there are none that take them."""
         return sum(count for role, count in self.apart if role.takes_trajectories)
 
     def _of_the_runtime(self) -> dict[str, tuple[Address, ...]]:
@@ -145,7 +145,7 @@ class Topology:
         return workers_of | {str(actor): (actor, *local[actor]) for actor in actors}
 
     def address_book(self) -> AddressBook:
-        """The receivers of messages; a table, as they are asked for with every message."""
+        """Return the receivers of messages; a table, as they are asked for with every message."""
         actors = {actor: Address(ACTOR.name, actor) for actor in range(self.num_actors)}
         groups = range(self.num_groups)
         return AddressBook(
@@ -164,7 +164,7 @@ class Topology:
         )
 
     def _takers(self, policy: int, slot: int) -> tuple[Address, ...]:
-        """The workers to one of which a slot is handed over for a policy."""
+        """Return the workers to one of which a slot is handed over for a policy."""
         apart = tuple(one for one in self.workers_apart() if one.facts.takes_trajectories and one.index == policy)
         if apart:
             return apart
@@ -174,7 +174,7 @@ class Topology:
 
 
 def slots_per_group(*, minimum: int, waiting_batches: int, batch_columns: int, rows: int, groups: int) -> int:
-    """Slots a group needs so that `waiting_batches` macro batches can wait while one is written.
+    """Return slots a group needs so that `waiting_batches` macro batches can wait while one is written.
 
     The batch that is trained has been copied out of its slots.
 

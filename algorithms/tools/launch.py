@@ -110,7 +110,7 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
 
 
 def results(jobs: Sequence[Job], folder: Path) -> Iterator[str]:
-    """Return a line per setting, the best first: mean and standard deviation of the last returns of its seeds."""
+    """Yield a line per setting, the best first: mean and standard deviation of the last returns of its seeds."""
     lasts: dict[str, list[float]] = {}
     for job in jobs:
         run = summary(folder / job.name)
@@ -159,7 +159,7 @@ class _Running:
         say(f"started   {job.name}, see {log_path}")
 
     def reap(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
-        """Return names and exit codes of runs that have ended, after waiting for one at most this long."""
+        """Yield names and exit codes of runs that have ended, after waiting for one at most this long."""
         for ready in multiprocessing.connection.wait(list(self.processes), timeout_seconds):
             assert isinstance(ready, int)
             name, process = self.processes.pop(ready)

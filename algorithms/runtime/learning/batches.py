@@ -1,4 +1,4 @@
-"""From slots to batches: columns are copied out of the slots that hold them, and the slots go back at once.
+"""Batches are filled from slots: columns are copied out of the slots that hold them, and the slots go back at once.
 
 A batch is `columns` trajectories of the rollout length; the columns of one slot may go to two batches.
 """
@@ -19,7 +19,7 @@ from algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
 
 @dataclass(frozen=True)
 class Batch:
-    """Trajectories of B columns, time-major. The fields are those of `Trajectories`, see there."""
+    """A batch of trajectories: B columns, time-major. The fields are those of `Trajectories`, see there."""
 
     obs: dict[str, Tensor]  # [T+1, B, *]
     first: Tensor  # [T+1, B]
@@ -55,27 +55,27 @@ class Batch:
         return named_fields(self)
 
     def signals(self) -> dict[str, Any]:
-        """Return what estimates of returns read (`ops.returns`), by the names of their arguments."""
+        """Return the inputs of estimates of returns (`ops.returns`), by the names of their arguments."""
         final_value = self.recorded["final_value"] if len(self.recorded["final_value"]) else None
         names = ("reward", "terminated", "truncated", "valid", "first")
         return {"final_value": final_value, **{name: getattr(self, name) for name in names}}
 
     def columns(self, index: Tensor | slice) -> Self:
-        """The batch of some of the columns."""
+        """Return a batch of some of the columns."""
         if isinstance(index, slice):
             return self.map(lambda tensor: tensor[:, index])
         return self.map(lambda tensor: tensor.index_select(1, index))
 
     def copy(self) -> Self:
-        """The batch in memory of its own: that of a `BatchSource` is overwritten by the next batch."""
+        """Copy the batch to memory of its own: that of a `BatchSource` is overwritten by the next batch."""
         return self.map(lambda tensor: tensor.clone())
 
     def tensors(self) -> list[Tensor]:
-        """All tensors, in an order of their own."""
+        """Return all tensors, in an order of their own."""
         return list(self.named().values())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The batch of what the function makes of every tensor."""
+        """Apply the function to every tensor; return a batch of the results."""
         return self.of({name: function(tensor) for name, tensor in self.named().items()})
 
 
@@ -99,7 +99,7 @@ Feedback = Mapping[str, Any]
 
 
 class BatchCounts(NamedTuple):
-    """What became of the trajectories handed over so far; steps are valid ones of the policy that trains."""
+    """Counts of the trajectories handed over so far, by their fate; steps are valid ones of the policy that trains."""
 
     trajectories: int  # slots received
     released: int  # slots given back
@@ -135,24 +135,24 @@ class BatchSource(Protocol):
 
     @property
     def staged_samples(self) -> int:
-        """Steps in the batch that is being filled; they are lost with the process."""
+        """Return the steps in the batch that is being filled; they are lost with the process."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Slots that are not used up."""
+        """Return how many slots are not used up."""
         ...
 
     def counts(self) -> BatchCounts:
-        """What became of the trajectories."""
+        """Return the counts of the trajectories by their fate."""
         ...
 
     def add(self, message: TrajectoryReady) -> None:
-        """A slot has been handed over."""
+        """Take in a slot that has been handed over."""
         ...
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
-        """Move what has been handed over towards the next batch."""
+        """Move trajectories that were handed over towards the next batch."""
         ...
 
     def take(self) -> Batch | None:
@@ -160,7 +160,7 @@ class BatchSource(Protocol):
         ...
 
     def entered(self) -> Entered:
-        """Return what has entered training since the last call."""
+        """Return the steps that have entered training since the last call."""
         ...
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
@@ -176,7 +176,7 @@ class BatchSource(Protocol):
         ...
 
     def weights_replaced(self) -> None:
-        """Drop what must not be trained on with other weights than those that acted."""
+        """Drop steps that must not be trained on with other weights than those that acted."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -208,7 +208,7 @@ class Staging(Protocol):
         ...
 
     def counted(self) -> tuple[Array, Array]:
-        """Return what is counted of the batch that `take` returned last: valid and num_frames, [T, B]."""
+        """Return the tensors that are counted of the batch that `take` returned last: valid and num_frames, [T, B]."""
         ...
 
     def give_back(self, message: TrajectoryReady) -> None:
@@ -221,7 +221,7 @@ class Staging(Protocol):
 
     @property
     def on_their_way(self) -> int:
-        """Slots that were given back and are still read."""
+        """Return how many slots were given back and are still read."""
         ...
 
 
@@ -270,7 +270,7 @@ class HostStaging:
 
     @property
     def on_their_way(self) -> int:
-        """Nothing: what is copied has arrived."""
+        """Return 0: copies have arrived."""
         return 0
 
 
@@ -363,7 +363,7 @@ class ColumnBatches:
             yield from self._release_lacking()
 
     def take(self) -> Batch | None:
-        """The batch when it is full and has arrived, else None; its tensors are overwritten later, see `staging`."""
+        """Return the batch when it is full and has arrived, else None; it is overwritten later, see `staging`."""
         if self.filled < self.num_columns:
             return None
         batch = self.staging.take()
@@ -383,7 +383,7 @@ class ColumnBatches:
         return {}
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Release what was held during training, of rounds when the whole round is used up."""
+        """Release the slots that were held during training, those of rounds when the whole round is used up."""
         if self.rounds and self.queue:
             return
         for message in self.held:
@@ -405,23 +405,23 @@ class ColumnBatches:
 
     @property
     def waiting(self) -> int:
-        """Slots that are not used up, of rounds only complete ones, or still read; and a batch that has not arrived."""
+        """Return how many slots are not used up, of rounds only complete ones, or still read; a late batch counts."""
         complete = not self.rounds or len(self.queue) + len(self.held) == len(self.trajectories.owner)
         arriving = self.staging.on_their_way + (self.staging.late and self.filled == self.num_columns)
         return arriving + (len(self.queue) if complete else 0)
 
     def counts(self) -> BatchCounts:
-        """What became of the trajectories."""
+        """Return the counts of the trajectories by their fate."""
         in_flight = self.staged_samples + self.queued_samples
         held = len(self.queue) + len(self.held) + self.staging.on_their_way
         return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
 
     def _next_column(self, message: TrajectoryReady) -> int:
-        """The first column of a hand-over that no batch has had, one of a learner that died in this place included."""
+        """Return the first column of a hand-over that no batch has had, nor one of a dead learner in this place."""
         return columns_used(self.trajectories, message)
 
     def _mine(self, slot: int) -> Array:
-        """[T, R] valid steps of this policy."""
+        """Return the valid steps of this policy, [T, R]."""
         valid: Array = self.trajectories.valid[slot]
         if self.num_policies == 1:
             return valid
@@ -429,7 +429,7 @@ class ColumnBatches:
         return valid & acted
 
     def _fresh(self, slot: int, start: int, version: int) -> Array:
-        """Columns from `start` on that hold a step of this policy and none that is too old."""
+        """Return columns from `start` on that hold a step of this policy and none that is too old."""
         mine = self._mine(slot)[:, start:]
         acted = np.where(mine, self.trajectories.policy_version[slot, :, start:], version)
         fresh = version - acted.min(axis=0) < self.max_policy_lag
@@ -437,7 +437,7 @@ class ColumnBatches:
         return usable + start
 
     def _copy(self, slot: int, columns: Array) -> int:
-        """Copy columns of a slot to the end of the batch; the valid steps in them."""
+        """Copy columns of a slot to the end of the batch; return the valid steps in them."""
         if not len(columns):
             return 0
         whole = columns[-1] - columns[0] + 1 == len(columns)
@@ -474,14 +474,14 @@ class ReadBatches:
         self._entered = Entered()
 
     def counts(self) -> BatchCounts:
-        """Nothing is handed over."""
+        """Return zeros: no trajectory is handed over."""
         return BatchCounts(0, 0, 0, 0, 0)
 
     def add(self, message: TrajectoryReady) -> None:
-        """Nobody owns a slot, so there is nothing to take."""
+        """Do nothing: nobody owns a slot, so there is nothing to take."""
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
-        """Nothing waits to be copied."""
+        """Do nothing: no trajectory waits to be copied."""
         return iter(())
 
     def take(self) -> Batch:
@@ -497,7 +497,7 @@ class ReadBatches:
         return entered
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Nothing is held."""
+        """Do nothing: no slot is held."""
         return iter(())
 
     def resize(self, columns: int) -> None:
@@ -505,7 +505,7 @@ class ReadBatches:
         self.columns = columns
 
     def weights_replaced(self) -> None:
-        """What is read does not depend on weights."""
+        """Do nothing: the steps that are read do not depend on weights."""
 
     def metrics(self) -> dict[str, float]:
         """Return nothing: the worker's counts say it all."""

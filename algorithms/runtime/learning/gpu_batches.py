@@ -42,7 +42,7 @@ class DeviceStaging:
         self.counts: dict[str, Array] = {}
 
     def allocate(self, columns: int) -> None:
-        """Make memory for batches of so many columns: on the host for what is counted, twice on the device."""
+        """Make memory for batches of so many columns: on the host for tensors to count, twice on the device."""
         self.stream.lead()  # what is still copied into earlier buffers must not end up in what takes their place
         self.buffers = [
             {name: self._buffer_for(self.sources[name], columns) for name in self._slots} for _ in range(BUFFERS)
@@ -92,10 +92,10 @@ class DeviceStaging:
 
     @property
     def on_their_way(self) -> int:
-        """Slots that the device still reads."""
+        """Return how many slots the device still reads."""
         return len(self._uploads)
 
     def _buffer_for(self, source: Array, columns: int) -> Tensor:
-        """[steps, columns, ...] on the device for a field [S, steps, R, ...]."""
+        """Allocate [steps, columns, ...] on the device for a field [S, steps, R, ...]."""
         shape = (source.shape[1], columns, *source.shape[3:])
         return torch.zeros(shape, dtype=torch.from_numpy(source[:0]).dtype, device=self.device.name)

@@ -1,4 +1,4 @@
-"""Gradients that workers beside the actors compute, on their way to the learner, which applies them one by one.
+"""A ring of gradients: workers beside the actors compute them, and the learner applies them one by one.
 
 They lie in a ring in the arena, an entry for each trajectory. An entry is committed, and later applied or dropped, by
 one store of its number; the slot is released after the commit. So whoever is killed, a successor finds what is left to
@@ -27,7 +27,7 @@ GRADIENT, FIGURES = "gradient", "figures"
 
 
 class Note(NamedTuple):
-    """What an entry says of itself beside its gradient; steps and frames are totals of the actor with this entry."""
+    """The numbers of an entry beside its gradient; steps and frames are totals of the actor with this entry."""
 
     samples: int
     frames: int
@@ -44,7 +44,7 @@ class Dropped(NamedTuple):
 
 
 class Before(NamedTuple):
-    """Counts of before this start; they are known as soon as a learner has started."""
+    """Counts from before this start; they are known as soon as a learner has started."""
 
     samples: int
     env_steps: int
@@ -68,7 +68,7 @@ class GradientRing:
 
     @staticmethod
     def declare(policy: int, num_actors: int, num_weights: int, num_figures: int) -> list[Field]:
-        """The arena fields of one policy with P weights and at most F figures beside a gradient."""
+        """Return the arena fields of one policy with P weights and at most F figures beside a gradient."""
         return [
             Field(f"gradients.{policy}.vector", (num_actors, PLACES, num_weights), "float32"),
             Field(f"gradients.{policy}.figures", (num_actors, PLACES, num_figures), "float64"),
@@ -80,16 +80,16 @@ class GradientRing:
         ]
 
     def waiting(self) -> Array:
-        """Entries of each actor that are committed and not applied, [A]."""
+        """Return how many entries of each actor are committed and not applied, [A]."""
         waiting: Array = self._committed[:, 0] - self._applied[:, 0]
         return waiting
 
     def has_room(self, actor: int) -> bool:
-        """Whether an entry of the actor can be committed; the last applied one stays, as it holds the totals."""
+        """Return whether an entry of the actor can be committed; the last applied one stays, as it holds the totals."""
         return bool(self.waiting()[actor] < PLACES - 1)
 
     def holds(self, actor: int, slot: int, sequence: int) -> bool:
-        """Whether the last entry of the actor is of this hand-over: then only its release has been lost."""
+        """Return whether the last entry of the actor is of this hand-over: then only its release has been lost."""
         return self._last(self._committed, actor)[2:4] == (slot, sequence)
 
     def commit(
@@ -115,11 +115,11 @@ class GradientRing:
         self._committed[actor, 0] = number
 
     def next_version(self, actor: int) -> int:
-        """Version of the weights that the next entry of an actor, which must be there, was computed with."""
+        """Return the version of the weights of the next entry of an actor, which must be there."""
         return self._entry(actor, int(self._applied[actor, 0]) + 1).version
 
     def apply(self, actor: int) -> Batch:
-        """Take the next entry of an actor off; a batch of its steps [1, B] that has gradient [P] and figures [F]."""
+        """Take the next entry of an actor off; return a batch of its steps [1, B] with gradient [P] and figures [F]."""
         number = int(self._applied[actor, 0]) + 1
         samples, version = self._samples_and_frames(actor, number)[0], self._entry(actor, number).version
         recorded = {
@@ -137,21 +137,21 @@ class GradientRing:
         self._take_off(actor, number, Dropped(*self._samples_and_frames(actor, number)))
 
     def unapplied_samples(self) -> int:
-        """Steps in the entries that wait."""
+        """Return the steps in the entries that wait."""
         return self._totals(self._committed)[0] - self._totals(self._applied)[0]
 
     def applied_totals(self) -> tuple[int, int]:
-        """Samples and env steps in the entries that are applied, those from before this start included."""
+        """Return samples and env steps in the entries that are applied, those from before this start included."""
         (samples, frames), dropped = self._totals(self._applied), self._totals_dropped()
         before = Before(*self.before.tolist())
         return before.samples + samples - dropped.samples, before.env_steps + frames - dropped.frames
 
     def discarded_total(self) -> int:
-        """Samples in the entries that were dropped, and all that was discarded before this start."""
+        """Return samples in the entries that were dropped, and all that was discarded before this start."""
         return Before(*self.before.tolist()).discarded + self._totals_dropped().samples
 
     def _take_off(self, actor: int, number: int, dropped: Dropped) -> None:
-        """Store what was dropped with this entry, then its number."""
+        """Store the steps that were dropped with this entry, then its number."""
         self._dropped[actor, number % PLACES] = self._dropped[actor, (number - 1) % PLACES] + dropped
         barrier()
         self._applied[actor, 0] = number
@@ -160,7 +160,7 @@ class GradientRing:
         return Note(*self._note[actor, number % PLACES].tolist())
 
     def _samples_and_frames(self, actor: int, number: int) -> tuple[int, int]:
-        """Steps and frames of an entry alone."""
+        """Return steps and frames of an entry alone."""
         entry, previous = self._entry(actor, number), self._entry(actor, number - 1)
         return entry.samples - previous.samples, entry.frames - previous.frames
 
@@ -214,11 +214,11 @@ class GradientSource:
 
     @property
     def waiting(self) -> int:
-        """Gradients to apply."""
+        """Return how many gradients wait to be applied."""
         return int(self.ring.waiting().sum())
 
     def counts(self) -> BatchCounts:
-        """What became of the trajectories, as the arena says it."""
+        """Return the counts of the trajectories by their fate, as the arena has them."""
         t = self.trajectories
         is_held = (t.owner >> self.policy & 1 > 0) & (t.released[:, self.policy] < t.sequence)
         held, seen = int(is_held.sum()), int(t.sequence.sum()) - self._released_before
@@ -230,7 +230,7 @@ class GradientSource:
         """Leave the slot to the worker that computes gradients: a successor of a learner hears of it."""
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
-        """Drop what is too old for weights of this version, and say that there is room."""
+        """Drop gradients too old for weights of this version, and say that there is room."""
         self._version = version
         for actor, waiting in enumerate(self.ring.waiting().tolist()):
             old = 0
@@ -249,7 +249,7 @@ class GradientSource:
         return self.ring.apply(self._actor)
 
     def entered(self) -> Entered:
-        """Return what has been applied since the last call; at first, what a predecessor has applied and not told."""
+        """Return the steps applied since the last call; at first, those that a predecessor has applied and not told."""
         totals = self.ring.applied_totals()
         entered = Entered(totals[0] - self._told[0], totals[1] - self._told[1])
         self._told = totals
@@ -260,10 +260,10 @@ class GradientSource:
         yield self._wake(self._actor)
 
     def resize(self, columns: int) -> None:
-        """A gradient is one of a whole slot."""
+        """Do nothing: a gradient is one of a whole slot."""
 
     def weights_replaced(self) -> None:
-        """Gradients of other weights are dropped by their versions, which the learner worker leaves behind."""
+        """Do nothing: gradients of other weights are dropped by their versions, which the learner leaves behind."""
 
     def metrics(self) -> dict[str, float]:
         """Return nothing: the worker's counts say it all."""

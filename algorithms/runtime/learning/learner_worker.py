@@ -77,7 +77,7 @@ class Learner(Protocol):
         ...
 
     def state(self, into: dict[str, Array] | None = None) -> LearnerState:
-        """Everything that training continues from, its vectors in memory that is given, or in new one."""
+        """Return everything that training continues from, its vectors in memory that is given, or in new one."""
         ...
 
     def restore(self, state: LearnerState) -> None:
@@ -87,7 +87,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a learner worker is told once.
+    """The settings of a learner worker.
 
     Attributes:
         budget: training stops when its env steps or samples are reached.
@@ -113,25 +113,25 @@ class TrainingPlan:
     measures_lag: bool = True
 
     def passes_version(self, before: int, after: int) -> bool:
-        """Whether a past version is due between these env steps, which depends on nothing that a crash could lose."""
+        """Return whether a past version is due between these env steps, which no crash can change."""
         period = self.version_env_steps
         return period > 0 and before // period != after // period
 
     def reached(self, env_steps: int, samples: int) -> bool:
-        """Whether training stops."""
+        """Return whether training stops."""
         paused = self.pause_env_steps is not None and env_steps >= self.pause_env_steps
         return paused or self.budget.trained(env_steps, samples)
 
 
 class _PolicyLag:
-    """How old the steps of batches were, in updates, since it was last asked."""
+    """The policy lag of batches since it was last taken: the age of their steps, in updates."""
 
     def __init__(self) -> None:
         self._total = self._samples = self._largest = 0
         self._smallest: int | None = None
 
     def add(self, lag: Tensor) -> None:
-        """Take in that of some steps [N]."""
+        """Take in the lag of some steps [N]."""
         self._total += int(lag.sum())
         self._samples += len(lag)
         if len(lag):
@@ -140,7 +140,7 @@ class _PolicyLag:
             self._largest = max(self._largest, largest)
 
     def take(self) -> dict[str, float]:
-        """Mean, minimum and maximum, if there were steps; then it begins anew."""
+        """Return mean, minimum and maximum, if there were steps; then begin anew."""
         total, samples, smallest, largest = self._total, self._samples, self._smallest, self._largest
         self._total = self._samples = self._largest = 0
         self._smallest = None
@@ -151,7 +151,7 @@ class _PolicyLag:
 
 
 def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """The totals of a learner that takes the place of one that died, and counts to which those of its batches add.
+    """Return the totals of a learner that replaces one that died, and counts to which its batches add theirs.
 
     The steps in the batch that was being filled are discarded. Those used after the last save were learned from in
     vain: they are counted as lost, and stay counted as samples, as no counter goes back.
@@ -170,12 +170,12 @@ SAVED_COUNTS = ("env_steps", "samples", "discarded", "used")
 
 
 def _saved_counts(state: LearnerState) -> dict[str, int]:
-    """The counts in a state; one saved before steps could be used more than once has used each once."""
+    """Return the counts in a state; one saved before steps could be used more than once has used each once."""
     return {name: int(state.meta.get(name, state.meta["samples"])) for name in SAVED_COUNTS}
 
 
 class LearnerMemory(NamedTuple):
-    """What the learner of a policy finds in the arena, and leaves to whoever takes its place.
+    """The memory in the arena of a policy's learner, which the learner that takes its place finds there.
 
     Attributes:
         ring: where weights are published.
@@ -189,19 +189,19 @@ class LearnerMemory(NamedTuple):
 
     @classmethod
     def attach(cls, arena: Arena, trajectories: Trajectories, policy: int) -> Self:
-        """That of a policy."""
+        """Return the memory of a policy."""
         return cls(WeightRing(arena, policy), StateBlock(arena, policy), LearnerLedger(trajectories, policy))
 
 
 class Member(Protocol):
-    """Makes the policy of a learner worker the member of a population."""
+    """Makes the policy of a learner worker a member of a population."""
 
     def obey(self, order: SetHyperparameters | CopyWeights, worker: LearnerWorker) -> Message:
-        """Carry out an order of main between two batches; the answer."""
+        """Carry out an order of main between two batches; return the answer."""
         ...
 
     def plain(self) -> dict[str, Any]:
-        """Return what is saved with the weights, in one piece."""
+        """Return the values that are saved with the weights, in one piece."""
         ...
 
 
@@ -280,7 +280,7 @@ class LearnerWorker:
                 yield self._report()
 
     def _begin(self) -> Iterator[Message]:
-        """Settle what a predecessor has left; main must know what was learned before this start."""
+        """Settle the hand-overs of a predecessor; main must know what was learned before this start."""
         for unsettled in self.ledger.unsettled():
             if isinstance(unsettled, SlotReleased):
                 yield unsettled
@@ -289,7 +289,7 @@ class LearnerWorker:
         yield self._report()
 
     def pending(self) -> bool:
-        """Whether there is something to copy or to train on."""
+        """Return whether there is something to copy or to train on."""
         waiting = self.batches.waiting > 0 or self.publisher.busy
         return waiting and not self.stopped and not (self.plan.alone and self._budget_reached())
 
@@ -369,7 +369,7 @@ class LearnerWorker:
         self.go_on_from(state)
 
     def go_on_from(self, state: LearnerState) -> None:
-        """Replace the weights: what was acted with others is too old for them."""
+        """Replace the weights: steps that were acted with others are too old for them."""
         self.batches.weights_replaced()
         version, updates = self.learner.version, self.learner.updates
         self.learner.restore(state)
@@ -379,7 +379,7 @@ class LearnerWorker:
         self._note()
 
     def _released(self, messages: Iterator[SlotReleased | Wake]) -> Iterator[SlotReleased | Wake]:
-        """What the source says; releases are noted before they are sent, and the counts with them."""
+        """Yield the messages of the source; releases are noted before they are sent, and the counts with them."""
         for message in messages:
             if isinstance(message, SlotReleased):
                 self.ledger.release(message)
@@ -429,7 +429,7 @@ class LearnerWorker:
         return StateSaved(self.address.index, self.totals["env_steps"])
 
     def _state(self, into: dict[str, Array]) -> LearnerState:
-        """What is saved, its vectors where they are to be."""
+        """Return the state to save, its vectors where they are to be."""
         state = self.learner.state(into)
         self._refresh_totals()
         state.meta.update({name: self.totals[name] for name in SAVED_COUNTS})
@@ -457,7 +457,7 @@ class LearnerWorker:
 
 
 class Publisher:
-    """Publishes a vector that lives on a device. On the host it is done at once.
+    """Publishes a vector that lives on a device. On the host that is done at once.
 
     One publication is under way at a time. When a newer version comes meanwhile, it follows; versions in between are
     never seen by anybody.
@@ -478,7 +478,7 @@ class Publisher:
 
     @property
     def busy(self) -> bool:
-        """Whether a version has not reached the ring."""
+        """Return whether a version has not reached the ring."""
         return self._event is not None or self.wanted > self.started
 
     def publish(self, version: int) -> None:
@@ -487,7 +487,7 @@ class Publisher:
         self.poll()
 
     def poll(self) -> None:
-        """Get on with it."""
+        """Get on with publishing."""
         self._finish()
         if self._event is None and self.wanted > self.started:
             self._start()

@@ -1,4 +1,4 @@
-"""When training goes back to its last good state, when that is of no use, and what is kept of it then."""
+"""Rollbacks: when training goes back to its last good state, when that is of no use, and what is kept of it then."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ SKIPPED_IN_A_ROW = "skipped_in_a_row"
 
 
 class Verdict(Enum):
-    """What is to be done about skipped updates."""
+    """A verdict on skipped updates."""
 
     GO_ON = auto()
     ROLL_BACK = auto()
@@ -44,7 +44,7 @@ class RollbackRule:
     _updates: int = 0  # at the last rollback
 
     def judge(self, skipped_in_a_row: int, updates: int) -> Verdict:
-        """What is to be done now; a rollback counts as done.
+        """Return the verdict on the last update; a rollback counts as done.
 
         Args:
             skipped_in_a_row: updates since the last good one, or since the rollback after it.
@@ -63,7 +63,7 @@ class RollbackRule:
 
 
 def giving_up(reason: str, folder: Path, policy: int, state: LearnerState, table: Table, batch: Batch) -> NumericsError:
-    """Keep a batch on which no update is finite, and the learner it was met with; the error that ends the run.
+    """Keep a batch on which no update is finite, and the learner it was met with; return the error that ends the run.
 
     Args:
         reason: in words.
@@ -85,7 +85,7 @@ def giving_up(reason: str, folder: Path, policy: int, state: LearnerState, table
 
 
 def _encode_batch(batch: Batch, words: Mapping[str, object]) -> dict[str, bytes]:
-    """The files of an incident that a checkpoint does not have."""
+    """Return the files of an incident that a checkpoint does not have."""
     arrays: dict[str, Array] = {name: np.ascontiguousarray(x.cpu().numpy()) for name, x in batch.named().items()}
     not_finite = sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
     words = {**words, "not_finite": not_finite}

@@ -26,7 +26,7 @@ RESERVED_BYTES = 16 << 20  # that are reserved at a time of a field that fills
 
 
 class Field(NamedTuple):
-    """An array to place.
+    """An array to place in the arena.
 
     Attributes:
         name: in the arena.
@@ -42,12 +42,12 @@ class Field(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Return the size in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
 def offsets(fields: Sequence[Field], start: int = 0) -> tuple[list[int], int]:
-    """Aligned byte offset of every field from `start` on, and the size of the whole in bytes."""
+    """Return the aligned byte offset of every field from `start` on, and the size of the whole in bytes."""
     places, end = [], start
     for field in fields:
         places.append(end)
@@ -56,7 +56,7 @@ def offsets(fields: Sequence[Field], start: int = 0) -> tuple[list[int], int]:
 
 
 def _divided(fields: Sequence[Field]) -> tuple[list[Field], list[Field], int]:
-    """Fields that are reserved at the start, those that fill, and where the latter begin, on a page of their own."""
+    """Return fields reserved at the start, those that fill, and where the latter begin, on a page of their own."""
     at_start, filling = ([f for f in fields if f.fills is fills] for fills in (False, True))
     _, end = offsets(at_start)
     return at_start, filling, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE if filling else end
@@ -78,7 +78,7 @@ class Arena:
 
     @classmethod
     def create(cls, fields: Sequence[Field]) -> "Arena":
-        """Map the memory of the fields, zero-filled, and reserve all but what fills later.
+        """Map the memory of the fields, zero-filled, and reserve all but the fields that fill later.
 
         Raises:
             ResourceError: the memory cannot be had.
@@ -96,7 +96,7 @@ class Arena:
 
     @property
     def address(self) -> int:
-        """Where this process has mapped the region."""
+        """Return where this process has mapped the region."""
         return int(np.frombuffer(self._memory, np.uint8, 1).ctypes.data)
 
     def reserve(self, name: str, nbytes: int) -> None:
@@ -120,7 +120,7 @@ class Arena:
             self._reserved = {name: (start, start) for name, (start, _) in self._reserved.items()}
 
     def __getitem__(self, name: str) -> Array:
-        """The array of that name; writes are seen by every process."""
+        """Return the array of that name; writes are seen by every process."""
         return self._arrays[name]
 
     def __contains__(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What every process is doing and since when, as it says itself in the arena."""
+"""Heartbeats: every process writes into the arena what it does and since when."""
 
 import time
 from enum import IntEnum
@@ -8,7 +8,7 @@ from algorithms.runtime.memory.arena import Arena, Field
 
 
 class Activity(IntEnum):
-    """What a process is doing, as its heartbeat says."""
+    """The activities of a process that its heartbeat names."""
 
     STARTING = 0
     RESETTING = 1
@@ -37,13 +37,13 @@ class Pulse(NamedTuple):
     entered: float
 
     def not_before(self, moment: float) -> "Pulse":
-        """As if everything had begun then that began before: while nobody runs, nobody hangs."""
+        """Return the pulse as if nothing had begun before a moment: while nobody runs, nobody hangs."""
         times = {name: max(moment, getattr(self, name)) for name in ("since", "began", "entered")}
         return self._replace(**times)
 
 
 class Heartbeat:
-    """A row per process in the arena; a row is 128 bytes long so that no two writers share a cache line."""
+    """The heartbeat of a process: a row in the arena, 128 bytes long so that no two writers share a cache line."""
 
     def __init__(self, arena: Arena, row: int) -> None:
         self._row = arena["heartbeat"][row]
@@ -51,11 +51,11 @@ class Heartbeat:
 
     @staticmethod
     def declare(num_processes: int) -> Field:
-        """The arena field."""
+        """Return the arena field."""
         return Field("heartbeat", (num_processes, 16), "int64")
 
     def beat(self, activity: Activity) -> None:
-        """Say what is being done from now on."""
+        """Say which activity begins now."""
         now = time.monotonic_ns()
         if activity is not self._activity:
             self._activity = activity
@@ -64,7 +64,7 @@ class Heartbeat:
         self._row[2] += 1
 
     def alive(self) -> None:
-        """Say that it gets on with what it is doing."""
+        """Say that the process gets on with its activity."""
         self._row[1] = time.monotonic_ns()
 
     def clear(self) -> None:
@@ -73,15 +73,15 @@ class Heartbeat:
         self.beat(Activity.STARTING)
 
     def enter_queue(self, peer: int) -> None:
-        """Say in which queue this process is from now on: who died holding its mutex stops everybody else in there."""
+        """Say in which queue this process is now: if it dies holding its mutex, all others are stopped in there."""
         self._row[4:6] = (peer + 1, time.monotonic_ns())
 
     def leave_queue(self) -> None:
-        """Say that it is out of it."""
+        """Say that the process has left the queue."""
         self._row[4] = 0
 
     def read(self) -> Pulse:
-        """What was said last."""
+        """Return the last pulse."""
         activity, since_ns, turns, began_ns, peer, entered_ns = self._row[:6].tolist()
         inside = peer - 1 if peer else None
         return Pulse(Activity(activity), since_ns / 1e9, began_ns / 1e9, turns, inside, entered_ns / 1e9)

@@ -1,4 +1,4 @@
-"""All that a learner must not lose, double-buffered in the arena.
+"""The state of a learner, which must not be lost: double-buffered in the arena.
 
 The learner writes it about once a second and on request; a restarted learner and the checkpoint writer read it, so
 saving never stalls training and the death of a learner costs about a second.
@@ -47,7 +47,7 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class StateLayout:
-    """What the state of a learner holds beside its counters; memory is reserved and checkpoints are checked by it.
+    """The layout of a learner's state beside its counters; memory is reserved and checkpoints are checked by it.
 
     Attributes:
         vectors: by name, `WEIGHTS` first.
@@ -72,18 +72,18 @@ class LearnerState:
 
     @property
     def weights(self) -> Array:
-        """The weights with buffers [P]."""
+        """Return the weights with buffers [P]."""
         return self.vectors[WEIGHTS]
 
     @property
     def is_finite(self) -> bool:
-        """Whether training can go on from it: a single NaN in a vector would spread for ever."""
+        """Return whether training can go on from it: a single NaN in a vector would spread for ever."""
         with np.errstate(invalid="ignore"):  # a sum is not finite if one of its terms is not, and takes no memory
             return all(bool(np.isfinite(a.sum(dtype=np.float64))) for a in self.vectors.values() if a.dtype.kind == "f")
 
 
 def empty_vectors(vectors: Mapping[str, Vector]) -> dict[str, Array]:
-    """Memory for the vectors of a state, not filled."""
+    """Return memory for the vectors of a state, not filled."""
     return {name: np.empty(one.size, one.dtype) for name, one in vectors.items()}
 
 
@@ -101,7 +101,7 @@ class StateBlock:
 
     @staticmethod
     def declare(policy: int, vectors: Mapping[str, Vector]) -> list[Field]:
-        """The arena fields of one policy whose state has these vectors."""
+        """Return the arena fields of one policy whose state has these vectors."""
         return [
             *(Field(f"state.{policy}.vectors.{name}", (2, one.size), one.dtype) for name, one in vectors.items()),
             Field(f"state.{policy}.meta", (2, META_BYTES), "uint8"),
@@ -115,7 +115,7 @@ class StateBlock:
 
     @property
     def writes(self) -> int:
-        """Writes completed so far."""
+        """Return how many writes were completed so far."""
         return int(self._latest[0])
 
     def write(self, state: LearnerState) -> None:
@@ -129,7 +129,7 @@ class StateBlock:
         self.commit(state.meta)
 
     def begin(self) -> dict[str, Array]:
-        """The vectors of the older copy, which is lost; what is written there is the latest after `commit`."""
+        """Return the vectors of the older copy, which is lost; values written there are the latest after `commit`."""
         number = self.writes + 1
         self._sequence[number % 2] = 2 * number - 1
         barrier()
@@ -154,7 +154,7 @@ class StateBlock:
         self._latest[0] = number
 
     def read(self) -> LearnerState | None:
-        """A consistent copy of the latest state; None before the first write.
+        """Return a consistent copy of the latest state; None before the first write.
 
         Raises:
             RuntimeError: the writer overtook every attempt, which two writes a second cannot do.
@@ -180,7 +180,7 @@ Table = list[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What memory must be reserved for the model of a policy.
+    """The sizes of a policy's model and learner state, by which memory is reserved.
 
     Attributes:
         table: name and shape of every weight, in the order of the flat vector.
@@ -194,12 +194,12 @@ class ModelDescription:
 
     @property
     def num_weights(self) -> int:
-        """P."""
+        """Return P."""
         return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in self.table)
 
     @property
     def limit(self) -> Limit:
-        """How large a checkpoint may be whose state fits here, headers of files and plain values included."""
+        """Return the largest size of a checkpoint whose state fits here, headers of files and plain values included."""
         vectors = sum(vector.size * np.dtype(vector.dtype).itemsize for vector in self.layout.vectors.values())
         return Limit(2 * vectors + LARGEST_PLAIN, "it belongs to another model")
 
@@ -208,7 +208,7 @@ FORMAT = 1
 
 
 def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
-    """The files of a checkpoint: the weights in one, every other vector in the other.
+    """Return the files of a checkpoint: the weights in one, every other vector in the other.
 
     A vector with a value for every weight is stored under its name and the names of the weights, others as they are.
     """
@@ -230,7 +230,7 @@ def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
 def decode(
     files: dict[str, bytes], table: Table | None = None, layout: StateLayout | None = None
 ) -> tuple[LearnerState, Table]:
-    """The inverse of `encode`, with the table of the weights.
+    """Read a state from the files of a checkpoint, as `encode` makes them, and the table of its weights.
 
     Args:
         files: of a checkpoint that verified. That says nothing of who wrote them.
@@ -259,7 +259,7 @@ def decode(
 
 
 def _is_like_weights(size: int, dtype: str, table: Table) -> bool:
-    """Whether a vector has a value for every weight."""
+    """Return whether a vector has a value for every weight."""
     return dtype == "float32" and size == sum(int(np.prod(shape, dtype=np.int64)) for _, shape in table)
 
 
@@ -309,7 +309,7 @@ def _file(files: dict[str, bytes], name: str) -> bytes:
 
 
 def _arrays(files: dict[str, bytes], name: str, check: Callable[[Described], None]) -> dict[str, Array]:
-    """Return the arrays of a safetensors file; what it says of them is checked before there is memory for any."""
+    """Return the arrays of a safetensors file; its header is checked before there is memory for any."""
     content = _file(files, name)
     if (said := _described(content)) is not None:
         check(said)
@@ -322,7 +322,7 @@ def _arrays(files: dict[str, bytes], name: str, check: Callable[[Described], Non
 
 
 def _described(content: bytes) -> Described | None:
-    """Return what a safetensors file as `encode` writes it says of its arrays; None: its parser has to judge it.
+    """Return the header of a safetensors file as `encode` writes it; None: its parser has to judge it.
 
     Source: https://github.com/huggingface/safetensors, "Format".
     """
@@ -353,7 +353,7 @@ NUMPY_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bo
 
 
 def named(vector: Array, table: Table) -> dict[str, Array]:
-    """The views of a flat vector [P] that a table describes."""
+    """Return the views of a flat vector [P] that a table describes."""
     views, start = {}, 0
     for name, shape in table:
         size = int(np.prod(shape, dtype=np.int64))
@@ -363,7 +363,7 @@ def named(vector: Array, table: Table) -> dict[str, Array]:
 
 
 def vector_of(weights: Mapping[str, Any], table: Table) -> Array:
-    """The flat vector [P] of all weights of a model by name, as somebody has given them.
+    """Return the flat vector [P] of all weights of a model by name, as somebody has given them.
 
     Raises:
         UsageError: a name or a shape is not the model's, or one is missing.
@@ -408,7 +408,7 @@ OF_MAIN = ("progress", "best")
 
 
 def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
-    """The values in a state.json.
+    """Return the values in a state.json.
 
     Args:
         text: of the file.
@@ -449,7 +449,7 @@ def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
 
 
 def _check_traits(traits: object) -> None:
-    """Names, kinds and sizes; whether the values are such that this run can learn with them is for others to say."""
+    """Check names, kinds and sizes; whether this run can learn with the values is for others to say."""
     if not isinstance(traits, dict) or not traits.keys() <= {one.name for one in fields(PolicyTraits)}:
         raise _wrong(KEY)
     mappings = [traits.get(name, {}) for name in ("hyperparameters", "reward_shaping")]

@@ -1,4 +1,4 @@
-"""From actors to the process that writes a dataset: copies of whole slots, in a ring for each group of environments.
+"""A ring for each group of environments: copies of its slots, on their way from actors to the writer of a dataset.
 
 A slot is copied when it is full, before it is handed over, so that nobody waits for the writer: where the ring has no
 room the trajectory is left out, and its steps are counted. One process writes into a ring and one reads from it; the
@@ -22,7 +22,7 @@ MOST_PLACES, LEAST_PLACES = 16, 2
 
 
 class Entry(NamedTuple):
-    """What an entry says of itself.
+    """The numbers of an entry.
 
     Attributes:
         number: of the trajectory, among those of its group.
@@ -42,7 +42,7 @@ TOTAL = Entry._fields.index("total")
 
 @dataclass(frozen=True)
 class OutputRing(SharedArrays):
-    """G groups, K places of each; otherwise as `Trajectories`. Entry n is in place n % K, the first one is 0."""
+    """The rings of G groups, K places each; otherwise as `Trajectories`. Entry n, from 0 on, is in place n % K."""
 
     obs: dict[str, Array] = dims("G K T+1 R", "observation")
     first: Array = dims("G K T+1 R", np.bool_)
@@ -73,12 +73,12 @@ class OutputRing(SharedArrays):
         return super().attach(arena, spec, recorded or NOTHING_RECORDED)
 
     def waiting(self) -> Array:
-        """Entries of each group that nobody has taken, [G]."""
+        """Return how many entries of each group nobody has taken, [G]."""
         waiting: Array = self.committed[:, 0] - self.taken[:, 0]
         return waiting
 
     def oldest(self, group: int) -> tuple[int, Entry]:
-        """Return the place of the next entry of a group, which must be there, and what it says."""
+        """Return the place of the next entry of a group, which must be there, and its numbers."""
         place = int(self.taken[group, 0]) % self.entry.shape[1]
         return place, Entry(*self.entry[group, place].tolist())
 
@@ -110,7 +110,7 @@ class GroupTap:
         self._reward[step] = reward
 
     def trajectory(self, slot: int, number: int, steps: int) -> bool:
-        """Copy a full slot, with this number and so many valid steps, if there is room; whether there was."""
+        """Copy a full slot, with this number and so many valid steps, if there is room; return whether there was."""
         ring, t, group = self.ring, self.trajectories, self.group
         is_first, self._is_first = self._is_first, False
         committed, places = int(ring.committed[group, 0]), ring.entry.shape[1]

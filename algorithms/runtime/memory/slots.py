@@ -39,7 +39,7 @@ def dims(shape: str, dtype: type[Any] | str) -> Any:
 
 
 def sizes_of(topology: Topology, spec: EnvSpec, rnn_state_size: int, recurrence: int) -> dict[str, int]:
-    """The size of every named dimension."""
+    """Return the size of every named dimension."""
     return {
         "S": topology.num_slots,
         "P": topology.num_policies,
@@ -96,7 +96,7 @@ class SharedArrays:
 
 @dataclass(frozen=True)
 class Trajectories(SharedArrays):
-    """What actors and policies record and learners read. S slots, T steps, R rows, time-major within a slot.
+    """Trajectories that actors and policies record and learners read. S slots, T steps, R rows, time-major in a slot.
 
     Index T holds the real bootstrap observation; it becomes row 0 of the group's next slot. Two signals, neither
     derived from the other: `first` (this observation starts an episode: the model zeroes its state, nothing else
@@ -146,7 +146,7 @@ class FinalObservations(SharedArrays):
 
 
 def take_back(trajectories: Trajectories, slots: Sequence[int]) -> list[int]:
-    """The slots of a group that are its own, those included whose release nobody has noted."""
+    """Return the slots of a group that are its own, those included whose release nobody has noted."""
     t = trajectories
     for slot in slots:
         for policy in policies_in(int(t.owner[slot])):
@@ -156,7 +156,7 @@ def take_back(trajectories: Trajectories, slots: Sequence[int]) -> list[int]:
 
 
 def handed_over(trajectories: Trajectories, slots: Sequence[int], generation: int) -> Iterator[TrajectoryReady]:
-    """Every hand-over of these slots that a learner has not released, once more."""
+    """Yield every hand-over of these slots that a learner has not released, once more."""
     for slot in slots:
         for policy in policies_in(int(trajectories.owner[slot])):
             sequence, taker = int(trajectories.sequence[slot]), int(trajectories.taker[slot])
@@ -164,25 +164,25 @@ def handed_over(trajectories: Trajectories, slots: Sequence[int], generation: in
 
 
 def policies_in(owner: int) -> list[int]:
-    """The policies whose bits are set."""
+    """Return the policies whose bits are set."""
     return [policy for policy in range(owner.bit_length()) if owner >> policy & 1]
 
 
 def note_columns_used(trajectories: Trajectories, message: TrajectoryReady, columns: int) -> None:
-    """The first `columns` columns of a hand-over are in a batch, or discarded; one store says which hand-over it is."""
+    """Note that the first `columns` columns of a hand-over are in a batch, or discarded; one store names it, too."""
     rows = trajectories.valid.shape[2]
     trajectories.columns_used[message.slot, message.policy] = message.sequence * (rows + 1) + columns
 
 
 def columns_used(trajectories: Trajectories, message: TrajectoryReady) -> int:
-    """How many columns of a hand-over are used."""
+    """Return how many columns of a hand-over are used."""
     rows = trajectories.valid.shape[2]
     sequence, columns = divmod(int(trajectories.columns_used[message.slot, message.policy]), rows + 1)
     return columns if sequence == message.sequence else 0
 
 
 class LearnerLedger:
-    """What a learner keeps in the arena about the slots it has, and its counts."""
+    """The ledger that a learner keeps in the arena of the slots it has, and of its counts."""
 
     NAMES = ("env_steps", "samples", "batches", "updates", "released", "discarded", "staged", "lost", "used")
 
@@ -191,7 +191,7 @@ class LearnerLedger:
         self._accepted = np.zeros(len(trajectories.sequence), np.int64)
 
     def accept(self, message: TrajectoryReady) -> bool:
-        """Whether a hand-over is current and is seen for the first time."""
+        """Return whether a hand-over is current and is seen for the first time."""
         t, slot, sequence = self.trajectories, message.slot, message.sequence
         current = sequence == t.sequence[slot] and t.released[slot, self.policy] < sequence
         if not current or self._accepted[slot] == sequence:
@@ -204,7 +204,7 @@ class LearnerLedger:
         self.trajectories.released[message.slot, self.policy] = message.sequence
 
     def unsettled(self) -> Iterator[TrajectoryReady | SlotReleased]:
-        """What has been handed over and not released, and what has been released and perhaps not been heard."""
+        """Yield hand-overs that are not released, and releases that were perhaps not heard."""
         t, policy = self.trajectories, self.policy
         for slot in np.flatnonzero(t.owner >> policy & 1).tolist():
             sequence = int(t.sequence[slot])
@@ -218,7 +218,7 @@ class LearnerLedger:
         self.trajectories.learner_counts[self.policy, : len(self.NAMES)] = [counts[name] for name in self.NAMES]
 
     def noted(self) -> dict[str, int]:
-        """The counts last kept; all 0 if this learner is the first in its place."""
+        """Return the counts last kept; all 0 if this learner is the first in its place."""
         return dict(zip(self.NAMES, self.trajectories.learner_counts[self.policy].tolist(), strict=False))
 
 
@@ -259,7 +259,7 @@ class SlotBoard:
 
 
 class Units:
-    """Units of work done in the places of an algorithm's own processes, by which it is known that one gets on.
+    """A count of work done in a place of an algorithm's own processes, which shows that the process gets on.
 
     Args:
         arena: the shared memory.
@@ -280,5 +280,5 @@ class Units:
 
     @property
     def count(self) -> int:
-        """Those of all that have been in this place."""
+        """Return the units of all processes that have been in this place."""
         return int(self._row[0])

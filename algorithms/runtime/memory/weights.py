@@ -1,4 +1,4 @@
-"""How a learner's weights reach policy workers: a ring of two flat vectors in the arena, without any lock.
+"""A ring of weights in the arena, through which they reach policy workers: two flat vectors, without any lock.
 
 Each buffer has a sequence word: odd from before its first byte is written until after the last, then twice the version.
 The newest version is never written over, so one is always whole. A reader accepts a copy only if the word was right
@@ -20,7 +20,7 @@ STRONG_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
 def checksum(vector: Array) -> int:
-    """64-bit sum over the words of a float32 vector, two by two; any single changed word changes it."""
+    """Sum the words of a float32 vector, two by two, to 64 bits; any single changed word changes the sum."""
     words = vector.view(np.uint32)
     pairs = np.add.reduce(words[: len(words) & ~1].view(np.uint64))
     return (int(pairs) + (int(words[-1]) if len(words) % 2 else 0)) % 2**64
@@ -43,7 +43,7 @@ class WeightRing:
 
     @staticmethod
     def declare(policy: int, size: int) -> list[Field]:
-        """The arena fields of one policy with `size` float32 values."""
+        """Return the arena fields of one policy with `size` float32 values."""
         return [
             Field(f"weights.{policy}.buffer", (2, size), "float32"),
             Field(f"weights.{policy}.sequence", (2,), "int64"),
@@ -53,7 +53,7 @@ class WeightRing:
 
     @property
     def published(self) -> int:
-        """The newest version, 0 while there is none: versions count from 1."""
+        """Return the newest version, 0 while there is none: versions count from 1."""
         return int(self._published[0])
 
     def publish(self, weights: Array, version: int) -> None:
@@ -62,7 +62,7 @@ class WeightRing:
         self.commit(version)
 
     def begin(self, version: int) -> Array:
-        """The buffer [P] that the weights of `version` must be written into before they are committed."""
+        """Return the buffer [P] that the weights of `version` must be written into before they are committed."""
         index = 1 - (self._buffer_of(self.published) or 0)
         self._sequence[index] = 2 * version - 1
         barrier()
@@ -70,7 +70,7 @@ class WeightRing:
         return buffer
 
     def commit(self, version: int) -> None:
-        """Make what was written since `begin` the newest."""
+        """Make the weights that were written since `begin` the newest."""
         index = int((self._sequence == 2 * version - 1).argmax())
         self._checksum[index] = checksum(self._buffer[index])
         failpoint("learner.publish")
@@ -80,7 +80,7 @@ class WeightRing:
         self._published[0] = version
 
     def fetch(self, version: int) -> tuple[int, Array | None]:
-        """The newest version and a copy of its weights [P]; None for the weights when `version` is the newest.
+        """Return the newest version and a copy of its weights [P]; None for the weights when `version` is the newest.
 
         A copy that a publication overtook is repeated; after a few attempts the caller keeps what it has until the next
         call.
@@ -100,7 +100,7 @@ class WeightRing:
         return version, None
 
     def damaged(self) -> int | None:
-        """The newest version if what lies in its buffer is not what was published; None if it is, or is overwritten."""
+        """Return the newest version if its buffer differs from what was published; None if not, or overwritten."""
         newest = self.published
         index = self._buffer_of(newest)
         if index is None:
@@ -111,6 +111,6 @@ class WeightRing:
         return newest if differs and int(self._sequence[index]) == 2 * newest else None
 
     def _buffer_of(self, version: int) -> int | None:
-        """The buffer that has a version whole; None if none has."""
+        """Return the buffer that has a version whole; None if none has."""
         first, second = self._sequence.tolist()
         return 0 if first == 2 * version else 1 if second == 2 * version else None

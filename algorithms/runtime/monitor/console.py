@@ -1,4 +1,4 @@
-"""What main shows of a run while it trains: plain lines, JSON lines or a live panel."""
+"""The displays of a run while it trains: plain lines, JSON lines or a live panel."""
 
 import logging
 import os
@@ -36,12 +36,12 @@ class Console(Protocol):
         ...
 
     def close(self) -> None:
-        """Training is over."""
+        """Show the end of training."""
         ...
 
 
 class Title(NamedTuple):
-    """What is trained.
+    """The title of a run in its display.
 
     Attributes:
         run: directory of it.
@@ -69,7 +69,7 @@ class PlainLines:
         self._due: float | None = None
 
     def tick(self, now: float, look: Look) -> None:
-        """Log how it is, when that is due."""
+        """Log the line of the run, when that is due."""
         if self._due is None:
             self._due = now + min(self._interval_seconds, self._first_seconds)
         if now >= self._due:
@@ -77,7 +77,7 @@ class PlainLines:
             self._report(look(now))
 
     def close(self) -> None:
-        """There is nothing to do."""
+        """Do nothing: there is no display to end."""
 
     def _report(self, overview: Overview) -> None:
         log.info("%s", overview.line)
@@ -154,7 +154,7 @@ class LivePanel:
 
 
 def console_for(config: LoggingConfig, title: Title) -> Console:
-    """What `--log_format` asks for, or the nearest to it that stdout allows."""
+    """Return the display that `--log_format` asks for, or the nearest to it that stdout allows."""
     plain = PlainLines(config.report_interval_seconds)
     if config.log_format == "json":
         return JsonReports(config.report_interval_seconds)
@@ -170,7 +170,7 @@ def console_for(config: LoggingConfig, title: Title) -> Console:
 
 
 def obstacle(stream: TextIO, environment: Mapping[str, str]) -> str | None:
-    """Why no panel can be drawn there; None: it can."""
+    """Return why no panel can be drawn there; None: it can."""
     if not stream.isatty():
         return "stdout is no terminal"
     if environment.get("TERM", "dumb") in ("", "dumb", "unknown"):
@@ -183,12 +183,12 @@ def obstacle(stream: TextIO, environment: Mapping[str, str]) -> str | None:
 
 
 def wants_colour(environment: Mapping[str, str]) -> bool:
-    """Whether nobody has asked for none: https://no-color.org."""
+    """Return whether nobody has asked for none: https://no-color.org."""
     return not environment.get("NO_COLOR")
 
 
 def aim_of(budget: Mapping[str, Any]) -> str:
-    """When a run ends, in words, by its budget as status.json has it."""
+    """Return in words when a run ends, by its budget as status.json has it."""
     limits = {name: budget.get(name) for name in (*ENDLESS, "episode_return")}
     parts = []
     if (seconds := limits["seconds"]) is not None and seconds < ENDLESS["seconds"]:

@@ -1,4 +1,4 @@
-"""Learning curves as a run keeps them: the mean return of its last episodes over env steps and hours."""
+"""Learning curves of a run: the mean return of its last episodes over env steps and hours."""
 
 import math
 from bisect import bisect_right
@@ -19,19 +19,19 @@ Axis = Literal["env_steps", "hours"]
 
 
 class Point(NamedTuple):
-    """What one report said."""
+    """The mean return in one report."""
 
     env_steps: float
     hours: float
     value: float
 
     def at(self, axis: Axis) -> float:
-        """Where it is on this axis."""
+        """Return where it is on this axis."""
         return self.env_steps if axis == "env_steps" else self.hours
 
 
 def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
-    """The curve of a run, without what a crash took back; of several policies that which ends best.
+    """Read the curve of a run, without what a crash took back; of several policies that which ends best.
 
     Raises:
         UsageError: its metrics cannot be read.
@@ -45,7 +45,7 @@ def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
 
 
 def value_at(curve: Sequence[Point], axis: Axis, x: float) -> float | None:
-    """The value at a place of the axis, on a line between its neighbours; None where the curve has not been."""
+    """Return the value at a place of the axis, on a line between its neighbours; None where the curve has not been."""
     after = bisect_right(curve, x, key=lambda point: point.at(axis))
     if after == 0 or (after == len(curve) and curve[-1].at(axis) < x):
         return None
@@ -65,7 +65,7 @@ class Trace:
         self._values: list[float] = []
 
     def add(self, seconds: float, value: float) -> None:
-        """Add a value; what was known of this time and later is forgotten, as a resumed run does it again."""
+        """Add a value; values of this time and later are forgotten, as a resumed run does it again."""
         at = len(self._seconds)
         while at and self._seconds[at - 1] >= seconds:
             at -= 1
@@ -78,11 +78,11 @@ class Trace:
 
     @property
     def last(self) -> float:
-        """The newest value; -inf if there is none."""
+        """Return the newest value; -inf if there is none."""
         return self._values[-1] if self._values else -math.inf
 
     def resample(self, count: int) -> list[float]:
-        """So many means over equal parts of the time; a part without a value repeats the one before it."""
+        """Return so many means over equal parts of the time; a part without a value repeats the one before it."""
         if not self._values or count < 1:
             return []
         start = self._seconds[0]
@@ -115,11 +115,11 @@ class ReturnTraces:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take in a record of metrics.jsonl, or what claims to be one."""
+        """Take in a record of metrics.jsonl, which may be damaged."""
         policy, seconds, value = (record.get(name) for name in TRACED)
         if is_number(policy) and is_number(seconds) and is_number(value):
             self._traces.setdefault(policy, Trace()).add(seconds, value)
 
     def best(self) -> Trace:
-        """That of the policy which is best now."""
+        """Return the trace of the policy which is best now."""
         return max(self._traces.values(), key=lambda trace: trace.last, default=Trace())

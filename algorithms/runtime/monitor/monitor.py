@@ -1,4 +1,4 @@
-"""What main knows of a run: counters and statistics per policy, and where they are written."""
+"""The monitor of a run in main: counters and statistics per policy, and where they are written."""
 
 import logging
 import math
@@ -53,11 +53,11 @@ class Companion(Protocol):
     """A process beside training."""
 
     def look(self, now: float) -> None:
-        """Start it again if it has ended, and that is due at this monotonic time."""
+        """Start the process again if it has ended, and that is due at this monotonic time."""
         ...
 
     def plain(self) -> dict[str, object]:
-        """What status.json says of it."""
+        """Return the entry of the process in status.json."""
         ...
 
 
@@ -137,11 +137,11 @@ class Monitor:
         self._next_summary = self.started + FIRST_SUMMARY_SECONDS
 
     def elapsed_seconds(self, now: float) -> float:
-        """How long all starts of the run have trained at this monotonic time."""
+        """Return how long all starts of the run have trained at this monotonic time."""
         return self.elapsed_before + now - self.started
 
     def snapshot(self, policy: int) -> dict[str, Any]:
-        """What a checkpoint of a policy keeps of the reports, besides the learner's state."""
+        """Return the statistics that a checkpoint of a policy keeps, besides the learner's state."""
         elapsed_seconds = round(self.elapsed_seconds(time.monotonic()), 3)
         return {"elapsed_seconds": elapsed_seconds, **self.policies[policy].snapshot()}
 
@@ -174,7 +174,7 @@ class Monitor:
                 self.restarts += 1
 
     def _show_raised(self, worker: str, raised: Sequence[str]) -> None:
-        """Say what code of the user's has raised in a worker: each traceback once, whoever it comes from."""
+        """Log the errors that the user's code has raised in a worker: each traceback once, whatever the worker."""
         for text in raised:
             head, _, trace = text.partition("\n")
             if trace not in self._traces and len(self._traces) < MOST_TRACES:
@@ -191,7 +191,7 @@ class Monitor:
             self._played, self._next_summary = True, -math.inf  # the first figures are awaited most
 
     def tick(self, now: float) -> None:
-        """Write what is due at this monotonic time."""
+        """Write all that is due at this monotonic time."""
         if now >= self._next_summary:
             self.write_summaries(now)
             longest = self.config.experiment_summaries_interval
@@ -204,7 +204,7 @@ class Monitor:
         self.console.tick(now, self.overview)
 
     def write_summaries(self, now: float) -> None:
-        """A record of every policy for metrics.jsonl and TensorBoard."""
+        """Write a record of every policy to metrics.jsonl and TensorBoard."""
         found = self.performance()
         machine = {f"perf/{name}": value for name, value in self.usage.read().items()}
         for policy in range(len(self.policies)):
@@ -223,7 +223,7 @@ class Monitor:
                 self._show(policy, record)
 
     def _told(self, hooks: Hooks, policy: int, record: dict[str, float]) -> dict[str, float]:
-        """The record as callbacks leave it, after they have written what they want beside it."""
+        """Return the record as callbacks leave it, after they have written their figures beside it."""
         if hooks.hears("on_summaries"):
             values = {name: one.values() for name, one in self.policies[policy].statistics().items()}
             writer = self.writers[policy] if self.writers else None
@@ -240,7 +240,7 @@ class Monitor:
         self.writers[policy].add(int(record["env_steps"]), tags)
 
     def _show_again(self, policy: int, path: Path) -> None:
-        """All curves of an earlier start at the env steps from which this one goes on.
+        """Show all curves of an earlier start at the env steps from which this one goes on.
 
         TensorBoard's own loader does not heed a purge: it forgets a point only when another of its curve comes at or
         before its step.
@@ -249,7 +249,7 @@ class Monitor:
         self._show(policy, last_values(earlier))
 
     def record(self, policy: int, now: float) -> dict[str, float]:
-        """The counters of a policy, then its figures by TensorBoard tag."""
+        """Return the counters of a policy, then its figures by TensorBoard tag."""
         progress = self.policies[policy]
         counters = {name: progress.totals[name] for name in COUNTERS}
         head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
@@ -266,7 +266,7 @@ class Monitor:
         return {**head, **replaced, **progress.tags(), **collected, **callbacks, **output}
 
     def figures(self, policy: int) -> dict[str, float]:
-        """The counters and tags of a policy now, as a record of metrics.jsonl has them."""
+        """Return the counters and tags of a policy now, as a record of metrics.jsonl has them."""
         return self.record(policy, time.monotonic())
 
     def overview(self, now: float) -> Overview:
@@ -289,7 +289,7 @@ class Monitor:
         )
 
     def status(self) -> dict[str, object]:
-        """Return how the run is now, with what only `status.json` has: this start, totals, returns, who is beside."""
+        """Return the overview and all that only `status.json` has: this start, totals, returns, processes beside it."""
         now = time.monotonic()
         means = [p.episode_return.mean for p in self.policies if p.episodes]
         return {
@@ -301,7 +301,7 @@ class Monitor:
         }
 
     def line(self) -> str:
-        """One line: progress, speed, lag, return and time left."""
+        """Return one line: progress, speed, lag, return and time left."""
         now, several = time.monotonic(), len(self.policies) > 1
         parts = [f"policy {i}: " * several + p.line() for i, p in enumerate(self.policies)]
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
@@ -315,18 +315,18 @@ class Monitor:
         return " | ".join(parts) + left + (f" | {off} callbacks are off, see logs" if off else "")
 
     def seconds_left(self, now: float) -> float | None:
-        """An estimate of how long this start goes on from this monotonic time; None: no end is in sight."""
+        """Estimate how long this start goes on from this monotonic time; None: no end is in sight."""
         seconds = self.budget.seconds_left(self.policies, self.collected, now - self.started)
         return seconds if seconds < LONGEST_SHOWN_SECONDS else None
 
     @property
     def collected(self) -> int:
-        """Steps of all actors in this start."""
+        """Return the steps of all actors in this start."""
         return self._of_actors("collected")
 
     @property
     def stepped(self) -> int:
-        """The same with those of trajectories that are not whole yet."""
+        """Return the steps of all actors in this start, those of trajectories that are not whole yet included."""
         return max(self.collected, sum(times.collected for times in self.times.values()))
 
     def _callbacks_off(self, hooks: Hooks) -> int:
@@ -336,12 +336,12 @@ class Monitor:
         return sum(totals.get(name, 0) for totals in self.workers.values())
 
     def performance(self) -> Performance | None:
-        """How the run spends its time, and how near it is to the limit; None while nothing is known of it."""
+        """Return how the run spends its time, and how near it is to the limit; None while nothing is known of it."""
         too_old = max(progress.too_old for progress in self.policies)
         return performance([times.window() for times in self.times.values()], self.machine, too_old)
 
     def totals(self) -> dict[str, int]:
-        """Counters of the whole run, summed over workers and policies."""
+        """Return counters of the whole run, summed over workers and policies."""
         sums: dict[str, int] = {"restarts": self.restarts, "actors_replaced": self.replaced}
         learners = ((name, value) for p in self.policies for name, value in p.totals.items())
         actors = ((f"actors_{name}", value) for totals in self.workers.values() for name, value in totals.items())

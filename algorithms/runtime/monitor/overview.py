@@ -1,4 +1,4 @@
-"""How a run is at one moment: what the panel draws, what JSON lines say and what `status.json` keeps."""
+"""An overview of a run at one moment: the panel draws it, JSON lines and `status.json` hold it."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ MEMORY_COST = 1000  # a look that takes a second is repeated after so many at th
 
 @dataclass(frozen=True)
 class Overview:
-    """A run at one moment; None is what is not known yet.
+    """The figures of a run at one moment; None stands for what is not known yet.
 
     Attributes:
         elapsed_seconds: of all starts.
@@ -70,7 +70,7 @@ class MemoryMeter:
         self._main_and_all: tuple[int, int] | None = None
 
     def read(self, now: float) -> int | None:
-        """What all processes took at the last look, which may be now (monotonic time)."""
+        """Return the memory of all processes at the last look, which may be now (monotonic time)."""
         if now >= self._due:
             began = time.perf_counter()
             self._main_and_all = machine.family_memory_bytes()
@@ -78,7 +78,7 @@ class MemoryMeter:
         return self._main_and_all and self._main_and_all[1]
 
     def tags(self, now: float) -> dict[str, float]:
-        """TensorBoard tag -> MiB at the last look, of all processes and of main, what is known."""
+        """Return TensorBoard tag -> MiB at the last look, of all processes and of main, as far as known."""
         self.read(now)
         if self._main_and_all is None:
             return {}
@@ -122,7 +122,7 @@ class Status:
         self._due = -math.inf
 
     def tick(self, now: float) -> None:
-        """While training: write every few seconds of this monotonic clock, without waiting for the disk."""
+        """Write, while training, every few seconds of this monotonic clock, without waiting for the disk."""
         if now >= self._due:
             self._due = now + STATUS_SECONDS
             self._write("training", "", durable=False)
@@ -152,7 +152,7 @@ def _write_status(path: Path, status: Mapping[str, object], *, durable: bool) ->
 
 
 def _write_in_place(path: Path, status: Mapping[str, object]) -> None:
-    """Overwrite a status, with what fits: a full disk takes no new file, but the bytes that this one has already."""
+    """Overwrite a status, as far as it fits: a full disk takes no new file, but the bytes that this one has."""
     descriptor = update_own(path)
     try:
         room = os.fstat(descriptor).st_size

@@ -1,4 +1,4 @@
-"""What the live panel shows: a pure function from a snapshot of a run to lines of text with styles."""
+"""The contents of the live panel: a pure function from a snapshot of a run to lines of text with styles."""
 
 import io
 import math
@@ -39,7 +39,7 @@ Spans = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment, and what it is.
+    """A run at one moment: its title, its figures and its curve.
 
     Attributes:
         name: of the run.
@@ -68,7 +68,7 @@ class Section(NamedTuple):
 
 
 def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
-    """The panel of a run, exactly `columns` wide and at most `rows` high; where that is little, without a frame."""
+    """Draw the panel of a run, exactly `columns` wide and at most `rows` high; where these are few, without a frame."""
     if columns < SMALLEST_COLUMNS or rows < SMALLEST_ROWS:
         return Group(*_fit(_small(snapshot, columns), max(1, rows)))
     title = f"{snapshot.name} · {snapshot.env} · {snapshot.state}"
@@ -95,7 +95,7 @@ def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
 
 
 def _small(snapshot: Snapshot, width: int) -> list[Section]:
-    """A line for each of what matters, none wider than this, the most important the last to be left out."""
+    """Return a line for each of what matters, none wider than this, the most important the last to be left out."""
     overview = snapshot.overview
     several = len(overview.policies) > 1
     best = max(overview.policies, key=lambda record: record.get(RETURN, -math.inf), default={})
@@ -130,7 +130,7 @@ def _per_second(rate: float | None) -> str:
 
 
 def render(drawn: RenderableType, columns: int, *, colour: bool, terminal: bool = True) -> list[str]:
-    """The lines of a drawing, with escape sequences if it is for a terminal.
+    """Return the lines of a drawing, with escape sequences if it is for a terminal.
 
     Args:
         drawn: by `draw`.
@@ -155,7 +155,7 @@ def render(drawn: RenderableType, columns: int, *, colour: bool, terminal: bool 
 
 
 def _side_by_side(*columns: tuple[Sequence[Text], int]) -> Table:
-    """Lines beside lines, each with the width of its column."""
+    """Put lines beside lines, each with the width of its column."""
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     for _, width in columns:
         table.add_column(width=width, no_wrap=True)
@@ -164,7 +164,7 @@ def _side_by_side(*columns: tuple[Sequence[Text], int]) -> Table:
 
 
 def _fit(sections: Iterable[Section], rows: int) -> list[Text]:
-    """As many lines as fit: the least important sections are left out, and then what is below."""
+    """Return as many lines as fit: the least important sections are left out, and then the lowest lines."""
     kept = list(sections)
     while len(kept) > 1 and sum(len(section.lines) for section in kept) > rows:
         kept.remove(max(kept, key=lambda section: section.rank))
@@ -253,7 +253,7 @@ def _lag(record: Record, overview: Overview) -> Spans:
 
 
 def _replay(record: Record) -> Spans:
-    """How much is in a replay, how often it is used, how surprising it is and how old what was drawn."""
+    """Show how much is in a replay, how often it is used, how surprising it is and how old its draws were."""
     words = [(f"{short_number(record[SIZE])} steps", "")]
     for tag, form in (
         ("replay/uses_per_step", "{:.3g} uses a step"),
@@ -279,7 +279,7 @@ def _machine(overview: Overview) -> Spans:
 
 
 def _role(role: str, times: RoleTimes, width: int) -> Text:
-    """Whether a role is busy, and by what: waiting is what the bar leaves open."""
+    """Show whether a role is busy, and by what: waiting is what the bar leaves open."""
     phases = sorted(times.shares.items(), key=lambda pair: -pair[1])
     one, many = ROLES[role].panel
     name = one if times.processes == 1 else f"{times.processes} {many}"
@@ -297,7 +297,7 @@ def _role(role: str, times: RoleTimes, width: int) -> Text:
 
 
 def _policies(records: Sequence[Record], width: int) -> list[Text]:
-    """A line per policy, the best first."""
+    """Return a line per policy, the best first."""
     best_first = sorted(records, key=lambda record: -record.get(RETURN, -math.inf))
     heads = ("policy", "env steps", "env steps/s", "return", "lag", "entropy")
     rows = [
@@ -322,7 +322,7 @@ def _policies(records: Sequence[Record], width: int) -> list[Text]:
 
 
 def _chart(trace: Trace, width: int, rows: int) -> list[Text]:
-    """The mean return over time, scaled to its own range."""
+    """Draw the mean return over time, scaled to its own range."""
     values = trace.resample(width - LABEL)
     if len(trace) < 2:
         return []
@@ -336,7 +336,7 @@ def _chart(trace: Trace, width: int, rows: int) -> list[Text]:
 
 
 def chart(values: Sequence[float], rows: int) -> list[str]:
-    """Columns of blocks in so many rows, the lowest value an eighth of a row high and the highest all of them."""
+    """Draw columns of blocks in so many rows, the lowest value an eighth of a row high and the highest all of them."""
     low, high = min(values), max(values)
     steps = len(BLOCKS) - 1
     scale = (rows * steps - 1) / (high - low) if high > low else 0.0
@@ -347,7 +347,7 @@ def chart(values: Sequence[float], rows: int) -> list[str]:
 
 
 def _wrap(label: str, spans: Spans, width: int) -> list[Text]:
-    """The spans after a label, separated, in as many lines as they need; words of a long one are wrapped."""
+    """Return the spans after a label, separated, in as many lines as they need; words of a long one are wrapped."""
     lines: list[list[tuple[str, str]]] = [[]]
     room = width - LABEL
     left = room
@@ -373,13 +373,13 @@ def _line(label: str, spans: Spans, indent: int = LABEL) -> Text:
 
 
 def _bar(share: float, width: int, style: str) -> Spans:
-    """Heavy for what is full, light for the rest, so that it can be read without colours."""
+    """Draw a bar, heavy for its full part, light for the rest, so that it can be read without colours."""
     full = round(min(1.0, max(0.0, share)) * width)
     return [("━" * full, style), ("─" * (width - full), "dim")]
 
 
 def _clean(text: str) -> str:
-    """The text with nothing in it that could move the cursor."""
+    """Return the text with nothing in it that could move the cursor."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
@@ -398,7 +398,7 @@ def _known(value: float | None, form: Any) -> str:
 
 
 def _figure(value: float | None) -> str:
-    """A return, with as many places as are of interest and fewer signs than a label has."""
+    """Write a return, with as many places as are of interest and fewer signs than a label has."""
     if value is None:
         return "-"
     if abs(value) < 1000:
@@ -419,6 +419,6 @@ def _bytes(number: int) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """1:02:03, as a stopwatch shows it."""
+    """Write seconds as a stopwatch shows them: 1:02:03."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, what it waits for and how near it is to the limit of the machine: pure arithmetic.
+"""The performance of a run: where its time goes, what it waits for, how near the limit it is. Pure arithmetic.
 
 The limit is what the machine could do with this environment and this network if no core were ever idle: cores divided
 by the CPU time of a sample, or what the learner's thread can do, whichever is less. CPU time, because the processes
@@ -29,7 +29,7 @@ WORDS = {"env": "environment", "reset": "environment resets"}
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run has, and how it uses it.
+    """The cores and devices of a run, and how it uses them.
 
     Attributes:
         cores: that it may use; with a quota not always a whole number.
@@ -47,7 +47,7 @@ class Machine:
 
 
 class Window(NamedTuple):
-    """What one process did in some seconds; as `TimeReport`."""
+    """The work of one process in some seconds; as `TimeReport`."""
 
     role: str
     seconds: dict[str, float]
@@ -57,11 +57,11 @@ class Window(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Its seconds."""
+        """Return its seconds."""
         return sum(self.seconds.values())
 
     def busy(self, seconds: Mapping[str, float]) -> float:
-        """Those of the seconds by phase that are not spent waiting."""
+        """Sum those of the seconds by phase that are not spent waiting."""
         return sum(value for phase, value in seconds.items() if phase not in WAITING)
 
 
@@ -84,11 +84,11 @@ class ProcessTimes:
 
     @property
     def collected(self) -> int:
-        """Steps that the process has taken, those of trajectories that are not whole included."""
+        """Return the steps that the process has taken, those of trajectories that are not whole included."""
         return self._reports[-1].collected
 
     def window(self) -> Window:
-        """From the oldest to the newest report."""
+        """Return the work from the oldest to the newest report."""
         first, last = self._reports[0], self._reports[-1]
         return Window(
             last.role,
@@ -99,13 +99,13 @@ class ProcessTimes:
         )
 
     def _needed(self, last: TimeReport) -> bool:
-        """Whether without the oldest report no piece of work would be left in the window."""
+        """Return whether without the oldest report no piece of work would be left in the window."""
         return _work(self._reports[1]) == _work(last) > _work(self._reports[0])
 
 
 @dataclass(frozen=True)
 class RoleTimes:
-    """How all processes of a role spend their time.
+    """The shares of time of all processes of a role, by phase.
 
     Attributes:
         processes: how many there are.
@@ -119,16 +119,16 @@ class RoleTimes:
 
     @property
     def busy(self) -> float:
-        """Share of the time that is not spent waiting."""
+        """Return the share of the time that is not spent waiting."""
         return sum(share for phase, share in self.shares.items() if phase not in WAITING)
 
     @property
     def starved(self) -> bool:
-        """Whether they do not get the cores that they could use."""
+        """Return whether the processes do not get the cores that they could use."""
         return self.busy_cores < STARVED * self.busy * self.processes
 
     def most(self) -> str:
-        """What, other than waiting, takes most of the time."""
+        """Return the phase, other than waiting, that takes most of the time."""
         phase = max((p for p in self.shares if p not in WAITING), key=self.shares.__getitem__)
         return f"{_percent(self.shares[phase])} {WORDS.get(phase, phase)}"
 
@@ -160,15 +160,15 @@ class Performance:
 
     @property
     def limit_ratio(self) -> float:
-        """How near the run is to the limit; 0 while that is not known."""
+        """Return how near the run is to the limit; 0 while that is not known."""
         return self.samples_per_second / self.limit_samples_per_second if self.limit_samples_per_second else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON knows it."""
+        """Return all of it as JSON knows it."""
         return asdict(self) | {"limit_ratio": self.limit_ratio}
 
     def tags(self) -> dict[str, float]:
-        """TensorBoard tag -> value."""
+        """Return TensorBoard tag -> value."""
         tags = {f"perf/{role}/{phase}": s for role, times in self.roles.items() for phase, s in times.shares.items()}
         tags |= {f"perf/cpu_us/{phase}": microseconds for phase, microseconds in self.cpu_us.items()}
         tags["perf/busy_cores"] = self.busy_cores
@@ -178,11 +178,11 @@ class Performance:
         return tags
 
     def shown_roles(self) -> dict[str, RoleTimes]:
-        """Those that are shown: main only listens, unless everything is in it."""
+        """Return the roles that are shown: main only listens, unless everything is in it."""
         return {role: times for role, times in self.roles.items() if role != MAIN.name or len(self.roles) == 1}
 
     def lines(self) -> tuple[str, str]:
-        """Two lines for the console: what takes most of each role's time, and what that means."""
+        """Return two lines for the console: the largest phases of each role, and what follows from them."""
         roles = self.shown_roles()
         parts = []
         for role, times in roles.items():
@@ -195,7 +195,7 @@ class Performance:
 
 
 def performance(windows: Iterable[Window], machine: Machine, discarded: float = 0.0) -> Performance | None:
-    """What the windows of all processes say; None before an environment has taken a step, or the learner without one.
+    """Derive the performance from the windows of all processes; None before a first environment or learner step.
 
     Args:
         windows: of all processes.
@@ -228,7 +228,7 @@ def performance(windows: Iterable[Window], machine: Machine, discarded: float = 
 
 
 def too_old(discarded: float) -> str:
-    """What to do about that share of samples that are discarded; empty while they are few."""
+    """Return advice for that share of samples that are discarded; empty while they are few."""
     if discarded < DISCARDED:
         return ""
     return f"{_percent(discarded)} of the samples are too old: fewer environments or a larger --max_policy_lag"
@@ -237,7 +237,7 @@ def too_old(discarded: float) -> str:
 def bottleneck(
     roles: Mapping[str, RoleTimes], fullest: Mapping[str, RoleTimes], cpu_us: Mapping[str, float], machine: Machine
 ) -> str:
-    """What a run waits for, in words: the learner's thread, the cores, another role or nothing but each other.
+    """Return in words what a run waits for: the learner's thread, the cores, another role or only each other.
 
     Args:
         roles: how the processes of each role spend their time.
@@ -271,7 +271,7 @@ def bottleneck(
 
 
 def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str, *, replays: bool) -> str:
-    """What actors wait for while neither learner nor policy workers nor cores are full."""
+    """Return what actors wait for while neither learner nor policy workers nor cores are full."""
     if actors.busy >= FULL:
         waiting = f", the learner waits {_percent(1 - learner.busy)} for the replay" if learner and replays else ""
         more = TAKEN if actors.starved else f"{busy}: raise --num_workers"
@@ -303,7 +303,7 @@ def _role_times(windows: list[Window]) -> RoleTimes:
 
 
 def _cpu_us(windows: list[Window], collected: float, trained: float) -> dict[str, float]:
-    """Microseconds of CPU time per sample by phase; what is used while waiting is the framework's."""
+    """Return microseconds of CPU time per sample by phase; those used while waiting are the framework's."""
     costs: dict[str, float] = {}
     for w in windows:
         for phase, seconds in w.cpu_seconds.items():
@@ -316,7 +316,7 @@ def _cpu_us(windows: list[Window], collected: float, trained: float) -> dict[str
 
 
 def _limit(windows: list[Window], cpu_us: Mapping[str, float], machine: Machine) -> float:
-    """Samples per second, if no core idled and no learner waited."""
+    """Return samples per second, if no core idled and no learner waited."""
     limit = 1e6 * machine.cores / sum(cpu_us.values())
     learners = [w for w in windows if ROLES[w.role].trains]
     if not learners:

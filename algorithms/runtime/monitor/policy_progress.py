@@ -110,12 +110,12 @@ class PolicyProgress:
                     self.stats.setdefault(name, RunningStatistic(self.stats_avg)).append(value)
 
     def learned(self, totals: Mapping[str, int], metrics: Mapping[str, float]) -> None:
-        """Take in what its learner reports."""
+        """Take in a report of its learner."""
         self.totals |= totals
         self.metrics |= self._figures.known(metrics)
 
     def start_afresh(self, adoptions: int) -> None:
-        """Its weights were replaced: what it has played says nothing of it any more."""
+        """Forget the episodes of weights that were replaced: they say nothing of the policy any more."""
         self.adoptions = adoptions
         self.episode_return, self.length = RunningStatistic(self.stats_avg), RunningStatistic(self.stats_avg)
         self.exploring = RunningStatistic(self.stats_avg)
@@ -123,7 +123,7 @@ class PolicyProgress:
 
     @property
     def too_old(self) -> float:
-        """Share of the samples that was discarded in the last seconds.
+        """Return the share of the samples that was discarded in the last seconds.
 
         A policy that does not learn, or not any more, discards all of them, whatever their age: then it is 0.
         """
@@ -131,13 +131,13 @@ class PolicyProgress:
         return discarded / (discarded + used) if used > 0 else 0.0
 
     def statistics(self) -> dict[str, RunningStatistic]:
-        """Everything that is averaged over episodes, by the first part of its tags."""
+        """Return everything that is averaged over episodes, by the first part of its tags."""
         extra = {f"stats/{name}": statistic for name, statistic in self.stats.items()}
         apart = {"reward_exploring": self.exploring} if self.exploring.count else {}
         return {"reward": self.episode_return, "len": self.length, **apart, **extra}
 
     def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint keeps, so that the averages of a later start go on where they were."""
+        """Return the statistics a checkpoint keeps, so that the averages of a later start go on where they were."""
         windows = {name: statistic.values() for name, statistic in self.statistics().items()}
         return {"episodes": self.episodes, "adoptions": self.adoptions, "windows": windows}
 
@@ -164,7 +164,7 @@ class PolicyProgress:
         return self.totals[name] - self._restored.get(name, 0)
 
     def tags(self) -> dict[str, float]:
-        """TensorBoard tag -> value, only what is known."""
+        """Return TensorBoard tag -> value, only what is known."""
         values = {"perf/version": float(self.version), "perf/episodes": float(self.episodes), **self.metrics}
         for name, statistic in self.statistics().items():
             if statistic.count:
@@ -174,7 +174,7 @@ class PolicyProgress:
         return {tag: value for tag, value in values.items() if math.isfinite(value)}
 
     def line(self) -> str:
-        """Progress, speed, lag and return."""
+        """Return progress, speed, lag and return in one line."""
         rates = self.env_step_rate.rates()
         speed = "/".join("-" if math.isnan(rate) else short_number(rate) for rate in rates.values())
         parts = [f"env steps {short_number(self.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"]

@@ -1,4 +1,4 @@
-"""The lowest lines of a terminal, drawn over and over, with everything else that is printed above them.
+"""A frame in the lowest lines of a terminal, drawn over and over, with all else that is printed above it.
 
 The cursor stays visible and no mode of the terminal is changed, so there is nothing to restore: however the process
 ends, its last frame stands there and what comes next goes below. Frames are written by the thread that shows them,
@@ -40,7 +40,7 @@ class Screen:
         sys.stdout, sys.stderr = (self._above(stream) for stream in self._streams)
 
     def size(self) -> os.terminal_size:
-        """Columns and rows now.
+        """Return columns and rows now.
 
         Raises:
             OSError: the terminal is gone.
@@ -83,7 +83,7 @@ class Screen:
 
     @contextlib.contextmanager
     def aside(self, stream: TextIO) -> Iterator[None]:
-        """While entered, the frame is away, so that the stream can print where it was."""
+        """Take the frame away while entered, so that the stream can print where it was."""
         with self._lock:
             frame = self._frame
             if frame:
@@ -101,7 +101,7 @@ class Screen:
         self._send((before + "".join(f"{line}\r\n" for line in frame)).encode(errors="replace"))
 
     def _erase(self) -> str:
-        """What moves the cursor to where the frame begins and clears the terminal from there.
+        """Return the text that moves the cursor to where the frame begins and clears the terminal from there.
 
         A terminal that has become narrower since has wrapped its lines.
         """
@@ -111,7 +111,7 @@ class Screen:
         return f"\r\x1b[{len(self._frame) * max(1, rows_per_line)}A\x1b[J"
 
     def _send(self, text: bytes) -> bool:
-        """Write what was not sent before and this; whether nothing is left."""
+        """Write the rest of earlier texts and this one; return whether nothing is left."""
         text = self._unsent + text
         try:
             written = os.write(self._descriptor, text) if text else 0
@@ -127,7 +127,7 @@ class Screen:
             return True
 
     def _above(self, stream: TextIO) -> TextIO:
-        """A stream that prints above the frame, if it goes to the same terminal."""
+        """Return a stream that prints above the frame, if it goes to the same terminal."""
         try:
             same = stream.isatty() and os.fstat(stream.fileno()).st_rdev == os.fstat(self._descriptor).st_rdev
         except (OSError, ValueError):  # a stream without a descriptor
@@ -161,34 +161,34 @@ class AboveFrame(io.TextIOBase):
         return len(text)
 
     def finish(self) -> None:
-        """Print what was begun, for lack of a better moment."""
+        """Print the line that was begun, for lack of a better moment."""
         with contextlib.suppress(OSError):
             self._stream.write(self._begun)
         self._begun = ""
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def flush(self) -> None:
-        """Let the stream print what it has kept."""
+        """Let the stream print the text that it has kept."""
         self._stream.flush()
 
     def fileno(self) -> int:
-        """That of the stream."""
+        """Return the descriptor of the stream."""
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """It is, or nothing would have to be above it."""
+        """Return True: on no terminal nothing would have to be above the frame."""
         return True
 
     def __getattr__(self, name: str) -> object:
-        """What else the stream has, such as its buffer."""
+        """Return any other attribute of the stream, such as its buffer."""
         return getattr(self._stream, name)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # of the base class it can be written
-        """That of the stream."""
+        """Return the encoding of the stream."""
         return self._stream.encoding
 
 

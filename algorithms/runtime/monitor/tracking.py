@@ -43,7 +43,7 @@ HEAD = ("elapsed_seconds", "env_steps", "samples", "discarded", "policy")
 
 
 class Tracker:
-    """Main's end of one.
+    """Main's end of a tracker.
 
     Args:
         name: in `TRACKERS`.
@@ -88,7 +88,7 @@ class Tracker:
         self._send({"tracker": self.name, "settings": self.settings})
 
     def look(self, now: float) -> None:
-        """Say that it has ended, if it has; start it again, under the same id, when that is due."""
+        """Log that the process has ended, if it has; start it again, under the same id, when that is due."""
         if self._alive and self._process.poll() is not None:
             self._lose(now)
         elif self._revival.is_due(now):
@@ -98,7 +98,7 @@ class Tracker:
                 log.warning("%s", self._revival.ended(now, f"could not be started: {error}"))
 
     def plain(self) -> dict[str, object]:
-        """What status.json says of it."""
+        """Return the entry of the tracker in status.json."""
         return self._revival.plain()
 
     def add(self, policy: int, record: Mapping[str, float]) -> None:
@@ -107,7 +107,7 @@ class Tracker:
         self._send({**finite, "policy": policy})
 
     def end(self) -> None:
-        """Tell it that nothing more comes, so that it sends what it has and ends."""
+        """Tell the process that nothing more comes, so that it sends what it has and ends."""
         assert self._process.stdin is not None
         if not self._process.stdin.closed:
             with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ class Tracker:
             self._alive = False
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
-        """Let it send what it has, but for no longer than this, and end it."""
+        """Let the process send what it has, but for no longer than this, and end it."""
         self.end()
         if self._process.returncode is None:
             self._await(timeout_seconds)
@@ -139,7 +139,7 @@ class Tracker:
             self._process.wait(timeout_seconds)
 
     def _lose(self, now: float) -> None:
-        """It has ended, or closed its end of the pipe."""
+        """Note that the process has ended, or closed its end of the pipe."""
         self._alive = False
         self._kill()
         assert self._process.stdin is not None
@@ -151,7 +151,7 @@ class Tracker:
         log.warning("%s", self._revival.ended(now, how))
 
     def _kill(self) -> None:
-        """With all that it has started."""
+        """End the process with all that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.janitor.forget(self.pid)
@@ -182,7 +182,7 @@ class Tracker:
 
 
 def run_id(flags: Mapping[str, Any], begun: float) -> str:
-    """The name of a run that no other has, and that it keeps when it goes on.
+    """Return the name of a run that no other has, and that it keeps when it goes on.
 
     Args:
         flags: of the run, with its seed.
@@ -202,7 +202,7 @@ def _group(flags: Mapping[str, Any]) -> str | None:
 
 
 def wandb_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
-    """The arguments of `wandb.init`."""
+    """Return the arguments of `wandb.init`."""
     return {
         "project": flags["wandb_project"],
         "entity": flags["wandb_user"] or None,
@@ -217,7 +217,7 @@ def wandb_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
 
 
 def trackio_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
-    """The arguments of `trackio.init`, which tells runs by their names alone."""
+    """Return the arguments of `trackio.init`, which tells runs by their names alone."""
     return {
         "project": flags["wandb_project"],
         "name": run_id(flags, begun),
@@ -228,7 +228,7 @@ def trackio_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object
 
 
 def mlflow_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
-    """What `Mlflow` needs."""
+    """Return the arguments of `Mlflow`."""
     tags = {"appo.id": run_id(flags, begun), "appo.group": _group(flags) or "", "appo.job": flags["wandb_job_type"]}
     words = {f"appo.tag.{number}": tag for number, tag in enumerate(flags["wandb_tags"])}
     return {
@@ -243,14 +243,14 @@ def mlflow_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]
 
 
 class Client(Protocol):
-    """A run at a tracker; made with what the row of the tracker tells of it."""
+    """A run at a tracker; made with the settings that the row of the tracker gives."""
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Send figures at so many env steps."""
         ...
 
     def finish(self) -> None:
-        """Send what is left."""
+        """Send all that is left."""
         ...
 
 
@@ -265,7 +265,7 @@ class Wandb:
         self._run.log(dict(figures))
 
     def finish(self) -> None:
-        """Send what is left."""
+        """Send all that is left."""
         self._run.finish()
 
 
@@ -280,7 +280,7 @@ class Trackio:
         self._run.log(dict(figures), step=step)
 
     def finish(self) -> None:
-        """Send what is left."""
+        """Send all that is left."""
         self._run.finish()
 
 
@@ -313,7 +313,7 @@ class Mlflow:
 
 
 class Kind(NamedTuple):
-    """A tracker.
+    """A kind of tracker.
 
     Attributes:
         package: that has to be installed, and the extra of ours that does it.
@@ -335,17 +335,17 @@ TRACKERS: Mapping[str, Kind] = {
 
 
 def asked_trackers(track: Sequence[str], with_wandb: bool) -> list[str]:
-    """The trackers that flags name, each once."""
+    """Return the trackers that flags name, each once."""
     return list(dict.fromkeys([*(["wandb"] if with_wandb else []), *track]))
 
 
 def is_installed(name: str) -> bool:
-    """Whether a tracker's package is there."""
+    """Return whether a tracker's package is there."""
     return importlib.util.find_spec(TRACKERS[name].package) is not None
 
 
 class _Lines(threading.Thread):
-    """Reads what main says as soon as it comes, so that a slow tracker drops the oldest and never fills the pipe.
+    """Reads main's lines as soon as they come, so that a slow tracker drops the oldest and never fills the pipe.
 
     Args:
         stream: none of Python's own: its end would wait for the thread, in vain, and abort the process.
@@ -370,7 +370,7 @@ class _Lines(threading.Thread):
             self.changed.notify()
 
     def next(self) -> dict[str, Any] | None:
-        """The oldest line; None when there are no more."""
+        """Return the oldest line; None when there are no more."""
         with self.changed:
             while not self.waiting and not self.ended:
                 self.changed.wait(1.0)

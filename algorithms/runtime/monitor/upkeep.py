@@ -1,4 +1,4 @@
-"""Looks after the files of a run while others write them: logs without end, and a folder that goes away."""
+"""Upkeep of the files of a run while others write them: logs without end, and a folder that goes away."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ KEPT_BYTES = 1 << 20  # of a file that is kept in memory, should it go away
 
 
 class Upkeep:
-    """Looks at the folder of a run in a thread of its own, as long as this is entered.
+    """Looks at the folder of a run in a thread of its own, while entered.
 
     A thread, because main has other things to do while processes start, and a program that trains in steps may do
     nothing for an hour; a daemon, because a disk that does not answer keeps it as long as it likes.
@@ -67,7 +67,7 @@ class Upkeep:
                 )
 
     def _too_long(self) -> list[str]:
-        """Names of the logs that are; of many logs a look at each is all that there is time for."""
+        """Return names of logs that are too long; of many logs a look at each is all that there is time for."""
         found = []
         with contextlib.suppress(OSError), own_folder(self.folder.logs) as logs:  # the folder has been removed
             for entry in os.scandir(logs):
@@ -94,7 +94,7 @@ class Upkeep:
 
 
 class Belongings:
-    """What makes the folder of a run one: notices when it goes away, and makes it again.
+    """The files that make the folder of a run one: notices when it goes away, and makes it again.
 
     Files that are written once are kept in memory. Whoever writes to the others (figures, logs) goes on in new ones.
 
@@ -111,7 +111,7 @@ class Belongings:
         self._taken: DirectoryInUse | None = None
 
     def newly_lost(self) -> bool:
-        """Whether something was lost and made again since this was asked last: main has more to write there.
+        """Return whether something was lost and made again since this was asked last: main has more to write there.
 
         Raises:
             DirectoryInUse: the folder was moved, and another run has begun in its place.
@@ -141,7 +141,7 @@ class Belongings:
             self._losses += 1
 
     def _gone(self) -> str:
-        """What is not there any more, for people; nothing while all is well."""
+        """Return, for people, the path that is not there any more; nothing while all is well."""
         if not self.lock.is_in_place() or os.path.islink(self.folder.path):  # moved, perhaps with a link in its place
             return f"the folder of the run ({shown(str(self.folder.path))})"
         lost = [path for path in (self.folder.logs, *self._kept) if not os.path.lexists(path)]

@@ -64,7 +64,7 @@ class Doorbell:
         os.eventfd_write(self.descriptor, 1)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Whether it rang before the time was up; forgets the rings."""
+        """Return whether it rang before the time was up; forget the rings."""
         if not self._poll.poll(timeout_seconds * 1000):
             return False
         try:
@@ -86,17 +86,17 @@ def _attach_doorbell(descriptor: Any) -> Doorbell:
 
 
 def encode(message: Sequence[int]) -> bytes:
-    """A hand-over as bytes; module-level because queues are pickled with their codec."""
+    """Encode a hand-over as bytes; module-level because queues are pickled with their codec."""
     return _HAND_OVER.pack(*message)
 
 
 def decode(view: Any) -> tuple[int, int, int, int]:
-    """The inverse of `encode`; copies out of the queue's reused buffer."""
+    """Decode the bytes of `encode`; copies out of the queue's reused buffer."""
     return _HAND_OVER.unpack_from(view)
 
 
 class Mailboxes:
-    """One request row and one reply row per (policy, group), [P, G, 16].
+    """Mailboxes of requests and of replies: one row each per (policy, group), [P, G, 16].
 
     A row holds slot, step, generation and sequence; a reply also the sequence of the request that it answers.
     """
@@ -105,14 +105,14 @@ class Mailboxes:
         self.request, self.reply = arena["mailbox.request"], arena["mailbox.reply"]
 
     def unanswered(self) -> Array:
-        """Where the last request has no reply, [P, G]: what a policy worker finds to do that replaces a dead one."""
+        """Return where the last request has no reply, [P, G]: the work of a policy worker that replaces a dead one."""
         same = (self.request[:, :, :3] == self.reply[:, :, :3]).all(axis=2)
         answered: Array = same & (self.request[:, :, Mailbox.SEQUENCE] == self.reply[:, :, Mailbox.ANSWERS])
         return ~answered
 
     @staticmethod
     def declare(topology: Topology) -> list[Field]:
-        """The arena fields; a row is 128 bytes long so that no two writers share a cache line."""
+        """Return the arena fields; a row is 128 bytes long so that no two writers share a cache line."""
         shape = (topology.num_acting, topology.num_groups, 16)
         return [Field("mailbox.request", shape, "int64"), Field("mailbox.reply", shape, "int64")]
 
@@ -134,7 +134,7 @@ class Mailbox:
         row[self.SEQUENCE] += 1
 
     def collect(self, make: Callable[[int, int, int, int, int], Message], mine: Array) -> Iterator[Message]:
-        """What has arrived in the rows for which `mine` [P, G] holds."""
+        """Yield messages that have arrived in the rows for which `mine` [P, G] holds."""
         sequence = self.rows[:, :, self.SEQUENCE]
         changed = (sequence != self.seen) & mine
         if changed.any():
@@ -174,7 +174,7 @@ class Links:
                 self.renew(actor, policy)
 
     def renew(self, actor: int, policy: int) -> None:
-        """New queues between an actor and a learner, for their next lives; both must have ended theirs."""
+        """Make new queues between an actor and a learner, for their next lives; both must have ended theirs."""
         self.hand_overs[actor, policy], self.releases[policy, actor] = (
             faster_fifo.Queue(max_size_bytes=self._queue_bytes, loads=decode, dumps=encode) for _ in range(2)
         )
@@ -185,7 +185,7 @@ class Links:
             self.bells.popitem()[1].close()
 
     def of(self, name: str, workers: Iterable[Address]) -> "ProcessLinks":
-        """The part a process needs."""
+        """Return the part a process needs."""
         workers = list(workers)
         actors = {w.index for w in workers if w.role == ACTOR.name}
         learners = {w.index for w in workers if w.role == LEARNER.name}
@@ -201,7 +201,7 @@ class Links:
 
 
 class ProcessLinks:
-    """What one process needs to talk to the others; picklable while the process is being started."""
+    """The links of one process to the others; picklable while the process is being started."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Postbox:
         self._room.register(pipe.fileno(), select.POLLOUT)
 
     def take(self) -> list[Message]:
-        """The messages that have arrived whole since."""
+        """Return the messages that have arrived whole since."""
         # When the other end is gone there is nothing to be read, or an error; the sentinel of the process tells.
         with contextlib.suppress(OSError):
             while not self.pipe.closed and self.pipe.poll(0) and (read := os.read(self.pipe.fileno(), READ_BYTES)):
@@ -250,7 +250,7 @@ class Postbox:
         self.flush()
 
     def flush(self) -> None:
-        """Send what there is room for."""
+        """Send as much as there is room for."""
         if not self._unsent:
             return
         with contextlib.suppress(OSError):  # it is gone
@@ -259,7 +259,7 @@ class Postbox:
         self.bell.ring()
 
     def _first(self) -> slice | None:
-        """Where the first message stands, as `Connection.send` lays it out; None: its length is not there yet."""
+        """Return where the first message stands, as `Connection.send` lays it out; None: its length is missing yet."""
         for header, offset in ((_LENGTH, 0), (_LONG_LENGTH, _LENGTH.size)):
             begin = offset + header.size
             if len(self._received) < begin:
@@ -327,7 +327,7 @@ class Channels:
             self.links.bells[self.home[address]].ring()
 
     def receive(self, timeout_seconds: float) -> deque[Message]:
-        """What has arrived, after waiting for the doorbell for at most this long."""
+        """Return messages that have arrived, after waiting for the doorbell for at most this long."""
         messages: deque[Message] = deque()
         if timeout_seconds:
             clock.wait()
@@ -354,7 +354,7 @@ class Channels:
         self.heartbeat.leave_queue()
 
     def _drain(self, peer: int, queue: Any) -> list[tuple[int, int, int, int]]:
-        """Everything in a faster-fifo queue from that worker."""
+        """Return everything in a faster-fifo queue from that worker."""
         self.heartbeat.enter_queue(peer)
         try:
             return list(queue.get_many_nowait())
@@ -365,7 +365,7 @@ class Channels:
 
 
 def board_of(topology: Topology, arena: Arena, workers: Set[Address]) -> SlotBoard:
-    """Return what tells these workers of hand-overs and releases, as far as they take trajectories or are actors."""
+    """Return the board of hand-overs and releases for these workers, if they take trajectories or are actors."""
     takers = [(w.index, w.member) for w in topology.workers_apart() if w in workers and w.facts.takes_trajectories]
     groups = [group for w in workers if w.role == ACTOR.name for group in topology.groups_of(w.index)]
     return SlotBoard(arena, takers, [slot for group in groups for slot in topology.slots_of(group)])

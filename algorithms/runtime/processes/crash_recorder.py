@@ -1,4 +1,4 @@
-"""Where groups write down what their environments are asked to do, and what main makes of it when an actor is gone.
+"""Journals of the actions that groups give their environments, and main's record of them when an actor is gone.
 
 An environment that raises is told of by its own actor (`envs/incidents.py`). One that crashes in C code, ends the
 process or hangs takes its actor with it; its journal stays in the arena.
@@ -24,19 +24,19 @@ WRITE_SECONDS = 3.0  # for an incident, on a disk that may not answer
 
 
 def declare(topology: Topology, spec: EnvSpec) -> list[Field]:
-    """The arena fields of all journals."""
+    """Return the arena fields of all journals."""
     num_envs = topology.rows // spec.num_agents
     shapes = JournalMemory.shapes(num_envs, spec.num_agents, spec.action, walk_steps=topology.rollout)
     return [Field(f"journal.{name}", (topology.num_groups, *shape), dtype) for name, (shape, dtype) in shapes.items()]
 
 
 def memory_of(arena: Arena, group: int) -> JournalMemory:
-    """That of one group."""
+    """Return the journal of one group."""
     return JournalMemory(*(arena[f"journal.{name}"][group] for name in JournalMemory._fields))
 
 
 class CrashRecorder:
-    """Main's end of it.
+    """Main's end of the journals.
 
     Args:
         topology: of the run.
@@ -50,11 +50,11 @@ class CrashRecorder:
         self._found: dict[str, list[tuple[int, Story]]] = {}
 
     def look(self, name: str) -> None:
-        """Note what a process does that hangs: asked for its stacks, and so interrupted, it may go on."""
+        """Note the activity of a process that hangs: asked for its stacks, and so interrupted, it may go on."""
         self._found[name] = [found for memory in self._memories(name) if (found := unfinished(memory))]
 
     def tell(self, name: str, death: Death) -> None:
-        """Write what led to the death of an actor, if it ended by itself in the code of an environment.
+        """Write the actions that led to the death of an actor, if it ended by itself in the code of an environment.
 
         Its successor begins with empty journals.
         """

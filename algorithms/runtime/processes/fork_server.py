@@ -1,4 +1,4 @@
-"""How processes come into being: the fork server, the probing process, and quiet signals meanwhile."""
+"""The fork server, from which processes are started, with signals quiet meanwhile."""
 
 import contextlib
 import multiprocessing
@@ -51,7 +51,7 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 class _Server:
-    """What the one fork server of this process has loaded, which cannot be changed once it runs, and who started it."""
+    """The modules that this process's one fork server has loaded, which stay once it runs, and its starter."""
 
     has_torch: bool | None = None
     starter: threading.Thread | None = None
@@ -59,7 +59,7 @@ class _Server:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """While entered, signals wait: a child inherits the mask and so never sees a Ctrl-C before it can ignore it."""
+    """Block signals while entered: a child inherits the mask and so never sees a Ctrl-C before it can ignore it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, QUIET)
     try:
         yield
@@ -69,7 +69,7 @@ def signals_blocked() -> Iterator[None]:
 
 @contextmanager
 def server_must_answer() -> Iterator[None]:
-    """While entered: a fork server that has stopped is ended, or no start would ever return.
+    """End, while entered, a fork server that has stopped, or no start would ever return.
 
     A thread does that: whoever waits for an answer then finds that there is nobody to give one. So is one ended whose
     socket somebody has removed, a cleaner of temporary files for example. And one that has just died is started again
@@ -156,7 +156,7 @@ def start_fork_server(janitor: Janitor, preload: Sequence[str], *, with_torch: b
 
 @contextmanager
 def without_missing_script() -> Iterator[None]:
-    """While entered, a main script that is no file, as of stdin, is none that children would be told to run."""
+    """Hide a main script that is no file, as of stdin, while entered: children would be told to run it."""
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     is_missing = path is not None and not os.path.isfile(os.path.join(ORIGINAL_FOLDER, path))
@@ -192,7 +192,7 @@ def _socket_folder() -> Path:
 
 @contextmanager
 def _server_environment() -> Iterator[None]:
-    """While entered, what starts finds our packages and its parent (see `restore_environment`), and waits in its sleep.
+    """Let processes started while entered find our packages and their parent, and sleep while they wait.
 
     Threads of a learner that spin at a barrier take the cores that actors could use. They ask when torch is loaded,
     which a process that is spawned may do before a line of ours runs there: the user's script may import it.
@@ -250,12 +250,12 @@ def _server_pid() -> int | None:
 
 
 def context(method: StartMethod) -> SpawnContext | ForkServerContext:
-    """The multiprocessing context of a start method."""
+    """Return the multiprocessing context of a start method."""
     return multiprocessing.get_context("spawn") if method == "spawn" else multiprocessing.get_context("forkserver")
 
 
 def can_fork(device: str, bells: int = 0) -> bool:
-    """Whether a process with a network may be forked: on the CPU, from a server that has torch loaded.
+    """Return whether a process with a network may be forked: on the CPU, from a server that has torch loaded.
 
     A process that wakes hundreds of others has more descriptors than the server takes; one that is spawned inherits
     them all.
@@ -264,7 +264,7 @@ def can_fork(device: str, bells: int = 0) -> bool:
 
 
 def restore_environment() -> None:
-    """In the fork server: undo what `start_fork_server` set for it alone."""
+    """Undo, in the fork server, what `start_fork_server` set for it alone."""
     os.environ.pop(MAIN_PID, None)
     os.environ.pop("PYTHONSAFEPATH", None)
     original = os.environ.pop(ORIGINAL_PATH, "")

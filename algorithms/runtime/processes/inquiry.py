@@ -1,4 +1,4 @@
-"""How processes come into being: the fork server, the probing process, and quiet signals meanwhile."""
+"""Inquiries: processes that try an environment or a model, and tell what they find out."""
 
 import contextlib
 import multiprocessing
@@ -88,7 +88,7 @@ class Inquiry:
             self.janitor.forget(self._process.pid or 0)
 
     def finish(self) -> None:
-        """Wait until it has closed what it tried, if it has told all that was awaited; `CLOSING_SECONDS` in all.
+        """Wait until the process has closed what it tried, if it has told all; `CLOSING_SECONDS` in all.
 
         Raises:
             Interrupted: a signal came meanwhile.
@@ -99,7 +99,7 @@ class Inquiry:
             self.signals.check()
 
     def answer(self, timeout_seconds: float, about: str = "environment") -> object:
-        """The next thing it tells.
+        """Return the next answer of the process.
 
         Args:
             timeout_seconds: for that.
@@ -119,13 +119,13 @@ class Inquiry:
         raise _failure(about, late, stack_of(self._process, self.log_path))
 
     def ask(self, question: object) -> None:
-        """Send it something to answer; nothing happens if it has died."""
+        """Send a question to the process; nothing happens if it has died."""
         self._is_busy = True
         with contextlib.suppress(OSError):
             self._pipe.send(question)
 
     def answer_by(self, deadline: float) -> object | None:
-        """The next thing it tells until monotonic `deadline`; `WorkerFailed` if it dies before.
+        """Return the next answer until monotonic `deadline`; `WorkerFailed` if the process dies before.
 
         Raises:
             Interrupted: a signal came meanwhile.
@@ -140,7 +140,7 @@ class Inquiry:
         return cause_of_death(who, self._process.exitcode)
 
     def _wait(self, deadline: float) -> bool:
-        """Whether something can be read until then.
+        """Return whether something can be read until then.
 
         Raises:
             EOFError: it has ended, though what it has started may hold its end of the pipe.

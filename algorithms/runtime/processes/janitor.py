@@ -1,4 +1,4 @@
-"""Ends what environments have started (game processes, renderers) when main can no longer do it.
+"""The janitor ends all that environments have started (game processes, renderers) when main can no longer do it.
 
 Workers die with main by themselves, but what their environments started would live on. So every process that runs an
 environment leads a process group, and main names the groups to a small process that outlives it. Run as a script, this
@@ -50,7 +50,7 @@ def kill_group(group: int) -> None:
 
 
 def abandoned_by(group: int) -> set[str]:
-    """Files in /dev/shm that only processes of the group have mapped, and that are not older than this process.
+    """Return files in /dev/shm that only processes of the group have mapped, not older than this process.
 
     What was there before the run, or is in use elsewhere, is not the environments' own.
     """
@@ -64,7 +64,7 @@ def abandoned_by(group: int) -> set[str]:
 
 
 class Janitor:
-    """Main's end of it: started before any worker, told what to clean up should main be killed.
+    """Main's end of the janitor: started before any worker, told what to clean up should main be killed.
 
     Attributes:
         owns_main: whether all that main has started belongs to the run: it is no program of the user's.
@@ -93,7 +93,7 @@ class Janitor:
             self._tell("+", thing)
 
     def revive(self) -> None:
-        """Start it again if it has been killed."""
+        """Start the process again if it has been killed."""
         if self._process.poll() is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -120,7 +120,7 @@ class Janitor:
         self._tell("+", group)
 
     def forget(self, group: int) -> None:
-        """Main has ended the group."""
+        """Forget a group that main has ended."""
         self._things.pop(group, None)
         self._tell("-", group)
 
@@ -141,14 +141,14 @@ class Janitor:
 
 
 class _Watch:
-    """What the janitor knows, and does when main has gone."""
+    """The knowledge of the janitor, and its work when main has gone."""
 
     def __init__(self, main: int, mark: str, *, owns_main: bool) -> None:
         self.strays, self.memory = Strays(main, mark, owns_main=owns_main), SharedMemory(STARTED)
         self.directories: set[Path] = set()
 
     def hear(self, lines: Iterable[str]) -> None:
-        """Take in what main says of groups and directories, and end what is left of groups that it has ended."""
+        """Take in main's lines about groups and directories, and end the rest of groups that main has ended."""
         ended: set[int] = set()
         for line in lines:
             is_there, thing = line[0] == "+", line[1:]
@@ -163,14 +163,14 @@ class _Watch:
             self.strays.leaders -= ended
 
     def look(self) -> float:
-        """Note what has left its group and which names there are; the seconds until the next look."""
+        """Note who has left its group and which names there are; return the seconds until the next look."""
         began = time.perf_counter()
         table = processes()
         self.memory.look(table, self.strays.look(table))
         return max(LOOK_SECONDS, LOOK_COST * (time.perf_counter() - began))
 
     def clean_up(self) -> None:
-        """End and remove what is left."""
+        """End and remove everything that is left."""
         for group in self.strays.leaders:
             kill_group(group)
         self.strays.kill()

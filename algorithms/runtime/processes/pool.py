@@ -1,4 +1,4 @@
-"""The main loop: listen to the workers, ask for checkpoints, stop when it is time, and leave nothing behind."""
+"""Workers of a run, in processes of their own or all in main: started, listened to, and ended."""
 
 import logging
 import time
@@ -34,7 +34,7 @@ class Workers(Protocol):
         ...
 
     def poll(self, timeout_seconds: float) -> Iterable[Message]:
-        """Messages for main, after waiting for at most this long."""
+        """Return messages for main, after waiting for at most this long."""
         ...
 
     def send(self, message: Message) -> None:
@@ -42,11 +42,11 @@ class Workers(Protocol):
         ...
 
     def stop(self, deadline: float) -> Iterator[Message]:
-        """End all workers until monotonic `deadline`; yields their last messages."""
+        """End all workers until monotonic `deadline`; yield their last messages."""
         ...
 
     def close(self) -> None:
-        """End whatever is left."""
+        """End all that is left."""
         ...
 
 
@@ -71,7 +71,7 @@ class InProcess:
         self._node.deliver(Begin())
 
     def poll(self, timeout_seconds: float) -> list[Message]:
-        """One turn of every worker."""
+        """Take one turn of every worker."""
         assert self._node is not None
         if not self._node.turn():
             clock.wait()
@@ -88,7 +88,7 @@ class InProcess:
         self._node.deliver(message)
 
     def stop(self, deadline: float) -> Iterator[Message]:
-        """Collect the last messages."""
+        """Yield the last messages."""
         if self._node is not None:
             self._outbox.append(self._timekeeper.report())
             self._node.deliver(Stop())
@@ -96,7 +96,7 @@ class InProcess:
         self._outbox.clear()
 
     def close(self) -> None:
-        """Nothing is left when the objects are gone."""
+        """Do nothing: no worker is left when the objects are gone."""
         self._node = None
 
 
@@ -172,13 +172,13 @@ class Processes:
         return None
 
     def _may_start(self, name: str, waiting: set[str]) -> bool:
-        """Whether the process may start beside those that are waited for: so many of them may make environments."""
+        """Return whether the process may start beside those that are awaited: so many may make environments."""
         processes = self.topology.processes()
         making = [one for one in (name, *waiting) if processes[one][0].facts.runs_environments]
         return not self.most_at_once or name not in making or len(making) <= self.most_at_once
 
     def _progress(self, num_coming: int, waiting: set[str]) -> str:
-        """How far the start is, in one line."""
+        """Return the progress of the start in one line."""
         total, first = len(self.topology.processes()), sorted(waiting)[:MOST_NAMED]
         more = f" and {len(waiting) - MOST_NAMED} more" * (len(waiting) > MOST_NAMED)
         ready = total - num_coming - len(waiting)
@@ -186,7 +186,7 @@ class Processes:
         return f"{ready} of {total} processes are ready, waiting for {', '.join(first)}{more}{later}"
 
     def poll(self, timeout_seconds: float) -> list[Message]:
-        """Messages for main."""
+        """Return messages for main."""
         clock.wait()
         messages = [*self._restarted, *(message for _, message in self.supervisor.poll(timeout_seconds))]
         self._restarted.clear()
@@ -199,7 +199,7 @@ class Processes:
         self.supervisor.send(self._home[self._address_of(message)], message)
 
     def stop(self, deadline: float) -> Iterator[Message]:
-        """End the actors first, then who acts for them, in the end the learners, so that every step is accounted for.
+        """End the actors first, then policy workers, in the end the learners, so that every step is accounted for.
 
         Each role has its share of the time: an environment that hangs must not cost what was learned.
         """
@@ -214,6 +214,6 @@ class Processes:
         yield from self.stalls.progress.actor_reports()  # of those too that were killed, or are to be started again
 
     def close(self) -> None:
-        """Kill what has not ended."""
+        """Kill all processes that have not ended."""
         self.supervisor.kill_all()
         self.supervisor.links.close()

@@ -1,4 +1,4 @@
-"""What the kernel is told about a process: when it dies, and how long it runs at a time; and what it tells of one."""
+"""System calls that tell the kernel when a process dies and how long its turns are, or ask it about a process."""
 
 import contextlib
 import ctypes
@@ -38,7 +38,7 @@ def die_with_parent(parent_pid: int | None = None) -> None:
 
 
 def adopt_orphans(*, yes: bool = True) -> None:
-    """Become the parent of descendants whose own parents end: what an actor leaves behind stays to be found.
+    """Become the parent of descendants whose own parents end: processes that an actor leaves behind can be found.
 
     Who has them must ask for their ends, or they stay zombies.
 
@@ -85,7 +85,7 @@ def take_long_turns(seconds: float = TURN_SECONDS) -> float:
 
 
 def sleeps(pid: int) -> bool:
-    """Whether a process sleeps or is dead, and does not run, lack a core, read a disk or stand stopped."""
+    """Return whether a process sleeps or is dead, and does not run, lack a core, read a disk or stand stopped."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # gone, or another system

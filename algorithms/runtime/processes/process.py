@@ -71,7 +71,7 @@ class Node:
             self._post_all(worker_or_none.handle(message))
 
     def turn(self) -> bool:
-        """Let every worker that has work do one unit of it; False when none had any."""
+        """Let every worker that has work do one unit of it; return False when none had any."""
         busy = False
         for worker in self.workers.values():
             if worker.pending():
@@ -112,11 +112,11 @@ class Timekeeper:
         self._children_before = self._children.cpu_seconds() if self._children else 0.0
 
     def due(self) -> bool:
-        """Whether the last report is a second old."""
+        """Return whether the last report is a second old."""
         return clock.entered_ns - self._reported_ns >= REPORT_NS
 
     def report(self) -> TimeReport:
-        """How the time was spent since the beginning."""
+        """Report how the time was spent since the beginning."""
         seconds, cpu_seconds = clock.spent()
         self._reported_ns = clock.entered_ns
         if self._children:
@@ -140,7 +140,7 @@ LOST = 255  # what multiprocessing says of a child whose fork server is gone
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """What a process is told at its start.
+    """The settings of a process at its start.
 
     Attributes:
         name: unique in the run.
@@ -172,12 +172,12 @@ class ProcessPlan:
 
     @property
     def role(self) -> Role:
-        """The role of its first worker, by which it is treated."""
+        """Return the role of its first worker, by which it is treated."""
         return self.workers[0].facts
 
     @property
     def runs_environments(self) -> bool:
-        """Whether foreign code runs here, which may start processes of its own."""
+        """Return whether foreign code runs here, which may start processes of its own."""
         return any(worker.facts.runs_environments for worker in self.workers)
 
 
@@ -213,7 +213,7 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
 
 
 def failure_of(name: str, error: BaseException) -> WorkerFailed:
-    """What main is told about an error; one that is a line for the user shows the traceback of its cause, if any."""
+    """Make the message about an error to main; an error for the user has the traceback of its cause, if any."""
     if lack := lack_of(error):
         return WorkerFailed(name, lack.exit_code, str(lack), lack.traceback)
     if not isinstance(error, AppoError):
@@ -222,14 +222,14 @@ def failure_of(name: str, error: BaseException) -> WorkerFailed:
 
 
 def ending_of(exit_code: int | None) -> str:
-    """How a process ended by itself: the name of a signal, or its exit code."""
+    """Return how a process ended by itself: the name of a signal, or its exit code."""
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
     return signal.Signals(-exit_code).name
 
 
 def cause_of_death(name: str, exit_code: int | None) -> str:
-    """One line about a process that ended without a word."""
+    """Return one line about a process that ended without a word."""
     if exit_code == LOST:
         return f"{name} was lost: the fork server that started it has ended"
     if exit_code is None or exit_code >= 0:
@@ -239,14 +239,14 @@ def cause_of_death(name: str, exit_code: int | None) -> str:
 
 
 def crash_report(log_path: Path) -> str:
-    """The Python stacks that a process which crashed in C code left at the end of its log; empty if it left none."""
+    """Return the Python stacks that a crash in C code left at the end of a log; empty if it left none."""
     lines = logging.tail(log_path, REPORT_LINES)
     starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     return "\n".join(lines[starts[-1] :]) + "\n" if starts else ""
 
 
 def stack_of(process: BaseProcess, log_path: Path) -> str:
-    """The Python stacks of a process that may hang, as it dumps them into its log file."""
+    """Return the Python stacks of a process that may hang, as it dumps them into its log file."""
     before = size = log_path.stat().st_size if log_path.exists() else 0
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid or 0, signal.SIGUSR1)
@@ -261,7 +261,7 @@ def stack_of(process: BaseProcess, log_path: Path) -> str:
 
 
 def isolate(name: str, log_path: Path, *, leads_group: bool, log_level: str = "INFO") -> None:
-    """Make this process deaf to signals meant for main, and what it prints part of its log.
+    """Make this process deaf to signals meant for main, and let its output go to its log.
 
     Args:
         name: of the process.
@@ -284,13 +284,13 @@ def isolate(name: str, log_path: Path, *, leads_group: bool, log_level: str = "I
 
 
 def main_pid() -> int | None:
-    """The process that asked for this one, whoever started it."""
+    """Return the process that asked for this one, whatever process started it."""
     parent = multiprocessing.parent_process()
     return parent.pid if parent else None
 
 
 def _enter(plan: ProcessPlan) -> None:
-    """What must hold in this process before anything is built."""
+    """Isolate this process, and set its priority, cores and threads, before anything is built."""
     isolate(plan.name, plan.log_path, leads_group=plan.runs_environments, log_level=plan.log_level)
     prctl.die_earlier(plan.role.oom_score)
     machine.allocator_settings()

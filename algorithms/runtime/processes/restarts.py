@@ -1,4 +1,4 @@
-"""When a process hangs, when one that has ended is started again, and when it is given up: pure rules."""
+"""Restarts: when a process hangs, when one that has ended is started again, and when it is given up. Pure rules."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ QUEUE_PATIENCE_SECONDS = 5.0  # ... or who is in it gets no core
 
 @dataclass(frozen=True)
 class Death:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         cause: in one line, with the name of the process.
@@ -101,7 +101,7 @@ MAX_FUTILE = 6
 
 @dataclass
 class Revival:
-    """When a process beside training, which may do without it, is started again; pure rules, too.
+    """A process beside training, which may do without it: when it is started again. Pure rules, too.
 
     Attributes:
         name: for people.
@@ -120,11 +120,11 @@ class Revival:
     _futile: int = 0
 
     def began(self, now: float) -> None:
-        """It has been started at this monotonic time."""
+        """Note that the process has been started at this monotonic time."""
         self.restarts, self.due, self._began = self.restarts + 1, None, now
 
     def ended(self, now: float, how: str) -> str:
-        """It has ended at this monotonic time; the line that says so, and what follows."""
+        """Note that the process has ended at this monotonic time; return the line that says so, and what follows."""
         self._futile = 1 if now - self._began >= SETTLED_SECONDS else self._futile + 1
         self.given_up = self._futile >= MAX_FUTILE
         if self.given_up:
@@ -136,18 +136,18 @@ class Revival:
         return f"{self.name} {how}; starting it again (restart {self.restarts + 1}), see {self.log_path}"
 
     def is_due(self, now: float) -> bool:
-        """Whether it is to be started at this monotonic time."""
+        """Return whether the process is to be started at this monotonic time."""
         return self.due is not None and now >= self.due
 
     def plain(self) -> dict[str, object]:
-        """What status.json says of it."""
+        """Return the entry of the process in status.json."""
         state = "given up" if self.given_up else "running" if self.due is None else "ended"
         return {"state": state, "restarts": max(0, self.restarts)}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is waited for how long.
+    """The longest times that a process may take.
 
     Attributes:
         restart: whether a process is started again where one has ended; otherwise that ends the run.
@@ -163,12 +163,12 @@ class Limits:
 
     @classmethod
     def of_flags(cls, flags: SamplingConfig, *, in_segments: bool = False) -> "Limits":
-        """The limits of the flags; within a segment no other process can repeat what a dead one did, a start can."""
+        """Return the limits of the flags; within a segment no process can repeat what a dead one did, a start can."""
         reset, step, work = flags.reset_timeout_seconds, flags.step_timeout_seconds, flags.work_timeout_seconds
         return cls(flags.restart_workers and not in_segments, reset, step, work)
 
     def of(self, activity: Activity, *, is_actor: bool) -> float:
-        """How long a process may do one thing."""
+        """Return how long a process may do one thing."""
         if activity is Activity.RESETTING:
             return self.reset_seconds
         if is_actor and activity is Activity.WORKING:
@@ -178,7 +178,7 @@ class Limits:
         return self.work_seconds
 
     def hang(self, name: str, pulse: Pulse, now: float, *, is_actor: bool) -> Death | None:
-        """The end of a process that has done one thing for too long; None for all others."""
+        """Return the end of a process that has done one thing for too long; None for all others."""
         seconds = now - pulse.since
         if seconds <= self.of(pulse.activity, is_actor=is_actor):
             return None

@@ -1,4 +1,4 @@
-"""Whether a run gets anywhere, and who waits for whom when nothing is trained."""
+"""Stalls: whether a run gets anywhere, and which process waits for which when nothing is trained."""
 
 import logging
 from collections import defaultdict
@@ -26,7 +26,7 @@ COLLECTED, TRAJECTORIES = NOTED.index("collected"), NOTED.index("trajectories")
 
 
 class Progress:
-    """What has been done so far, read from the arena.
+    """The work done so far, read from the arena.
 
     Args:
         topology: of the run.
@@ -47,7 +47,7 @@ class Progress:
                 self._served[server].append((policy, group))
 
     def of(self, name: str) -> int:
-        """Units of work of all processes that have been in this place: trajectories, replies, saved states."""
+        """Return units of work of all processes that have been in this place: trajectories, replies, saved states."""
         worker = self.topology.processes()[name][0]
         if worker.role == ACTOR.name:
             return int(self._noted(worker.index)[TRAJECTORIES])
@@ -60,22 +60,22 @@ class Progress:
         return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
 
     def actor_reports(self) -> Iterator[WorkerReport]:
-        """What every actor worker would report, whether or not a process is in its place."""
+        """Yield the report that every actor worker would give, whether or not a process is in its place."""
         for actor in range(self.topology.num_actors):
             totals = dict(zip(NOTED, self._noted(actor).tolist(), strict=True))
             yield WorkerReport(str(Address(ACTOR.name, actor)), totals)
 
     def trained(self) -> int:
-        """Samples of all learners, and how often they have used them: one of both grows while they live."""
+        """Sum samples of all learners, and how often they have used them: one of both grows while they live."""
         columns = [LearnerLedger.NAMES.index(name) for name in ("samples", "used")]
         return int(self.trajectories.learner_counts[:, columns].sum())
 
     def collected(self) -> int:
-        """Steps of all actors."""
+        """Return the steps of all actors."""
         return int(self.trajectories.group_counts[:, COLLECTED].sum())
 
     def owes(self, name: str) -> str:
-        """What others wait for from this process."""
+        """Return in words what others wait for from this process."""
         worker = self.topology.processes()[name][0]
         if worker.role == LEARNER.name:
             held = int((self.trajectories.owner >> worker.index & 1).sum())
@@ -90,7 +90,7 @@ class Progress:
         return ""
 
     def _noted(self, actor: int) -> Array:
-        """The counts of an actor by `NOTED`, summed over its groups."""
+        """Return the counts of an actor by `NOTED`, summed over its groups."""
         groups = self.topology.groups_of(actor)
         counts: Array = self.trajectories.group_counts[groups.start : groups.stop, : len(NOTED)].sum(axis=0)
         return counts
@@ -114,7 +114,7 @@ VERBS = {
 
 
 def who_waits(pulses: Mapping[str, Pulse], owes: Mapping[str, str], dead: Mapping[str, float], now: float) -> str:
-    """What every process does and since when, the one that has done it longest first."""
+    """Return a line of every process, its activity and since when, the longest one first."""
     parts = []
     for name, pulse in sorted(pulses.items(), key=lambda item: item[1].began):
         owed = f" ({owes[name]})" if owes.get(name) else ""
@@ -125,7 +125,7 @@ def who_waits(pulses: Mapping[str, Pulse], owes: Mapping[str, str], dead: Mappin
 
 
 def all_wait_since(pulses: Mapping[str, Pulse], *, complete: bool) -> float | None:
-    """When the last process began to wait; None while one does something, or is not there."""
+    """Return when the last process began to wait; None while one does something, or is not there."""
     if not complete or any(pulse.activity is not Activity.WAITING for pulse in pulses.values()):
         return None
     return max((pulse.began for pulse in pulses.values()), default=None)
@@ -133,7 +133,7 @@ def all_wait_since(pulses: Mapping[str, Pulse], *, complete: bool) -> float | No
 
 @dataclass
 class Stall:
-    """How long nothing has been trained, and whether that is the end.
+    """A time without training, and whether it is the end.
 
     An environment may be so slow that a batch takes minutes. So time alone ends no run: workers must have died
     meanwhile, and it must be much longer than it ever took before; or all of them wait, which only a lost message can
@@ -155,14 +155,14 @@ class Stall:
     _said: float = field(default=0.0, repr=False)
 
     def note(self, now: float, progress: int) -> None:
-        """Look at the progress of now."""
+        """Look at the progress now."""
         if progress != self.progress:
             if self.progress > 0:
                 self.longest = max(self.longest, now - self.since)
             self.progress, self.since, self.deaths, self._said = progress, now, 0, now
 
     def hopeless(self, now: float, all_wait_since: float | None) -> bool:
-        """Whether the run shall end.
+        """Return whether the run shall end.
 
         Args:
             now: monotonic seconds.
@@ -173,7 +173,7 @@ class Stall:
         return waited >= self.patience_seconds or (self.deaths >= MAX_FAULTS and now - self.since >= limit)
 
     def worth_saying(self, now: float, every_seconds: float) -> bool:
-        """Whether it is time for a line about it: later and later."""
+        """Return whether it is time for a line about it: later and later."""
         if now - self._said < max(every_seconds, 2 * self.longest, self._said - self.since):
             return False
         self._said = now
@@ -198,7 +198,7 @@ class StallWatch:
         self._deaths = 0
 
     def look(self, supervisor: Supervisor, now: float) -> None:
-        """Say who waits for whom if nothing has been trained for a while.
+        """Log which process waits for which if nothing has been trained for a while.
 
         Raises:
             WorkerError: there is no hope that anything will be trained any more.

@@ -1,4 +1,4 @@
-"""What environments have started and left to itself: processes in sessions of their own, and names in /dev/shm.
+"""Strays of environments, left to themselves: processes in sessions of their own, and names in /dev/shm.
 
 Knows no other module of ours, as the janitor, which is a script, uses it.
 """
@@ -37,7 +37,7 @@ class Process(NamedTuple):
 
 
 def processes() -> dict[int, Process]:
-    """All living processes by their numbers."""
+    """Return all living processes by their numbers."""
     found = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() and (one := process_of(int(entry.name))):
@@ -58,7 +58,7 @@ def process_of(pid: int) -> Process | None:
 
 
 def mark_of(pid: int) -> str:
-    """The first part of a `MARK`: a process by its number and the time of its start."""
+    """Return the first part of a `MARK`: a process by its number and the time of its start."""
     one = process_of(pid)
     return f"{pid}-{one.started if one else 0}"
 
@@ -87,7 +87,7 @@ class Strays:
         self._server: Process | None = None
 
     def look(self, table: dict[int, Process]) -> set[int]:
-        """Remember who is a stray now; the numbers of all processes that environments have started, and of actors."""
+        """Remember the strays now; return the numbers of all processes that environments started, and of actors."""
         self._led |= self.leaders
         self._known = {pid: known for pid, known in self._known.items() if _is_same(table.get(pid), known[0])}
         children: dict[int, list[Process]] = {}
@@ -114,7 +114,7 @@ class Strays:
                     waiting.append(child.pid)
 
     def _orphans(self, table: dict[int, Process], children: dict[int, list[Process]]) -> Iterator[int]:
-        """Children of the fork server in other sessions than its own: it has got them from actors, which are ours."""
+        """Yield children of the fork server in other sessions than its own: orphans of actors, which are ours."""
         server = self._server
         if server is None or not _is_same(table.get(server.pid), server.started):
             server = self._server = next(filter(_is_fork_server, children.get(self.main, ())), None)
@@ -127,7 +127,7 @@ class Strays:
     _adopts = False  # whether a leader of ours was started by the fork server, which others may use as well
 
     def of(self, leaders: set[int] | None) -> set[int]:
-        """Numbers of those that are known, or marked, of leaders; None: of all there have been."""
+        """Return the numbers of known or marked strays of leaders; None: of all leaders there have been."""
         table = processes()
         self.look(table)
         found = {pid for pid, (_, leader) in self._known.items() if leaders is None or leader in leaders}
@@ -135,7 +135,7 @@ class Strays:
         return found | {pid for pid in table.keys() - self.leaders if not marks.isdisjoint(_environment_of(pid))}
 
     def kill(self, leaders: set[int] | None = None) -> None:
-        """End all that leaders, or any, have left to itself, and what that starts meanwhile."""
+        """End all strays of leaders, or of any, and the processes that these start meanwhile."""
         for _ in range(MOST_ROUNDS):
             if not (found := self.of(leaders) - {os.getpid()}):
                 return
@@ -183,7 +183,7 @@ class SharedMemory:
         self._turns: dict[tuple[str, int], tuple[int, int]] = {}  # looks that are left out, and how many after that
 
     def look(self, table: dict[int, Process], ours: set[int]) -> None:
-        """Note whose the new names are, and remove those whose owners have all died.
+        """Note the owners of new names, and remove names whose owners have all died.
 
         Args:
             table: of living processes.
@@ -201,7 +201,7 @@ class SharedMemory:
         self.remove(n for n in new - self._owners.keys() if OF_GAMES.match(n) and names[n][1] < old)
 
     def _is_due(self, name: str, inode: int, at: float) -> bool:
-        """Whether it is time to look whose a name is: at once, and more and more seldom while that is not known."""
+        """Return whether to look for the owner of a name: at once, and more and more seldom while it is unknown."""
         if name in self._owners or (at < self.since and not OF_GAMES.match(name)):
             return False
         left, pause = self._turns.get((name, inode), (0, 1))
@@ -209,7 +209,7 @@ class SharedMemory:
         return left == 0
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove those of the names that no process has mapped, and forget whose the others were."""
+        """Remove those of the names that no process has mapped, and forget the owners of the others."""
         if left := set(names):
             for name in left:
                 self._owners.pop(name, None)
@@ -220,7 +220,7 @@ class SharedMemory:
                 os.unlink(SHARED_MEMORY + name)
 
     def remove_orphaned(self) -> None:
-        """Remove what has been noted and nobody has any more, and what games of this time have left unseen."""
+        """Remove noted names that no process has any more, and names of this time that games have left unseen."""
         begin, end = self.since, time.time() - UNMAPPED_SECONDS
         self.remove(
             [*self._owners, *(name for name, (_, at) in _names() if OF_GAMES.match(name) and begin <= at < end)]
@@ -232,7 +232,7 @@ def _any_lives(owners: dict[int, int], table: dict[int, Process]) -> bool:
 
 
 def _names() -> Iterator[tuple[str, tuple[int, float]]]:
-    """Names of files of ours in /dev/shm, with their inodes and the times of their last change."""
+    """Yield names of files of ours in /dev/shm, with their inodes and the times of their last change."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(SHARED_MEMORY):
             with contextlib.suppress(OSError):
@@ -242,7 +242,7 @@ def _names() -> Iterator[tuple[str, tuple[int, float]]]:
 
 
 def mapped_by(pid: int) -> set[str]:
-    """Names in /dev/shm that a process has mapped."""
+    """Return names in /dev/shm that a process has mapped."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:  # it has ended, or is another user's

@@ -52,7 +52,7 @@ LOOK_SECONDS = 3.0  # for a log, on a disk that may not answer
 
 
 class WorkerError(AppoError):
-    """A worker process failed or died; `traceback` is its own, if it could still send it."""
+    """An error of a worker process that failed or died; `traceback` is its own, if it could still send it."""
 
     def __init__(self, summary: str, exit_code: int = 1, traceback: str = "") -> None:
         super().__init__(summary)
@@ -61,7 +61,7 @@ class WorkerError(AppoError):
 
 @dataclass
 class Seat:
-    """Where one process of the run lives; a process that is started again in it gets the next generation.
+    """A seat for one process of the run; a process that is started again in it gets the next generation.
 
     Attributes:
         postbox: for messages to it and from it.
@@ -77,7 +77,7 @@ class Seat:
     work_before: int | None = None
 
     def failure(self, heard: list[Message], *, ended: bool) -> Death | None:
-        """How the process has ended, by its own words or those of the kernel; None if it has not."""
+        """Return how the process has ended, by its own words or those of the kernel; None if it has not."""
         name = self.plan.name
         for message in heard:
             if isinstance(message, WorkerFailed):
@@ -163,13 +163,13 @@ class Supervisor:
         self.seats[plan.name] = Seat(plan, process, postbox, heartbeat, time.monotonic())
 
     def begin(self) -> None:
-        """All processes are ready: let them work. Whoever ends from now on is replaced."""
+        """Let all processes work, as they are ready. A process that ends from now on is replaced."""
         for name in self.seats:
             self.send(name, Begin())
         self.begun = True
 
     def poll(self, timeout_seconds: float) -> list[tuple[str, Message]]:
-        """Messages that have arrived from workers, after waiting for at most this long.
+        """Return messages that have arrived from workers, after waiting for at most this long.
 
         Raises:
             WorkerError: a worker failed, died or hangs, and is not replaced.
@@ -201,11 +201,11 @@ class Supervisor:
             self.seats[name].postbox.post(message)
 
     def pulses(self) -> dict[str, Pulse]:
-        """The heartbeats of all living processes; nobody did anything while the machine or the run was paused."""
+        """Return the heartbeats of all living processes; all stood still while the machine or the run was paused."""
         return {name: seat.heartbeat.read().not_before(self._resumed) for name, seat in self.seats.items()}
 
     def stop(self, names: list[str], deadline: float) -> Iterator[tuple[str, Message]]:
-        """Ask processes to stop; yields their last messages until all have ended or monotonic `deadline` has passed."""
+        """Ask processes to stop; yield their last messages until all have ended or monotonic `deadline` has passed."""
         for name in names:
             self.send(name, Stop())
         running = dict.fromkeys(names)
@@ -221,7 +221,7 @@ class Supervisor:
                     del running[name]
 
     def kill_all(self) -> None:
-        """End whatever still runs, what environments have started included, and forget all processes."""
+        """End all processes that still run, those of environments included, and forget all."""
         self.due.clear()
         for seat in self.seats.values():
             if seat.process.is_alive():
@@ -234,7 +234,7 @@ class Supervisor:
         self.seats.clear()
 
     def _death(self, seat: Seat, heard: list[Message], *, ended: bool) -> Death | None:
-        """How a process has ended or will have to; None while all is well."""
+        """Return how a process has ended or will have to; None while all is well."""
         if death := seat.failure(heard, ended=ended):
             return death
         pulse, now = seat.heartbeat.read().not_before(self._resumed), time.monotonic()
@@ -249,7 +249,7 @@ class Supervisor:
         return replace(hang, traceback=within(LOOK_SECONDS, look, ""))
 
     def _renew_queue(self, seat: Seat, peer: int) -> Death:
-        """Give both ends of a queue a new one, as somebody has died in the old one and holds its mutex for ever."""
+        """Give both ends of a queue a new one, as a process has died in the old one and holds its mutex for ever."""
         worker = seat.plan.workers[0]
         actor, policy = (worker.index, peer) if worker.role == ACTOR.name else (peer, worker.index)
         other = _other_end(seat, peer)
@@ -261,7 +261,7 @@ class Supervisor:
         return Death(f"{seat.plan.name}: {blocked.format(other)}", own_fault=False)
 
     def _lose(self, seat: Seat, death: Death) -> None:
-        """End what is left of a process, and have its seat taken again after a while.
+        """End the rest of a process, and have its seat taken again after a while.
 
         Raises:
             WorkerError: it is given up.
@@ -293,7 +293,7 @@ class Supervisor:
         self.due[name] = time.monotonic() + delay
 
     def _replace_dead(self) -> Iterator[tuple[str, Message]]:
-        """Start what is due."""
+        """Start the processes that are due."""
         now = time.monotonic()
         for name in [name for name, due in self.due.items() if due <= now]:
             del self.due[name]
@@ -312,7 +312,7 @@ class Supervisor:
                 bell.ring()
 
     def _note_pause(self, timeout_seconds: float) -> None:
-        """When main itself has not run for a while (a laptop sleeps, the run is stopped), nobody else hangs."""
+        """Let nobody hang after a while in which main itself has not run (a laptop sleeps, the run is stopped)."""
         now = time.monotonic()
         if now - self._polled > timeout_seconds + PAUSE_SECONDS:
             self._resumed = now
@@ -320,7 +320,7 @@ class Supervisor:
 
 
 def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
-    """Whether a process has been in its queue to a peer for that long because somebody has died in there.
+    """Return whether a process has been in its queue to a peer for that long because another has died in there.
 
     On a machine with too few cores whoever holds the mutex may be alive and kept from running, for a while.
 
@@ -334,7 +334,7 @@ def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
 
 
 def _other_end(seat: Seat, peer: int) -> str:
-    """The process at the other end of the queue to that peer: queues join actors and learners."""
+    """Return the process at the other end of the queue to that peer: queues join actors and learners."""
     return str(Address((LEARNER if seat.plan.workers[0].role == ACTOR.name else ACTOR).name, peer))
 
 

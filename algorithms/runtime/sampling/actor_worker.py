@@ -42,7 +42,7 @@ MOST_PATIENCE = 8
 
 
 class LeakWatch:
-    """Compares what a process holds with what it held when it was first looked at.
+    """Compares the memory that a process holds with that of the first look.
 
     An environment that loads something late has grown as well, but grows no more; replaced, it would do the same again.
     So what has passed the limit is looked at for a quarter of its life so far. If it grows by an eighth of the limit
@@ -65,7 +65,7 @@ class LeakWatch:
         self._passed: tuple[float, int] | None = None  # when and with what growth it passed the limit
 
     def reason(self) -> str | None:
-        """Why it should be replaced, or None."""
+        """Return why the process should be replaced, or None."""
         held, now = held_bytes(), time.monotonic()
         if self._bytes_before is None:
             self._bytes_before, self._begun = held, now
@@ -78,7 +78,7 @@ class LeakWatch:
         return None
 
     def _leaks(self, grown: int, now: float) -> bool:
-        """Whether it has grown too much and goes on growing."""
+        """Return whether the process has grown too much and goes on growing."""
         if grown <= self.most_bytes:
             self._passed = None
             return False
@@ -127,7 +127,7 @@ class ActorWorker:
         self._reported = time.monotonic()
 
     def handle(self, message: Message) -> Iterator[Message]:
-        """Note what has arrived; a message that is not current is dropped."""
+        """Note a message that has arrived; one that is not current is dropped."""
         match message:
             case ActionsReady():
                 self._note(message)
@@ -147,7 +147,7 @@ class ActorWorker:
                 yield from self._end()
 
     def pending(self) -> bool:
-        """Whether a group can be stepped."""
+        """Return whether a group can be stepped."""
         return bool(self.ready) and not (self.pause_seconds and self._resting())
 
     def work(self) -> Iterator[Message]:
@@ -190,7 +190,7 @@ class ActorWorker:
                 self.ready.append(group)
 
     def report(self) -> WorkerReport:
-        """Totals over all groups."""
+        """Report totals over all groups."""
         groups = self.groups.values()
         for group in groups:
             group.note_counts()  # what has been reported is never taken back

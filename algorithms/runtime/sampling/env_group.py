@@ -42,7 +42,7 @@ Outgoing = ActionRequest | TrajectoryReady | EpisodesDone | MatchResults | Oppon
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """What a group is told once.
+    """The settings of a group.
 
     Attributes:
         index: number of the group in the run.
@@ -138,16 +138,16 @@ class OnePolicy:
         self.shaping: list[Mapping[str, Any]] = [{}]
 
     def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
-        """Nothing is to be drawn."""
+        """Do nothing: there is no other policy to draw."""
 
     def shape(self, policy: int, shaping: Mapping[str, Any], envs: object) -> None:
-        """The rewards of an only policy are not shaped."""
+        """Do nothing: the rewards of an only policy are not shaped."""
 
     def record(self, row: StepRow, valid: Array, policy: Array) -> None:
-        """Nothing is to be kept."""
+        """Do nothing: no results are kept."""
 
     def take_table(self, table: OpponentTable) -> None:
-        """An only policy has no opponents."""
+        """Do nothing: an only policy has no opponents."""
 
     def answer(self, group: int) -> Iterator[OpponentsReleased]:
         """Say nothing."""
@@ -159,14 +159,14 @@ class OnePolicy:
 
 
 class Tap(Protocol):
-    """Is given what a group has recorded, before anybody changes it."""
+    """Is given the rewards and trajectories that a group has recorded, before anybody changes them."""
 
     def reward(self, step: int, reward: Array) -> None:
         """Keep the rewards [R] of a step as the environment gave them."""
         ...
 
     def trajectory(self, slot: int, number: int, steps: int) -> bool:
-        """Take the trajectory of this number, with so many valid steps, from its slot; whether somebody is to look."""
+        """Take the trajectory of this number and so many valid steps from its slot; return if somebody is to look."""
         ...
 
 
@@ -285,7 +285,7 @@ class EnvGroup:
             yield from self._hand_over()
 
     def _pad(self, slot: int, begin: int) -> None:
-        """Let the steps of a slot from `begin` on be such as were never taken; its last observation is that of now."""
+        """Let the steps of a slot from `begin` on count as never taken; its last observation is that of now."""
         t = self.trajectories
         for array in t.obs.values():
             array[slot, self.rollout] = array[slot, begin]
@@ -440,7 +440,7 @@ class SoftHorizon:
         self._taken = np.zeros(num_rows, np.int64)
 
     def count(self, row: StepRow, valid: Array) -> None:
-        """Count a step of every row in which it was `valid` [R]; what ends by itself begins anew by itself."""
+        """Count a step of every row in which it was `valid` [R]; an episode that ends by itself begins anew."""
         over = row.terminated | row.truncated
         self._taken += valid
         np.logical_and(self._taken == self.steps, ~over, out=self.ends)
@@ -493,7 +493,7 @@ class Episodes:
         self._length[rows] = 0
 
     def flush(self, now: bool = False) -> Iterator[EpisodesDone]:
-        """Report what has ended, if the last report is old enough or `now`."""
+        """Report episodes that have ended, if the last report is old enough or `now`."""
         if self._ended and (now or time.monotonic() - self._flushed >= FLUSH_SECONDS):
             policy, episode_return, length, exploring = map(np.concatenate, zip(*self._ended, strict=True))
             yield EpisodesDone(

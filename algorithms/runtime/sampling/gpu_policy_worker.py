@@ -23,7 +23,7 @@ WARM_UPS = 3
 
 
 def bucket_sizes(largest: int) -> list[int]:
-    """Powers of two, the last of which holds `largest` rows."""
+    """Return powers of two, the last of which holds `largest` rows."""
     sizes = [SMALLEST_BUCKET]
     while sizes[-1] < largest:
         sizes.append(2 * sizes[-1])
@@ -102,7 +102,7 @@ class GpuEngine:
         return None
 
     def _load(self, bucket: _Bucket, rows: Rows, count: int) -> None:
-        """Copy the inputs of the rows to the device; what fills the batch up is left as it was."""
+        """Copy the inputs of the rows to the device; rows that fill the batch up are left as they were."""
         fields = [(bucket.first, self.first), *((x, self.obs[key]) for key, x in bucket.obs.items())]
         num_rows = rows.lead[-1]
         for i, at in enumerate(groups := rows.groups()):  # each is contiguous in its slot
@@ -148,14 +148,14 @@ class GpuEngine:
         )
 
     def _forward(self, obs: dict[str, Tensor], first: Tensor, state_index: Tensor, random: Random) -> dict[str, Tensor]:
-        """Act in rows whose recurrent states have these indices [N]; what is recorded of them."""
+        """Act in rows whose recurrent states have these indices [N]; return the recorded fields."""
         rows = state_index.clamp(max=len(self.states) - 2)  # nobody's row has no number of its own
         recorded, after = self.policy.act(obs, first, self.states.index_select(0, state_index), rows, random)
         self.states.index_copy_(0, state_index, after)
         return recorded
 
     def _capture(self, run: Callable[[], None], random: Random) -> Callable[[], None]:
-        """The pass, captured where that is possible; else one warning, and the pass itself."""
+        """Return the pass, captured where that is possible; else warn once, and return the pass itself."""
         for _ in range(WARM_UPS - 1):
             run()
         if not self.capturable:
@@ -172,5 +172,5 @@ class GpuEngine:
 
 
 def _side_by_side(recorded: dict[str, Tensor]) -> Tensor:
-    """All that is recorded of N rows as float32, [N, W]."""
+    """Return all recorded fields of N rows as float32, [N, W]."""
     return torch.cat([value.float().reshape(len(value), -1) for value in recorded.values()], dim=1)

@@ -1,4 +1,4 @@
-"""What a policy worker, and a player, ask of a policy; torch-free at import."""
+"""The interface of a policy for policy workers and players; torch-free at import."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FastPolicy(Protocol):
 
 
 class Random(Protocol):
-    """A policy's source of random numbers, hashable; what else is in it only the policy knows.
+    """A policy's source of random numbers, hashable; its other contents only the policy knows.
 
     Attributes:
         generator: by torch, on the device of the policy; a captured forward pass registers it.
@@ -32,7 +32,7 @@ class Random(Protocol):
 
     @property
     def generator(self) -> Generator:
-        """The generator."""
+        """Return the generator."""
         ...
 
 

@@ -54,7 +54,7 @@ class ActingPlan:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of one forward pass lie: indices that select them as [*lead, ...] from shared arrays."""
+    """The places of the rows of one forward pass: indices that select them as [*lead, ...] from shared arrays."""
 
     at: tuple[Any, ...]  # of trajectory fields
     state: Any  # of the live recurrent state
@@ -84,12 +84,12 @@ class Engine(Protocol):
         ...
 
     def fast(self, random: Any) -> FastPolicy | None:
-        """Make what acts in whole groups at less cost than `run`; None where there is nothing like that."""
+        """Make the engine that acts in whole groups at less cost than `run`; None where there is none."""
         ...
 
 
 class HostEngine:
-    """Gathers the rows, acts, and scatters what is recorded; on a device, too, if a slow one.
+    """Gathers the rows, acts, and scatters the recorded fields; on a device, too, if a slow one.
 
     Args:
         policy: acts.
@@ -109,7 +109,7 @@ class HostEngine:
 
     @torch.inference_mode()
     def run(self, rows: Rows, random: Any) -> None:
-        """Gather K x R rows, one forward pass, scatter what it says."""
+        """Gather K x R rows, make one forward pass, scatter its outputs."""
         obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
         state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
         one_group = isinstance(rows.state, int)
@@ -129,7 +129,7 @@ class HostEngine:
         return self.policy.fast(self.trajectories, random)
 
     def _gather(self, tensor: Tensor, rows: Rows) -> Tensor:
-        """The rows of a field, [N, ...] on the device of the policy."""
+        """Return the rows of a field, [N, ...] on the device of the policy."""
         return tensor[rows.at].flatten(0, len(rows.lead) - 1).to(self.device)
 
 
@@ -183,11 +183,11 @@ class PolicyWorker:
         yield from ()
 
     def pending(self) -> bool:
-        """Whether a request waits."""
+        """Return whether a request waits."""
         return bool(self.requests)
 
     def work(self) -> Iterator[Message]:
-        """Answer what waits."""
+        """Answer the requests that wait."""
         requests = list(self.requests.values())
         self.requests.clear()
         yield from self.answer(requests)
@@ -238,7 +238,7 @@ class PolicyWorker:
             yield ActionsReady(*request)
 
     def _rows(self, requests: list[ActionRequest]) -> Rows | None:
-        """The rows of this policy in the requests; None when there are none."""
+        """Return the rows of this policy in the requests; None when there are none."""
         if self.plan.num_policies == 1 and len(requests) == 1:  # plain views, no copy
             one = requests[0]
             return Rows((one.slot, one.step), one.group, (self.num_rows,))
@@ -252,7 +252,7 @@ class PolicyWorker:
         return Rows((slots[request], steps[request], row), (groups[request], row), (len(row),))
 
     def _snapshot_states(self, requests: list[ActionRequest]) -> None:
-        """Record the recurrent state before every BPTT segment; what is copied has arrived when the replies go out."""
+        """Record the recurrent state before every BPTT segment; copies have arrived when the replies go out."""
         if not self.policy.rnn_state_size:
             return
         for _, group, slot, step, _ in requests:
@@ -267,7 +267,7 @@ class PolicyWorker:
 
     @torch.inference_mode()
     def _rebuild_states(self, requests: list[ActionRequest]) -> None:
-        """Live states of groups that the predecessor served: its last steps again, under the weights of now."""
+        """Rebuild live states of groups that the predecessor served: its last steps again, under the weights of now."""
         for request in requests:
             if request.group not in self._stateless:
                 continue
@@ -308,7 +308,7 @@ class PolicyWorker:
             self.trajectories.recorded[name][slot, step - 1, rows] = value.cpu().numpy()
 
     def _to_device(self, array: Array) -> Tensor:
-        """The array as a tensor on the device of the policy."""
+        """Return the array as a tensor on the device of the policy."""
         return torch.from_numpy(array).to(self.plan.device)
 
 
@@ -343,7 +343,7 @@ class WeightReader:
         self._damaged: list[int] = []  # versions since the last one that came whole
 
     def refresh(self) -> int:
-        """Load the newest weights, if they are newer; the version to act with.
+        """Load the newest weights, if they are newer; return the version to act with.
 
         Raises:
             ResourceError: they do not arrive, however often it is tried.
