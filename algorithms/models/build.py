@@ -204,7 +204,7 @@ def let_learn(flat: FlatModule, config: ModelConfig, precision: str, device: str
 
 
 def computes_in_bf16(config: ModelConfig, precision: str, model: nn.Module, device: str) -> bool:
-    """Whether --precision means bf16 for a model: `auto` is bf16 for networks of images on hardware that multiplies it.
+    """Return whether --precision means bf16 for a model: `auto` does for images on hardware that multiplies it.
 
     Networks of a few vectors gain nothing, and parts of the user's own need not stand it.
     """

@@ -115,7 +115,7 @@ class Trajectory(NamedTuple):
 
 
 class Callbacks:
-    """Derive from it and override what you want to be told; what is not overridden costs nothing.
+    """The base class of callbacks: override the events to be told of; an event that is not overridden costs nothing.
 
     Every actor has an object of its own, which is made anew when the actor is, and so has main.
 
@@ -360,7 +360,7 @@ class GroupHooks:
 
 
 class HookedEnvs:
-    """Environments that are played outside of a run, whose steps and episodes the user's callbacks are told of.
+    """Environments that are played outside of a run, with callbacks of the user's for their steps and episodes.
 
     Args:
         envs: environments that are stepped.

@@ -225,7 +225,7 @@ class ShapeRewards(NamedTuple):
 
 @to(AddressBook.actor)
 class OpponentTable(NamedTuple):
-    """From now on past versions are drawn from these slots (policy numbers), with these probabilities.
+    """A table of past versions to draw from now on: their slots (policy numbers) and probabilities.
 
     Every group answers with `OpponentsReleased` when nobody plays in another slot any more. Numbers rise.
     """
@@ -409,7 +409,7 @@ class OutputReport(NamedTuple):
 
 @to(AddressBook.main)
 class TimeReport(NamedTuple):
-    """How a process has spent its time since it began; with the same `started`, nothing in it ever decreases."""
+    """The time that a process has spent since it began; with the same `started`, nothing in it ever decreases."""
 
     process: str
     role: str  # of its first worker

@@ -95,7 +95,7 @@ class Scales:
 
 
 class Walk:
-    """Random steps in a group of environments.
+    """A random walk: random steps in a group of environments.
 
     Args:
         envs: of the group.

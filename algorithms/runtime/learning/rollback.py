@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 @dataclass
 class RollbackRule:
-    """Many skipped updates in a row lead to a rollback, and `MAX_ROLLBACKS` without a good update since to the end.
+    """The rule that many skipped updates in a row roll back, and `MAX_ROLLBACKS` without a good update give up.
 
     Attributes:
         max_skipped: in a row, before a rollback.

@@ -223,7 +223,7 @@ class LearnerLedger:
 
 
 class SlotBoard:
-    """Hand-overs and releases as the arena says them, for workers in processes of their own that take trajectories.
+    """A board of hand-overs and releases in the arena, for workers in processes of their own that take trajectories.
 
     Between them and actors there is no queue, so that none can be left locked: who notes something in a slot wakes the
     other one, which looks at all slots.

@@ -138,7 +138,7 @@ NO_PROCESS = RoleTimes(0, {}, 0.0)
 
 @dataclass(frozen=True)
 class Performance:
-    """How a run spends its time, all processes together.
+    """The use of time in a run, all processes together.
 
     Attributes:
         roles: how the processes of each role spend theirs.

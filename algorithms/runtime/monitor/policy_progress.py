@@ -27,7 +27,7 @@ HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl;
 
 
 class Names:
-    """Names that others invent for what they report: so many are taken, and stay; the others are left out.
+    """Names of figures that others report: the first ones, up to a limit, are taken and stay; others are left out.
 
     A name is there for the rest of the run, in memory and in every record: one for each episode would fill both.
 
@@ -42,7 +42,7 @@ class Names:
         self._is_said = False
 
     def known(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Leave out what has a name too many, or one that is longer than any name should be."""
+        """Return the values whose names are known or can still be taken; too many and too long ones are left out."""
         return {name: value for name, value in values.items() if name in self._known or self._take(name)}
 
     def _take(self, name: str) -> bool:
