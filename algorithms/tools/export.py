@@ -232,10 +232,22 @@ def _copy(model: ActorCritic) -> ActorCritic:
         if isinstance(module, Encoder):
             module.num_image_layers = 0  # images go through in one piece, however many there are
         if parametrize.is_parametrized(module, "weight"):  # computed (spectral normalization): what it is now
-            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+            _keep_weight(module)
     for tensor in (*copied.parameters(), *copied.buffers()):
         tensor.data = tensor.data.clone()  # those of the original are views of one vector
     return copied
+
+
+def _keep_weight(module: nn.Module) -> None:
+    """Make a computed weight a plain one; torch's own function would take it away from the original, too.
+
+    A copy shares the class with the original, and the property that computes the weight stands there.
+    """
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    module.__class__ = type(module).__bases__[0]
+    del module.parametrizations
+    module.weight = nn.Parameter(weight.detach().clone())
 
 
 def _ranges(spec: EnvSpec, action_space: Space) -> dict[str, list[float]]:
