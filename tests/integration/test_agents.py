@@ -47,6 +47,7 @@ def test_agents_of_unlike_kinds_do_unlike_things_where_they_see_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without an id, one policy for both is paid for half of what it does."""
+    caplog.set_level("INFO")
     pytest.importorskip("pettingzoo")
     run = record(
         tmp_path / "run", env="tests.unit.envs.crowds:Unlike", inference="serial", **SMALL, train_until_return=7.5
