@@ -97,6 +97,7 @@ MAZE: dict[str, object] = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rnn_type", ["gru", "lstm"])
 def test_a_maze_is_solved_from_replayed_trajectories(tmp_path: Path, rnn_type: str) -> None:
     run = record(tmp_path / "run", **MAZE, use_rnn=True, rnn_type=rnn_type, train_until_return=0.95)
@@ -104,6 +105,7 @@ def test_a_maze_is_solved_from_replayed_trajectories(tmp_path: Path, rnn_type: s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_maze_is_not_solved_from_replayed_trajectories_without_a_memory(tmp_path: Path) -> None:
     run = record(tmp_path / "run", **MAZE, use_rnn=False, train_until_return=0.95, experiment_summaries_interval=0.5)
     assert run.reason.startswith("every policy has learned from")
