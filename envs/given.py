@@ -7,6 +7,7 @@ to our own worker processes by value. No file ever holds it: a later start has t
 
 import sys
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from utils.errors import UsageError, text_of
@@ -15,6 +16,9 @@ from utils.values import shown
 MODULE = "<program>"
 """Stands in the place of a module in the names of what cannot be imported; no module can be called so."""
 
+NUMBER = "#"
+"""Stands before the number in the name of a second class or function that is called as another one; in no other name."""
+
 _objects: dict[str, Callable[..., Any]] = {}
 """Name -> what makes the environment, in the process of the program, and in others as soon as it is asked for."""
 
@@ -22,8 +26,12 @@ _sent: dict[str, bytes] = {}
 """Name -> the same as bytes: what main sends, and a worker has got from main."""
 
 
-def name_of(env: object) -> str:
+def name_of(env: object, is_factory: Callable[[object], bool]) -> str:
     """Return the name of an environment that a program gives, by which `find` knows it from now on.
+
+    Args:
+        env: a name, a class or a function.
+        is_factory: whether `--env` takes a function as one that makes environments, by the name of its module.
 
     Raises:
         UsageError: it is neither a name nor something that makes environments.
@@ -38,12 +46,15 @@ def name_of(env: object) -> str:
     module, own = getattr(env, "__module__", None), getattr(env, "__qualname__", "")
     imported = sys.modules.get(str(module))
     can_be_imported = module != "__main__" and getattr(imported, "__spec__", None) is not None
-    if isinstance(env, type) and can_be_imported and getattr(imported, own, None) is env:
+    if can_be_imported and getattr(imported, own, None) is env and (isinstance(env, type) or is_factory(env)):
         return f"{module}:{own}"
-    name = f"{MODULE}:{_word(env)}"
-    _objects[name] = env
-    _sent.pop(name, None)
-    return name
+    # A run that goes on still makes what it was given, whatever has the same name since.
+    name = word = f"{MODULE}:{_word(env)}"
+    for number in count(2):
+        if _objects.setdefault(name, env) is env:
+            return name
+        name = f"{word}{NUMBER}{number}"
+    raise AssertionError("numbers have no end")
 
 
 def _word(env: object) -> str:
@@ -54,6 +65,11 @@ def _word(env: object) -> str:
     return word if word.isidentifier() else "function"
 
 
+def unnumbered(name: str) -> str:
+    """Return a name without the number that it has where others had the same one before it."""
+    return name.partition(NUMBER)[0]
+
+
 def is_given(name: str) -> bool:
     """Return whether a name is that of something which cannot be imported."""
     return name.startswith(f"{MODULE}:")
@@ -61,7 +77,8 @@ def is_given(name: str) -> bool:
 
 def is_again(before: str, now: str) -> bool:
     """Return whether a run of an environment that was given may go on with this one: its class has that name."""
-    return is_given(before) and before.partition(":")[2] == now.rpartition(":")[2]
+    own, other = before.partition(":")[2], now.rpartition(":")[2]
+    return is_given(before) and unnumbered(own) == unnumbered(other)
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -72,7 +89,7 @@ def find(name: str) -> Callable[..., Any]:
     """
     if name not in _objects:
         if name not in _sent:
-            own = name.partition(":")[2]
+            own = unnumbered(name.partition(":")[2])
             raise UsageError(
                 f"the environment of this run was given as a class or function, {shown(own)}, which no file keeps: give"
                 f" it again, as env={own} to train or load_policy, or put it into a module and give --env=module:{own}"
@@ -94,7 +111,7 @@ def to_bytes(name: str) -> bytes | None:
             _sent[name] = cloudpickle.dumps(_objects[name])
         except Exception as error:  # each kind of thing that cannot be sent has an error of its own
             raise UsageError(
-                f"env={name.partition(':')[2]} cannot be sent to worker processes: {type(error).__name__}:"
+                f"env={unnumbered(name.partition(':')[2])} cannot be sent to worker processes: {type(error).__name__}:"
                 f' {text_of(error)}; make such things in its constructor, or train with inference="serial"'
             ) from error
     return _sent.get(name)

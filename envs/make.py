@@ -418,6 +418,15 @@ def _factory(name: str, attribute: object) -> Factory:
     return attribute
 
 
+def is_factory(attribute: object) -> bool:
+    """Return whether `package.module:Name` may stand for this class or function."""
+    try:
+        _factory("", attribute)
+    except UsageError:
+        return False
+    return True
+
+
 def _knows_environments(module: ModuleType | None) -> bool:
     values = vars(module).values() if module else ()
     classes = (value for value in values if inspect.isclass(value))

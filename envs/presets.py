@@ -6,6 +6,8 @@ of the algorithm.
 
 import re
 
+from envs.given import unnumbered
+
 Preset = dict[str, object]
 
 DOMAINS = (
@@ -106,6 +108,7 @@ def find_name(env_id: str) -> str | None:
 
     A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by their whole name.
     """
+    env_id = unnumbered(env_id)
     env = env_id.rpartition(":")[2]
     name = re.sub(r"-v\d+$", "", env)
     if name in PRESETS and name not in PATTERNS:

@@ -23,7 +23,7 @@ from envs.config import EnvConfig
 from envs.conversion import ActionConverter, ObservationWriter
 from envs.env_set import RAISE, EnvSet
 from envs.given import name_of
-from envs.make import is_vector_only, make_group, make_single
+from envs.make import is_factory, is_vector_only, make_group, make_single
 from envs.masks import flat_mask
 from envs.spaces import ActionForm, spec_of
 from envs.spec import MASK_KEY, BoolArray, EnvSpec
@@ -76,7 +76,7 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
     flags = flags_of(EvaluationConfig)
     asked = {"policy_index": policy, "load_checkpoint_kind": which, "device": device, "trust": trust}
     checked: dict[str, Any] = {name: from_plain(flags[name], value) for name, value in asked.items()}
-    config = EvaluationConfig(**checked, train_dir=str(train_dir), env=name_of(env))
+    config = EvaluationConfig(**checked, train_dir=str(train_dir), env=name_of(env, is_factory))
     saved = load_run(folder, config, PLAYED if spaces is None else ANSWERS)
     seen, spec = look_at(saved.config.env, spaces)
     with torch.random.fork_rng(devices=[]):  # a new model draws weights

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from envs.given import unnumbered
 from utils.checkpoint_files import listed
 from utils.errors import ResourceError, UsageError
 from utils.files import make_durable, sync_directory
@@ -81,7 +82,9 @@ def check_writable(directory: Path) -> None:
 
 def new_name(group: Path, env: str) -> str:
     """Return the name of a new run: the env's own name and the first number after those in use."""
-    return _numbered(group, re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[:/]", env)[-1])[:190].lstrip(".") or "run")
+    return _numbered(
+        group, re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[:/]", unnumbered(env))[-1])[:190].lstrip(".") or "run"
+    )
 
 
 def _numbered(group: Path, stem: str) -> str:

@@ -69,7 +69,7 @@ def _is_of_program(entry_point: object) -> bool:
 
 def given_again(config: Config) -> str:
     """Return the line that says what a later start of a run has to be given, if no file keeps its environment."""
-    own, run = config.env.env.partition(":")[2], config.run.experiment
+    own, run = given.unnumbered(config.env.env.partition(":")[2]), config.run.experiment
     return (
         f"{run}: its environment is a class or function of this program, {own}, which no file keeps: to resume it give"
         f" env={own} again, to enjoy it load_policy(..., env={own}), or --env=module:{own} once it lies in a module"

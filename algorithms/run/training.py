@@ -28,6 +28,7 @@ from algorithms.runtime.processes import fork_server
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.runner import Runner, Turns
 from envs import given
+from envs.make import is_factory
 from utils import machine
 from utils.errors import AppoError, Interrupted, NotSaved, ResourceError, StopNow, Terminated, UsageError
 from utils.flags import flattened
@@ -427,7 +428,7 @@ def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[
     keywords = flattened(flags, FLAGS_BY_PART, "flags")
     for values in (whole, keywords):
         if "env" in values:
-            values["env"] = given.name_of(values["env"])
+            values["env"] = given.name_of(values["env"], is_factory)
     table = flag_table(algorithm_of({**whole, **keywords}))
     return {**own, **typed(whole, "config", table), **typed(keywords, "flags", table)}
 

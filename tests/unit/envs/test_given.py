@@ -3,16 +3,22 @@
 import functools
 import pickle
 import re
+import sys
 import threading
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
+from algorithms.run.folder import new_name
 from envs import given
 from envs.config import EnvConfig
-from envs.make import check_name, make_single
+from envs.make import check_name, is_factory, make_single
+from envs.presets import find_name
 from envs.toys.toy import Corridor
 from utils.errors import UsageError
 
@@ -35,6 +41,11 @@ def local_class(length: int) -> type[Corridor]:
     return Local
 
 
+def corridor() -> Corridor:
+    """A function that any process can import."""
+    return Corridor(4)
+
+
 def in_another_process(config: EnvConfig, monkeypatch: pytest.MonkeyPatch) -> EnvConfig:
     """The flags as a worker gets them, which knows nothing that was given to main."""
     content = pickle.dumps(config)
@@ -53,17 +64,18 @@ def in_another_process(config: EnvConfig, monkeypatch: pytest.MonkeyPatch) -> En
         (local_class(3), "<program>:Local"),
         (lambda length=3: Corridor(length), "<program>:function"),
         (functools.partial(CartPoleEnv, render_mode=None), "<program>:CartPoleEnv"),
+        (corridor, "tests.unit.envs.test_given:corridor"),
     ],
 )
 def test_names(env: object, name: str) -> None:
     """What can be imported is named by its module, so that any command can find it."""
-    assert given.name_of(env) == name
+    assert given.name_of(env, is_factory) == name
     check_name(EnvConfig(env=name))
     assert isinstance(make_single(EnvConfig(env=name)), gymnasium.Env)
 
 
 def test_what_cannot_be_imported_travels_with_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = EnvConfig(env=given.name_of(local_class(5)), env_kwargs={"extra": 2})
+    config = EnvConfig(env=given.name_of(local_class(5), is_factory), env_kwargs={"extra": 2})
     found = in_another_process(config, monkeypatch)
     assert found == config
     env = make_single(found)
@@ -73,7 +85,7 @@ def test_what_cannot_be_imported_travels_with_the_flags(monkeypatch: pytest.Monk
 
 def test_flags_without_such_a_class_carry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     local = local_class(5)
-    name = given.name_of(local)
+    name = given.name_of(local, is_factory)
     assert b"cloudpickle" not in pickle.dumps(EnvConfig(env="CartPole-v1"))
     assert in_another_process(EnvConfig(env="CartPole-v1"), monkeypatch) == EnvConfig(env="CartPole-v1")
     with pytest.raises(UsageError, match="give it again"):
@@ -83,16 +95,52 @@ def test_flags_without_such_a_class_carry_nothing(monkeypatch: pytest.MonkeyPatc
 def test_the_newest_class_of_a_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that is run again makes another class of the same name."""
     for length in (3, 6):
-        config = EnvConfig(env=given.name_of(local_class(length)))
+        config = EnvConfig(env=given.name_of(local_class(length), is_factory))
         found = in_another_process(config, monkeypatch)
         assert make_single(found).unwrapped.length == length
+
+
+def test_others_that_are_called_alike_do_not_take_each_others_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run makes what it was given, also in workers that start later; the same object keeps its name."""
+    made: list[Callable[[], Corridor]] = [lambda: Corridor(3), lambda: Corridor(5), lambda: Corridor(7)]
+    names = [given.name_of(one, is_factory) for one in made]
+    assert names == ["<program>:function", "<program>:function#2", "<program>:function#3"]
+    assert [given.name_of(one, is_factory) for one in reversed(made)] == names[::-1]
+    assert [make_single(EnvConfig(env=name)).unwrapped.length for name in names] == [3, 5, 7]
+    contents = [pickle.dumps(EnvConfig(env=name)) for name in names]
+    monkeypatch.setattr(given, "_objects", {})
+    monkeypatch.setattr(given, "_sent", {})
+    assert [make_single(pickle.loads(content)).unwrapped.length for content in contents] == [3, 5, 7]
+
+
+def test_a_number_is_no_part_of_what_a_run_goes_by(tmp_path: Path) -> None:
+    first, second = local_class(3), local_class(4)
+    names = [given.name_of(one, is_factory) for one in (first, second)]
+    assert names == ["<program>:Local", "<program>:Local#2"]
+    assert given.is_again(*names)
+    assert given.is_again(*reversed(names))
+    assert new_name(tmp_path, names[1]) == "Local_1"
+    assert find_name("<program>:CartPole#2") == find_name("<program>:CartPole") is not None
+    with pytest.raises(UsageError, match=r"env=Other to train"):
+        given.find("<program>:Other#2")
+
+
+def test_a_function_that_env_does_not_take_by_name_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module knows no environments: `--env` refuses such names, as those of a stranger's run."""
+    module = ModuleType("knows_none")
+    exec("def build():\n    from envs.toys.toy import Corridor\n    return Corridor(6)", module.__dict__)
+    module.__spec__ = ModuleSpec("knows_none", None)
+    monkeypatch.setitem(sys.modules, "knows_none", module)
+    name = given.name_of(module.build, is_factory)
+    assert name == "<program>:build"
+    assert make_single(EnvConfig(env=name)).unwrapped.length == 6
 
 
 def test_an_object_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"env=CartPoleEnv\(...\) is an object: give the class, .* such as env=CartPoleEnv"
     ):
-        given.name_of(CartPoleEnv())
+        given.name_of(CartPoleEnv(), is_factory)
 
 
 def test_what_cannot_be_sent_is_one_line_that_says_what_to_do() -> None:
@@ -102,7 +150,7 @@ def test_what_cannot_be_sent_is_one_line_that_says_what_to_do() -> None:
         assert lock
         return CartPoleEnv()
 
-    name = given.name_of(build)
+    name = given.name_of(build, is_factory)
     with pytest.raises(
         UsageError, match="env=build cannot be sent to worker processes: TypeError: cannot pickle"
     ) as caught:
