@@ -272,7 +272,8 @@ class EnvSet:
             self._unsaid += 1
             return
         more = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
-        cause, self._has_shown_cause = None if self._has_shown_cause else failure.__cause__, True
+        cause = None if self._has_shown_cause else failure.__cause__
+        self._has_shown_cause = self._has_shown_cause or cause is not None  # a failure may have none
         log.warning("env %d is made again: %s%s", index, failure, more, exc_info=cause)
         self._silent_until, self._unsaid = now + LINE_SECONDS, 0
 

@@ -17,7 +17,7 @@ MODULE = "<program>"
 """Stands in the place of a module in the names of what cannot be imported; no module can be called so."""
 
 NUMBER = "#"
-"""Stands before the number in the name of a second class or function that is called as another one; in no other name."""
+"""Stands before a number in the name of what is called as something else that was given; in no other name."""
 
 _objects: dict[str, Callable[..., Any]] = {}
 """Name -> what makes the environment, in the process of the program, and in others as soon as it is asked for."""

@@ -33,8 +33,8 @@ def suggestion(env_id: str, families: Iterable[Family]) -> str:
     """
     families, before = list(families), set(gymnasium.registry)
     for family in families:
-        # A package that is broken has nothing to suggest.
-        with contextlib.suppress(ImportError, OSError, gymnasium.error.Error), warnings.catch_warnings():
+        # A package that is broken, in whatever way, has nothing to suggest.
+        with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if family.register is not None and find_spec(family.package) is not None:
                 family.register()

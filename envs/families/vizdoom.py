@@ -81,6 +81,7 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().close()
         if self._scratch is not None:
             self._scratch.cleanup()
+            self._scratch = None  # a reset starts the engine again
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ import traceback
 import numpy as np
 import pytest
 
-from envs.env_set import IN_A_ROW, PERIOD_STEPS, FailureRule, OnFailure
+from envs.env_set import IN_A_ROW, PERIOD_STEPS, EnvSet, FailureRule, OnFailure
 from envs.python_loop import PythonLoop
 from tests.unit.envs.mortal import SPEC, Mortal, Mortals
 from tests.unit.envs.rollouts import Rollout, collect
@@ -184,6 +184,24 @@ def test_the_log_says_why_once_in_a_while(monkeypatch: pytest.MonkeyPatch, caplo
         "env 1 is made again: Mortal raised ValueError: no 0",
         "env 1 is made again: Mortal raised ValueError: no 3 (2 more since the last such line)",
     ]
+
+
+def test_the_first_cause_is_shown_though_an_earlier_failure_has_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 50.0
+    monkeypatch.setattr("envs.env_set.time.monotonic", lambda: now)
+    envs = EnvSet([Mortals({})], "Mortal", OnFailure(10))
+    failure = EnvironmentFailure("Mortal raised ValueError: no")
+    failure.__cause__ = ValueError("no")
+    shown = []
+    for one in (EnvironmentFailure("Mortal observed NaN"), failure, failure):
+        with caplog.at_level(logging.WARNING):
+            envs.begin_anew(0, one)
+        now += 11.0
+        shown.append(caplog.records[-1].exc_info)
+    assert [one and one[1] for one in shown] == [None, failure.__cause__, None]
+    envs.close()
 
 
 def judged(most: int, *steps: int) -> list[bool]:

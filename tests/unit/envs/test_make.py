@@ -15,7 +15,7 @@ from envs.agents import pettingzoo
 from envs.config import EnvConfig
 from envs.families import WITHOUT_ADAPTER, Family, adapter_names
 from envs.make import FAMILIES, check_name, make_group, make_single
-from envs.names import bare
+from envs.names import bare, suggestion
 from envs.python_loop import PythonLoop
 from envs.toys.toy import TOYS
 from envs.vector import GymVector
@@ -125,6 +125,14 @@ def test_wrong_names_are_one_line(name: str, words: list[str]) -> None:
     text = str(caught.value)
     assert all(word in text for word in words), text
     assert "\n" not in text
+
+
+def test_a_package_that_is_broken_in_whatever_way_has_nothing_to_suggest() -> None:
+    def register() -> None:
+        raise ValueError("numpy.dtype size changed, may indicate binary incompatibility")
+
+    broken = Family("Broken", package="json", extra="broken", register=register)
+    assert suggestion("CartPol-v1", [broken]).startswith("; did you mean CartPole-v1")
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,15 @@ def test_nothing_is_left_when_it_is_closed(elsewhere: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
+def test_an_environment_that_was_closed_can_be_reset() -> None:
+    env = made()
+    first = env.reset(seed=5)[0]
+    env.close()
+    again = env.reset(seed=5)[0]
+    assert all(again[key].shape == first[key].shape for key in first)
+    env.close()
+
+
 def test_an_environment_that_was_never_reset_can_be_closed() -> None:
     made().close()
 
