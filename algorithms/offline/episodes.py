@@ -1,6 +1,7 @@
 """Whole episodes: what a dataset holds of one, the spaces it is described by, and how steps of rows become episodes."""
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -329,6 +330,7 @@ class EpisodeAssembler:
         dropped_episodes, dropped_steps: that will be in no episode.
         open_steps: of episodes that have no end yet, in order of rows.
         step_bytes: of one step, as soon as there is one.
+        shared_bytes: of the arrays of all rows that open episodes may hold, beside their own steps; see `compact`.
     """
 
     def __init__(self, rows: int, skips_first: bool = False) -> None:
@@ -336,6 +338,22 @@ class EpisodeAssembler:
         self._skips = [skips_first] * rows
         self.open_steps = [0] * rows
         self.dropped_episodes = self.dropped_steps = self.step_bytes = 0
+        self._shared: deque[int] = deque(maxlen=PIECES)  # those of before are held by no piece that is not its own
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return how much may be held beside them."""
+        return sum(self._shared)
+
+    def compact(self) -> None:
+        """Copy the steps of open episodes, so that they hold none of other rows; that costs time."""
+        if not self._shared:
+            return
+        self._shared.clear()
+        for pieces in self._pieces:
+            own = sum(one.is_own for one in pieces)
+            if own < len(pieces):
+                pieces[own:] = [_together(pieces[own:])]
 
     def add(self, steps: Steps) -> Iterator[Episode]:
         """Take in the steps that follow those of before; yield the episodes that end in them."""
@@ -345,6 +363,7 @@ class EpisodeAssembler:
             stops[row].append(t)
         arrays = {name: array.swapaxes(0, 1).copy() for name, array in steps.named.items()}
         self.step_bytes = sum(array[0, 0].nbytes for array in arrays.values())
+        self._shared.append(sum(array.nbytes for array in arrays.values()))
         first, length = steps.first, len(ended)
         for row, ends in enumerate(stops):
             begin = 0

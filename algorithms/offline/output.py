@@ -217,8 +217,12 @@ class OutputWriter:
         return True
 
     def _keep_within_memory(self) -> None:
-        """Drop the longest episodes that have no end yet until all of them fit."""
+        """Let episodes that have no end yet hold their own steps alone, and drop the longest, until all of them fit."""
         groups = list(self._groups.values())
+        if sum(group.held_bytes for group in groups) <= self._most_bytes:
+            return
+        for group in groups:
+            group.assembler.compact()
         while sum(group.held_bytes for group in groups) > self._most_bytes:
             longest = max(groups, key=lambda group: max(group.assembler.open_steps))
             open_steps = longest.assembler.open_steps
@@ -275,4 +279,5 @@ class _Group:
 
     @property
     def held_bytes(self) -> int:
-        return sum(self.assembler.open_steps) * self.assembler.step_bytes
+        own = sum(self.assembler.open_steps) * self.assembler.step_bytes
+        return own + self.assembler.shared_bytes

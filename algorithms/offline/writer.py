@@ -38,6 +38,7 @@ from algorithms.offline.episodes import (
 )
 from envs.spec import SINGLE_KEY, Array, EnvSpec
 from utils.errors import ResourceError, UsageError
+from utils.run_folder import read_own_mapping
 from utils.values import shown
 
 PART, OPEN, DATA = "part-", ".open-", "data"
@@ -193,7 +194,7 @@ def open_folder(folder: Path, name: str, spec: EnvSpec) -> Path:
     """Make the folder of a dataset, and return the place of what a writer of this name has open, which is removed.
 
     Raises:
-        UsageError: it cannot be written, or holds a dataset of other spaces.
+        UsageError: it cannot be written, or holds a dataset of other spaces, or one that is damaged.
     """
     hidden = folder / f"{OPEN}{name}"
     try:
@@ -206,7 +207,10 @@ def open_folder(folder: Path, name: str, spec: EnvSpec) -> Path:
         raise UsageError(f"--output: cannot write {shown(str(folder))}: {error.strerror}") from None
     spaces = _plain(spaces_of(spec))
     for path in sorted(folder.glob(f"{PART}*/{DATA}/{METADATA}")):
-        there = json.loads(path.read_text())
+        try:
+            there = read_own_mapping(path)
+        except UsageError as error:
+            raise UsageError(f"--output: {error}") from None
         if any(there.get(name) != text for name, text in spaces.items()):
             raise UsageError(f"--output: {shown(str(folder))} holds a dataset of other spaces")
     return hidden

@@ -85,6 +85,25 @@ def test_later_writers_add_parts(tmp_path: Path) -> None:
         written(tmp_path / "d", [], other)
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "\x00"])
+def test_no_part_is_added_beside_one_whose_metadata_is_damaged(tmp_path: Path, content: str) -> None:
+    written(tmp_path / "d")
+    (path,) = (tmp_path / "d").glob("*/data/metadata.json")
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"^--output: .*metadata.json (is damaged: |must hold a mapping)") as raised:
+        written(tmp_path / "d")
+    assert "\n" not in str(raised.value)
+
+
+def test_metadata_behind_a_link_is_not_followed(tmp_path: Path) -> None:
+    written(tmp_path / "d")
+    (path,) = (tmp_path / "d").glob("*/data/metadata.json")
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(UsageError, match=r"^--output: cannot read .*metadata.json"):
+        written(tmp_path / "d")
+
+
 def write_and_wait(folder: str, ready: Any) -> None:
     writer = DatasetWriter(OutputConfig(output=folder, output_max_file_size=600), SPEC, {})
     for one in episodes(LENGTHS[:4]):

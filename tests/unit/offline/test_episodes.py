@@ -94,6 +94,28 @@ def test_what_has_no_end_or_no_beginning_is_dropped_and_counted() -> None:
     assert (late.dropped_episodes, late.dropped_steps) == (0, 2)  # whose beginning was in the chunk not seen
 
 
+@pytest.mark.parametrize("every", [1, 3, 20])
+def test_memory_that_open_episodes_hold_is_known_and_can_be_that_of_their_own_steps(every: int) -> None:
+    """However many rows there are beside one whose episode goes on."""
+    rows: list[list[Episode | int]] = [[long := episode(1, 70), 30], *([episode(n, 3) for n in range(2, 21)],) * 15]
+    assembler, found = EpisodeAssembler(len(rows)), list[Episode]()
+    for number, steps in enumerate(steps_of(rows, 4)):
+        found += assembler.add(steps)
+        own = sum(assembler.open_steps) * assembler.step_bytes
+        assert held_bytes(assembler) <= own + assembler.shared_bytes
+        if number % every == 0:
+            assembler.compact()
+            assert (held_bytes(assembler), assembler.shared_bytes) == (own, 0)
+    (whole,) = [one for one in found if len(one) == 70]
+    assert_same(whole, plain(long))
+
+
+def held_bytes(assembler: EpisodeAssembler) -> int:
+    arrays = [array for row in assembler._pieces for piece in row for array in piece.arrays.values()]
+    whole = [array if array.base is None else array.base for array in arrays]
+    return sum({id(array): array.nbytes for array in whole}.values())
+
+
 def test_open_episodes_are_dropped_at_the_end() -> None:
     (steps,) = steps_of([[episode(1, 2), episode(2, 9)]], 8)
     assembler = EpisodeAssembler(1)

@@ -17,6 +17,7 @@ from algorithms.runtime.memory.slots import Recorded, Trajectories, sizes_of
 from algorithms.runtime.messages import WRITER_ADDRESS, OutputReport, Stop, Wake
 from algorithms.runtime.topology import Topology
 from tests.unit.offline.data import SPEC, assert_same, episode, steps_of
+from tests.unit.offline.test_episodes import held_bytes
 from utils.errors import ResourceError, UsageError
 
 T, R = 4, 2
@@ -44,7 +45,8 @@ class World:
         def make() -> DatasetWriter:
             return DatasetWriter(self.config, SPEC, {}, "w")
 
-        return OutputWriter(self.config, self.ring, make, skips_first=skips_first, looks=looks)
+        now = 0.0  # no report is due while it works
+        return OutputWriter(self.config, self.ring, make, skips_first=skips_first, looks=looks, now=lambda: now)
 
     def fill(self, tap: GroupTap, steps: Steps, number: int) -> bool:
         """Let a slot hold these steps, and hand it over."""
@@ -65,9 +67,9 @@ def world(tmp_path: Path) -> World:
     return made(tmp_path / "d")
 
 
-def made(folder: Path, **flags: object) -> World:
+def made(folder: Path, rows: int = R, **flags: object) -> World:
     config = RunOutputConfig(output=str(folder), output_columns=("log_prob", "policy_version"), **flags)  # type: ignore[arg-type]
-    sizes = sizes_of(TOPOLOGY, SPEC, 0, T)
+    sizes = sizes_of(replace(TOPOLOGY, rows=rows), SPEC, 0, T)
     fields = Trajectories.declare(sizes, SPEC, RECORDED) + output_fields(config, sizes, SPEC, RECORDED)
     arena = Arena.create(fields)
     return World(folder, config, Trajectories.attach(arena, SPEC, RECORDED), attach_ring(config, arena, SPEC, RECORDED))
@@ -166,6 +168,20 @@ def test_episodes_that_do_not_fit_into_memory_are_dropped_the_longest_first(tmp_
     assert totals["episodes"] == 1
     assert totals["steps"] == lengths[1]
     assert totals["dropped_episodes"] == 2
+
+
+def test_the_limit_of_memory_holds_for_what_waits_with_the_steps_of_other_rows(tmp_path: Path) -> None:
+    """One row plays beside many that take no part: eight trajectories of all of them would be twice the limit."""
+    rows = 2_000
+    world = made(tmp_path / "d", rows=rows, output_memory_mb=1)
+    tap, writer = world.tap(), world.writer()
+    for number, steps in enumerate(steps_of([[episode(1, 60)], *[[45]] * (rows - 1)], T)):
+        assert world.fill(tap, steps, number)
+        list(writer.work())
+        (group,) = writer._groups.values()
+        assert held_bytes(group.assembler) <= 3 << 18
+    assert writer.counts().dropped_episodes == 0
+    assert group.assembler.open_steps[0] == 44
 
 
 def test_a_disk_that_refuses_costs_the_open_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
