@@ -1,5 +1,7 @@
 """Training from a program: reports, saving, stopping, and what the caller's process keeps."""
 
+import contextlib
+import itertools
 import multiprocessing
 import os
 import re
@@ -20,7 +22,8 @@ from algorithms import Report, Result, Training, load_policy, train
 from algorithms.runtime.checkpointing import Checkpointing
 from tests.integration.runs import SMALL
 from utils import checkpoint_files
-from utils.errors import NotSaved, ResourceError, UsageError
+from utils.errors import DirectoryInUse, NotSaved, ResourceError, UsageError
+from utils.lock import RunLock
 from utils.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +107,31 @@ def test_stopping_on_a_disk_that_takes_nothing_is_an_error(tmp_path: Path, monke
     with pytest.raises(NotSaved, match="stopped by the program, and what was learned last is not saved: the disk is"):
         stop()
     assert run.result.exit_code == 74
+
+
+def test_a_run_ends_where_another_one_has_begun_in_the_place_of_its_folder(tmp_path: Path) -> None:
+    run = Training(SMALL, train_dir=tmp_path, experiment="a", report_seconds=0.0, save_every_sec=1)
+    folder = tmp_path / "a"
+
+    def lose_the_folder() -> None:
+        with run, contextlib.ExitStack() as other:
+            reports = iter(run)
+            assert next(report for report in reports if report.env_steps)
+            for number in itertools.count():  # again if the run is faster, which makes its folder anew
+                folder.rename(tmp_path / f"elsewhere_{number}")
+                folder.mkdir(exist_ok=True)
+                with contextlib.suppress(DirectoryInUse):
+                    other.enter_context(RunLock(folder / ".lock"))
+                    break
+            (folder / "config.json").write_text("theirs")
+            for _ in reports:
+                pass
+
+    with pytest.raises(DirectoryInUse, match="run a is in use by pid") as caught:
+        lose_the_folder()
+    assert caught.value.exit_code == 75
+    assert (folder / "config.json").read_text() == "theirs"
+    assert not list(folder.glob("checkpoint_*"))
 
 
 def test_leaving_the_block_stops_and_saves_also_with_an_error(tmp_path: Path) -> None:
