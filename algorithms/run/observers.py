@@ -43,7 +43,6 @@ from algorithms.runtime.monitor.performance import Machine
 from algorithms.runtime.monitor.policy_progress import PolicyProgress
 from algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, is_installed
 from algorithms.runtime.processes.janitor import Janitor, kill_group
-from algorithms.runtime.processes.process import ending_of
 from algorithms.runtime.processes.restarts import Revival
 from algorithms.runtime.topology import Topology
 from utils.command_line import own_command, words_of
@@ -309,12 +308,12 @@ class ObserverProcess:
         """Log that the process has ended, if it has; start it again when that is due at this monotonic time."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._end(self._process)
-            log.warning("%s", self.revival.ended(now, f"ended with {ending_of(code)}"))
+            log.warning("%s", self.revival.ended(now, code))
         elif self.revival.is_due(now):
             try:
                 self._start(now)
             except OSError as error:
-                log.warning("%s", self.revival.ended(now, f"could not be started: {error}"))
+                log.warning("%s", self.revival.not_started(now, error))
 
     def plain(self) -> dict[str, object]:
         """Return the entry of the process in status.json."""

@@ -17,7 +17,7 @@ import numpy as np
 from algorithms.playing.episodes import EpisodeRecorder
 from algorithms.run.config import Config
 from algorithms.run.trust import PLAYED, is_marked, uses
-from algorithms.runtime.processes.process import ending_of
+from algorithms.runtime.processes.restarts import ending_of
 from algorithms.tools.flags import ReplayConfig
 from envs.agents.multi_agent import loop_over
 from envs.config import EnvConfig

@@ -191,16 +191,22 @@ def checkpoint_steps(directory: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"ckpt_(\d{12})", name)))
 
 
-def outlive(
-    run: TrainingRun, gate: Path, kills: int, gone_seconds: float, only: tuple[str, ...] = ("",)
-) -> tuple[Ended, Killer]:
-    """Kill so many processes of a run, let it come to its goal by making `gate`, and see that nothing is left of it."""
+def storm(run: TrainingRun, kills: int, only: tuple[str, ...] = ("",)) -> Killer:
+    """Kill so many processes of a run that has saved, in bursts, from which it recovers."""
     run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
     killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1, only=only)
     try:
         killer.kill_burst(kills)
     except KillerError as error:
         raise AssertionError(f"{error}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}") from None
+    return killer
+
+
+def outlive(
+    run: TrainingRun, gate: Path, kills: int, gone_seconds: float, only: tuple[str, ...] = ("",)
+) -> tuple[Ended, Killer]:
+    """Kill so many processes of a run, let it come to its goal by making `gate`, and see that nothing is left of it."""
+    killer = storm(run, kills, only)
     gate.touch()
     ended = run.wait(START_SECONDS)
     run.seconds_until_gone(gone_seconds)

@@ -1,6 +1,7 @@
 """Any process but main is killed, at any moment, again and again: the run goes on, and what it leaves is right."""
 
 import json
+import os
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
-from tests.chaos.runs import TrainingRun, outlive
+from tests import shared_memory
+from tests.chaos.runs import TrainingRun, outlive, storm
 from tests.chaos.witness import ALGORITHM, BONUS, EPISODE_STEPS, TESTIMONY
 from utils.metrics import read_metrics
 
@@ -64,3 +66,40 @@ def test_a_run_outlives_a_storm_of_kills(
         f", recovered within {killer.longest_recovery_seconds:.1f} s, {totals['lost']} of {totals['samples']} lost, "
         f"books: {find_unaccounted({}, totals) or 'exact'}"
     )
+
+
+KILLS = int(os.environ.get("APPO_STORM_KILLS", "25"))
+STORMS = {
+    "population": ("CartPole-v1", "--inference=central", "--num_policies=2", "--with_pbt=True"),
+    "evaluator": ("CartPole-v1", "--inference=local", "--eval_every_sec=1", "--eval_episodes=2"),
+    "games": ("VizdoomBasic-v1", "--inference=central", "--hidden_size=16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 + 12 * KILLS)
+@pytest.mark.parametrize("kind", STORMS)
+def test_populations_evaluators_and_games_outlive_storms_of_kills(tmp_path: Path, kind: str) -> None:
+    """`APPO_STORM_KILLS` says how many. Whoever is beside training is back with the others after each burst."""
+    names = shared_memory.names()
+    env, *flags = STORMS[kind]
+    if kind == "games":
+        pytest.importorskip("vizdoom")
+    with TrainingRun(tmp_path, "--save_every_sec=1", "--keep_checkpoints=1000000", *flags, env=env) as run:
+        if kind == "evaluator":
+            run.wait_until(lambda: "evaluator" in run.roles().values(), "evaluator")
+        killer = storm(run, KILLS)
+        run.interrupt()
+        ended = run.wait()
+        run.seconds_until_gone(GONE_SECONDS)
+        assert run.left_behind() == list(run.temporary.glob("vizdoom-*")) == []
+    assert ended.exit_code == 130, ended.stderr
+    records = read_metrics(run.directory / "metrics.jsonl")
+    for policy in {record["policy"] for record in records}:
+        assert find_falling([record for record in records if record["policy"] == policy]) == []
+    assert lost_checkpoints(path for path, _ in read_saves(ended.stdout)) == []
+    shared_memory.assert_none_abandoned(names, GONE_SECONDS)
+    if kind == "evaluator":
+        assert "evaluator" in killer.kills
+        assert killer.longest_recovery_seconds < 30.0
+    print(f"{KILLS} kills {Counter(killer.kills)}, recovered within {killer.longest_recovery_seconds:.1f} s")

@@ -95,7 +95,7 @@ class Tracker:
             try:
                 self._start(now)
             except OSError as error:
-                log.warning("%s", self._revival.ended(now, f"could not be started: {error}"))
+                log.warning("%s", self._revival.not_started(now, error))
 
     def plain(self) -> dict[str, object]:
         """Return the entry of the tracker in status.json."""
@@ -146,9 +146,7 @@ class Tracker:
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it go
             self._process.wait(END_SECONDS)
-        code = self._process.returncode
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"has ended with exit code {code}"
-        log.warning("%s", self._revival.ended(now, how))
+        log.warning("%s", self._revival.ended(now, self._process.returncode))
 
     def _kill(self) -> None:
         """End the process with all that it has started."""

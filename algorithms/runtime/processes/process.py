@@ -29,6 +29,7 @@ from algorithms.runtime.messages import (
 )
 from algorithms.runtime.processes import prctl
 from algorithms.runtime.processes.channels import Channels, ProcessLinks
+from algorithms.runtime.processes.restarts import ending_of
 from algorithms.runtime.processes.strays import MARK, mark_of
 from algorithms.runtime.roles import Role
 from utils import failpoints, logging, machine
@@ -219,13 +220,6 @@ def failure_of(name: str, error: BaseException) -> WorkerFailed:
     if not isinstance(error, AppoError):
         return WorkerFailed(name, 1, f"{type(error).__name__}: {error}", format_error(error))
     return WorkerFailed(name, error.exit_code, str(error), traceback_of(error), error.lasting)
-
-
-def ending_of(exit_code: int | None) -> str:
-    """Return how a process ended by itself: the name of a signal, or its exit code."""
-    if exit_code is None or exit_code >= 0:
-        return f"exit code {exit_code}"
-    return signal.Signals(-exit_code).name
 
 
 def cause_of_death(name: str, exit_code: int | None) -> str:

@@ -1,5 +1,6 @@
 """Restarts: when a process hangs, when one that has ended is started again, and when it is given up. Pure rules."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +100,13 @@ REVIVAL_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 MAX_FUTILE = 6
 
 
+def ending_of(exit_code: int | None) -> str:
+    """Return how a process ended by itself: the name of a signal, or its exit code."""
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    return signal.Signals(-exit_code).name
+
+
 @dataclass
 class Revival:
     """A process beside training, which may do without it: when it is started again. Pure rules, too.
@@ -123,9 +131,19 @@ class Revival:
         """Note that the process has been started at this monotonic time."""
         self.restarts, self.due, self._began = self.restarts + 1, None, now
 
-    def ended(self, now: float, how: str) -> str:
-        """Note that the process has ended at this monotonic time; return the line that says so, and what follows."""
-        self._futile = 1 if now - self._began >= SETTLED_SECONDS else self._futile + 1
+    def ended(self, now: float, exit_code: int | None) -> str:
+        """Note that the process has ended at this monotonic time; return the line that says so, and what follows.
+
+        One that was killed, which no fault of its own explains, is started again for ever, if later and later.
+        """
+        return self._next(now, f"ended with {ending_of(exit_code)}", MAX_FUTILE - (exit_code == -signal.SIGKILL))
+
+    def not_started(self, now: float, error: OSError) -> str:
+        """Note that the process could not be started at this monotonic time; return the line that says so."""
+        return self._next(now, f"could not be started: {error}", MAX_FUTILE)
+
+    def _next(self, now: float, how: str, most_futile: int) -> str:
+        self._futile = 1 if now - self._began >= SETTLED_SECONDS else min(self._futile + 1, most_futile)
         self.given_up = self._futile >= MAX_FUTILE
         if self.given_up:
             self.due = None

@@ -35,11 +35,17 @@ from algorithms.runtime.processes.process import (
     ProcessPlan,
     cause_of_death,
     crash_report,
-    ending_of,
     run_process,
     stack_of,
 )
-from algorithms.runtime.processes.restarts import QUEUE_PATIENCE_SECONDS, QUEUE_SECONDS, Death, Limits, SeatHistory
+from algorithms.runtime.processes.restarts import (
+    QUEUE_PATIENCE_SECONDS,
+    QUEUE_SECONDS,
+    Death,
+    Limits,
+    SeatHistory,
+    ending_of,
+)
 from algorithms.runtime.roles import ACTOR, LEARNER
 from utils.errors import AppoError
 

@@ -109,7 +109,7 @@ def test_one_that_dies_costs_its_figures_and_one_warning(
     tracker.close(DEADLINE_SECONDS)
     assert tracker.dropped == 2
     ended, dropped = (record.message for record in caplog.records)
-    assert re.match(r"the tracker wandb has ended with exit code 1; starting it again \(restart 1\), see .*", ended)
+    assert re.match(r"the tracker wandb ended with exit code 1; starting it again \(restart 1\), see .*", ended)
     assert dropped == "2 records were not sent to the tracker wandb"
     assert "no key" in (tmp_path / "wandb.log").read_text()
 

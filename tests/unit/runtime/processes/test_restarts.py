@@ -1,3 +1,4 @@
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,10 +142,10 @@ def test_what_runs_beside_is_started_again_later_and_later_and_given_up_if_that_
     revival, now, waits = Revival("it", Path("log")), 100.0, []
     revival.began(now)
     while True:
-        line = revival.ended(now, "ended")
+        line = revival.ended(now, 1)
         if revival.due is None:
             break
-        assert line == f"it ended; starting it again (restart {len(waits) + 1}), see log"
+        assert line == f"it ended with exit code 1; starting it again (restart {len(waits) + 1}), see log"
         waits.append(revival.due - now)
         assert not revival.is_due(revival.due - 0.01)
         now = revival.due
@@ -157,12 +158,26 @@ def test_what_runs_beside_is_started_again_later_and_later_and_given_up_if_that_
     assert not revival.is_due(1e12)
 
 
+def test_a_process_beside_that_is_killed_is_started_again_for_ever_but_not_at_once() -> None:
+    revival, now, waits = Revival("it", Path("log")), 100.0, []
+    for _ in range(100):
+        revival.began(now)
+        line = revival.ended(now + 1.0, -signal.SIGKILL)
+        assert revival.due is not None
+        waits.append(revival.due - now - 1.0)
+        now = revival.due
+    assert line == "it ended with SIGKILL; starting it again (restart 100), see log"
+    assert waits == [*REVIVAL_SECONDS, *REVIVAL_SECONDS[-1:] * 95]
+    revival.began(now)
+    assert "not started again" in revival.ended(now + 1.0, 1)
+
+
 def test_a_long_life_beside_forgives_all_ends_before() -> None:
     revival, now = Revival("it", Path("log")), 100.0
     for restart in range(100):
         revival.began(now)
         assert revival.plain() == {"state": "running", "restarts": restart}
-        revival.ended(now + 60.0, "ended")
+        revival.ended(now + 60.0, 1)
         assert revival.plain() == {"state": "ended", "restarts": restart}
         assert revival.due == now + 60.0 + REVIVAL_SECONDS[0]
         now = revival.due
