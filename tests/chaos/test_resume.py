@@ -171,7 +171,7 @@ def test_a_run_killed_while_it_saves_goes_on_from_what_it_has_saved(tmp_path: Pa
 
 
 # Few environments: those that play when a run is interrupted begin anew, and their returns come that much later.
-CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "inference": "serial", "num_workers": 1, "num_envs_per_worker": 16}
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "inference": "serial", "num_workers": 1, "num_envs_per_worker": 8}
 GOAL = 400
 
 
