@@ -13,10 +13,9 @@ from tests.chaos.runs import ROOT
 LARGE = 6 << 30
 MEASURED = """
 import resource, sys, time
-begin = time.monotonic()
 from algorithms.cli import main
 code = main()
-print(code, time.monotonic() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, file=sys.stderr)
+print(code, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, file=sys.stderr)
 """
 
 
@@ -45,7 +44,7 @@ def plant(directory: Path, kind: str) -> None:
 
 
 def measured(cwd: Path, *words: str) -> tuple[float, float, str]:
-    """Seconds and MiB that a command takes, and what it prints."""
+    """Seconds on a core (others may use it, too) and MiB that a command takes, and what it prints."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, *words],

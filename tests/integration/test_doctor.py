@@ -50,7 +50,10 @@ def test_what_the_kind_of_observation_decides_is_recommended_too(tmp_path: Path)
 def test_an_environment_that_cannot_be_made_is_bad(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import gymnasium\n\n\ndef Broken():\n    raise ValueError('out of cheese')\n")
     done = run(tmp_path, "--env=mine:Broken")
-    assert (done.returncode, done.stderr) == (1, "")
+    assert done.returncode == 1
+    traceback = done.stderr.splitlines()  # of the user's own code
+    assert (traceback[0], traceback[-1]) == ("Traceback (most recent call last):", "ValueError: out of cheese")
+    assert [line for line in traceback if ", in " in line] == [f'  File "{tmp_path}/mine.py", line 5, in Broken']
     last, verdict = done.stdout.splitlines()[-2:]
     assert last.startswith("bad   env ")
     assert "out of cheese" in last
