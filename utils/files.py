@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from utils.errors import UsageError
-from utils.values import shown
+from utils.values import refuse_deep, shown
 
 
 @contextlib.contextmanager
@@ -51,6 +51,7 @@ def read_mapping(path: Path) -> dict[str, object]:
     reader = readers.get(path.suffix.lower(), _load_json)
     try:
         value = reader(path.read_text(encoding="utf-8"))
+        refuse_deep(value)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from utils.errors import UsageError
 from utils.files import make_durable
-from utils.values import shown
+from utils.values import refuse_deep, shown
 
 CONFIG_FILE = "config.json"
 HISTORY_FILE = "config_history.jsonl"
@@ -379,6 +379,7 @@ def read_own_mapping(path: Path, most_bytes: int = OWN_BYTES) -> dict[str, objec
         if len(content) > most_bytes:
             raise ValueError(f"it is larger than {most_bytes >> 20} MiB")
         value = json.loads(content.decode())
+        refuse_deep(value)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

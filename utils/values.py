@@ -108,6 +108,22 @@ def printable(text: str) -> str:
     return "".join(kept)
 
 
+MOST_LEVELS = 100
+"""Of values in values. Files of ours have a handful; what compares or prints deeper ones may run out of stack."""
+
+
+def refuse_deep(value: object) -> None:
+    """Refuse a value of JSON that is nested deeper than `MOST_LEVELS` (ValueError)."""
+    level: list[object] = [value]
+    for _ in range(MOST_LEVELS):
+        holders = [one for one in level if isinstance(one, dict | list)]
+        inner = [value for one in holders for value in (one.values() if isinstance(one, dict) else one)]
+        level = list({id(value): value for value in inner}.values())  # YAML can name one in many places
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {MOST_LEVELS} levels")
+
+
 def nearest(word: str, known: Iterable[str], most: int = 1) -> str:
     """Return `; did you mean X or Y?` with the nearest known words, or nothing if none is near."""
     spellings = {name.lower(): name for name in known}

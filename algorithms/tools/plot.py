@@ -22,7 +22,7 @@ from algorithms.tools.flags import PlotConfig
 from utils.command_line import say, words_of
 from utils.errors import UsageError
 from utils.files import replaced_when_whole
-from utils.values import shown
+from utils.values import printable, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,9 +175,9 @@ def _label(group: Sequence[Curve], names: Sequence[str]) -> str:
     if len(names) > MOST_IN_LABEL:
         parts.append(f"+ {len(names) - MOST_IN_LABEL} more")
     if len(group) == 1:
-        return " ".join(parts) or group[0].name
+        return printable(" ".join(parts) or group[0].name)
     middle = "IQM and middle half" if len(group) >= IQM_RUNS else "mean and range"
-    return f"{' '.join(parts)}{': ' if parts else ''}{middle} of {len(group)} runs"
+    return printable(f"{' '.join(parts)}{': ' if parts else ''}{middle} of {len(group)} runs")
 
 
 def _save(figure: Any, path: Path) -> None:

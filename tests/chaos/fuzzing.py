@@ -172,6 +172,9 @@ class Ended(NamedTuple):
     programs: frozenset[str]
 
 
+OF_GLFW = "get_version(library_handle)"
+"""In what dm_control's window library starts when it is imported, to look for its own libraries."""
+
 PROGRAM_EVENTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.spawn", "pty.spawn", "os.startfile")
 
 
@@ -213,7 +216,8 @@ def _carry_out(tree: Tree, words: tuple[str, ...], paths: list[Path]) -> None:
             if event in PROGRAM_EVENTS:
                 name = arguments[0].decode() if isinstance(arguments[0], bytes) else str(arguments[0])
                 ours = name == sys.executable and event == "subprocess.Popen"
-                programs.write(f"{name}{' ' + _own_program(arguments[1]) if ours else ''}\n")
+                if not (ours and OF_GLFW in str(arguments[1])):
+                    programs.write(f"{name}{' ' + _own_program(arguments[1]) if ours else ''}\n")
 
         sys.addaudithook(audit)
         cli = importlib.import_module("algorithms.cli")

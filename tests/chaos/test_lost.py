@@ -124,8 +124,9 @@ def test_a_folder_that_goes_away_is_said_and_made_again(tmp_path: Path, lose: Ca
     assert ended.exit_code == INTERRUPTED
     first, *more = lines_of(run)
     assert "gone away: it is made again" in first
-    assert all("metrics.jsonl has gone away" in line for line in more)  # that is for main to write
-    assert len(more) <= 1
+    # A removal may go on while the folder is made again; the figures are for main to write.
+    assert all("metrics.jsonl has gone away" in line or "gone away: it is made again" in line for line in more)
+    assert len(more) <= (3 if lose in (removed, without_parent) else 1)
     assert status(run)["state"] == "interrupted"
     assert (folder / "README.md").exists()
     assert (folder / "config_history.jsonl").exists()

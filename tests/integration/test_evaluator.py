@@ -357,4 +357,4 @@ def test_beside_training(tmp_path: Path) -> None:
     longer = small | {"train_for_seconds": 40}  # than it takes to fail, whatever else runs
     broken = train(tmp_path / "broken", **longer, **workers, eval_env_kwargs='{"no_such_argument": 1}')
     assert broken.status["state"] == "finished"
-    assert "appo evaluate ended before its time with exit code 2" in broken.stderr
+    assert "appo evaluate ended with exit code 2; starting it again (restart 1), see " in broken.stderr

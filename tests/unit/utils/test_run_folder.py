@@ -321,16 +321,17 @@ def test_descriptors_are_closed_whatever_happens(tmp_path: Path, outside: Outsid
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b" " * 65, "is damaged: it is larger than 0 MiB"),
+        (b" " * 301, "is damaged: it is larger than 0 MiB"),
         (b"[]", "must hold a mapping"),
         (b"\xff", "is damaged: 'utf-8' codec"),
         (b"{", "is damaged: Expecting"),
+        (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "is damaged: it is nested deeper than 100 levels"),
     ],
 )
 def test_what_is_no_mapping_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(UsageError, match=reason):
-        read_own_mapping(tmp_path / "x.json", 64)
+        read_own_mapping(tmp_path / "x.json", 300)
 
 
 # That nobody opens them otherwise: every call in our code that writes or removes something by its path.
