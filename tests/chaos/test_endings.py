@@ -56,7 +56,12 @@ def test_a_run_that_has_reached_its_goal_ends_though_the_fork_server_stands_stop
 )
 def test_other_signals_save_as_sigterm_does(tmp_path: Path, number: int) -> None:
     """Also when all processes get them, as from a scheduler that warns."""
-    with TrainingRun(tmp_path, "--inference=central") as run:
+    before = signal.signal(number, signal.SIG_DFL)  # a shell in the background hands SIGQUIT down as one to be ignored
+    try:
+        started = TrainingRun(tmp_path, "--inference=central")
+    finally:
+        signal.signal(number, before)
+    with started as run:
         run.wait_for_env_steps()
         for pid in run.roles():
             if pid != run.process.pid:
