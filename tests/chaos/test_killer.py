@@ -80,7 +80,7 @@ STORMS = {
 @pytest.mark.timeout(60 + 12 * KILLS)
 @pytest.mark.parametrize("kind", STORMS)
 def test_populations_evaluators_and_games_outlive_storms_of_kills(tmp_path: Path, kind: str) -> None:
-    """`APPO_STORM_KILLS` says how many. Whoever is beside training is back with the others after each burst."""
+    """After each burst all are back, the evaluator beside training among them; APPO_STORM_KILLS says how many die."""
     names = shared_memory.names()
     env, *flags = STORMS[kind]
     if kind == "games":

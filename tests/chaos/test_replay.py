@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
-from algorithms.tools.selftest.killer import Killer, KillerError
-from tests.chaos.runs import SMALL, TrainingRun, kill
+from tests.chaos.runs import SMALL, TrainingRun, kill, storm
 from utils.metrics import read_metrics
 
 RATIO, STARTS, CAPACITY, BATCH = 4, 200, 4000, 32
@@ -38,12 +37,7 @@ def test_every_step_is_inserted_and_counted_once_whatever_is_killed(tmp_path: Pa
     """With shards only they, learner and actors are killed: who else there is knows nothing of them."""
     only = ("replay", "learner", "actor") if shards else ("",)
     with TrainingRun(tmp_path, *FLAGS, f"--num_replay_shards={shards}", small=FEW) as run:
-        run.wait_until(lambda: read_saves(run.stdout), "checkpoint")
-        killer = Killer(run.marker, run.process.pid, lambda: len(read_saves(run.stdout)), seed=1, only=only)
-        try:
-            killer.kill_burst(kills)
-        except KillerError as error:
-            raise AssertionError(f"{error}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}") from None
+        killer = storm(run, kills, only)
         run.interrupt()
         ended = run.wait()
     assert ended.exit_code == STOPPED, ended.stderr
