@@ -30,7 +30,8 @@ class MetricsLog:
 
     Args:
         path: of the log.
-        most_bytes: that it may have; of a longer one every second old record is left out. 0: it has no end.
+        most_bytes: that it may have; of a longer one every second old record is left out, and of one that no run has
+            written, so long is it, all but a sample. 0: it has no end.
 
     Raises:
         OSError: the file cannot be opened, or is another one, see `append_to_own`.
@@ -88,7 +89,9 @@ class MetricsLog:
         self._thin_at = size + step
         try:
             with os.fdopen(os.dup(self._descriptor), "rb") as file:
-                replace_own(self._path, thinned_lines(file, size))
+                most = max(self._most_bytes, READ_BYTES)
+                # To read all of a file that is far too long would keep main busy for seconds.
+                replace_own(self._path, thinned_lines(file, size) if size <= 4 * most else sampled_lines(file, most))
             descriptor = append_to_own(self._path)
         except OSError:
             return
@@ -107,19 +110,27 @@ def thinned_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
         size: of it.
     """
     thinning = Thinning()
-    for old in filter(None, map(parse_record, _lines_between(file, 0, size * 3 // 4, whole=True))):
-        thinning.see(*_place_of(old))
+    for line in _lines_between(file, 0, size * 3 // 4, whole=True):
+        thinning.see(*_place_of(line))
     at = 0
     for line in _lines_between(file, 0, size, whole=True):
         is_old, at = at < size * 3 // 4, at + len(line)
-        record = parse_record(line) if is_old else None
-        if not is_old or (record and thinning.keeps(*_place_of(record))):
+        if not is_old or thinning.keeps(*_place_of(line)):
             yield line
 
 
-def _place_of(record: Mapping[str, Any]) -> tuple[object, float]:
-    seconds = record.get("elapsed_seconds")
-    return _policy_of(record), seconds if is_number(seconds) else 0.0
+_SECONDS, _POLICY = (re.compile(rb'"%b": ?(-?[0-9.eE+-]{1,30})[,}]' % name) for name in (b"elapsed_seconds", b"policy"))
+
+
+def _place_of(line: bytes) -> tuple[bytes, float]:
+    """Return the policy of a record and its seconds, found in the text: to parse a long log would take seconds."""
+    seconds, policy = _SECONDS.search(line), _POLICY.search(line)
+    if seconds is None or policy is None:
+        return b"", 0.0  # no record of a run
+    try:
+        return policy[1], float(seconds[1])
+    except ValueError:
+        return b"", 0.0
 
 
 READ_BYTES = 64 << 20

@@ -469,6 +469,36 @@ def test_a_log_goes_on_where_it_was_thinned_and_is_thinned_by_the_next_start(tmp
     assert numbers(path)[-3:] == [6007, 6008, 6009]
 
 
+def test_of_a_log_far_beyond_its_bound_a_sample_is_left_with_the_first_and_the_last_record(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    line = b'{"elapsed_seconds":%d.5,"policy":0,"env_steps":%d,"more":"' + b"x" * 1000 + b'"}\n'
+    count = 4 * metrics.READ_BYTES // 1040 + 1000
+    with path.open("wb") as file:
+        file.writelines(line % (number + 10**6, number + 10**6) for number in range(count))
+    log = MetricsLog(path, 20_000)
+    fill(log, 10**7, 1)
+    assert path.stat().st_size <= metrics.READ_BYTES + 2000
+    assert path.read_bytes().endswith(b'"env_steps":10000000,"elapsed_seconds":1000000.0}\n')
+    found = numbers(path)
+    assert found[0] == 10**6
+    assert max(b - a for a, b in pairwise(found[:-1])) < count / 20
+
+
+def test_lines_that_are_no_records_are_left_out_like_old_records(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        b"no record\n",
+        b"[1]\n",
+        b'{"elapsed_seconds":---,"policy":0}\n',
+        b'{"elapsed_seconds": "1", "policy": 0}\n',
+    ]
+    path.write_bytes(b"".join(lines * 1000))
+    log = MetricsLog(path, 20_000)
+    fill(log, 0, 1)
+    assert 0.5 < path.read_bytes().count(b"\n") / 4000 < 0.65
+    assert path.read_bytes().endswith(b'"elapsed_seconds":0.0}\n')
+
+
 def test_a_process_killed_while_records_are_left_out_loses_none_and_its_file_is_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     fill(log := MetricsLog(path), 0, 2000)
