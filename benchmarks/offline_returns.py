@@ -6,8 +6,8 @@
 For each environment two policies are trained with its preset, one until it is good and one until it is a third as
 good, and `appo record` writes at least 100,000 steps of each, and of random actions, into the folder; what is there
 already is used as it is. Then each trial learns from its datasets without an environment, seed by seed, and the newest
-checkpoint plays 100 episodes with the most probable actions. The exit code is 1 if something that is asked for is
-missed:
+checkpoint plays 100 episodes: with actions that are drawn where it learned from the medium policy, whose actions were
+drawn too, else with the most probable ones. The exit code is 1 if something that is asked for is missed:
 
 - BC from the expert has at least 0.95 of the expert's return;
 - MARWIL from the medium policy is better than BC from it, beyond the interval of the difference over seeds;
@@ -32,7 +32,7 @@ from utils.metrics import read_metrics
 from utils.run_folder import RunFolder
 
 BENCHMARK = "offline_returns"
-MODE = "most_probable"
+MOST_PROBABLE, SAMPLED = "most_probable", "sampled"
 SEEDS = [1, 2, 3, 4, 5]
 STEPS, EPISODES = 100_000, 100
 SHARE_OF_EXPERT, ABOVE_MEDIUM = 0.95, 50.0
@@ -70,12 +70,14 @@ class Trial(NamedTuple):
         algo: as the flag has it.
         policies: whose datasets.
         flags: of learning.
+        mode: how the actions are chosen that it is judged by.
     """
 
     task: str
     algo: str
     policies: tuple[str, ...]
     flags: Mapping[str, object]
+    mode: str = MOST_PROBABLE
 
     def training(self, folder: Path) -> dict[str, object]:
         """The flags of train_appo.py but for the seed; two hours end a run that would never end."""
@@ -97,8 +99,8 @@ CONSERVATIVE: Mapping[str, object] = {
 }
 TRIALS = {
     **{f"{task}_bc_expert": Trial(task, "BC", ("expert",), CLONING) for task in TASKS},
-    **{f"{task}_bc_medium": Trial(task, "BC", ("medium",), CLONING) for task in TASKS},
-    **{f"{task}_marwil_medium": Trial(task, "MARWIL", ("medium",), WEIGHTED) for task in TASKS},
+    **{f"{task}_bc_medium": Trial(task, "BC", ("medium",), CLONING, SAMPLED) for task in TASKS},
+    **{f"{task}_marwil_medium": Trial(task, "MARWIL", ("medium",), WEIGHTED, SAMPLED) for task in TASKS},
     "lunar_lander_cql_mixed": Trial("lunar_lander", "APEX", POLICIES, CONSERVATIVE),
 }
 
@@ -181,7 +183,7 @@ def learn(trial: Trial, seed: int, folder: Path, prefix: Sequence[str]) -> Learn
     with runs.finished({**flags, "seed": seed}, prefix) as run:
         runs.run_to_end(own_command(["evaluate", str(run.directory), f"--episodes={EPISODES}"]), prefix)
         samples = RunFolder(run.directory).read_status()["totals"]["samples"]
-        (played,) = [one for one in read_metrics(RunFolder(run.directory).results) if one["mode"] == MODE]
+        (played,) = [one for one in read_metrics(RunFolder(run.directory).results) if one["mode"] == trial.mode]
     shown = {**flags, "input": ",".join(trial.policies)}
     numbers = played["mean"], played["std"], played["episodes"]
     return Learned(" ".join(words_of(shown)), samples, run.seconds, *numbers, behaviour)
@@ -225,13 +227,15 @@ class Row(NamedTuple):
         acted = ", ".join(f"{policy} {self.behaviour[policy]:,.1f}" for policy in trial.policies)
         each = ", ".join(f"{value:,.1f}" for value in self.means)
         verdict = "" if not self.asked else self.asked + ("" if self.reached else " (missed)")
-        return TASKS[trial.task].env, trial.algo + (" + CQL" * (trial.algo == "APEX")), acted, each, shown, verdict
+        algo = trial.algo + " + CQL" * (trial.algo == "APEX")
+        return TASKS[trial.task].env, algo, acted, trial.mode.replace("_", " "), each, shown, verdict
 
 
 HEADS = (
     "environment",
     "algorithm",
     "dataset and its return",
+    "actions",
     "return of each seed",
     "mean, 95 % interval",
     "asked for",

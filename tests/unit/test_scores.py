@@ -199,8 +199,13 @@ class TestOfflineReturns:
         assert (weighted.reached, conservative.reached) == (True, False)
         assert weighted.asked.startswith("above BC: +38.0 ± ")
         text = offline_returns.table(results)
-        assert "| LunarLander-v3 | BC | expert 250.0 | 238.0, 230.0 | **234.0** ± 50.8 | ≥ 237.5 (missed) |" in text
-        assert "| LunarLander-v3 | APEX + CQL | random -200.0, medium 50.0, expert 250.0 | 99.0 | **99.0** |" in text
+        assert (
+            "| LunarLander-v3 | BC | expert 250.0 | most probable | 238.0, 230.0 | **234.0** ± 50.8 | ≥ 237.5 (missed) |"
+            in text
+        )
+        acted = "random -200.0, medium 50.0, expert 250.0"
+        assert f"| LunarLander-v3 | APEX + CQL | {acted} | most probable | 99.0 | **99.0** |" in text
+        assert "| LunarLander-v3 | MARWIL | medium 50.0 | sampled | 80.0, 90.0, 100.0 |" in text
 
     def test_an_interval_is_that_of_student(self) -> None:
         found = offline_returns.interval([1.0, 2.0, 3.0, 4.0, 5.0])
