@@ -17,18 +17,12 @@ Source: https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ppo.yml, and th
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 from algorithms.cli import run_command
-from benchmarks import markdown, scores, seeds
+from benchmarks.returns import Goals, measure
 from benchmarks.scores import Trial
 
-BENCHMARK = "ppo_returns"
-MODE = "most_probable"
-SEEDS = [1, 2, 3, 4, 5]
 M = 1_000_000
 
 ONE_PROCESS: Mapping[str, object] = {
@@ -123,76 +117,14 @@ TRIALS = {
         {"initial_stddev": math.exp(-2)},  # log_std_init
     ),
 }
+# What the zoo publishes, less what its seeds and episodes differ by.
 ASKED = {"cartpole": 500.0, "acrobot": -85.0, "lunar_lander": 225.0, "half_cheetah": 5155.0}
-"""Mean return that is asked for, by trial: what the zoo publishes, less what its seeds and episodes differ by."""
-
-HEADS = ("environment", "env steps", "seeds", "return of each", "mean ± deviation over seeds", "asked for", "seconds")
+GOALS = Goals("ppo_returns", "Returns of PPO with the hyperparameters of rl-baselines3-zoo.", TRIALS, ASKED)
 
 
-class Row(NamedTuple):
-    """Returns of the seeds of a trial.
-
-    Attributes:
-        returns: mean return of the episodes of each seed, in the order of `seeds`; nan where no episode has ended.
-        seconds: mean of training.
-    """
-
-    name: str
-    seeds: tuple[int, ...]
-    returns: tuple[float, ...]
-    seconds: float
-
-    @property
-    def mean(self) -> float:
-        """Over the seeds; nan if one has ended no episode."""
-        return fmean(self.returns)
-
-    @property
-    def reached(self) -> bool:
-        """Whether the mean is what is asked for."""
-        return self.mean >= ASKED[self.name]
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the cells of the row, for people."""
-        deviation = stdev(self.returns) if len(self.returns) > 1 else 0.0
-        mean = f"**{self.mean:,.1f} ± {deviation:,.1f}**" + ("" if self.reached else " (missed)")
-        each = ", ".join(f"{value:,.1f}" for value in self.returns)
-        trial = TRIALS[self.name]
-        seeds = ", ".join(map(str, self.seeds))
-        return trial.env, f"{trial.env_steps:,}", seeds, each, mean, f"{ASKED[self.name]:g}", f"{self.seconds:,.0f}"
-
-
-def rows(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Put the seeds of every trial together, in the order of `TRIALS`."""
-    found = []
-    for name in TRIALS:
-        by_seed = sorted(results.get(name, {}).get("seeds", {}).items(), key=lambda pair: int(pair[0]))
-        if by_seed:
-            means = [one["played"][MODE]["mean"] for _, one in by_seed]
-            returns = tuple(math.nan if mean is None else mean for mean in means)
-            seconds = fmean(one["seconds"] for _, one in by_seed)
-            found.append(Row(name, tuple(int(seed) for seed, _ in by_seed), returns, seconds))
-    return found
-
-
-def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write the rows as a table of Markdown, and when they were measured."""
-    return f"{markdown.table(HEADS, (row.cells() for row in rows(results)))}\n\n{markdown.measured(results)}\n"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Train and play all, seed by seed, then write the table."""
-    parser = seeds.parser_of("Returns of PPO with the hyperparameters of rl-baselines3-zoo.", TRIALS, "--trial")
-    parser.set_defaults(seeds=SEEDS)
-    parser.add_argument("--markdown", type=Path, help="file for the table, which is printed in any case")
-    arguments = parser.parse_args(argv)
-
-    def train_one(name: str, seed: int) -> scores.Scored:
-        return scores.score(TRIALS[name], seed, arguments.prefix)
-
-    results = seeds.train_all(BENCHMARK, arguments, train_one)
-    results = seeds.show(arguments, results, table)
-    return int(not all(row.reached for row in rows(results)))
+    return measure(GOALS)
 
 
 if __name__ == "__main__":

@@ -280,7 +280,8 @@ class Mutation:
         changes, weights = zip(*kinds, strict=True)
         for _ in range(draw.choice((1, 1, 1, 2, 3))):
             (change,) = draw.choices(changes, weights)
-            with contextlib.suppress(OSError, ValueError, IndexError):  # what was changed before does not allow it
+            # What was changed before does not allow it.
+            with contextlib.suppress(OSError, ValueError, IndexError, RecursionError):
                 self.text += f"{change()}; "
         for path in self._huge:
             if path.is_file() and not path.is_symlink():

@@ -11,7 +11,18 @@ import pytest
 from algorithms.cli import parse
 from algorithms.offline.episodes import space_to_json, spaces_of
 from algorithms.run.config import parse_train
-from benchmarks import measuring, offline_returns, ppo_returns, published, results_page, runs, scores, seeds
+from benchmarks import (
+    apex_returns,
+    measuring,
+    offline_returns,
+    ppo_returns,
+    published,
+    results_page,
+    returns,
+    runs,
+    scores,
+    seeds,
+)
 from benchmarks.workloads import words_of
 from envs.config import EnvConfig
 from envs.make import make_group
@@ -148,17 +159,34 @@ class TestPPOReturns:
             "cartpole": {"seeds": {"1": scored(500.0)}},
             "lunar_lander": {"seeds": {}},
         }
-        first, second = ppo_returns.rows(results)
+        first, second = returns.rows(ppo_returns.GOALS, results)
         assert (first.name, first.seeds, first.mean, first.reached) == ("cartpole", (1,), 500.0, True)
         assert (second.name, second.seeds, second.mean, second.reached) == ("acrobot", (2, 10), -90.0, False)
-        text = ppo_returns.table(results)
-        assert "| Acrobot-v1 | 1,000,000 | 2, 10 | -80.0, -100.0 | **-90.0 ± 14.1** (missed) | -85 | 20 |" in text
-        assert "| CartPole-v1 | 100,000 | 1 | 500.0 | **500.0 ± 0.0** | 500 | 20 |" in text
+        text = returns.table(ppo_returns.GOALS, results)
+        assert (
+            "| acrobot | Acrobot-v1 | 1,000,000 | 2, 10 | -80.0, -100.0 | **-90.0 ± 14.1** (missed) | -85 | 20 |"
+            in text
+        )
+        assert "| cartpole | CartPole-v1 | 100,000 | 1 | 500.0 | **500.0 ± 0.0** | 500 | 20 |" in text
         assert "Measured on 2026-11-21, commit abc." in text
 
     def test_a_seed_without_episodes_reaches_nothing(self) -> None:
-        (row,) = ppo_returns.rows({"cartpole": {"seeds": {"1": scored(500.0), "2": scored(None, 0)}}})
+        (row,) = returns.rows(ppo_returns.GOALS, {"cartpole": {"seeds": {"1": scored(500.0), "2": scored(None, 0)}}})
         assert not row.reached
+
+
+@pytest.mark.parametrize("name", apex_returns.TRIALS)
+def test_trials_of_ape_x_are_the_presets_with_their_budgets(name: str, tmp_path: Path) -> None:
+    trial = apex_returns.TRIALS[name]
+    config = parse_train(words_of({**trial.training(), "train_dir": tmp_path}))
+    assert (config.run.algo, config.run.train_for_env_steps) == ("APEX", trial.env_steps)
+    assert config.learning.prioritized_replay == (not name.endswith("uniform"))
+
+
+def test_of_a_trial_for_comparison_nothing_is_asked() -> None:
+    (row,) = returns.rows(apex_returns.GOALS, {"lunar_lander_uniform": {"seeds": {"1": scored(-500.0)}}})
+    assert row.reached
+    assert row.cells()[-2] == ""
 
 
 def learned(mean: float) -> dict[str, Any]:
@@ -199,10 +227,8 @@ class TestOfflineReturns:
         assert (weighted.reached, conservative.reached) == (True, False)
         assert weighted.asked.startswith("above BC: +38.0 ± ")
         text = offline_returns.table(results)
-        assert (
-            "| LunarLander-v3 | BC | expert 250.0 | most probable | 238.0, 230.0 | **234.0** ± 50.8 | ≥ 237.5 (missed) |"
-            in text
-        )
+        shown = "expert 250.0 | most probable | 238.0, 230.0 | **234.0** ± 50.8 | ≥ 237.5 (missed)"
+        assert f"| LunarLander-v3 | BC | {shown} |" in text
         acted = "random -200.0, medium 50.0, expert 250.0"
         assert f"| LunarLander-v3 | APEX + CQL | {acted} | most probable | 99.0 | **99.0** |" in text
         assert "| LunarLander-v3 | MARWIL | medium 50.0 | sampled | 80.0, 90.0, 100.0 |" in text
