@@ -73,6 +73,14 @@ class Mix(NamedTuple):
         """All datasets."""
         return tuple(word for words, _ in self.datasets for word in words)
 
+    def played(self, columns: int) -> int:
+        """Return how many columns of a batch actors have played, at least one; of one alone no part is read.
+
+        >>> Mix(0.25, ((("a",), 0.75),)).played(8)
+        2
+        """
+        return columns if not self.datasets else max(1, columns - max(1, round((1.0 - self.sampler) * columns)))
+
 
 def mix_of(words: Sequence[str]) -> Mix:
     """Return what `--input` says: words alone, or `word:share` of each, in braces or not.

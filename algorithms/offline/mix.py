@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from algorithms.offline.columns import NOTHING, Gather, Needs, ShuffledReader
-from algorithms.offline.config import InputConfig
+from algorithms.offline.config import InputConfig, Mix
 from algorithms.offline.episodes import form_of
 from algorithms.offline.reader import Dataset, open_dataset
 from algorithms.runtime.algorithm import Context
@@ -128,8 +128,8 @@ def mixed_in(source: BatchSource, read: Read, context: Context, trajectories: Tr
     """
     if context.buffered:
         raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
-    share, columns = 1.0 - context.flags.mix.sampler, context.flags.macro_batch_columns
-    return MixedBatches(source, read, share, columns, units, LearnerLedger(trajectories, context.policy))
+    mix, columns = context.flags.mix, context.flags.macro_batch_columns
+    return MixedBatches(source, read, mix, columns, units, LearnerLedger(trajectories, context.policy))
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -151,16 +151,16 @@ class MixedBatches:
     Args:
         source: of what is played.
         read: reads from the datasets.
-        share: of a batch that is read.
+        mix: how much of a batch is read.
         columns: of a batch.
         units: that a column is for `read`.
         ledger: of the learner, who notes its counts in it before every `take`.
     """
 
     def __init__(
-        self, source: BatchSource, read: Read, share: float, columns: int, units: int, ledger: LearnerLedger
+        self, source: BatchSource, read: Read, mix: Mix, columns: int, units: int, ledger: LearnerLedger
     ) -> None:
-        self.source, self.read, self.share, self.units, self.ledger = source, read, share, units, ledger
+        self.source, self.read, self.mix, self.units, self.ledger = source, read, mix, units, ledger
         self.hold, self._version, self._own = source.hold, 0, 0
         self._steps, self._read_steps = 0, 0
         self.resize(columns)
@@ -215,9 +215,10 @@ class MixedBatches:
         return {**said, "priority": np.asarray(said["priority"])[:, : self._own]}
 
     def resize(self, columns: int) -> None:
-        """Make batches of so many columns; of one alone no part is read."""
-        self._read_columns = min(max(1, round(self.share * columns)), columns - 1)
-        self.source.resize(columns - self._read_columns)
+        """Make batches of so many columns."""
+        played = self.mix.played(columns)
+        self._read_columns = columns - played
+        self.source.resize(played)
 
     def weights_replaced(self) -> None:
         """Drop what the source must drop."""

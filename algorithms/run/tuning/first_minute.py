@@ -48,7 +48,10 @@ class FirstBatch:
         learning = tuple(policy for policy in range(topology.num_policies) if policy not in config.frozen)
         if config.sampling.sampler_only or not config.algorithm.needs_actors or not learning:
             return None
-        columns = len(learning) * int(config.learning.macro_batch_columns)
+        columns = int(config.learning.macro_batch_columns)
+        if mix := getattr(config.learning, "mix", None):  # of an algorithm that reads datasets too
+            columns = mix.played(columns)
+        columns *= len(learning)
         replayed = len(learning) * int(getattr(config.learning, "learning_starts", 0))  # of an algorithm with a replay
         return cls(
             columns=0 if replayed else columns,

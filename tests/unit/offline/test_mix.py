@@ -291,7 +291,9 @@ def test_a_batch_is_what_was_played_and_what_is_read_behind_it(tmp_path: Path) -
         asked.append((samples, units))
         return inner(samples, units)
 
-    mixed = MixedBatches(cast(BatchSource, source), read, 0.25, 8, 1, cast(LearnerLedger, ledger))
+    mixed = MixedBatches(
+        cast(BatchSource, source), read, Mix(0.75, ((("a",), 0.25),)), 8, 1, cast(LearnerLedger, ledger)
+    )
     assert source.columns == 6
     list(mixed.fill(11))
     ledger.used = 40

@@ -27,6 +27,12 @@ def needs(**flags: Any) -> FirstBatch | None:
     return FirstBatch.of(config, Topology("local", 2, 1, 2, policies, 1, 8, 32))
 
 
+def test_a_batch_with_a_part_of_datasets_takes_less_of_what_is_played() -> None:
+    first = needs(input=["sampler:0.25", "data:0.75"])
+    assert first is not None
+    assert (first.columns, first.steps) == (8, 8 * 32)
+
+
 class Watched:
     """A monitor, as far as it is asked here.
 
