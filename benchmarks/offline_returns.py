@@ -89,8 +89,11 @@ class Trial(NamedTuple):
 CLONING: Mapping[str, object] = {"train_for_env_steps": 2 * M, "learning_rate": 1e-3, "lr_schedule": "linear"}
 WEIGHTED: Mapping[str, object] = {**CLONING, "beta": 1.0}
 CONSERVATIVE: Mapping[str, object] = {
-    "train_for_env_steps": 30 * M,
-    "cql_alpha": 1.0,
+    "train_for_env_steps": 10 * M,
+    "reward_scale": 0.1,
+    "huber_loss": False,
+    "cql_alpha": 0.1,
+    "gamma": 0.99,
     "learning_rate": 3e-4,
     "lr_schedule": "linear",
     "batch_size": 512,

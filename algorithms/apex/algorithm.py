@@ -262,12 +262,12 @@ class OfflineAPEX(APEX):
 
 
 def read_transitions(context: Context, trajectories: Trajectories) -> Callable[[int, int], Batch]:
-    """Return what reads batches of single steps with the rewards of n from datasets, scaled as those of a sampler."""
-    from algorithms.offline.columns import NOTHING, Needs, transitions_of
+    """Return what reads batches of single steps, with n rewards each that are scaled as those that are played."""
+    from algorithms.offline.columns import Needs, transitions_of
     from algorithms.offline.mix import reader_of
 
     flags, state_size = context.flags, trajectories.rnn_state.shape[-1]
-    needs = Needs((), context.reward_scale, context.reward_clip) if flags.mix.sampler else NOTHING
+    needs = Needs((), context.reward_scale, context.reward_clip)
     return reader_of(flags, context.spec, 1, transitions_of(flags.n_steps, flags.gamma, state_size), needs)
 
 

@@ -39,9 +39,10 @@ LUNAR_LANDER: Preset = {
     **CARTPOLE,
     "batch_size": 128,
     "reward_scale": 0.1,  # errors of about 1, where Huber's loss begins to be linear
-    "replay_capacity": 300_000,
+    "gamma": 0.995,
+    "replay_capacity": 100_000,  # old steps are those of policies that crash
     "replay_ratio": 24.0,
-    "target_update_interval": 300,
+    "target_update_interval": 600,
     "learning_starts": 5000,
     "num_envs_per_worker": 8,
     "train_for_env_steps": 300_000,

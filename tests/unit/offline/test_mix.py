@@ -175,16 +175,14 @@ def test_a_column_that_is_learned_from_must_be_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampler", [True, False])
-def test_rewards_of_single_steps_are_scaled_as_those_of_a_sampler_beside_them(tmp_path: Path, sampler: bool) -> None:
-    """Each before they are summed; without a sampler nothing is done to them."""
+def test_rewards_of_single_steps_are_scaled_as_those_that_are_played(tmp_path: Path, sampler: bool) -> None:
+    """Each before they are summed, whether or not a sampler plays beside them."""
     written(tmp_path / "a", episodes((8,) * 6))
     words = (f"{tmp_path / 'a'}:0.5", "sampler:0.5") if sampler else (str(tmp_path / "a"),)
     flags = ApexConfig(input=words, n_steps=2, gamma=1.0)
     batch = read_transitions(context_of(flags), world_of(SPEC, rows=1, rollout=4).trajectories)(0, 48)
     number, t = batch.obs["obs"][0].T
-    now, then = 10 * number + t, 10 * number + t + 1
-    if sampler:
-        now, then = (0.5 * now).clip(max=2), (0.5 * then).clip(max=2)
+    now, then = ((0.5 * (10 * number + step)).clip(max=2) for step in (t, t + 1))
     torch.testing.assert_close(batch.reward[0], now + (t < 7) * then)
 
 
