@@ -341,11 +341,15 @@ def is_wall_clock(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns", "datetime.now")
 
 
+TRACKERS = ("wandb", "trackio", "mlflow")
+
+
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("algorithms.run.main", ("torch",)),  # main
-        ("algorithms.run.plan", ("torch",)),  # actors
+        ("algorithms.run.main", ("torch", *TRACKERS)),  # main
+        ("algorithms.run.plan", ("torch", *TRACKERS)),  # actors
+        ("algorithms.runtime.monitor.tracking", ("torch", *TRACKERS)),
         ("algorithms.appo.algorithm", ("torch",)),
         ("algorithms.offline.reader", ("torch", "pyarrow", "h5py")),
         ("algorithms.offline.config", ("torch", "numpy", "gymnasium")),

@@ -1,10 +1,13 @@
 """What an environment that is in no preset is trained with."""
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 from gymnasium import spaces
 
@@ -24,7 +27,7 @@ from algorithms.run.page import command_line
 from algorithms.run.training import _convert_flags
 from algorithms.run.trust import marked
 from envs import presets as env_presets
-from envs.presets import MANY_NUMBERS
+from envs.presets import MANY_NUMBERS, MUJOCO_NAMES
 from envs.spaces import ActionForm, Space, spec_of
 from envs.spec import EnvSpec
 from utils.errors import UsageError
@@ -143,6 +146,16 @@ def test_policies_begin_nearer_to_the_middle_of_bounds_that_they_are_mapped_to(o
     assert completed(config, spec_of(observation, TWO, form=ActionForm(scaled=True))).model.initial_stddev == 1.0
     given = resolve(parse_train_flags([UNKNOWN, "--initial_stddev=0.7"]))[0]
     assert completed(given, mapped).model.initial_stddev == 0.7
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", *(f"{name}-v5" for name in MUJOCO_NAMES)])
+def test_presets_begin_with_a_deviation_of_one_in_the_units_of_the_environment(env: str) -> None:
+    """So they did before policies were mapped to bounds, when their other values were found."""
+    with contextlib.closing(gymnasium.make(env)) as made:
+        space = made.action_space
+    assert isinstance(space, spaces.Box)
+    stddev = resolve(parse_train_flags([f"--env={env}"]))[0].model.initial_stddev
+    assert stddev * (space.high - space.low) / 2 == pytest.approx(np.ones(space.shape), rel=2e-3)
 
 
 @pytest.mark.parametrize(
