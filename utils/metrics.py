@@ -119,7 +119,8 @@ def thinned_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
             yield line
 
 
-_SECONDS, _POLICY = (re.compile(rb'"%b": ?(-?[0-9.eE+-]{1,30})[,}]' % name) for name in (b"elapsed_seconds", b"policy"))
+_SECONDS = re.compile(rb'"elapsed_seconds": ?([0-9.eE+-]{1,30})[,}]')
+_POLICY = re.compile(rb'"policy": ?([0-9]{1,4})[,}]')  # curves are kept in memory, so a file must not name millions
 
 
 def _place_of(line: bytes) -> tuple[bytes, float]:

@@ -499,6 +499,14 @@ def test_lines_that_are_no_records_are_left_out_like_old_records(tmp_path):
     assert path.read_bytes().endswith(b'"elapsed_seconds":0.0}\n')
 
 
+def test_a_file_that_names_more_policies_than_there_are_is_thinned_as_one_curve(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(b'{"elapsed_seconds":%d.5,"policy":%d}\n' % (n, n) for n in range(10_000, 14_000)))
+    log = MetricsLog(path, 20_000)
+    fill(log, 0, 1)
+    assert 0.5 < path.read_bytes().count(b"\n") / 4000 < 0.65
+
+
 def test_a_process_killed_while_records_are_left_out_loses_none_and_its_file_is_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     fill(log := MetricsLog(path), 0, 2000)
