@@ -1,11 +1,11 @@
-"""Ape-X beside Stable-Baselines3's DQN, at equal work: `python -m benchmarks.apex_peers`.
+"""Ape-X beside the DQN of two peers, at equal work: `python -m benchmarks.apex_peers`.
 
     python -m benchmarks.apex_peers [--workload NAME ...] [--contender NAME ...] [--cache=DIR] [--json=FILE]
 
 Both sides use every agent step eight times, in batches of one size, and train one network on one environment,
-without dueling and double Q-learning; ours draws by priorities and sums three rewards, the peer draws all alike and
-sums one. The peer has one process with one thread or two, and one environment as it comes; its best counts. That it can
-act in several, which saves it much where environments cost little, is shown too (`_8_envs`).
+without dueling and double Q-learning; ours draws by priorities and sums three rewards, the peers draw all alike and
+sum one. A peer has one process with one thread or two, and one environment as it comes; its best counts. That
+Stable-Baselines3 can act in several, which saves it much where environments cost little, is shown too (`_8_envs`).
 The runs of all contenders take turns, A B C A B C ..., so that what changes on the machine meanwhile meets all alike.
 """
 
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from algorithms.cli import run_command
 from benchmarks import runs
@@ -23,10 +23,31 @@ from benchmarks.peers.interpreters import DEFAULT_CACHE, interpreter
 from benchmarks.runs import Timing
 from benchmarks.workloads import PONG, Workload
 
-OURS, PEER = "apex", "stable_baselines3"
-PEERS = {f"{PEER}_{threads}": (threads, 1) for threads in (1, 2)} | {f"{PEER}_8_envs": (1, 8)}
-"""Threads and environments of the peer, by the name of the contender."""
-DRIVER = Path(__file__).with_name("peers") / "stable_baselines3_driver.py"
+OURS, INTERPRETER = "apex", "stable_baselines3"
+
+
+class Peer(NamedTuple):
+    """A peer as it is started: its driver in `benchmarks/peers`, and threads and environments."""
+
+    driver: str
+    threads: int
+    envs: int
+
+    @property
+    def title(self) -> str:
+        """How tables name it."""
+        return f"{self.driver} with {f'{self.envs} environments' if self.envs > 1 else 'its best number of threads'}"
+
+
+PEERS = {
+    **{
+        f"{name}_{threads}": Peer(name, threads, 1)
+        for name in ("stable_baselines3", "cleanrl_dqn")
+        for threads in (1, 2)
+    },
+    "stable_baselines3_8_envs": Peer("stable_baselines3", 1, 8),
+}
+"""By the name of the contender."""
 
 USES, LEARNING_STARTS, CAPACITY = 8, 1000, 50_000
 EQUAL = {
@@ -54,7 +75,7 @@ def measure(workload: str, plan: argparse.Namespace, before: Mapping[str, Any]) 
     """All contenders on one workload, taking turns, added to the runs before."""
     names = [name for name in (OURS, *PEERS) if name in (plan.contender or (OURS, *PEERS))]
     timing = runs.timing_of(plan)
-    python = interpreter(PEER, plan.cache) if names != [OURS] else Path(sys.executable)
+    python = interpreter(INTERPRETER, plan.cache) if names != [OURS] else Path(sys.executable)
     observed = {name: list(found) for name, found in before.get("contenders", {}).items()}
     for _ in range(plan.repeats):
         for name in names:
@@ -66,54 +87,54 @@ def measure(workload: str, plan: argparse.Namespace, before: Mapping[str, Any]) 
 
 
 def peer(python: Path, workload: str, name: str, timing: Timing) -> runs.Observed:
-    """Run the peer as its name says."""
-    flags, (threads, envs) = WORKLOADS[workload].flags, PEERS[name]
+    """Run a peer as its name says."""
+    flags, one = WORKLOADS[workload].flags, PEERS[name]
+    driver = Path(__file__).with_name("peers") / f"{one.driver}_driver.py"
     numbers = {
         "batch_size": flags["batch_size"],
         "uses": USES,
         "learning_starts": LEARNING_STARTS,
         "capacity": CAPACITY,
-        "threads": threads,
-        "envs": envs,
+        "threads": one.threads,
+        **({"envs": one.envs} if one.driver == "stable_baselines3" else {}),
     }
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         log_path = Path(folder, "output.log")
         words = [f"--{flag}={value}" for flag, value in numbers.items()]
-        command = [str(python), str(DRIVER), WORKLOADS[workload].env, *words]
+        command = [str(python), str(driver), WORKLOADS[workload].env, *words]
         return runs.observe(command, lambda: runs.reported_progress(log_path), timing, log_path, {"PYTHONPATH": ""})
 
 
-def ratios(result: Mapping[str, Any]) -> dict[int, float]:
-    """Our median speed over that of the peer with its best number of threads, by its environments."""
+def ratios(result: Mapping[str, Any]) -> dict[str, float]:
+    """Our median speed over that of each peer with its best number of threads, by the peer's title."""
     medians = {name: runs.summary(one)["samples_per_second"].median for name, one in result["contenders"].items()}
-    best: dict[int, float] = {}
-    for name, (_, envs) in PEERS.items():
+    best: dict[str, float] = {}
+    for name, one in PEERS.items():
         if name in medians:
-            best[envs] = max(best.get(envs, 0.0), medians[name])
-    return {envs: medians[OURS] / speed for envs, speed in best.items()} if OURS in medians else {}
+            best[one.title] = max(best.get(one.title, 0.0), medians[name])
+    return {title: medians[OURS] / speed for title, speed in best.items()} if OURS in medians else {}
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The results as people read them."""
-    lines = [f"{'':<10}  {'':<20}  agent steps/s  lowest - highest   CPU  PSS MiB"]
+    lines = [f"{'':<10}  {'':<24}  agent steps/s  lowest - highest   CPU  PSS MiB"]
     for workload, result in results.items():
         for name, of_one in result["contenders"].items():
             r = runs.summary(of_one)
             speed = r["samples_per_second"]
             extremes = f"{speed.lowest:,.0f} - {speed.highest:,.0f}"
             lines.append(
-                f"{workload:<10}  {name:<20}  {speed.median:>13,.0f}  {extremes:>16}  {r['cpu_share']:>4.0%}"
+                f"{workload:<10}  {name:<24}  {speed.median:>13,.0f}  {extremes:>16}  {r['cpu_share']:>4.0%}"
                 f"  {r['pss_mib']:>7,.0f}"
             )
-        for envs, times in ratios(result).items():
-            how = "its best number of threads" if envs == 1 else f"{envs} environments"
-            lines.append(f"{workload:<10}  ours is {times:.2f} times the peer with {how}")
+        for title, times in ratios(result).items():
+            lines.append(f"{workload:<10}  ours is {times:.2f} times {title}")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare on the workloads one after another."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.apex_peers", description="Speed beside DQN of a peer.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.apex_peers", description="Speed beside peers.")
     known = (OURS, *PEERS)
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, metavar="NAME", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--contender", nargs="*", choices=known, metavar="NAME", help=f"of {', '.join(known)}")

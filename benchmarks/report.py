@@ -168,7 +168,7 @@ learner wait for each other and for Python's lock, it is 740 times: 179 more in 
     python -m benchmarks.growth                   # with envs, actors and slots
     python -m benchmarks.placements
     python -m benchmarks.peers                    # installs the peers under ~/.cache/appo-benchmarks first
-    python -m benchmarks.apex_peers               # Ape-X beside the DQN of Stable-Baselines3, in the same way
+    python -m benchmarks.apex_peers               # Ape-X beside the DQN of peers, in the same way
     python -m benchmarks.recovery                 # and under_fire, supervision, evaluation, soak, cycles, self_play
     python -m benchmarks.report                   # writes this file; the picture needs `pip install appo[bench]`
 

@@ -385,13 +385,21 @@ class TestReport:
 
 
 class TestApexPeers:
-    def test_the_peer_counts_with_its_best_number_of_threads(self) -> None:
+    def test_each_peer_counts_with_its_best_number_of_threads(self) -> None:
         speeds = {"apex": [400.0, 500.0, 600.0], "stable_baselines3_1": [90.0, 100.0, 110.0]}
-        more = {"stable_baselines3_2": [200.0, 125.0, 50.0], "stable_baselines3_8_envs": [250.0]}
+        more = {
+            "stable_baselines3_2": [200.0, 125.0, 50.0],
+            "stable_baselines3_8_envs": [250.0],
+            "cleanrl_dqn_1": [50.0],
+        }
         found = {name: [run_of(speed) for speed in of_one] for name, of_one in (speeds | more).items()}
         result = {"what": "", "seconds": 1, "contenders": found}
-        assert apex_peers.ratios(result) == {1: 4.0, 8: 2.0}
-        assert "ours is 4.00 times the peer with its best number of threads" in apex_peers.table({"pong": result})
+        assert apex_peers.ratios(result) == {
+            "stable_baselines3 with its best number of threads": 4.0,
+            "cleanrl_dqn with its best number of threads": 10.0,
+            "stable_baselines3 with 8 environments": 2.0,
+        }
+        assert "ours is 4.00 times stable_baselines3 with its best" in apex_peers.table({"pong": result})
         assert apex_peers.ratios({**result, "contenders": {"stable_baselines3_1": found["stable_baselines3_1"]}}) == {}
 
     @pytest.mark.parametrize("workload", apex_peers.WORKLOADS)
