@@ -324,11 +324,15 @@ def _framework(results: Results) -> str:
 
 
 def _growth(results: Results) -> str:
-    envs, actors, slots = (results[name]["costs"].items() for name in ("envs", "actors", "slots"))
+    envs, actors, apex, slots = (
+        results[name]["costs"].items() if name in results else () for name in ("envs", "actors", "apex", "slots")
+    )
     rows = [(f"{count} envs", "vector step of an actor", f"{us['median']:.1f} us") for count, us in envs]
     for count, roles in actors:
         rows.append((f"{count} actors", "vector step, acting included", f"{roles['actor']['median']:.1f} us"))
         rows.append((f"{count} actors", "learner, per slot", f"{roles['learner']['median']:.1f} us"))
+    for count, us in apex:
+        rows.append((f"{count} actors", "Ape-X, framework alone, per agent step", f"{us['median']:.2f} us"))
     rows += [(f"{count} slots", "memory of all processes", f"{mib:.0f} MiB") for count, mib in slots]
     return markdown.table(("with", "costs", "CPU time, memory"), rows)
 
