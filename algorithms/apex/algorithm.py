@@ -111,8 +111,6 @@ class APEX(Defaults):
                 "--algo=APEX replays single steps, from which a memory cannot learn: take --batch_replay, or"
                 " --use_rnn=False"
             )
-        if context.precision == "bf16":
-            raise UsageError("--precision=bf16: --algo=APEX computes in fp32")
         if context.verify:
             raise UsageError("--verify_reproduction compares trajectories in their order, which --algo=APEX has not")
         model = build_q_network(context.model, context.spec, dueling=context.flags.dueling)
@@ -121,9 +119,10 @@ class APEX(Defaults):
     def make_policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:
         """Make the policy that acts with a network; outside of a run there is no exploration."""
         from algorithms.apex.policy import EpsilonGreedyPolicy
+        from algorithms.models.build import let_act
         from algorithms.ops.q_learning import epsilon_ladder
 
-        flat.module.eval()
+        let_act(flat, context.model, context.precision, context.device)
         epsilon = None
         if context.arena is not None:
             groups = context.arena["Trajectories.group_counts"].shape[0]
@@ -210,10 +209,9 @@ class APEX(Defaults):
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
         from algorithms.apex.learner import ApexLearner
-        from algorithms.models.encoders import share_images
-        from utils import machine
+        from algorithms.models.build import let_learn
 
-        share_images(flat.module, machine.threads())
+        let_learn(flat, context.model, context.precision, context.device)
         return ApexLearner(flat, context.flags)
 
 

@@ -175,6 +175,23 @@ class ActorCritic(nn.Module, ABC):
     def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """Unroll observations {key} [(T+1)*B,*] that are `scaled` already; the state is reset as in `act_scaled`."""
 
+    @property
+    def towers(self) -> list[Tower]:
+        """Return encoders with their cores, in which most of the arithmetic is; none where the whole is the user's."""
+        return []
+
+    def compute_in_bf16(self) -> list[nn.Parameter]:
+        """Let the towers compute in bf16; return the weights that may then be bf16 copies, if the model only acts.
+
+        The heads stay in float32, and on a GPU the core too.
+        """
+        for tower in self.towers:
+            tower.bf16 = True
+        on_cpu = self.return_mean.device.type == "cpu"
+        kinds = (nn.Linear, nn.Conv2d, nn.GRU) if on_cpu else (nn.Linear, nn.Conv2d)
+        modules = [module for tower in self.towers for module in tower.modules() if isinstance(module, kinds)]
+        return [parameter for module in modules for parameter in module.parameters(recurse=False)]
+
     def act(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Answer N rows, one step each.
 
@@ -291,18 +308,10 @@ class TowerActorCritic(ActorCritic):
         scale = next(module for module in self.value_head.modules() if isinstance(module, UnitScale))
         return scale.scale, self.value_head.bias
 
-    def compute_in_bf16(self) -> list[nn.Parameter]:
-        """Let the towers compute in bf16; return the weights that may then be bf16 copies, if the model only acts.
-
-        The heads stay in float32, and on a GPU the core too.
-        """
-        towers = [tower for tower in (self.actor, self.critic) if tower is not None]
-        for tower in towers:
-            tower.bf16 = True
-        on_cpu = self.return_mean.device.type == "cpu"
-        kinds = (nn.Linear, nn.Conv2d, nn.GRU) if on_cpu else (nn.Linear, nn.Conv2d)
-        modules = [module for tower in towers for module in tower.modules() if isinstance(module, kinds)]
-        return [parameter for module in modules for parameter in module.parameters(recurse=False)]
+    @property
+    def towers(self) -> list[Tower]:
+        """Return the tower of the policy, and that of the value if it has one of its own."""
+        return [tower for tower in (self.actor, self.critic) if tower is not None]
 
     def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute one step of the tower or of both."""

@@ -191,14 +191,14 @@ def let_act(flat: FlatModule, config: ModelConfig, precision: str, device: str) 
     """Prepare a model that nobody trains: evaluation mode, and where it computes in bf16, weights in bf16."""
     flat.module.eval()
     if computes_in_bf16(config, precision, flat.module, device):
-        assert isinstance(flat.module, TowerActorCritic)
+        assert isinstance(flat.module, ActorCritic)
         flat.compute_with_copies(flat.module.compute_in_bf16(), torch.bfloat16)
 
 
 def let_learn(flat: FlatModule, config: ModelConfig, precision: str, device: str) -> None:
     """Prepare a model that is trained: where it computes in bf16, weights stay float32; threads share its images."""
     if computes_in_bf16(config, precision, flat.module, device):
-        assert isinstance(flat.module, TowerActorCritic)
+        assert isinstance(flat.module, ActorCritic)
         flat.module.compute_in_bf16()
     share_images(flat.module, machine.threads())
 

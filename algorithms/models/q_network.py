@@ -56,6 +56,11 @@ class QNetwork(ActorCritic):
                 encoder.scale_with(self.scaling_of(key))
                 self.keys_scaled_later |= {key}
 
+    @property
+    def towers(self) -> list[Tower]:
+        """Return the one."""
+        return [self.tower]
+
     def allowed(self, obs: Observations, num_batch_dims: int) -> Tensor | None:
         """Return which choices [..., L] the mask of observations [..., *] allows, bins always; None: there is none."""
         if MASK_KEY not in obs:
