@@ -60,6 +60,7 @@ EQUAL = {
     "target_update_interval": 2500,
     "normalize_input": False,
     "use_rnn": False,
+    "train_for_env_steps": 10**9,  # a preset may end sooner than what is measured
 }
 SMALL = {"encoder_mlp_layers": "64,64", "nonlinearity": "relu", "rollout": 16, "env_vectorization": "python"}
 WORKLOADS = {

@@ -1,5 +1,6 @@
 """The Ape-X learner on batches as a replay gives them: one update against float64, counts, the target, its state."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -8,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from algorithms.apex.algorithm import APEX
 from algorithms.apex.config import METRICS, ApexConfig
 from algorithms.apex.learner import TARGET, ApexLearner
 from algorithms.models.flat_module import FlatModule
 from algorithms.models.q_network import QNetwork, build_q_network
+from algorithms.runtime.algorithm import Context
+from algorithms.runtime.devices import HostDevice
 from algorithms.runtime.learning.batches import Batch
 from envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from tests.unit.models.cases import CATEGORICAL, config_of, env_spec_of
@@ -284,3 +288,43 @@ def test_the_value_of_a_network_is_its_greedy_one() -> None:
     q, value, _ = model.act({"obs": torch.ones(2, 5)}, torch.zeros(2, dtype=torch.bool), torch.zeros(2, 0))
     expected = (q[:, :3].max(1).values + q[:, 3:].max(1).values) / 2
     assert torch.allclose(value, expected)
+
+
+# --- in bf16
+
+
+IMAGES = env_spec_of(*CATEGORICAL, obs=ObservationSpec((4, 40, 40), "uint8"))
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_images_are_computed_in_bf16_and_values_in_float32(dueling: bool) -> None:
+    """Acting and learning alike: nearly the same numbers, from weights, moments and a target of 32 bits."""
+    flags = ApexConfig(rollout=4, batch_size=SIZE, dueling=dueling, learning_rate=1e-3)
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randint(0, 256, (2, SIZE, 4, 40, 40), dtype=torch.uint8, generator=generator)
+    batch = replace(batch_of(), obs={"obs": images})
+    first, none = torch.zeros(SIZE, dtype=torch.bool), torch.zeros(SIZE, 0)
+    errors, values, weights = [], [], []
+    for precision in ("fp32", "bf16"):
+        context = Context(IMAGES, flags, config_of(use_rnn=False, hidden_size=32), precision, "cpu")
+        torch.manual_seed(0)
+        flat = APEX().make_model(context)
+        assert isinstance(flat.module, QNetwork)
+        with torch.no_grad():
+            flat.module.q_head.weight.mul_(100.0)
+        acting = FlatModule(copy.deepcopy(flat.module))
+        policy = APEX().make_policy(context, acting)
+        said, _ = policy.act({"obs": images[0]}, first, none, None, None)
+        values.append(said["q_max"])
+        learner = APEX().make_learner(context, flat, HostDevice())
+        assert isinstance(learner, ApexLearner)
+        errors.append(learn(learner, batch))
+        weights.append(flat.flat.clone())
+        state = learner.state()
+        vectors = state.weights, state.vectors[TARGET], learner.target.flat, flat.flat, said["q_max"]
+        assert {str(vector.dtype).removeprefix("torch.") for vector in vectors} == {"float32"}
+        policy.flat.load(state.weights)  # which acts with what was learned, in whatever numbers it computes
+        assert not torch.equal(policy.act({"obs": images[0]}, first, none, None, None)[0]["q_max"], values[-1])
+    for exact, rounded in (errors, values, weights):
+        assert not torch.equal(exact, rounded)
+        torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.02)
