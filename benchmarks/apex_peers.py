@@ -62,7 +62,15 @@ EQUAL = {
     "use_rnn": False,
     "train_for_env_steps": 10**9,  # a preset may end sooner than what is measured
 }
-SMALL = {"encoder_mlp_layers": "64,64", "nonlinearity": "relu", "rollout": 16, "env_vectorization": "python"}
+SMALL = {
+    "encoder_mlp_layers": "64,64",
+    "nonlinearity": "relu",
+    "rollout": 16,
+    "env_vectorization": "python",
+    "num_workers": 1,
+    "num_envs_per_worker": 64,
+    "inference": "local",
+}
 WORKLOADS = {
     "pong": Workload(
         "ALE/Pong-v5", PONG | EQUAL | {"batch_size": 512, "rollout": 32}, "Pong, Nature network, batch 512"

@@ -92,7 +92,9 @@ def measure(name: str, case: Case, plan: argparse.Namespace) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and keep."""
     parser = argparse.ArgumentParser(description="How fast datasets are read.")
-    parser.add_argument("--case", nargs="*", choices=CASES, default=CASES, metavar="NAME", help=f"of {', '.join(CASES)}")
+    parser.add_argument(
+        "--case", nargs="*", choices=CASES, default=CASES, metavar="NAME", help=f"of {', '.join(CASES)}"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs of each; the median counts (default 3)")
     parser.add_argument("--seconds", type=float, default=20, help="of each run (default 20)")
     runs.add_file_arguments(parser)

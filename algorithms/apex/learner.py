@@ -12,7 +12,7 @@ from torch import Tensor
 from algorithms.apex.config import METRICS, ApexConfig
 from algorithms.models.flat_module import FlatModule
 from algorithms.models.q_network import QNetwork
-from algorithms.ops import q_learning
+from algorithms.ops import losses, q_learning
 from algorithms.parts.config import STEP_METRICS
 from algorithms.parts.learner import FlatLearner
 from algorithms.parts.optimizer import adam_of
@@ -88,25 +88,17 @@ class ApexLearner(FlatLearner):
         value = q_learning.taken(q, batch.action, self.model.sizes)  # [T, B, K]
         difference = target.unsqueeze(-1) - value
         weight = batch.recorded["weight"] ** beta
-        losses = q_learning.td_loss(difference, huber=self.config.huber_loss).mean(-1)
-        gap = torch.zeros_like(losses)
+        loss = q_learning.td_loss(difference, huber=self.config.huber_loss).mean(-1)
+        gap = torch.zeros_like(loss)
         if alpha := self.config.cql_alpha:
             gap = q_learning.conservative_gap(self._allowed(batch, q), value, self.model.sizes)
-            losses = losses + alpha * gap
-        losses = weight * losses
+            loss = loss + alpha * gap
         error = difference.detach().abs().mean(-1)
-
         learnable = self._learnable(batch)
-        count = learnable.sum().clamp(min=1)
-
-        def mean(x: Tensor) -> Tensor:
-            return torch.where(learnable, x, 0.0).sum() / count
-
-        loss = mean(losses)
         figures = error, value.detach().mean(-1), target, weight.expand_as(error), gap.detach()
-        means = torch.stack([loss.detach(), *map(mean, figures)])
+        means = losses.masked_means((weight * loss, *figures), learnable)
         # An error that is not finite must not decide what is drawn.
-        return loss, torch.where(learnable, error.nan_to_num(nan=0.0, posinf=0.0), -1.0), means
+        return means[0], torch.where(learnable, error.nan_to_num(nan=0.0, posinf=0.0), -1.0), means.detach()
 
     def _allowed(self, batch: Batch, q: Tensor) -> Tensor:
         """Return Q [T, B, L] of the steps of a batch, by what their masks allow."""
@@ -128,11 +120,11 @@ class ApexLearner(FlatLearner):
         """
         now, later = ({key: x[i] for key, x in batch.obs.items()} for i in (0, 1))
         (first, first_later), state = batch.first, batch.rnn_state[0]
-        q = self.model.act(now, first, state)[0].unsqueeze(0)
+        q = self.model.q_values(now, first, state)[0].unsqueeze(0)
         with torch.no_grad():
             assert isinstance(self.target.module, QNetwork)
-            target_q = self.target.module.act(later, first_later, state)[0]
-            online_q = self.model.act(later, first_later, state)[0] if self.config.double_q else None
+            target_q = self.target.module.q_values(later, first_later, state)[0]
+            online_q = self.model.q_values(later, first_later, state)[0] if self.config.double_q else None
             target = self._target(batch, self._bootstrap(later, target_q, online_q).unsqueeze(0))
         return q, target
 

@@ -62,7 +62,7 @@ class EpsilonGreedyPolicy:
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Act in N rows; arguments and results are those of `Policy.act`."""
         sizes = self.model.sizes
-        q, _, state = self.model.act(obs, first, state)
+        q, state = self.model.q_values(obs, first, state)
         q = q_learning.allowed_only(q, self.model.allowed(obs, 1))
         best = action = q_learning.greedy_action(q, sizes)
         epsilon = None

@@ -83,6 +83,11 @@ class QNetwork(ActorCritic):
         q = self._q(features)
         return q, self._greedy_value(q), rnn_state
 
+    def q_values(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Q [N, L] and the next state; arguments are those of `act`, which computes the greedy values too."""
+        features, rnn_state = self.tower.step(self._scaled_now(obs), first, rnn_state)
+        return self._q(features), rnn_state
+
     def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """Return Q [T, B, L] and greedy values [T+1, B] without masks."""
         q = self._q(self.tower.unroll(obs, first, rnn_state))

@@ -21,11 +21,15 @@ def allowed_only(q: Tensor, allowed: Tensor | None) -> Tensor:
 
 def greedy_action(q: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return the choice of the largest value in every branch, [..., K] int64, of Q [..., L]; the first of equals."""
+    if len(sizes) == 1:
+        return q.argmax(-1, keepdim=True)
     return torch.stack([branch.argmax(-1) for branch in torch.split(q, list(sizes), dim=-1)], dim=-1)
 
 
 def taken(q: Tensor, action: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return the values [..., K] of the choices [..., K] among Q [..., L]."""
+    if len(sizes) == 1:
+        return q.gather(-1, action.long())
     branches = torch.split(q, list(sizes), dim=-1)
     pairs = zip(branches, action.long().unbind(-1), strict=True)
     return torch.stack([branch.gather(-1, choice.unsqueeze(-1)).squeeze(-1) for branch, choice in pairs], dim=-1)

@@ -17,7 +17,7 @@ from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
-REPORT_SECONDS = 0.5
+REPORT_SECONDS, EPSILON = 0.5, 0.05
 
 
 class Report(BaseCallback):
@@ -66,6 +66,8 @@ def main():
         train_freq=train_freq,
         gradient_steps=gradient_steps,
         target_update_interval=10_000,
+        exploration_initial_eps=EPSILON,  # from the start: a random action costs no network
+        exploration_final_eps=EPSILON,
         device="cpu",
         **(more if images else {}),
     )
