@@ -1,7 +1,7 @@
 """Presets of Ape-X stand under the names that `envs.presets` gives to environments; given flags overrule them.
 
 Those of small environments start from Stable-Baselines3's tuned DQN (rl-baselines3-zoo, hyperparams/dqn.yml), that of
-Atari is Horgan et al. 2018, arXiv:1803.00933, section 4.1.
+Atari from Horgan et al. 2018, arXiv:1803.00933, section 4.1.
 """
 
 from envs.presets import Preset
@@ -47,22 +47,24 @@ LUNAR_LANDER: Preset = {
     "num_envs_per_worker": 8,
     "train_for_env_steps": 300_000,
 }
+# The paper makes 20 updates of 512 steps a second from hundreds of actors. One machine learns more from its steps in
+# smaller batches and at a higher rate: with the paper's, Pong stood where it began after 400,000 of them.
 ATARI: Preset = {
     "use_rnn": False,
     "rollout": 32,
-    "batch_size": 512,
-    "learning_rate": 1e-4,
+    "batch_size": 128,
+    "learning_rate": 5e-4,
     "adam_eps": 1.5e-4,
     "max_grad_norm": 40.0,
     "n_steps": 3,
     "priority_alpha": 0.6,
     "priority_beta": 0.4,
     "priority_beta_final": 0.4,
-    "target_update_interval": 2500,
-    "learning_starts": 50_000,
-    "replay_capacity": 1_000_000,
+    "target_update_interval": 500,
+    "learning_starts": 10_000,
+    "replay_capacity": 200_000,
     "replay_ratio": 8.0,
-    "max_weight_sync_delay": 400,
+    "max_weight_sync_delay": 100,
     "normalize_images": False,
 }
 

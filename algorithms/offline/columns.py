@@ -87,7 +87,9 @@ class ShuffledReader:
             taken = order[begin : begin + units]
             parts.append(self.gather(stream, taken))
             units, within = units - len(taken), before + int(read[begin + len(taken)])
-        arrays = {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
+        arrays = parts[0]  # of most batches
+        if len(parts) > 1:
+            arrays = {name: np.concatenate([part[name] for part in parts], axis=1) for name in arrays}
         return Batch.of({name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def _windows(self, epoch: int) -> list[Array]:

@@ -203,7 +203,8 @@ def episode_of(
         raise ValueError("its arrays have different lengths")
     if (ended[0] | ended[1])[:-1].any():
         raise ValueError("it goes on after its end")
-    if not all(np.isfinite(array).all() for array in (reward, action, *obs.values())):
+    real = [array for array in (reward, action, *obs.values()) if array.dtype.kind == "f"]
+    if not all(np.isfinite(array).all() for array in real):
         raise ValueError("it holds what is not finite")
     return Episode(obs, action, reward, bool(ended[0][-1]), infos)
 

@@ -15,6 +15,7 @@ from envs.spec import Array, BoolArray, FloatArray
 TOYS = {
     "toy/Memory-v0": ("toy:Memory", None),
     "toy/Corridor-v0": ("toy:Corridor", None),
+    "toy/Cliff-v0": ("toy:Cliff", None),
     "toy/Target-v0": ("toy:Target", None),
     "toy/Counter-v0": ("toy:Counter", "toy:CounterVector"),
     "toy/Spaces-v0": ("spaces:Spaces", "spaces:spaces_vector"),
@@ -97,6 +98,38 @@ class Corridor(gymnasium.Env[np.int64, np.int64]):
         self._cell = max(0, self._cell + (1 if action == 1 else -1))
         arrived = self._cell == self.length - 1
         return np.int64(self._cell), float(arrived), arrived, self._step >= self.max_steps and not arrived, {}
+
+
+class Cliff(gymnasium.Env[np.int64, np.int64]):
+    """Walk along a cliff of `length` cells: in each one of two actions goes on, the other falls and ends the episode.
+
+    The return is 1 at the end of the cliff, else 0. Of episodes with random actions one in 2^length gets there, so that
+    a replay holds next to nothing else, and what it should be drawn from is a few steps. The observation is the number
+    of the cell (a Discrete space).
+
+    Source: Schaul et al. 2016, arXiv:1511.05952, section 3.1, "Blind Cliffwalk".
+    """
+
+    def __init__(self, length: int = 10):
+        self.length = length
+        self.observation_space = spaces.Discrete(length + 1)  # the end among them
+        self.action_space = spaces.Discrete(2)
+        self._cell = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.int64, dict[str, Any]]:
+        """Go back to cell 0."""
+        super().reset(seed=seed)
+        self._cell = 0
+        return np.int64(self._cell), {}
+
+    def step(self, action: int | np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
+        """Action 0 goes on in even cells, action 1 in odd ones."""
+        falls = action != self._cell % 2
+        self._cell += not falls
+        arrived = self._cell == self.length
+        return np.int64(self._cell), float(arrived), bool(falls or arrived), False, {}
 
 
 class Target(gymnasium.Env[FloatArray, FloatArray]):

@@ -6,6 +6,7 @@ from gymnasium.vector import AutoresetMode
 
 from envs.toys.toy import (
     TOYS,
+    Cliff,
     Corridor,
     Counter,
     CounterVector,
@@ -24,7 +25,7 @@ def test_registering_twice_is_harmless() -> None:
     assert {env_id for env_id in gymnasium.registry if env_id.startswith("toy/")} == set(TOYS)
 
 
-@pytest.mark.parametrize("env_class", [Memory, Corridor, Target, Counter])
+@pytest.mark.parametrize("env_class", [Memory, Corridor, Cliff, Target, Counter])
 def test_toys_obey_gymnasium(env_class: type[gymnasium.Env]) -> None:
     check_env(env_class(), skip_render_check=True)
 
@@ -67,6 +68,19 @@ def test_corridor_pays_at_its_end_and_is_cut_off() -> None:
     env = Corridor(length=4, max_steps=3)
     env.reset()
     assert [env.step(1)[:4] for _ in range(3)][-1] == (3, 1.0, True, False)
+
+
+def test_one_action_goes_on_along_the_cliff_and_the_other_falls() -> None:
+    env, right = Cliff(length=3), (0, 1, 0)
+    env.reset()
+    assert [env.step(action)[:4] for action in right] == [
+        (1, 0.0, False, False), (2, 0.0, False, False), (3, 1.0, True, False)
+    ]  # fmt: skip
+    for cell in range(3):
+        env.reset()
+        for action in right[:cell]:
+            env.step(action)
+        assert env.step(1 - right[cell])[:4] == (cell, 0.0, True, False)
 
 
 def test_target_optimum_is_reached_by_going_straight_and_beaten_by_nothing() -> None:
