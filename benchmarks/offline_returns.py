@@ -46,18 +46,20 @@ class Task(NamedTuple):
         env: its id.
         expert, medium: mean return at which training ends.
         env_steps: after which it ends in any case.
+        algo: with which they are trained.
     """
 
     env: str
     expert: float
     medium: float
     env_steps: int
+    algo: str = "APPO"
 
 
 TASKS = {
     "cartpole": Task("CartPole-v1", expert=495, medium=60, env_steps=2 * M),
     "lunar_lander": Task("LunarLander-v3", expert=250, medium=50, env_steps=6 * M),
-    "half_cheetah": Task("HalfCheetah-v5", expert=5000, medium=1500, env_steps=10 * M),
+    "half_cheetah": Task("HalfCheetah-v5", expert=5000, medium=1500, env_steps=1 * M, algo="PPO"),
 }
 POLICIES = ("random", "medium", "expert")
 
@@ -143,7 +145,8 @@ def policy_flags(task: str, policy: str) -> dict[str, object]:
     aim = {"train_until_return": one.medium, "stats_avg": 20}
     if policy == "expert":
         aim = {"train_until_return": one.expert, "stats_avg": 100}
-    return {"env": one.env, "train_for_env_steps": one.env_steps, "seed": 1, "device": "cpu", **aim}
+    training = {"algo": one.algo, "env": one.env, "train_for_env_steps": one.env_steps, "seed": 1, "device": "cpu"}
+    return training | aim
 
 
 def _said(words: Sequence[str], prefix: Sequence[str]) -> dict[str, Any]:

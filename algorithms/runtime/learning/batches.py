@@ -5,6 +5,7 @@ A batch is `columns` trajectories of the rollout length; the columns of one slot
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -459,7 +460,8 @@ class ReadBatches:
     """Batches that are read in the learner's process, of a run without actors: there are no slots.
 
     The place that is read is the number of samples so far. The learner worker keeps it: in its ledger for a learner
-    that takes its place, in the state for a later start. So all of them read on where the last one was.
+    that takes its place, in the state for a later start. So all of them read on where the last one was. While the
+    learner trains on a batch, a thread reads the one that follows it.
 
     Args:
         read: returns the batch of so many columns that follows so many samples; the first argument is the samples.
@@ -472,6 +474,8 @@ class ReadBatches:
     def __init__(self, read: Callable[[int, int], Batch], columns: int, ledger: LearnerLedger) -> None:
         self.read, self.columns, self.ledger = read, columns, ledger
         self._entered = Entered()
+        self._thread = ThreadPoolExecutor(1, "reader")
+        self._ahead: tuple[tuple[int, int], Future[Batch]] | None = None
 
     def counts(self) -> BatchCounts:
         """Return zeros: no trajectory is handed over."""
@@ -485,11 +489,18 @@ class ReadBatches:
         return iter(())
 
     def take(self) -> Batch:
-        """Read the next batch."""
-        batch = self.read(self.ledger.noted()["samples"], self.columns)
+        """Return the next batch, and let the one behind it be read."""
+        place = self.ledger.noted()["samples"], self.columns
+        batch = (self._ahead[1] if self._ahead and self._ahead[0] == place else self._reading(place)).result()
         valid = batch.valid
         self._entered = Entered(int(valid.sum()), int(batch.num_frames[valid].sum()))
+        following = place[0] + self._entered.samples, self.columns
+        self._ahead = following, self._reading(following)
         return batch
+
+    def _reading(self, place: tuple[int, int]) -> "Future[Batch]":
+        """Let the batch behind so many samples, of so many columns, be read; whatever is being read comes first."""
+        return self._thread.submit(self.read, *place)
 
     def entered(self) -> Entered:
         """Return the steps of the batch, once: every step that is read counts."""
