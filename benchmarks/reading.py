@@ -51,7 +51,7 @@ LEARNING = {"algo": "BC", "device": "cpu", "inference": "serial", "train_for_env
 
 
 def question() -> Question:
-    """What is compared."""
+    """Return the comparison: a dataset, and one batch of it."""
     held = Side(program=("-m", "benchmarks.reading", HELD))
     return Question("reading", "reading a dataset", MOST_PERCENT, Side(), held, seconds=15, takes_leftovers=True)
 

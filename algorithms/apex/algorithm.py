@@ -209,10 +209,11 @@ class APEX(Defaults):
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
         from algorithms.apex.learner import ApexLearner
+        from algorithms.apex.numpy_learner import numpy_update
         from algorithms.models.build import let_learn
 
         let_learn(flat, context.model, context.precision, context.device)
-        return ApexLearner(flat, context.flags)
+        return ApexLearner(flat, context.flags, None if context.spec.action_mask else numpy_update)
 
 
 @dataclass(frozen=True)

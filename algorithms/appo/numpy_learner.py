@@ -7,7 +7,6 @@ again and again, and retires when they differ twice in a row. Where it does not 
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from algorithms.models.actor_critic import TowerActorCritic
 from algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
 from algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
 from algorithms.ops.numpy_twins import PolicyTerms, Steps, gae, is_supported, vtrace
+from algorithms.parts.twin_check import TwinCheck
 from algorithms.runtime.learning.batches import IS_READ, Batch
 
 if TYPE_CHECKING:
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 ZERO = np.float32(0.0)
-
-COMPARE_EVERY = 500  # steps; a comparison costs about as much as three of them
-TOLERANCE = 1e-3
-"""Of the gradient's length: rounding is a hundredth of it."""
-
-log = logging.getLogger(__name__)
 
 
 class _Term(NamedTuple):
@@ -53,36 +47,23 @@ class NumpyUpdate:
         assert isinstance(learner.model, TowerActorCritic)
         self.learner, self.model, self.config = learner, learner.model, learner.config
         self._networks: dict[tuple[int, ...], NumpyMlpTraining] = {}
-        self._calls = 0
-        self._differed = False  # in the last comparison
+        self._check = TwinCheck()
 
     def __call__(self, batch: Batch) -> Tensor:
         """Make one optimizer step on a minibatch [T, B]; its value targets [T, B] in units of return."""
-        compared = self._differed or self._calls % COMPARE_EVERY == 0
-        self._calls += 1
-        target, metrics = self._compared(batch) if compared else self.differentiate(batch)
+        target, metrics = self._compared(batch) if self._check.is_due() else self.differentiate(batch)
         self.learner.step(batch.valid, metrics)
         return target
 
     def _compared(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Differentiate by torch and compare; if the gradient is another one twice, torch makes all further steps.
-
-        Once can be chance: a ratio at the edge of its clip that rounding puts on the other side. So the next minibatch
-        is compared too.
-        """
+        """Differentiate by torch and compare; if the gradient is another one twice, torch makes all further steps."""
         gradient = self.learner.optimizer.gradient
         self.differentiate(batch)
         mine = gradient.clone()
-        target, metrics = self.learner.differentiate(batch)
-        difference = torch.linalg.vector_norm(mine - gradient)
-        differs = bool(difference > TOLERANCE * torch.linalg.vector_norm(gradient))
-        if differs and self._differed:
-            log.warning(
-                "the loss is not the one that was written out for small networks; torch computes it from here on"
-            )
+        found = self.learner.differentiate(batch)
+        if self._check.retires(mine, gradient):
             self.learner.quick_update = None
-        self._differed = differs
-        return target, metrics
+        return found
 
     def differentiate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Do what `Learner.differentiate` does."""

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.models.actor_critic import PolicyHead, Tower, TowerActorCritic
+from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic
 from algorithms.models.cores import IdentityCore
 from algorithms.models.encoders import DictEncoder, Encoder
 from algorithms.models.images import CLIP, InputScaling
+from algorithms.models.q_network import QNetwork
 
 Array = NDArray[Any]
 Activation = Callable[[Array], None]
@@ -168,6 +169,49 @@ class NumpyMlpTraining(NumpyMlp):
         return logits[:, ~is_free]
 
 
+class NumpyQNetwork:
+    """The twin of a `QNetwork` of an MLP and one branch, in numpy, for R rows; make it with `numpy_q_network`.
+
+    Args:
+        model: its weights and buffers stay where they are, and its gradients, if it is to be trained.
+        rows: R.
+    """
+
+    def __init__(self, model: QNetwork, rows: int) -> None:
+        self.key, self._model = model.keys[0], model
+        self._scale, self._layers = _scaling(model.scaling_of(self.key), rows), _layers(model.tower, rows)
+        self._weight, self._bias = _view(model.q_head.weight).T, _view(model.q_head.bias)
+        self._q = np.empty((rows, self._bias.size), np.float32)
+
+    def forward(self, obs: Array) -> Array:
+        """Return Q [R, L] of obs [R, *] as the environment gave it, until the next call."""
+        self._x = self._scale(obs)
+        features = _forward(self._layers, self._x)
+        q = np.add(np.matmul(features, self._weight, out=self._q), self._bias, out=self._q)
+        if self._model.dueling:
+            head = self._model.value_head
+            q -= q.mean(axis=1, keepdims=True)
+            q += features @ _view(head.weight).T + _view(head.bias)
+        return q
+
+    def backward(self, gradient: Array) -> None:
+        """Set all gradients of the weights from that of Q [R, L]."""
+        features = self._layers[-1].out if self._layers else self._x
+        if self._model.dueling:
+            value = gradient.sum(axis=1, keepdims=True)
+            through = _linear_backward(self._model.q_head, features, gradient - value / gradient.shape[1])
+            through += _linear_backward(self._model.value_head, features, value)
+        else:
+            through = _linear_backward(self._model.q_head, features, gradient)
+        _backward(self._layers, self._x, through)
+
+
+def numpy_q_network(model: QNetwork, rows: int) -> NumpyQNetwork | None:
+    """Return the numpy twin of a network of values, or None where there is none."""
+    is_simple = type(model) is QNetwork and len(model.sizes) == 1 and _is_small(model)
+    return NumpyQNetwork(model, rows) if is_simple and all(map(_is_plain, model.towers)) else None
+
+
 def numpy_mlp(model: nn.Module, rows: int) -> NumpyMlp | None:
     """Return the numpy twin of a model, or None where there is none."""
     return NumpyMlp(model, rows) if isinstance(model, TowerActorCritic) and has_numpy_twin(model) else None
@@ -175,11 +219,16 @@ def numpy_mlp(model: nn.Module, rows: int) -> NumpyMlp | None:
 
 def has_numpy_twin(model: nn.Module) -> bool:
     """Return whether a model is on the CPU, small, and nothing but MLPs of one observation."""
-    if type(model) is not TowerActorCritic or len(model.keys) != 1 or model.return_mean.device.type != "cpu":
+    if type(model) is not TowerActorCritic or not _is_small(model):
         return False
-    if sum(parameter.numel() for parameter in model.parameters()) > MAX_WEIGHTS:
+    return all(map(_is_plain, model.towers))
+
+
+def _is_small(model: ActorCritic) -> bool:
+    """Return whether a model is on the CPU, with one observation and few weights."""
+    if len(model.keys) != 1 or model.return_mean.device.type != "cpu":
         return False
-    return all(_is_plain(tower) for tower in (model.actor, model.critic) if tower is not None)
+    return sum(parameter.numel() for parameter in model.parameters()) <= MAX_WEIGHTS
 
 
 def _is_plain(tower: Tower) -> bool:

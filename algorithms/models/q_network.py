@@ -40,7 +40,8 @@ class QNetwork(ActorCritic):
 
     def __init__(self, env_spec: EnvSpec, config: ModelConfig, tower: Tower, *, dueling: bool) -> None:
         super().__init__(env_spec, config, tower.state_size)
-        self.tower, self.dueling = tower, dueling
+        self.tower = tower
+        self.dueling = dueling
         self.sizes = [part.size for part in env_spec.action.parts]
         self.parts = env_spec.action.parts
         self.q_head = nn.Linear(tower.output_size, sum(self.sizes))

@@ -491,7 +491,8 @@ class ReadBatches:
     def take(self) -> Batch:
         """Return the next batch, and let the one behind it be read."""
         place = self.ledger.noted()["samples"], self.columns
-        batch = (self._ahead[1] if self._ahead and self._ahead[0] == place else self._reading(place)).result()
+        reading = self._ahead[1] if self._ahead and self._ahead[0] == place else self._reading(place)
+        batch = reading.result()
         valid = batch.valid
         self._entered = Entered(int(valid.sum()), int(batch.num_frames[valid].sum()))
         following = place[0] + self._entered.samples, self.columns

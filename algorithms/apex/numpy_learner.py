@@ -1,0 +1,92 @@
+"""`ApexLearner.differentiate` without torch, for small MLPs: on a few hundred steps dispatch is most of its time.
+
+The objective is that of `ApexLearner.loss`, which is the place to read and to change it: this twin compares itself with
+it again and again, and retires when they differ twice in a row. Where it does not know an option, there is none
+(`numpy_update`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.models.numpy_mlp import NumpyQNetwork, numpy_q_network
+from algorithms.models.q_network import QNetwork
+from algorithms.parts.twin_check import TwinCheck
+from algorithms.runtime.learning.batches import Batch
+
+if TYPE_CHECKING:
+    from algorithms.apex.learner import ApexLearner
+
+ZERO = np.float32(0.0)
+
+
+class NumpyUpdate:
+    """Differentiates the loss of a learner; make it with `numpy_update`.
+
+    Args:
+        learner: its networks have numpy twins.
+    """
+
+    def __init__(self, learner: ApexLearner) -> None:
+        self.learner, self._check = learner, TwinCheck()
+        self._networks: dict[int, tuple[NumpyQNetwork, ...]] = {}
+
+    def __call__(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor]:
+        """Do what `ApexLearner.differentiate` does; now and then torch does, and both are compared."""
+        learner = self.learner
+        if not self._check.is_due():
+            return self.differentiate(batch, beta)
+        gradient = learner.optimizer.gradient
+        self.differentiate(batch, beta)
+        mine = gradient.clone()
+        found = learner.differentiate(batch, beta)
+        if self._check.retires(mine, gradient):
+            learner.quick = None
+        return found
+
+    def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor]:
+        """Set the gradient of a batch of single steps; the errors [1, B], and the first of the metrics."""
+        c, (valid,) = self.learner.config, batch.valid.numpy()
+        trained, target, chooser = self._networks_for(len(valid))
+        now, later = batch.obs[trained.key].numpy()
+        rows, (action,) = np.arange(len(valid)), batch.action.numpy()[..., 0]
+        of_later = target.forward(later)
+        best = (chooser.forward(later) if c.double_q else of_later).argmax(axis=1)
+        discount = batch.recorded["discount"].numpy()[0]
+        aim = batch.reward.numpy()[0] + np.where(discount > 0, discount * of_later[rows, best], ZERO)
+        q = trained.forward(now)
+        value = q[rows, action]
+        error = aim - value
+        size = np.abs(error)
+        loss, slope = 0.5 * np.square(error), error
+        if c.huber_loss:
+            loss, slope = np.where(size <= 1, loss, size - np.float32(0.5)), np.clip(error, -1, 1)
+        weight = batch.recorded["weight"].numpy()[0] ** np.float32(beta)
+        share = np.float32(1 / max(1, int(np.count_nonzero(valid))))
+        gradient = np.zeros_like(q)
+        gradient[rows, action] = np.where(valid, -weight * slope, ZERO) * share
+        trained.backward(gradient)
+        terms = weight * loss, size, value, aim, weight
+        means = [float(np.where(valid, term, ZERO).sum() * share) for term in terms]
+        size = np.nan_to_num(size, nan=0.0, posinf=0.0)
+        return torch.from_numpy(np.where(valid, size, np.float32(-1))[None]), torch.tensor([*means, 0.0])
+
+    def _networks_for(self, rows: int) -> tuple[NumpyQNetwork, ...]:
+        """Return the twins of the network that is trained, of the target, and of the first where it only chooses."""
+        if rows not in self._networks:
+            assert isinstance(self.learner.target.module, QNetwork)
+            models = self.learner.model, self.learner.target.module, self.learner.model
+            found = [numpy_q_network(model, rows) for model in models]
+            self._networks[rows] = tuple(network for network in found if network is not None)
+        return self._networks[rows]
+
+
+def numpy_update(learner: ApexLearner) -> NumpyUpdate | None:
+    """Return the twin for steps without action masks, or None where network or objective are not of the simple kind."""
+    c = learner.config
+    is_simple = not (c.batch_replay or c.cql_alpha or c.value_rescaling)
+    return NumpyUpdate(learner) if is_simple and numpy_q_network(learner.model, 1) is not None else None

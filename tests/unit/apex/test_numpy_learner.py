@@ -1,0 +1,130 @@
+"""The update of small Q-networks without torch: the same steps as torch's, where it stands for them, and where not."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.apex.algorithm import APEX
+from algorithms.apex.config import ApexConfig
+from algorithms.apex.learner import ApexLearner
+from algorithms.apex.numpy_learner import NumpyUpdate, numpy_update
+from algorithms.models.flat_module import FlatModule
+from algorithms.models.q_network import build_q_network
+from algorithms.parts.twin_check import COMPARE_EVERY
+from algorithms.runtime.algorithm import Context
+from algorithms.runtime.devices import HostDevice
+from algorithms.runtime.learning.batches import Batch
+from envs.spec import EnvSpec
+from tests.unit.apex.test_learner import BRANCHES, MASKED, SIZE, SPEC, batch_of, learn
+from tests.unit.models.cases import config_of
+
+UPDATES = 12
+
+
+def pair_of(spec: EnvSpec = SPEC, **flags: Any) -> tuple[ApexLearner, ApexLearner]:
+    """Learners from the same weights: with the twin, if there is one, and without."""
+    of_model = {name: flags.pop(name) for name in ("nonlinearity", "encoder_mlp_layers") if name in flags}
+    normalize = bool(flags.pop("normalize_input", False))
+    config = ApexConfig(rollout=4, batch_size=SIZE, learning_rate=1e-2, target_update_interval=3, **flags)
+    made = []
+    for make_quick in (numpy_update, None):
+        torch.manual_seed(0)
+        shape = config_of(use_rnn=False, normalize_input=normalize, **of_model)
+        model = build_q_network(shape, spec, dueling=config.dueling)
+        with torch.no_grad():
+            model.q_head.weight.mul_(100.0)
+        made.append(ApexLearner(FlatModule(model), config, make_quick))
+    quick, exact = made
+    return quick, exact
+
+
+def with_invalid(batch: Batch) -> Batch:
+    valid = batch.valid.clone()
+    valid[0, ::5] = False
+    return replace(batch, valid=valid)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"double_q": False, "dueling": False},
+        {"dueling": False, "huber_loss": False, "max_grad_norm": 0.0},
+        {"double_q": False, "nonlinearity": "relu", "encoder_mlp_layers": (7, 6)},
+        {"nonlinearity": "tanh", "encoder_mlp_layers": ()},
+        {"normalize_input": True},
+    ],
+)
+def test_its_steps_are_those_of_torch(flags: dict[str, Any]) -> None:
+    quick, exact = pair_of(**flags)
+    assert isinstance(quick.quick, NumpyUpdate)
+    quick.quick._check.is_due()  # or the first step would be torch's
+    for seed in range(UPDATES):
+        batch = with_invalid(batch_of(seed=seed))
+        torch.testing.assert_close(learn(quick, batch), learn(exact, batch), rtol=1e-4, atol=1e-5)
+    assert quick.updates == exact.updates == UPDATES
+    torch.testing.assert_close(quick.flat.flat, exact.flat.flat, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(quick.target.flat, exact.target.flat, rtol=1e-3, atol=1e-4)
+    ours, theirs = quick.metrics(), exact.metrics()
+    assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "flags"),
+    [
+        (BRANCHES, {}),
+        (SPEC, {"cql_alpha": 0.5}),
+        (SPEC, {"value_rescaling": True}),
+        (SPEC, {"batch_replay": True}),
+        (SPEC, {"encoder_mlp_layers": (2000, 2000)}),
+    ],
+)
+def test_what_it_does_not_know_is_torchs(spec: EnvSpec, flags: dict[str, Any]) -> None:
+    quick, _ = pair_of(spec, **flags)
+    assert quick.quick is None
+
+
+@pytest.mark.parametrize(("spec", "stands"), [(SPEC, True), (MASKED, False)])
+def test_a_run_has_it_unless_there_are_masks(spec: EnvSpec, stands: bool) -> None:
+    context = Context(spec, ApexConfig(rollout=4, batch_size=SIZE), config_of(use_rnn=False), "fp32", "cpu")
+    learner = APEX().make_learner(context, APEX().make_model(context), HostDevice())
+    assert isinstance(learner, ApexLearner)
+    assert (learner.quick is not None) == stands
+
+
+def test_flags_that_change_while_it_learns_decide_anew() -> None:
+    learner, _ = pair_of()
+    learner.configure(replace(learner.config, cql_alpha=1.0))
+    assert learner.quick is None
+    learner.configure(replace(learner.config, cql_alpha=0.0))
+    assert learner.quick is not None
+
+
+def test_it_retires_where_the_loss_is_another_one(caplog: pytest.LogCaptureFixture) -> None:
+    """After the second comparison in a row; both steps were those of the loss."""
+    quick, exact = pair_of(max_grad_norm=0.0)
+    for learner in (quick, exact):
+        usual = learner.loss
+
+        def doubled(batch: Batch, beta: float, usual: Any = usual) -> tuple[Tensor, Tensor, Tensor]:
+            loss, error, metrics = usual(batch, beta)
+            return 2 * loss, error, metrics
+
+        learner.loss = doubled  # type: ignore[method-assign]
+    for seed in range(2):
+        assert quick.quick is not None
+        learn(quick, batch_of(seed=seed))
+        learn(exact, batch_of(seed=seed))
+    assert quick.quick is None
+    assert torch.equal(quick.flat.flat, exact.flat.flat)
+    assert "torch computes it from here on" in caplog.text
+
+
+def test_it_stays_where_the_loss_is_the_same() -> None:
+    quick, _ = pair_of()
+    for seed in range(COMPARE_EVERY + 2):
+        learn(quick, batch_of(seed=seed))
+    assert quick.quick is not None
