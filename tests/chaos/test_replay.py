@@ -16,6 +16,7 @@ from utils.metrics import read_metrics
 RATIO, STARTS, CAPACITY, BATCH = 4, 200, 4000, 32
 FLAGS = (
     "--algo=APEX",
+    "--train_for_env_steps=100000000",  # the preset ends sooner than many kills
     "--inference=central",
     "--save_every_sec=1",
     "--keep_checkpoints=1000000",
