@@ -72,6 +72,33 @@ def test_its_steps_are_those_of_torch(flags: dict[str, Any]) -> None:
     assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
+def with_reward(batch: Batch, place: int, reward: float) -> Batch:
+    changed = batch.reward.clone()
+    changed[0, place] = reward
+    return replace(batch, reward=changed)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_rewards_without_measure_do_what_they_do_with_torch(reward: float) -> None:
+    """A step that is not finite is skipped; one that is only huge is clipped."""
+    quick, exact = pair_of()
+    assert isinstance(quick.quick, NumpyUpdate)
+    quick.quick._check.is_due()
+    batch = with_reward(batch_of(), 3, reward)
+    torch.testing.assert_close(learn(quick, batch), learn(exact, batch), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(quick.flat.flat, exact.flat.flat, rtol=1e-3, atol=1e-4)
+    assert quick.metrics()["skipped"] == exact.metrics()["skipped"] == float(abs(reward) != 1e30)
+
+
+def test_what_invalid_steps_hold_has_no_influence() -> None:
+    quick, other = pair_of()[0], pair_of()[0]
+    batch = with_invalid(batch_of())
+    for learner, given in ((quick, batch), (other, with_reward(batch, 5, float("nan")))):
+        assert isinstance(learner.quick, NumpyUpdate)
+        learner.quick.differentiate(given, 0.5)
+    assert torch.equal(quick.optimizer.gradient, other.optimizer.gradient)
+
+
 @pytest.mark.parametrize(
     ("spec", "flags"),
     [
