@@ -48,7 +48,7 @@ class NumpyUpdate:
             learner.quick = None
         return found
 
-    @np.errstate(over="ignore", invalid="ignore")  # what is not finite is left out by who steps, as with torch
+    @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
     def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor]:
         """Set the gradient of a batch of single steps; the errors [1, B], and the first of the metrics."""
         c, (valid,) = self.learner.config, batch.valid.numpy()

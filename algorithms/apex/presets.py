@@ -1,7 +1,7 @@
 """Presets of Ape-X stand under the names that `envs.presets` gives to environments; given flags overrule them.
 
-Those of small environments start from Stable-Baselines3's tuned DQN (rl-baselines3-zoo, hyperparams/dqn.yml), that of
-Atari from Horgan et al. 2018, arXiv:1803.00933, section 4.1.
+Those of small environments start from Stable-Baselines3's tuned DQN (rl-baselines3-zoo, hyperparams/dqn.yml), the
+Atari preset from Horgan et al. 2018, arXiv:1803.00933, section 4.1.
 """
 
 from envs.presets import Preset

@@ -310,7 +310,7 @@ class TowerActorCritic(ActorCritic):
 
     @property
     def towers(self) -> list[Tower]:
-        """Return the tower of the policy, and that of the value if it has one of its own."""
+        """Return the tower of the policy, and the tower of the value if it has one of its own."""
         return [tower for tower in (self.actor, self.critic) if tower is not None]
 
     def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:

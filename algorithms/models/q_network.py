@@ -59,7 +59,7 @@ class QNetwork(ActorCritic):
 
     @property
     def towers(self) -> list[Tower]:
-        """Return the one."""
+        """Return its only tower."""
         return [self.tower]
 
     def allowed(self, obs: Observations, num_batch_dims: int) -> Tensor | None:

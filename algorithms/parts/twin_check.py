@@ -1,4 +1,4 @@
-"""When a twin, which computes something again without torch, compares itself with it, and when it retires."""
+"""A twin computes a loss without torch; `TwinCheck` says when it is compared with torch, and when it retires."""
 
 import logging
 
