@@ -303,8 +303,8 @@ class LearnerWorker:
         clock.enter(COPYING)
         self.publisher.poll()
         yield from self._released(self.batches.fill(self.learner.version))
+        batch = self.batches.take()  # waits, where the learner reads data itself, for its reader
         clock.enter(FRAMEWORK)
-        batch = self.batches.take()
         if spent:
             self._before["discarded"] += self.batches.entered().samples
             if batch is not None:
