@@ -52,8 +52,8 @@ class A3C(Defaults):
         return presets.learning_preset(name)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return no flag: an unknown environment is learned with the defaults."""
-        return {}
+        """Return flag -> value of learning for an environment without a preset, by its kind."""
+        return presets.learning_by_kind(images=images, continuous=continuous)
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare what acting records beside actions; values are in units of return."""

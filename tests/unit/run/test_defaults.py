@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from algorithms.a3c import presets as a3c_presets
 from algorithms.appo import presets as learning_presets
 from algorithms.appo.algorithm import APPO
 from algorithms.run.config import FLAGS_BY_PART, Config, changed_flags, parse_train_flags, resolve
@@ -76,6 +77,27 @@ def differences(config: Config) -> dict[str, Any]:
 
 
 # ---- kinds
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "chosen"),
+    [
+        (FEW, TWO, a3c_presets.NUMBERS),
+        (PICTURE, TWO, a3c_presets.IMAGES),
+        (FEW, NUMBER, a3c_presets.NUMBERS | {"exploration_loss_coeff": 0.0}),
+    ],
+)
+def test_a3c_learns_unknown_environments_by_their_kind(
+    observation: Space, action: Space, chosen: dict[str, object]
+) -> None:
+    config = config_of("--algo=A3C", observation=observation, action=action)
+    found = {name: getattr(config.learning, name, None) for name in chosen}
+    found["num_envs_per_worker"] = config.sampling.num_envs_per_worker
+    assert found == chosen
+
+
+def test_a_number_of_environments_that_is_given_stays_as_it_is() -> None:
+    assert config_of("--algo=A3C", "--num_envs_per_worker=2").sampling.num_envs_per_worker == 2
 
 
 @pytest.mark.parametrize(
