@@ -17,8 +17,8 @@ NUMBERS: Preset = {
     "num_envs_per_worker": 8,
 }
 CONTINUOUS: Preset = {"exploration_loss_coeff": 0.0}
-# And where it shows images. On frames that are scaled and no more, as those of Mnih et al. 2016, the return of Pong stood
-# still for a million agent steps; their running mean and deviation make the background disappear.
+# And where it shows images. On frames that are scaled and no more, as in Mnih et al. 2016, Pong stood still at -20
+# for a million agent steps; their running mean and deviation make the background disappear.
 IMAGES: Preset = NUMBERS | {"learning_rate": 5e-4, "exploration_loss_coeff": 0.005, "num_envs_per_worker": 4}
 
 CARTPOLE: Preset = NUMBERS | {"rollout": 32, "exploration_loss_coeff": 0.005, "num_envs_per_worker": 4}
