@@ -163,14 +163,21 @@ class APEX(Defaults):
             return source
         from algorithms.offline.mix import mixed_in
 
-        return mixed_in(source, read_transitions(context, trajectories), context, trajectories, units=flags.rollout)
+        read = read_transitions(context, trajectories)
+        return mixed_in(source, read, context, trajectories, units=flags.rollout, resize=source.draw_of)
 
     def resumes(self, flags: ApexConfig, directory: Path, topology: Topology) -> str:
-        """Say what becomes of the replay in a later start, which goes on with files of its own shards alone."""
+        """Say what becomes of the replay in a later start, which goes on with files of its own shards alone.
+
+        Raises:
+            UsageError: a file would be lost, as the replay now has other columns.
+        """
         folder, shards = RunFolder(directory), range(dict(topology.apart).get(REPLAY, 0))
         mine = {folder.replay(policy, shard) for policy in range(topology.num_policies) for shard in shards or [None]}
         saved = set(folder.replays())
         if flags.save_replay and mine <= saved:
+            for path in sorted(mine):
+                _check_shape(path, flags, topology)
             return ""
         why = "no replay has been saved yet" if flags.save_replay else "the replay was not saved (--save_replay)"
         if flags.save_replay and saved:
@@ -257,6 +264,23 @@ class OfflineAPEX(APEX):
         ledger = LearnerLedger(trajectories, context.policy)
         return ReadBatches(
             lambda samples, columns: read(samples, columns * flags.rollout), flags.macro_batch_columns, ledger
+        )
+
+
+def _check_shape(path: Path, flags: ApexConfig, topology: Topology) -> None:
+    """Refuse to go on without a saved replay because flags say another shape (UsageError)."""
+    from algorithms.apex.keeper import kept_shape
+    from algorithms.apex.storage import num_columns
+
+    plan = replay_plan(flags)
+    own = plan.share(flags.num_replay_shards) if flags.num_replay_shards else plan
+    asked, kept = (num_columns(own, topology.rollout, topology.num_policies), topology.rollout), kept_shape(path)
+    if kept not in (None, asked):
+        assert kept is not None
+        raise UsageError(
+            f"--replay_capacity={flags.replay_capacity} --rollout={flags.rollout}: the saved replay has {kept[0]}"
+            f" trajectories of {kept[1]} steps and not {asked[0]} of {asked[1]}; give the values of before, or remove"
+            f" {path.name} to let it fill again"
         )
 
 

@@ -178,8 +178,8 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
             raise UsageError(
                 f"--num_replay_shards={self.num_replay_shards}: datasets are mixed in where the learner has the replay"
             )
-        if self.mix.datasets and self.mix.sampler and self.macro_batch_columns < 2:
-            raise UsageError("--input: a batch of one trajectory cannot be mixed, raise --batch_size")
+        if self.mix.datasets and self.mix.sampler and self.batch_size < 2:
+            raise UsageError("--input: a batch of one step cannot be mixed, raise --batch_size")
         if self.lr_schedule.startswith("kl_adaptive"):
             raise UsageError(f"--lr_schedule={self.lr_schedule}: Q-learning has no policy whose KL divergence it is")
 

@@ -55,6 +55,7 @@ class ReplayFile:
         shapes = {name: (array.shape, array.dtype.name) for name, array in self._arrays.items()}
         digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
         self._header = f"replay 1 {digest}\n".encode()
+        self._numbers = f"{storage.columns} {storage.rollout}\n".encode()
 
     # ---- out
 
@@ -96,7 +97,7 @@ class ReplayFile:
         if not self._is_of_this_shape(descriptor):
             os.ftruncate(descriptor, 0)
             os.ftruncate(descriptor, self._nbytes)
-            os.pwrite(descriptor, self._header, 0)
+            os.pwrite(descriptor, self._header + self._numbers, 0)
         elif self._saved is not None:
             return self._saved
         else:  # a learner that takes the place of one that died goes on with its file
@@ -157,6 +158,8 @@ class ReplayFile:
         word = np.zeros_like(storage.word)
         self._read(descriptor, WORD, word)
         whole = np.flatnonzero(word)
+        if not len(whole):  # the first writing was cut off
+            return
         number = word[whole] // 2
         are_numbers = not (word % 2).any() and (number >= 1).all() and (number < LARGEST).all()
         if not are_numbers or ((number - 1) % storage.columns != whole).any():
@@ -198,6 +201,15 @@ class ReplayFile:
             if not count:
                 raise ValueError("it is cut off")
             left, place = left[count:], place + count
+
+
+def kept_shape(path: Path) -> tuple[int, int] | None:
+    """Return columns and steps of each that the file of a replay has; None: it does not say so."""
+    with contextlib.suppress(OSError, ValueError):
+        with open_own(path) as file:
+            columns, rollout = file.read(HEADER_BYTES).partition(b"\n")[2].partition(b"\n")[0].split()
+        return int(columns), int(rollout)
+    return None
 
 
 def runs(chosen: Array) -> list[tuple[int, int]]:

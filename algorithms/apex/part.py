@@ -129,6 +129,12 @@ class ReplayPart:
         """Steps inserted since training began; 0 before."""
         return self.storage.totals.samples + 1 - self.pace.starts if self.pace.starts else 0
 
+    @property
+    def _is_filled(self) -> bool:
+        """Whether training may begin: there are steps enough, or as many as the replay has room for."""
+        size = self.storage.size
+        return size >= self.plan.learning_starts or (size > 0 and self.storage.oldest > 1)
+
     # ---- in
 
     def mine(self, slot: int) -> Array:
@@ -152,7 +158,7 @@ class ReplayPart:
                 inserted += count
             steps += count
             note_columns_used(t, message, row + 1)
-        if not self.pace.starts and self.storage.size >= self.plan.learning_starts:
+        if not self.pace.starts and self._is_filled:
             self.set_pace(starts=self.storage.totals.samples + 1)
         if inserted:
             self.figures.add("insert_us", 1e6 * (time.perf_counter() - began) / inserted)

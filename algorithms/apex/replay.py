@@ -74,7 +74,7 @@ class ReplaySource:
             self.part.begin(*self._told)
         self._drawn: Samples | None = None
         self.staging: dict[str, Array] = {}
-        self._draw_of(plan.batch_size)
+        self.draw_of(plan.batch_size)
 
     @property
     def pace(self) -> Pace:
@@ -176,9 +176,10 @@ class ReplaySource:
 
     def resize(self, columns: int) -> None:
         """Draw for the next batch so many trajectories, or as many steps as there are in them."""
-        self._draw_of(columns * self.storage.rollout)
+        self.draw_of(columns * self.storage.rollout)
 
-    def _draw_of(self, samples: int) -> None:
+    def draw_of(self, samples: int) -> None:
+        """Draw so many steps for the next batch."""
         self.part.plan = replace(self.part.plan, batch_size=samples)
         segments, state_size = self.storage.arrays["rnn_state"].shape[1:]
         shapes = batch_shapes(self.part.plan, self.storage.spec, self.storage.rollout, segments, state_size)

@@ -66,6 +66,12 @@ class ShuffledReader:
         self._held: tuple[bytes, Stream] | None = None
         self._order: tuple[tuple[int, int], Array, Array] | None = None
 
+    @property
+    def steps_per_unit(self) -> float:
+        """Valid steps that a unit has in the mean; units of one row are read only where that is a step."""
+        steps, episodes = self.dataset.steps, len(self.dataset)
+        return 1.0 if self.unit_rows == 1 else self.unit_rows * steps / (steps + episodes)
+
     def read(self, samples: int, units: int) -> Batch:
         """Return the batch of so many units that follows so many steps.
 

@@ -73,13 +73,13 @@ class Mix(NamedTuple):
         """All datasets."""
         return tuple(word for words, _ in self.datasets for word in words)
 
-    def played(self, columns: int) -> int:
-        """Return how many columns of a batch actors have played, at least one; of one alone no part is read.
+    def played(self, units: int) -> int:
+        """Return how many units of a batch actors have played, at least one; of one alone no part is read.
 
         >>> Mix(0.25, ((("a",), 0.75),)).played(8)
         2
         """
-        return columns if not self.datasets else max(1, columns - max(1, round((1.0 - self.sampler) * columns)))
+        return units if not self.datasets else max(1, units - max(1, round((1.0 - self.sampler) * units)))
 
 
 def mix_of(words: Sequence[str]) -> Mix:
@@ -96,14 +96,16 @@ def mix_of(words: Sequence[str]) -> Mix:
     names = [name for name, _ in pairs]
     if shares and len(shares) < len(pairs):
         raise UsageError("--input: every source needs a share, or none of them, as in sampler:0.5,DATASET:0.5")
-    if names == [SAMPLER] or not names:
+    if not names or (names == [SAMPLER] and shares in ([], [1.0])):
         return Mix(1.0, ())
     if not shares:
         if SAMPLER in names:
             raise UsageError("--input: say what share of a batch comes from where, as in sampler:0.5,DATASET:0.5")
         return Mix(0.0, ((tuple(names), 1.0),))
+    if len(set(names)) < len(names):
+        raise UsageError("--input: a source stands there twice: give it the sum of its shares")
     are_shares = min(shares) > 0 and abs(sum(shares) - 1.0) <= 1e-6  # no comparison with nan is true
-    if not are_shares or len(set(names)) < len(names):
+    if not are_shares:
         raise UsageError(f"--input: the shares of all sources must be above 0 and add up to 1, not to {sum(shares):g}")
     found = dict(zip(names, shares, strict=True))
     return Mix(found.pop(SAMPLER, 0.0), tuple(((name,), share) for name, share in found.items()))

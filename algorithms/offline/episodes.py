@@ -143,13 +143,7 @@ def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:
     columns: Any = np.concatenate(_action_columns(space, values), axis=1)
     if columns.shape[1] != action.num_values or not np.isfinite(columns).all():
         raise ValueError("an action is none of its space")
-    begin = 0
-    for part in action.parts:
-        choices = columns[:, begin : begin + part.num_values]
-        begin += part.num_values
-        most = {"categorical": part.size - 1, "bernoulli": 1}.get(part.kind)
-        if most is not None and ((choices < 0) | (choices > most)).any():
-            raise ValueError("an action is none of its space")
+    _check_choices(columns, action)
     stored: Array = columns.astype(action.dtype)
     if action.scale is None or action.shift is None:
         return stored
@@ -159,6 +153,17 @@ def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:
     inside = np.arctanh(np.clip(numbers, -largest, largest))
     stored[:, real] = np.where(squashed[real], inside, numbers)
     return stored
+
+
+def _check_choices(columns: Any, action: ActionSpec) -> None:
+    """Refuse choices in actions [L, A] that there are not (ValueError)."""
+    begin = 0
+    for part in action.parts:
+        choices = columns[:, begin : begin + part.num_values]
+        begin += part.num_values
+        most = {"categorical": part.size - 1, "bernoulli": 1}.get(part.kind)
+        if most is not None and ((choices < 0) | (choices > most)).any():
+            raise ValueError("an action is none of its space")
 
 
 def _action_columns(space: Space, values: Any) -> list[Any]:
@@ -198,12 +203,17 @@ def episode_of(
         infos = {key: value for key, value in infos.items() if key not in OF_BEHAVIOUR}
     if SAMPLED_ACTION in infos:
         action = infos.pop(SAMPLED_ACTION).astype(action.dtype).reshape(action.shape)
+        _check_choices(action, spec.action)
     ended = [np.asarray(raw[key], np.bool_).reshape(-1) for key in ("terminations", "truncations")]
     if not steps or any(len(one) != steps for one in (action, *ended, *infos.values())):
         raise ValueError("its arrays have different lengths")
     if (ended[0] | ended[1])[:-1].any():
         raise ValueError("it goes on after its end")
-    real = [array for array in (reward, action, *obs.values()) if array.dtype.kind == "f"]
+    # Where others have called something else the same, it says nothing of a policy.
+    widths = {"logits": (spec.action.num_logits,), "log_prob": (), "value": ()}
+    infos = {key: one for key, one in infos.items() if one.shape[1:] == widths.get(key, one.shape[1:])}
+    thoughts = [infos[key] for key in widths.keys() & infos.keys()]
+    real = [array for array in (reward, action, *obs.values(), *thoughts) if array.dtype.kind == "f"]
     if not all(np.isfinite(array).all() for array in real):
         raise ValueError("it holds what is not finite")
     return Episode(obs, action, reward, bool(ended[0][-1]), infos)

@@ -60,12 +60,14 @@ def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather,
         return readers[0][0].read
 
     turns = turns_of([share for _, share in readers])
+    density = [reader.steps_per_unit for reader, _ in readers]
+    mean_density = sum(share * one for (_, share), one in zip(readers, density, strict=True))
 
     def read(samples: int, units: int) -> Batch:
-        begin = samples // unit_rows  # in units, as far as these are full of steps
+        begin = int(samples / mean_density)
         before, after = (units_before(turns, number, len(readers)) for number in (begin, begin + units))
         parts = [
-            reader.read(int(before[i]) * unit_rows, int(after[i] - before[i]))
+            reader.read(int(before[i] * density[i]), int(after[i] - before[i]))
             for i, (reader, _) in enumerate(readers)
             if after[i] > before[i]
         ]
@@ -113,7 +115,15 @@ def shares_of(units: int, shares: Sequence[float]) -> list[int]:
     return counts
 
 
-def mixed_in(source: BatchSource, read: Read, context: Context, trajectories: Trajectories, units: int) -> MixedBatches:
+def mixed_in(
+    source: BatchSource,
+    read: Read,
+    context: Context,
+    trajectories: Trajectories,
+    *,
+    units: int = 1,
+    resize: Callable[[int], None] | None = None,
+) -> MixedBatches:
     """Return a source whose batches have the part from datasets that `--input` says.
 
     Args:
@@ -121,7 +131,8 @@ def mixed_in(source: BatchSource, read: Read, context: Context, trajectories: Tr
         read: reads from the datasets.
         context: of the learner.
         trajectories: the shared arrays.
-        units: that a column is for `read`.
+        units: that a column is, for `read` and for the shares.
+        resize: lets the source give so many units; None: a unit is a column, which it can do itself.
 
     Raises:
         UsageError: the learner trains on a GPU.
@@ -129,7 +140,8 @@ def mixed_in(source: BatchSource, read: Read, context: Context, trajectories: Tr
     if context.buffered:
         raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
     mix, columns = context.flags.mix, context.flags.macro_batch_columns
-    return MixedBatches(source, read, mix, columns, units, LearnerLedger(trajectories, context.policy))
+    ledger = LearnerLedger(trajectories, context.policy)
+    return MixedBatches(source, read, mix, columns, ledger, units=units, resize=resize or source.resize)
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -153,14 +165,24 @@ class MixedBatches:
         read: reads from the datasets.
         mix: how much of a batch is read.
         columns: of a batch.
-        units: that a column is for `read`.
         ledger: of the learner, who notes its counts in it before every `take`.
+        units: that a column is, for `read` and for the shares.
+        resize: lets the source give so many units.
     """
 
     def __init__(
-        self, source: BatchSource, read: Read, mix: Mix, columns: int, units: int, ledger: LearnerLedger
+        self,
+        source: BatchSource,
+        read: Read,
+        mix: Mix,
+        columns: int,
+        ledger: LearnerLedger,
+        *,
+        units: int,
+        resize: Callable[[int], None],
     ) -> None:
-        self.source, self.read, self.mix, self.units, self.ledger = source, read, mix, units, ledger
+        self.source, self.read, self.mix, self.ledger = source, read, mix, ledger
+        self.units, self._resize_source = units, resize
         self.hold, self._version, self._own = source.hold, 0, 0
         self._steps, self._read_steps = 0, 0
         self.resize(columns)
@@ -191,10 +213,10 @@ class MixedBatches:
     def take(self) -> Batch | None:
         """Return the next batch, if the source has its part of it."""
         own = self.source.take()
-        if own is None or not self._read_columns:
+        if own is None or not self._read_units:
             return own
-        of_batch = self._read_columns / (self._read_columns + own.valid.shape[1])
-        read = self.read(int(self.ledger.noted()["used"] * of_batch), self._read_columns * self.units)
+        of_batch = self._read_units / (self._read_units + own.valid.shape[1])
+        read = self.read(int(self.ledger.noted()["used"] * of_batch), self._read_units)
         read.policy_version.fill_(self._version)  # numbers of another run
         self._own = own.valid.shape[1]
         steps = int(read.valid.sum())
@@ -210,15 +232,15 @@ class MixedBatches:
         return self.source.trained([self._of_source(said) for said in feedback])
 
     def _of_source(self, said: Feedback) -> Feedback:
-        if "priority" not in said or not self._read_columns:
+        if "priority" not in said or not self._read_units:
             return said
         return {**said, "priority": np.asarray(said["priority"])[:, : self._own]}
 
     def resize(self, columns: int) -> None:
         """Make batches of so many columns."""
-        played = self.mix.played(columns)
-        self._read_columns = columns - played
-        self.source.resize(played)
+        played = self.mix.played(columns * self.units)
+        self._read_units = columns * self.units - played
+        self._resize_source(played)
 
     def weights_replaced(self) -> None:
         """Drop what the source must drop."""

@@ -271,8 +271,8 @@ class ArrowSource:
             **{name: _numbers(columns[name].slice(0, steps)) for name in STEP_ARRAYS},
         }
         infos = columns.get("infos")
-        if infos is not None and self._arrow.types.is_struct(infos.type):  # those of others may be text
-            raw["infos"] = {field.name: _info(field, infos.field(i)) for i, field in enumerate(infos.type)}
+        if infos is not None and self._arrow.types.is_struct(infos.type):
+            raw["infos"] = dict(_infos(infos))
         return raw
 
     def _values(self, space: Any, column: Any) -> Any:
@@ -302,6 +302,16 @@ def _numbers(column: Any) -> Array:
     if array.dtype.kind not in "biuf":
         raise ValueError(f"an array of {array.dtype}")
     return array
+
+
+def _infos(column: Any) -> Iterator[tuple[str, Array]]:
+    """Yield the infos that are numbers; text, structures and columns with gaps nobody needs."""
+    for index, field in enumerate(column.type):
+        try:
+            array = _info(field, column.field(index))
+        except (ValueError, NotImplementedError):
+            continue
+        yield field.name, array
 
 
 def _info(field: Any, column: Any) -> Array:

@@ -1,4 +1,4 @@
-"""Algorithms by the name that `--algo` gives them, and all flags of a run that trains with one."""
+"""Algorithms by the name that `--algo` gives them, all flags of a run that trains with one, and their presets."""
 
 from functools import cache
 from pkgutil import resolve_name
@@ -10,6 +10,7 @@ from algorithms.population.config import PopulationConfig
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
+from envs.presets import Preset, env_preset, find_name
 from utils.errors import UsageError, text_of
 from utils.flags import Flag, flags_of
 from utils.user_modules import import_user_module
@@ -112,3 +113,15 @@ def flag_table(algo: str) -> FlagTable:
         UsageError: there is no such algorithm.
     """
     return FlagTable(find_algorithm(algo))
+
+
+def find_preset(env_id: str, device: str, algorithm: Algorithm) -> Preset | None:
+    """Return flag -> value of environment, network and learning for a known environment, None for an unknown one.
+
+    Args:
+        env_id: as the flag has it.
+        device: `cpu` or `cuda`, where the network is trained.
+        algorithm: whose learning flags they are.
+    """
+    name = find_name(env_id)
+    return None if name is None else {**env_preset(name, device), **algorithm.preset(name, device)}

@@ -17,14 +17,13 @@ from algorithms.population.config import (
     largest_batch_size,
     values_per_policy,
 )
-from algorithms.run.algorithms import DEFAULT, FlagTable, find_algorithm, flag_table
+from algorithms.run.algorithms import DEFAULT, FlagTable, find_algorithm, find_preset, flag_table
 from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
 from algorithms.run.trust import LOOKED_AT, TRAINED, permitted_flags
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
 from envs.given import is_again
-from envs.presets import Preset, env_preset, find_name
 from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help, words_of
 from utils.errors import UsageError
 from utils.files import read_mapping
@@ -250,10 +249,14 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
-    device = choose_device(str(asked.get("device") or saved.get("device", "auto")))
+    layers += [
+        ("saved run", saved),
+        (f"--algo={algo}", {"device": "cpu"} if find_algorithm(algo).whole_rollouts else {}),
+    ]
+    device = choose_device(str(_merged(layers)[0].get("device", "auto")))
     known = find_preset(env, device, find_algorithm(algo))
     source = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
-    layers += [("saved run", saved), ("init_from", source), ("env preset", known or {})]
+    layers += [("init_from", source), ("env preset", known or {})]
     if _merged(layers)[0].get("input_evaluation") == "simulation":
         layers.append(("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS}))
     values, origins = _merged(layers)
@@ -268,18 +271,6 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     if not saved:
         _check_source(config.run)
     return config, {name: origins.get(name, "default") for name in table.flags}
-
-
-def find_preset(env_id: str, device: str, algorithm: Algorithm) -> Preset | None:
-    """Return flag -> value of environment, network and learning for a known environment, None for an unknown one.
-
-    Args:
-        env_id: as the flag has it.
-        device: `cpu` or `cuda`, where the network is trained.
-        algorithm: whose learning flags they are.
-    """
-    name = find_name(env_id)
-    return None if name is None else {**env_preset(name, device), **algorithm.preset(name, device)}
 
 
 def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
@@ -414,6 +405,8 @@ def _check_whole_rollouts(config: Config) -> None:
     if sampling.num_policies > 1 or population.self_play:
         flag = "--self_play" if population.self_play else f"--num_policies={sampling.num_policies}"
         raise UsageError(f"{flag}: {algo} is for one policy")
+    if config.logging.verify_reproduction:
+        raise UsageError(f"--verify_reproduction: {algo} says train/reproduction_error of every gradient as it is")
     if choose_device(config.run.device) != "cpu":
         raise UsageError(f"{algo} computes in its actors, on the CPU only: add --device=cpu")
 

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from algorithms.run.algorithms import DEFAULT, find_algorithm, flag_table
-from algorithms.run.config import LOCATION, Config, find_preset
+from algorithms.run.algorithms import DEFAULT, find_algorithm, find_preset, flag_table
+from algorithms.run.config import LOCATION, Config
 from algorithms.run.folder import saved_flags
 from algorithms.run.summary import RunSummary, summary
 from utils import machine

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.saved_run import SavedRun, load_run
-from algorithms.run.config import Config, find_preset
+from algorithms.run.algorithms import find_preset
+from algorithms.run.config import Config
 from algorithms.run.defaults import flags_by_kind
 from algorithms.run.folder import find_run_folder, saved_flags
 from algorithms.run.trust import LOOKED_AT, PLAYED, uses

@@ -93,19 +93,25 @@ def test_gradients_of_old_weights_are_dropped_and_counted(tmp_path: Path) -> Non
         ("--worker_num_splits=2", "--worker_num_splits=2: with --algo=A3C an actor has one group"),
         ("--num_policies=2", "--num_policies=2: --algo=A3C is for one policy"),
         ("--recurrence=3", "--rollout=20 is not a multiple of --recurrence=3"),
+        (
+            "--verify_reproduction --learning_rate=0",
+            "--verify_reproduction: --algo=A3C says train/reproduction_error of every gradient as it is",
+        ),
     ],
 )
 def test_what_has_no_place_in_actors_is_refused(tmp_path: Path, flag: str, reason: str) -> None:
-    words = [f"--train_dir={tmp_path}", "--algo=A3C", "--env=toy/Counter-v0", "--device=cpu", flag]
+    words = [f"--train_dir={tmp_path}", "--algo=A3C", "--env=toy/Counter-v0", "--device=cpu", *flag.split()]
     with pytest.raises(UsageError) as refused:
         parse_train(words)
     assert str(refused.value) == reason
 
 
 def test_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.run.config.choose_device", lambda asked: "cuda")
+    monkeypatch.setattr("algorithms.run.config.choose_device", lambda asked: "cpu" if asked == "cpu" else "cuda")
+    words = [f"--train_dir={tmp_path}", "--algo=A3C", "--env=toy/Counter-v0"]
     with pytest.raises(UsageError, match=r"^--algo=A3C computes in its actors, on the CPU only: add --device=cpu$"):
-        parse_train([f"--train_dir={tmp_path}", "--algo=A3C", "--env=toy/Counter-v0"])
+        parse_train([*words, "--device=cuda"])
+    assert parse_train(words).run.device == "cpu"  # which nobody has to say
 
 
 @pytest.mark.slow

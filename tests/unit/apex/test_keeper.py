@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from envs.spec import EnvSpec
 from tests.unit.apex.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
 from tests.unit.apex.test_storage import contents
 from tests.unit.runtime.worlds import TOPOLOGY
+from utils.errors import UsageError
 
 KINDS = [(SPEC, False), (STACKS, False), (SPEC, True)]
 NAMES = ["plain", "stacks", "sequences"]
@@ -300,3 +302,36 @@ def test_without_the_flag_nothing_is_written() -> None:
     keeper = ReplayKeeper(None, 60.0, lambda: 1e9)
     assert not keeper.pending()
     assert list(keeper.handle(Stop())) == []
+
+
+def test_a_later_start_does_not_give_up_a_saved_replay_of_another_shape(tmp_path: Path) -> None:
+    replay = filled(SPEC, tmp_path / "replay_p0", 3)
+    file_of(replay).save()
+    same = ApexConfig(save_replay=True, replay_capacity=PLAN.capacity, rollout=ROLLOUT)
+    topology = replace(TOPOLOGY, rollout=ROLLOUT)
+    assert APEX().resumes(same, tmp_path, topology) == ""
+    with pytest.raises(
+        UsageError, match=r"the saved replay has 20 trajectories of 8 steps and not 40 of 8; give .*_p0"
+    ):
+        APEX().resumes(replace(same, replay_capacity=2 * PLAN.capacity), tmp_path, topology)
+    assert later(replay).source.storage.size > 0
+
+
+def test_a_first_writing_that_was_cut_off_leaves_an_empty_replay_that_waits_for_its_first_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = filled(SPEC, tmp_path / "file", 3)
+    assert replay.source.pace.starts
+    write = ReplayFile._write
+
+    def failing(self: ReplayFile, descriptor: int, name: str, array: Any, begin: int = 0) -> None:
+        if name == "drawn" and begin == 0 and len(array) != replay.source.storage.columns:
+            raise OSError("the disk is full")
+        write(self, descriptor, name, array, begin)
+
+    monkeypatch.setattr(ReplayFile, "_write", failing)
+    with pytest.raises(OSError, match="the disk is full"):
+        file_of(replay).save()
+    monkeypatch.undo()
+    found = later(replay).source
+    assert (found.storage.size, found.pace.starts, found.storage.largest[0]) == (0, 0, 0)

@@ -237,3 +237,17 @@ def test_in_lockstep_a_round_is_taken_in_order_and_released_after_its_uses() -> 
             released = [message.slot for message in source.trained([])]
     assert released == [0, 1, 2, 3]
     assert source.waiting == 0
+
+
+def test_training_begins_when_the_replay_is_full_though_it_has_not_room_for_as_many_steps_as_asked_for() -> None:
+    replay = replay_of(replay_ratio=0.0, learning_starts=PLAN.capacity)  # steps that only reset take places too
+    storage = replay.source.storage
+    while storage.newest < storage.columns:
+        assert replay.source.take() is None
+        replay.hand_over(storage.newest % 4)
+        replay.fill()
+    replay.hand_over(0)
+    replay.fill()
+    assert storage.oldest > 1
+    assert storage.size < PLAN.capacity
+    assert replay.source.take() is not None

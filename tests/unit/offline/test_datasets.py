@@ -340,6 +340,28 @@ def test_damaged_episodes_are_named_in_one_line(tmp_path: Path, spoil: Callable[
     assert not (tmp_path / "d" / "planted").exists()
 
 
+def test_infos_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    """Text, structures and gaps, as other programs have them beside what is learned from."""
+
+    def with_more(batch: pa.RecordBatch) -> pa.RecordBatch:
+        infos, rows = batch.column("infos"), batch.num_rows
+        more = {
+            "text": pa.array(["a"] * rows),
+            "nested": pa.array([{"x": 1}] * rows),
+            "gaps": pa.array([None] + [1.0] * (rows - 1)),
+            "number": pa.array([2.0] * rows),
+        }
+        fields = [*infos.type, *(pa.field(name, array.type) for name, array in more.items())]
+        changed = pa.StructArray.from_arrays([*infos.flatten(), *more.values()], fields=fields)
+        return batch.set_column(batch.schema.names.index("infos"), "infos", changed)
+
+    written(tmp_path / "d")
+    rewrite(tmp_path / "d", with_more)
+    one = read(tmp_path / "d")[1]
+    assert one.infos.keys() == {*episodes()[1].infos, "number"}
+    assert (one.infos["number"] == 2).all()
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [

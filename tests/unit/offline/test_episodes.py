@@ -213,11 +213,22 @@ def test_an_episode_is_made_of_arrays() -> None:
         ({"actions": np.zeros(3, np.int64)}, "its arrays have different lengths"),
         ({"terminations": np.array([False, True, False, True])}, "it goes on after its end"),
         ({"infos": {"log_prob": np.zeros(2)}}, "its arrays have different lengths"),
+        ({"infos": {"log_prob": np.array([0, np.nan, 0, 0])}}, "it holds what is not finite"),
+        ({"infos": {"logits": np.full((4, 3), np.inf)}}, "it holds what is not finite"),
+        ({"infos": {"sampled_action": np.array([[0], [3], [0], [0]])}}, "an action is none of its space"),
+        ({"infos": {"sampled_action": np.array([[0], [-1], [0], [0]])}}, "an action is none of its space"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, object], error: str) -> None:
     with pytest.raises(Exception, match=error):
         episode_of("x", spaces_of(SPEC), SPEC, raw_of(episode(1, 4)) | changes)
+
+
+def test_infos_that_are_called_like_what_a_policy_says_and_are_something_else_are_left_out() -> None:
+    one = episode(0, 3)
+    infos = {"logits": np.zeros((3, 7)), "log_prob": np.full((3, 2), np.nan), "value": np.ones(3), "mine": np.ones(3)}
+    made = episode_of("x", spaces_of(SPEC), SPEC, raw_of(one) | {"infos": infos})
+    assert made.infos.keys() == {"value", "mine"}
 
 
 def test_json_has_the_bounds_that_numbers_can_have() -> None:

@@ -36,6 +36,7 @@ STEPS = sum(LENGTHS)
     [
         ((), Mix(1.0, ())),
         (("sampler",), Mix(1.0, ())),
+        (("sampler:1",), Mix(1.0, ())),
         (("a", "b/*"), Mix(0.0, ((("a", "b/*"), 1.0),))),
         (("m.x:f",), Mix(0.0, ((("m.x:f",), 1.0),))),
         (("sampler:0.25", "m.x:f:0.75"), Mix(0.25, ((("m.x:f",), 0.75),))),
@@ -59,7 +60,8 @@ def test_words_say_where_steps_come_from(words: Sequence[str], mix: Mix | None) 
         (("sampler:0.5", "a"), "every source needs a share, or none of them"),
         (("sampler:0.5", "a:0.6"), "must be above 0 and add up to 1, not to 1.1"),
         (("sampler:1.5", "a:-0.5"), "must be above 0 and add up to 1"),
-        (("a:0.5", "a:0.5"), "must be above 0 and add up to 1"),
+        (("a:0.5", "a:0.5"), "stands there twice"),
+        (("sampler:0.5",), "must be above 0 and add up to 1, not to 0.5"),
         (("sampler:nan", "a:0.5"), "must be above 0 and add up to 1, not to nan"),
         (("sampler:0.5", "a:nan"), "must be above 0 and add up to 1, not to nan"),
         (("pkg:nan",), "must be above 0 and add up to 1, not to nan"),
@@ -79,7 +81,7 @@ def test_shares_that_are_none_are_refused(words: Sequence[str], error: str) -> N
         (lambda: LearningConfig(input=("sampler:0.5", "a:0.5"), with_vtrace=False), "not --with_vtrace=False"),
         (lambda: LearningConfig(input=("sampler:0.5", "a:0.5"), batch_size=32), "a batch of one trajectory"),
         (lambda: ApexConfig(input=("a",), batch_replay=True), "in single steps with --algo=APEX"),
-        (lambda: ApexConfig(input=("sampler:0.5", "a:0.5"), batch_size=32), "a batch of one trajectory"),
+        (lambda: ApexConfig(input=("sampler:0.5", "a:0.5"), batch_size=1, rollout=1), "a batch of one step"),
     ],
 )
 def test_what_an_algorithm_cannot_mix_is_refused(config: Any, error: str) -> None:
@@ -124,6 +126,49 @@ def test_many_small_shares_hold_over_batches_that_have_no_unit_for_each(tmp_path
     counts = np.bincount([int(one) // 1000 for one in seen], minlength=len(shares))
     assert counts.tolist() == [36] * 9 + [18, 18]
     assert len(set(seen)) == len(seen)
+
+
+def test_datasets_of_short_and_long_episodes_are_read_on_where_they_were_left(tmp_path: Path) -> None:
+    """Columns of one step and of eight: without their densities a quarter of the one would come twice."""
+    written(tmp_path / "long", episodes((159,) * 20))
+    written(tmp_path / "short", [replace(one, reward=one.reward + 100_000) for one in episodes((1,) * 640)])
+    flags = InputConfig(input=tuple(f"{tmp_path / name}:0.5" for name in ("long", "short")))
+    read, samples, seen = reader_of(flags, SPEC, 8, columns_of(8, 1, 0)), 0, list[tuple[bool, float, float]]()
+    while samples < 1800:
+        batch = read(samples, 16)
+        of_short, (number, t) = batch.reward[batch.valid] >= 100_000, batch.obs["obs"][:-1][batch.valid].T
+        seen += zip(of_short.tolist(), number.tolist(), t.tolist(), strict=True)
+        samples += int(batch.valid.sum())
+    assert len(set(seen)) >= 0.98 * len(seen)
+    assert 0.32 < sum(of_short for of_short, _, _ in seen) / len(seen) < 0.35  # half of the columns, of 4 steps each
+
+
+def test_single_steps_are_read_on_where_they_were_left(tmp_path: Path) -> None:
+    """Shares are of steps, however long columns are that actors hand over."""
+    written(tmp_path / "a", episodes((50,) * 40))
+    flags = ApexConfig(input=("sampler:0.75", f"{tmp_path / 'a'}:0.25"), batch_size=64, rollout=16, n_steps=1)
+    read = read_transitions(context_of(flags), world_of(SPEC, rows=1, rollout=16).trajectories)
+    source, ledger, sizes, asked = Played(read(0, 64)), Ledger(), list[int](), list[tuple[int, int]]()
+
+    def noting(samples: int, units: int) -> Batch:
+        asked.append((samples, units))
+        return read(samples, units)
+
+    def resize(units: int) -> None:
+        sizes.append(units)
+        source.resize(units)
+
+    mix, of_ledger = flags.mix, cast(LearnerLedger, ledger)
+    mixed = MixedBatches(cast(BatchSource, source), noting, mix, 4, of_ledger, units=16, resize=resize)
+    for update in range(5):
+        ledger.used = 64 * update
+        batch = mixed.take()
+        assert batch is not None
+        assert batch.reward.shape == (1, 64)
+    assert asked == [(0, 16), (16, 16), (32, 16), (48, 16), (64, 16)]
+    small = replace(flags, input=("sampler:0.95", f"{tmp_path / 'a'}:0.05"))
+    MixedBatches(cast(BatchSource, source), noting, small.mix, 4, of_ledger, units=16, resize=resize)
+    assert sizes == [48, 61]
 
 
 def test_turns_are_taken_as_often_as_shares_say_in_every_part_of_the_period() -> None:
@@ -290,7 +335,13 @@ def test_a_batch_is_what_was_played_and_what_is_read_behind_it(tmp_path: Path) -
         return inner(samples, units)
 
     mixed = MixedBatches(
-        cast(BatchSource, source), read, Mix(0.75, ((("a",), 0.25),)), 8, 1, cast(LearnerLedger, ledger)
+        cast(BatchSource, source),
+        read,
+        Mix(0.75, ((("a",), 0.25),)),
+        8,
+        cast(LearnerLedger, ledger),
+        units=1,
+        resize=source.resize,
     )
     assert source.columns == 6
     list(mixed.fill(11))

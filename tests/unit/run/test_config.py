@@ -19,13 +19,13 @@ from algorithms.cli import parse
 from algorithms.models.config import ModelConfig
 from algorithms.playing.config import EvaluationConfig
 from algorithms.run import folder
+from algorithms.run.algorithms import find_preset
 from algorithms.run.config import (
     FLAGS,
     FLAGS_BY_PART,
     Config,
     asked_format,
     changed_flags,
-    find_preset,
     format_flags,
     parse_train,
     parse_train_flags,

@@ -36,6 +36,7 @@ from algorithms.run.summary import summaries
 from algorithms.runtime.checkpointing import resume
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock, encode
+from envs.config import EnvConfig
 from envs.make import check_name, make_single
 from tests.states import adam_layout, adam_state
 from utils import checkpoint_files
@@ -117,6 +118,13 @@ class Planted:
     @property
     def outside(self) -> Path:
         return self.directory.parents[1] / "outside"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ids_are_known() -> None:
+    """Libraries of environments that are installed load libraries of their own when all ids are listed first."""
+    with pytest.raises(UsageError):
+        check_name(EnvConfig(env="Nowhere-v0"))
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from utils.errors import UsageError
 
 
 def config_of(**flags: object) -> Config:
-    return Config.from_flat({"rollout": 32, "batch_size": 1024, **flags})
+    given = {"rollout": 32, "batch_size": 1024, **flags}
+    return Config.from_flat({name: value for name, value in given.items() if value is not None})
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ def config_of(**flags: object) -> Config:
         ("local", 64, {"batch_size": 512, "ppo_epochs": 10, "num_envs_per_worker": 8}, (10, 8, 1)),
         ("local", 64, {"ppo_epochs": 10, "max_policy_lag": 1}, (32, 1, 1)),
         ("local", 64, {"batch_size": 128, "ppo_epochs": 50, "num_workers": 64}, (64, 1, 1)),
+        ("local", 64, {"algo": "A3C", "batch_size": None, "num_envs_per_worker": 8}, (64, 8, 1)),  # nobody waits
     ],
 )
 def test_counts_are_filled_in(

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from algorithms.appo.algorithm import APPO
-from algorithms.run.config import find_preset
+from algorithms.run.algorithms import find_preset
 from envs.agents.common_spaces import AGENT_ID, CommonSpaces
 from envs.agents.multi_agent import MultiAgentLoop
 from envs.agents.pettingzoo import ParallelAgents, find
