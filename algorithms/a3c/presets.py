@@ -12,22 +12,23 @@ NUMBERS: Preset = {
     "optimizer": "adam",
     "learning_rate": 1e-3,
     "gae_lambda": 0.95,
-    "exploration_loss_coeff": 0.001,
+    "exploration_loss_coeff": 0.0003,
     "normalize_returns": True,
-    "num_envs_per_worker": 8,
+    "num_envs_per_worker": 4,
 }
-CONTINUOUS: Preset = {"exploration_loss_coeff": 0.0}
+CONTINUOUS: Preset = {"exploration_loss_coeff": 0.0, "num_envs_per_worker": 8}
 # And where it shows images. On frames that are scaled and no more, as in Mnih et al. 2016, Pong stood still at -20
 # for a million agent steps; their running mean and deviation make the background disappear.
-IMAGES: Preset = NUMBERS | {"learning_rate": 5e-4, "exploration_loss_coeff": 0.005, "num_envs_per_worker": 4}
+IMAGES: Preset = NUMBERS | {"learning_rate": 5e-4, "exploration_loss_coeff": 0.005}
 
-CARTPOLE: Preset = NUMBERS | {"rollout": 32, "exploration_loss_coeff": 0.005, "num_envs_per_worker": 4}
+CARTPOLE: Preset = NUMBERS | {"rollout": 32, "exploration_loss_coeff": 0.005}
 # The first values of a critic are wrong by more than a policy can bear that shares its layers and has a reward once in
 # fifty episodes.
 ACROBOT: Preset = NUMBERS | {
     "rollout": 32,
     "exploration_loss_coeff": 0.0,
     "actor_critic_share_weights": False,
+    "num_envs_per_worker": 8,
 }
 LUNAR_LANDER: Preset = CARTPOLE | {"gamma": 0.995, "exploration_loss_coeff": 0.0}
 ATARI: Preset = IMAGES | {"lr_schedule": "linear", "train_for_env_steps": 40_000_000}  # where the rate reaches 0

@@ -84,7 +84,7 @@ def differences(config: Config) -> dict[str, Any]:
     [
         (FEW, TWO, a3c_presets.NUMBERS),
         (PICTURE, TWO, a3c_presets.IMAGES),
-        (FEW, NUMBER, a3c_presets.NUMBERS | {"exploration_loss_coeff": 0.0}),
+        (FEW, NUMBER, a3c_presets.NUMBERS | a3c_presets.CONTINUOUS),
     ],
 )
 def test_a3c_learns_unknown_environments_by_their_kind(
