@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -66,26 +67,33 @@ def code_places(config: Config) -> list[Path]:
     return [ROOT, *(path if path.is_dir() else path.parent for path in found)]
 
 
-def look(places: Iterable[Path]) -> list[Repository]:
-    """Return the repositories in which these folders lie; none where git is missing or does not answer in time."""
+def look(places: Iterable[Path], environment: Mapping[str, str]) -> list[Repository]:
+    """Return the repositories in which these folders lie; none where git is missing or does not answer in time.
+
+    Args:
+        places: the folders.
+        environment: for git; a copy, as a start changes that of this process.
+    """
     found: dict[Path, Repository] = {}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
+        git = partial(_git, environment)
         for place in places:
-            root = _git(place, "rev-parse", "--show-toplevel").strip()
+            root = git(place, "rev-parse", "--show-toplevel").strip()
             if root and Path(root) not in found:
-                commit = _git(place, "rev-parse", "--verify", "--quiet", "HEAD").strip()
-                changed = _git(place, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD") if commit else ""
-                found[Path(root)] = Repository(Path(root), commit, changed + "".join(_new_files(Path(root))))
+                commit = git(place, "rev-parse", "--verify", "--quiet", "HEAD").strip()
+                changed = git(place, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD") if commit else ""
+                names = git(Path(root), "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py").split("\0")
+                found[Path(root)] = Repository(Path(root), commit, changed + "".join(_new_files(Path(root), names)))
     return list(found.values())
 
 
-def _git(place: Path, *words: str) -> str:
+def _git(environment: Mapping[str, str], place: Path, *words: str) -> str:
     """Return what git says in a folder; nothing where it fails, as outside of repositories, or is not there."""
     if (git := shutil.which("git")) is None:
         return ""
     done = subprocess.run(  # noqa: S603 (no shell; the words are ours)
         [git, "-C", str(place), "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *words],
-        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=GIT_SECONDS,
@@ -94,9 +102,9 @@ def _git(place: Path, *words: str) -> str:
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
-def _new_files(root: Path) -> Iterator[str]:
+def _new_files(root: Path, names: Iterable[str]) -> Iterator[str]:
     """Yield diffs that make the Python files which git neither knows nor ignores, as `git apply` takes them."""
-    for name in _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py").split("\0"):
+    for name in names:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if not name or (root / name).is_symlink() or (root / name).stat().st_size > MOST_BYTES:
                 continue
@@ -114,7 +122,7 @@ class CodeWatch:
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
-        self._places = places
+        self._places, self._environment = places, dict(os.environ)
         self._found: list[Repository] = []
         self._thread = threading.Thread(target=self._look, name="code watch", daemon=True)
 
@@ -144,7 +152,7 @@ class CodeWatch:
             log.warning("commit and changes of the code are not kept: %s", error.strerror)
 
     def _look(self) -> None:
-        self._found = look(self._places)
+        self._found = look(self._places, self._environment)
 
     @staticmethod
     def _kept(folder: RunFolder, one: Repository) -> dict[str, str | None]:

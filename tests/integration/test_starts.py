@@ -175,6 +175,6 @@ def test_a_lock_whose_folder_has_gone_is_not_taken(tmp_path: Path, monkeypatch: 
 
 def test_above_the_folder_only_what_was_made_for_it_goes(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    with lock_run_folder(tmp_path / "mine" / "b" / "c" / "d", "resume", keeps=lambda: False):
+    with lock_run_folder(tmp_path / "mine" / "b" / "c" / "d", "resume", begun=lambda: False):
         (tmp_path / "mine" / "b" / "other").mkdir()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["b", "mine", "other"]

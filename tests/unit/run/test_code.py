@@ -1,9 +1,11 @@
 """Commit and changes of the user's code, from real repositories of git."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,7 +107,7 @@ def test_programs_that_a_repository_names_are_not_started(repository: Path, tmp_
     (repository / "my_env.py").write_text("SIZE = 2\n")
     for name in ("core.fsmonitor", "core.pager", "diff.external", "diff.own.command", "diff.own.textconv"):
         git(repository, "config", name, str(program))
-    (found,) = look([repository])
+    (found,) = look([repository], os.environ)
     assert "+SIZE = 2" in found.diff
     assert not mark.exists()
 
@@ -139,3 +141,21 @@ def test_places_are_those_of_modules_that_flags_name(tmp_path: Path, monkeypatch
     assert found[0] == ROOT
     assert {tmp_path / "an_env", tmp_path / "a_network", tmp_path} <= set(found)
     assert tmp_path not in code_places(Config.from_flat({"env": "CartPole-v1"}))
+
+
+def test_git_has_the_environment_of_the_start_whatever_becomes_of_it_meanwhile(
+    repository: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start sets and removes variables in another thread; to go through them then would fail."""
+    watch, seen, call = CodeWatch([repository]), list[dict[str, str]](), subprocess.run
+
+    def noting(*words: Any, env: dict[str, str], **rest: Any) -> Any:
+        seen.append(env)
+        return call(*words, env=env, **rest)
+
+    monkeypatch.setattr(code.subprocess, "run", noting)
+    monkeypatch.setenv("APPO_SET_LATER", "1")
+    watch._thread.start()
+    watch.keep(run)
+    assert len(seen) == 4
+    assert not any("APPO_SET_LATER" in one for one in seen)
