@@ -203,10 +203,14 @@ def storm(run: TrainingRun, kills: int, only: tuple[str, ...] = ("",)) -> Killer
 
 
 def outlive(
-    run: TrainingRun, gate: Path, kills: int, gone_seconds: float, only: tuple[str, ...] = ("",)
+    run: TrainingRun, gate: Path, kills: int, gone_seconds: float, only: tuple[str, ...] = ("",), copies: int = 0
 ) -> tuple[Ended, Killer]:
-    """Kill so many processes of a run, let it come to its goal by making `gate`, and see that nothing is left of it."""
+    """Kill so many processes of a run, let it come to its goal by making `gate`, and see that nothing is left of it.
+
+    Before it may, policies have copied others so many times.
+    """
     killer = storm(run, kills, only)
+    run.wait_until(lambda: run.stdout.count(": copies policy ") >= copies, f"{copies} copies of policies")
     gate.touch()
     ended = run.wait(START_SECONDS)
     run.seconds_until_gone(gone_seconds)

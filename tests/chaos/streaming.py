@@ -195,9 +195,10 @@ class Replay:
         point = self.reached.get(state.meta["version"])
         if point is not None and _same(state.vectors, point.state.vectors):
             self._begin(point.state, point.samples)
-        else:
+        else:  # of another policy: it has arrived when it is given a version of its own, the one it comes with is old
             self.adopted += 1
-            self._begin(state, self._samples)
+            self._break_off()
+            self.learner.restore(state)
 
     def _begin(self, state: LearnerState, samples: int) -> None:
         self._break_off()
