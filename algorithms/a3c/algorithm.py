@@ -69,10 +69,6 @@ class A3C(Defaults):
 
         if context.model.use_spectral_norm:
             raise UsageError("--use_spectral_norm: with --algo=A3C no network makes the passes that keep its estimates")
-        if context.verify:
-            raise UsageError(
-                "--verify_reproduction: --algo=A3C says train/reproduction_error of every gradient as it is"
-            )
         return new_model(context.model, context.spec, context.device)
 
     def make_policy(self, context: Context, flat: FlatModule) -> StochasticPolicy:

@@ -172,12 +172,13 @@ class APEX(Defaults):
         Raises:
             UsageError: a file would be lost, as the replay now has other columns.
         """
-        folder, shards = RunFolder(directory), range(dict(topology.apart).get(REPLAY, 0))
-        mine = {folder.replay(policy, shard) for policy in range(topology.num_policies) for shard in shards or [None]}
+        folder, shards = RunFolder(directory), dict(topology.apart).get(REPLAY, 0)
+        numbers = range(shards) if shards else [None]
+        mine = {folder.replay(policy, shard) for policy in range(topology.num_policies) for shard in numbers}
         saved = set(folder.replays())
         if flags.save_replay and mine <= saved:
             for path in sorted(mine):
-                _check_shape(path, flags, topology)
+                _check_shape(path, flags, topology, shards)
             return ""
         why = "no replay has been saved yet" if flags.save_replay else "the replay was not saved (--save_replay)"
         if flags.save_replay and saved:
@@ -267,13 +268,13 @@ class OfflineAPEX(APEX):
         )
 
 
-def _check_shape(path: Path, flags: ApexConfig, topology: Topology) -> None:
+def _check_shape(path: Path, flags: ApexConfig, topology: Topology, shards: int) -> None:
     """Refuse to go on without a saved replay because flags say another shape (UsageError)."""
     from algorithms.apex.keeper import kept_shape
     from algorithms.apex.storage import num_columns
 
     plan = replay_plan(flags)
-    own = plan.share(flags.num_replay_shards) if flags.num_replay_shards else plan
+    own = plan.share(shards) if shards else plan
     asked, kept = (num_columns(own, topology.rollout, topology.num_policies), topology.rollout), kept_shape(path)
     if kept not in (None, asked):
         assert kept is not None

@@ -144,7 +144,7 @@ def test_a_policy_that_adopts_the_weights_of_another_drops_the_gradient_of_its_o
 ) -> None:
     """Parts are added while orders of main arrive: what is adopted is trained on from its first part on."""
     flags = "--inference=local", *STREAM, *POPULATION
-    directory, _, _ = storm(tmp_path, monkeypatch, 4, *flags, only=("learner",), copies=2)
+    directory, _, _ = storm(tmp_path, monkeypatch, 8, *flags, only=("learner",), copies=3)
     replays = [replay_of(tmp_path, directory, policy) for policy in range(POLICIES)]
-    assert sum(replay.adopted for replay in replays) >= 1
-    assert any(replay.broken_off for replay in replays)
+    assert sum(replay.adopted for replay in replays) >= 2
+    assert all(replay.broken_off for replay in replays)

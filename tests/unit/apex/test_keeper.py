@@ -310,6 +310,8 @@ def test_a_later_start_does_not_give_up_a_saved_replay_of_another_shape(tmp_path
     same = ApexConfig(save_replay=True, replay_capacity=PLAN.capacity, rollout=ROLLOUT)
     topology = replace(TOPOLOGY, rollout=ROLLOUT)
     assert APEX().resumes(same, tmp_path, topology) == ""
+    # Asked for, but where there is one process, or a lockstep, the learner has the whole replay.
+    assert APEX().resumes(replace(same, num_replay_shards=2), tmp_path, topology) == ""
     with pytest.raises(
         UsageError, match=r"the saved replay has 20 trajectories of 8 steps and not 40 of 8; give .*_p0"
     ):
