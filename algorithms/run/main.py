@@ -236,7 +236,8 @@ class Run:
         blueprint = blueprint_of(topology)
         arena = reserve(blueprint.fields(), config.sampling.memory_limit_mb)
 
-        # What this start goes on from.
+        # What this start goes on from; a refusal comes before its flags are saved.
+        of_earlier = config.algorithm.resumes(config.learning, self.directory, topology)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
         resumed = fill(blocks, config, models, seed, measured)
@@ -247,8 +248,8 @@ class Run:
         segments = ResumeSegments.of(blueprint, arena, blocks[0], lambda of_segment: self._workers(of_segment, arena))
         if any(resumed) and not segments:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
-            if said := config.algorithm.resumes(config.learning, self.directory, topology):
-                log.info("%s", said)
+            if of_earlier:
+                log.info("%s", of_earlier)
 
         # What listens to the workers, and the workers.
         observers = Observers(config, self.callbacks)

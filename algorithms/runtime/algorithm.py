@@ -248,6 +248,9 @@ class Algorithm(Protocol):
             flags: of the algorithm.
             directory: of the run.
             topology: of this start.
+
+        Raises:
+            UsageError: flags would lose what the one before has kept.
         """
         ...
 

@@ -158,6 +158,20 @@ def test_a_later_start_goes_on_with_the_replay_that_was_saved(
     assert -280 <= owed[False] <= -200
 
 
+def test_a_start_that_would_lose_the_saved_replay_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (*FLAGS, "--save_replay")
+    run = train(tmp_path, *flags, "--train_for_env_steps=500")
+    kept, config = RunFolder(run).replay(0).read_bytes(), (run / "config.json").read_bytes()
+    words = [f"--train_dir={tmp_path}", *flags, "--replay_capacity=4000", "--train_for_env_steps=1000"]
+    assert cli.run_command(lambda: cli.run("train", words)) == 2
+    assert "has 250 trajectories of 8 steps and not 500 of 8" in capsys.readouterr().err
+    assert RunFolder(run).replay(0).read_bytes() == kept
+    assert (run / "config.json").read_bytes() == config
+    train(tmp_path, *flags, "--train_for_env_steps=1000")  # as before
+
+
 def test_a_policy_is_exported_and_played_by_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     run, path = train(tmp_path, *FLAGS, "--train_for_env_steps=300"), tmp_path / "policy.onnx"
