@@ -41,9 +41,9 @@ train: install
 test: install
 	$(RUN) -m pytest -q -m "not slow" --durations=25 -n 2 --dist loadfile
 
-# The pursuit game needs scipy.
+# The pursuit game needs scipy, and TensorBoard reads what runs have written for it.
 test-all: test
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dm-control,highway,envpool]" scipy
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dm-control,highway,envpool,hub,wandb,trackio,mlflow]" scipy tensorboard
 	$(RUN) -m pytest -q -m slow --durations=20
 
 lint: install

@@ -20,7 +20,7 @@ ONNX = ["onnx>=1.20", "onnxscript>=0.5", "onnxruntime>=1.23"]
 HUB = ["huggingface_hub>=1.0"]
 WANDB = ["wandb>=0.20"]
 TRACKIO = ["trackio>=0.20"]
-MLFLOW = ["mlflow-skinny>=3"]
+MLFLOW = ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic>=1.13"]  # its default store is a file of sqlite
 LZ4 = ["lz4>=4.4"]
 DEV = [
     "pytest>=9",

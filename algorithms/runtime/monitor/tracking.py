@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 PIPE_BYTES = 1 << 20
 CLOSE_SECONDS = 5.0
 END_SECONDS = 1.0  # in which the kernel takes it away
+NOTHING_SENT = 3  # exit code of a tracker's process that failed before it had sent a record
+FAULT = "error: "  # begins the line of its log that names the failure
+FAULT_BYTES = 1 << 16  # of the end of the log, in which that line is looked for
 WAITING_RECORDS = 1000
 LONGEST_NAME = 100  # of a run in its id, which has 128 characters at most
 LOCATION_FLAGS = ("train_dir", "experiments_root", "config", "init_from")
@@ -67,6 +71,7 @@ class Tracker:
         from utils.run_folder import append_to_own
 
         with os.fdopen(append_to_own(self.log_path, make=True), "ab") as output:
+            self._log_begins = output.tell()
             self._process = subprocess.Popen(  # noqa: S603 (our own file)
                 [sys.executable, "-P", __file__],
                 stdin=subprocess.PIPE,
@@ -146,7 +151,21 @@ class Tracker:
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it go
             self._process.wait(END_SECONDS)
-        log.warning("%s", self._revival.ended(now, self._process.returncode))
+        fault = self._fault() if self._process.returncode == NOTHING_SENT else ""
+        line = self._revival.ended(now, self._process.returncode, fault)
+        log.warning("%s%s", line, f" ({TRACKERS[self.name].remedy})" if self._revival.given_up else "")
+
+    def _fault(self) -> str:
+        """Return the failure that the process has written into its log, without what changes from start to start."""
+        from utils.run_folder import open_own
+
+        lines: list[str] = []
+        with contextlib.suppress(OSError), open_own(self.log_path) as file:  # the folder of the run may be gone
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_begins, end - FAULT_BYTES))
+            lines = file.read(FAULT_BYTES).decode(errors="replace").splitlines()
+        faults = [line.removeprefix(FAULT) for line in lines if line.startswith(FAULT)]
+        return re.sub(r"\d{4,}|0x[0-9a-f]+", "...", faults[-1]) if faults else ""
 
     def _kill(self) -> None:
         """End the process with all that it has started."""
@@ -317,17 +336,21 @@ class Kind(NamedTuple):
         package: that has to be installed, and the extra of ours that does it.
         settings: returns what it is told of a run, by its flags and when it began.
         client: a run at it, made of that in the process of the tracker.
+        remedy: what a user can do where each start fails.
     """
 
     package: str
     settings: Callable[[Mapping[str, Any], float], dict[str, object]]
     client: Callable[[Mapping[str, Any]], Client]
+    remedy: str
 
 
 TRACKERS: Mapping[str, Kind] = {
-    "wandb": Kind("wandb", wandb_settings, Wandb),
-    "trackio": Kind("trackio", trackio_settings, Trackio),
-    "mlflow": Kind("mlflow", mlflow_settings, Mlflow),
+    "wandb": Kind("wandb", wandb_settings, Wandb, "wandb login, or WANDB_MODE=offline where there is no network"),
+    "trackio": Kind("trackio", trackio_settings, Trackio, 'pip install --upgrade "appo[trackio]"'),
+    "mlflow": Kind(
+        "mlflow", mlflow_settings, Mlflow, 'pip install --upgrade "appo[mlflow]", or MLFLOW_TRACKING_URI of a server'
+    ),
 }
 """Those that `--track` knows."""
 
@@ -386,13 +409,21 @@ def _main() -> None:
     settings = asked["settings"]
     lines = _Lines(stream)
     lines.start()
-    run = TRACKERS[asked["tracker"]].client(settings)
-    while (record := lines.next()) is not None:
-        policy = record.pop("policy")
-        prefix = f"p{policy}/" if settings["config"].get("num_policies", 1) > 1 else ""
-        figures = {name if name in HEAD else prefix + name: value for name, value in record.items()}
-        run.log(figures, int(record.get("env_steps", 0)))
-    run.finish()
+    sent = 0
+    try:
+        run = TRACKERS[asked["tracker"]].client(settings)
+        while (record := lines.next()) is not None:
+            policy = record.pop("policy")
+            prefix = f"p{policy}/" if settings["config"].get("num_policies", 1) > 1 else ""
+            figures = {name if name in HEAD else prefix + name: value for name, value in record.items()}
+            run.log(figures, int(record.get("env_steps", 0)))
+            sent += 1
+        run.finish()
+    except Exception as error:  # whatever a package raises
+        traceback.print_exc()
+        message = next(iter(str(error).splitlines()), "")
+        sys.stderr.write(f"{FAULT}{type(error).__name__}: {message}\n")
+        sys.exit(1 if sent else NOTHING_SENT)
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ class SeatHistory:
 
 REVIVAL_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 MAX_FUTILE = 6
+MAX_SAME_FAULTS = 3
 
 
 def ending_of(exit_code: int | None) -> str:
@@ -126,16 +127,29 @@ class Revival:
     given_up: bool = False
     _began: float = 0.0
     _futile: int = 0
+    _fault: str = ""
+    _same_faults: int = 0
 
     def began(self, now: float) -> None:
         """Note that the process has been started at this monotonic time."""
         self.restarts, self.due, self._began = self.restarts + 1, None, now
 
-    def ended(self, now: float, exit_code: int | None) -> str:
-        """Note that the process has ended at this monotonic time; return the line that says so, and what follows.
+    def ended(self, now: float, exit_code: int | None, fault: str = "") -> str:
+        """Note that the process has ended at this monotonic time; return the line for the log.
 
-        One that was killed, which no fault of its own explains, is started again for ever, if later and later.
+        A process that was killed, which no fault of its own explains, is started again for ever, if later and later.
+
+        Args:
+            now: monotonic time.
+            exit_code: of the process, negative for a signal.
+            fault: why the process failed before it did any work, in one line; empty where it did some. A start that
+                fails `MAX_SAME_FAULTS` times in a row with one fault is the last, however long each attempt took.
         """
+        self._same_faults = self._same_faults + 1 if fault and fault == self._fault else int(bool(fault))
+        self._fault = fault
+        if self._same_faults >= MAX_SAME_FAULTS:
+            self.given_up, self.due = True, None
+            return f"{self.name} failed {MAX_SAME_FAULTS} times with {fault!r}: not started again; see {self.log_path}"
         return self._next(now, f"ended with {ending_of(exit_code)}", MAX_FUTILE - (exit_code == -signal.SIGKILL))
 
     def not_started(self, now: float, error: OSError) -> str:

@@ -35,7 +35,11 @@ class Run:
         self.write("finished")
 def init(**settings):
     if os.environ["FAKE_MODE"] == "dead":
-        raise RuntimeError("no key")
+        raise RuntimeError(f"no key at {os.getpid() + 10000}\\nfor you")
+    if os.environ["FAKE_MODE"] == "fickle":
+        raise RuntimeError(f"reason {os.getpid() % 1000}")
+    if os.environ["FAKE_MODE"] == "mute":
+        Run.log = lambda self, values: 1 / 0
     if os.environ["FAKE_MODE"] == "hanging":
         time.sleep(1000)
     return Run(**settings)
@@ -109,7 +113,7 @@ def test_one_that_dies_costs_its_figures_and_one_warning(
     tracker.close(DEADLINE_SECONDS)
     assert tracker.dropped == 2
     ended, dropped = (record.message for record in caplog.records)
-    assert re.match(r"the tracker wandb ended with exit code 1; starting it again \(restart 1\), see .*", ended)
+    assert re.match(r"the tracker wandb ended with exit code 3; starting it again \(restart 1\), see .*", ended)
     assert dropped == "2 records were not sent to the tracker wandb"
     assert "no key" in (tmp_path / "wandb.log").read_text()
 
@@ -139,15 +143,34 @@ def test_one_that_dies_is_started_again_under_the_same_id_and_gets_what_comes(
     assert tracker.dropped == 0
 
 
-def test_one_that_dies_each_time_is_given_up(start: Callable[[str], Tracker], caplog: pytest.LogCaptureFixture) -> None:
-    tracker, now = start("dead"), time.monotonic()
+@pytest.mark.parametrize(
+    ("mode", "seconds", "starts", "last"),
+    [
+        ("dead", 10.0, 3, "failed 3 times with 'RuntimeError: no key at ...'"),
+        ("dead", 100.0, 3, "failed 3 times with 'RuntimeError: no key at ...'"),
+        ("mute", 100.0, 3, "failed 3 times with 'ZeroDivisionError: division by zero'"),
+        ("fickle", 10.0, 6, "ended with exit code 3, as 6 times soon after its start"),
+    ],
+)
+def test_a_tracker_that_fails_at_every_start_is_given_up_with_its_reason(
+    start: Callable[[str], Tracker], caplog: pytest.LogCaptureFixture, mode: str, seconds: float, starts: int, last: str
+) -> None:
+    """Three times for one reason are enough, also where an attempt takes longer than the time that settles a start."""
+    tracker, now = start(mode), time.monotonic()
     while tracker.plain()["state"] != "given up":
+        tracker.add(0, {"env_steps": 5.0})
         tracker._process.wait(DEADLINE_SECONDS)
+        now += seconds
         tracker.look(now)
+        tracker.look(now + 10.0)
         now += 10.0
-        tracker.look(now)
-    assert tracker.plain() == {"state": "given up", "restarts": 5}
-    assert [record.message.count("not started again") for record in caplog.records] == [0, 0, 0, 0, 0, 1]
+    assert tracker.plain() == {"state": "given up", "restarts": starts - 1}
+    assert [record.message.count("not started again") for record in caplog.records] == [0] * (starts - 1) + [1]
+    assert caplog.records[-1].message == (
+        f"the tracker wandb {last}: not started again; see {tracker.log_path}"
+        " (wandb login, or WANDB_MODE=offline where there is no network)"
+    )
+    tracker.dropped = 0
     tracker.add(0, {"env_steps": 5.0})
     tracker.close(DEADLINE_SECONDS)
     assert tracker.dropped == 1
