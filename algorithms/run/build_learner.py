@@ -20,6 +20,7 @@ from algorithms.runtime.messages import Address, Worker
 from algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
 from algorithms.runtime.sampling.policy_worker import ActingPlan, Engine, HostEngine, PolicyWorker
+from utils.run_folder import RunFolder
 
 
 def make_policy_worker(
@@ -86,7 +87,7 @@ def _learner(
         max_policy_lag=c.sampling.max_policy_lag,
         device=device.name,
         max_skipped_updates=context.flags.max_skipped_updates,
-        incidents=c.run.incidents,
+        incidents=None if b.directory is None else RunFolder(b.directory).incidents,
         alone=b.topology.num_policies == 1 or not b.topology.num_actors,
         pause_env_steps=b.pause_env_steps,
         version_env_steps=c.population.self_play_period_env_steps if b.topology.num_past else 0,

@@ -233,7 +233,7 @@ class Run:
 
         self.sampling = sampling = self._sampling(found, blueprint_of)
         topology = topology_of(config, sampling, spec.num_agents)
-        blueprint = blueprint_of(topology)
+        blueprint = replace(blueprint_of(topology), directory=self.directory.absolute())  # from here on no trial
         arena = reserve(blueprint.fields(), config.sampling.memory_limit_mb)
 
         # What this start goes on from; a refusal comes before its flags are saved.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ class RunPlan:
         seed: of the run; of this start, if it resumes; of this segment, see `ResumeSegments`.
         pause_env_steps: where this segment ends; None: with the run.
         traits: with which each policy begins or goes on; (): they do not differ.
+        directory: of the run, absolute; None: a trial, which may open nothing of a run.
     """
 
     config: Config
@@ -76,6 +78,7 @@ class RunPlan:
     seed: int
     pause_env_steps: int | None = None
     traits: tuple[PolicyTraits, ...] = ()
+    directory: Path | None = None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -135,7 +138,7 @@ class RunPlan:
             c.logging.verify_reproduction,
             arena,
             self.model_of(policy).rnn_state_size,
-            c.run.run_directory.absolute(),
+            self.directory,
             c.env.reward_scale,
             c.env.reward_clip,
         )

@@ -201,7 +201,9 @@ class SerialRun:
         c = found.config
         topology = Topology("serial", num_groups, 1, slots, c.sampling.num_policies, 1, rows, c.learning.rollout)
         budget = Budget.of(c.run, c.sampling, found.spec.frames_per_step)
-        self.blueprint = Blueprint(c, found.spec, found.models, topology, budget, "cpu", c.run.seed or 0)
+        self.blueprint = Blueprint(
+            c, found.spec, found.models, topology, budget, "cpu", c.run.seed or 0, directory=directory
+        )
         self.arena = Arena.create(self.blueprint.fields())
         addresses = topology.processes()["main"]
         plan = ProcessPlan("main", 0, addresses, None, self.arena, directory / "main.log", 0, 0, frozenset(), 1)

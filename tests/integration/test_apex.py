@@ -1,6 +1,7 @@
 """Whole runs of Ape-X: what was inserted and used, the same twice, and a run that goes on."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from algorithms import cli, load_policy
 from algorithms.population.lineage import read_events
 from algorithms.runtime.learning import learner_worker
 from algorithms.runtime.sampling import env_group
-from tests.integration.runs import record
+from tests.integration.runs import record, run_command
 from tests.spikes.training import totals_of
 from utils.errors import UsageError
 from utils.metrics import read_metrics
@@ -156,6 +157,30 @@ def test_a_later_start_goes_on_with_the_replay_that_was_saved(
         owed[kept] = (after["used"] - before["used"]) / 4 - (after["samples"] - before["samples"])
     assert -40 <= owed[True] <= 0
     assert -280 <= owed[False] <= -200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [0, 2])
+def test_a_later_start_that_measures_goes_on_with_all_steps_of_the_saved_replay(tmp_path: Path, shards: int) -> None:
+    """Another size of batches costs something else, so that the network is timed again, with a replay of its own."""
+    flags: dict[str, object] = {"env": "CartPole-v1", "algo": "APEX", "device": "cpu", "save_replay": True}
+    flags |= {"encoder_mlp_layers": 16, "learning_starts": 64, "rollout": 8, "replay_capacity": 50_000}
+    flags |= {"num_replay_shards": shards, "replay_ratio": 1}
+    first = run_command(tmp_path / "run", **flags, batch_size=32, train_for_env_steps=1107)
+    assert first.returncode == 0, first.stderr
+    samples = first.totals["samples"]
+    kept = {path.name for path in RunFolder(first.directory).replays()}
+    assert kept == ({"replay_p0.0", "replay_p0.1"} if shards else {"replay_p0"})
+    second = run_command(tmp_path / "run", batch_size=48, train_for_env_steps=samples + 500)
+    assert second.returncode == 0, second.stderr
+    assert re.search(r"auto-tuned in \d", second.stdout)
+    assert "it fills again" not in second.stdout
+    assert {path.name for path in second.directory.glob("replay_*")} == kept
+    logs = [path.read_text() for path in sorted(second.directory.glob("logs/*.log"))]
+    loaded = [re.findall(r"the replay goes on with (\d+) steps", log) for log in logs]
+    saved = [re.findall(r"saved (\d+) steps of the replay", log) for log in logs]
+    assert sum(int(steps) for found in loaded for steps in found) == samples
+    assert sum(int(found[-1]) for found in saved if found) == second.totals["samples"] >= samples + 500
 
 
 def test_a_start_that_would_lose_the_saved_replay_changes_nothing(

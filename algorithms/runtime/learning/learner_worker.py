@@ -95,7 +95,7 @@ class TrainingPlan:
             is taken for a fresh one.
         device: of the learner.
         max_skipped_updates: in a row, before training goes back to the last good state.
-        incidents: folder for what a run that cannot go on leaves behind.
+        incidents: folder for what a run that cannot go on leaves behind; None: a trial leaves nothing.
         alone: no other policy is trained that would play with this one, so that it ends with its budget.
         pause_env_steps: training stops here too, whatever is left of the budget; None: it does not.
         version_env_steps: after so many, each time, a past version is due; 0: never.
@@ -106,7 +106,7 @@ class TrainingPlan:
     max_policy_lag: int
     device: str
     max_skipped_updates: int
-    incidents: Path
+    incidents: Path | None
     alone: bool = True
     pause_env_steps: int | None = None
     version_env_steps: int = 0

@@ -62,18 +62,22 @@ class RollbackRule:
         return Verdict.ROLL_BACK
 
 
-def giving_up(reason: str, folder: Path, policy: int, state: LearnerState, table: Table, batch: Batch) -> NumericsError:
+def giving_up(
+    reason: str, folder: Path | None, policy: int, state: LearnerState, table: Table, batch: Batch
+) -> NumericsError:
     """Keep a batch on which no update is finite, and the learner it was met with; return the error that ends the run.
 
     Args:
         reason: in words.
-        folder: of all incidents of the run.
+        folder: of all incidents of the run; None: nothing is kept.
         policy: of the learner.
         state: of the learner; stored as in a checkpoint.
         table: name and shape of every weight.
         batch: the one trained last.
     """
     reason = f"{reason}, also after {MAX_ROLLBACKS} rollbacks to the last good state"
+    if folder is None:
+        return NumericsError(reason)
     words = {"reason": reason, "policy": policy}
     name = f"numerics_p{policy}_v{state.meta['version']:012d}"
     try:
