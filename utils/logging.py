@@ -90,16 +90,24 @@ class _Recent(logging.Handler):
         self.lines.append(f"{clock} {' '.join(record.getMessage().split())}")
 
 
+SHOWN = {"shown": True}
+"""The `extra` of a warning without a traceback that main is to show, where a worker of that process takes it there."""
+
+
 class _Raised(logging.Handler):
-    """Keeps the first warnings of this process that come with a traceback, until somebody takes them."""
+    """Keeps the first warnings of this process that people are to see, until somebody takes them.
+
+    These come with a traceback, or with `extra=SHOWN`.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] and len(self.texts) < _RECENT_WARNINGS:
-            self.texts.append(f"{record.getMessage()}\n{format_error(record.exc_info[1])}".rstrip())
+        error = record.exc_info[1] if record.exc_info else None
+        if (error or hasattr(record, "shown")) and len(self.texts) < _RECENT_WARNINGS:
+            self.texts.append(f"{record.getMessage()}\n{format_error(error) if error else ''}".rstrip())
 
 
 _recent, _raised = _Recent(), _Raised()
@@ -130,7 +138,7 @@ def recent_warnings() -> tuple[str, ...]:
 
 
 def take_raised() -> tuple[str, ...]:
-    """The warnings with a traceback that this process, a worker, has logged since they were taken last, for main."""
+    """The warnings that this process, a worker, has logged for main to show since they were taken last."""
     taken, _raised.texts = tuple(_raised.texts), []
     return taken
 

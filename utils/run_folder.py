@@ -129,8 +129,9 @@ class RunFolder:
         return self.path / (f"{REPLAY}{policy}" if shard is None else f"{REPLAY}{policy}.{shard}")
 
     def replays(self) -> list[Path]:
-        """Return the files in which replays are kept, sorted."""
-        return sorted(self.path.glob(f"{REPLAY}*"))
+        """Return the files in which replays are kept, sorted; those that were put aside are none of them."""
+        pattern = re.compile(rf"{REPLAY}[0-9]+(\.[0-9]+)?")
+        return sorted(path for path in self.path.glob(f"{REPLAY}*") if pattern.fullmatch(path.name))
 
     def checkpoint_folders(self) -> list[Path]:
         """Return everything that is named like the checkpoints of a policy, sorted: checks leave nothing out."""
@@ -406,6 +407,20 @@ def remove_own(path: Path) -> None:
     """
     with contextlib.suppress(FileNotFoundError), own_folder(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
+
+
+def put_aside_own(path: Path) -> str:
+    """Rename a file of a run to its name with `.old-N`, N the first that nothing has; return the new name.
+
+    Raises:
+        OSError: it cannot be renamed, or lies behind a link.
+    """
+    with own_folder(path.parent) as folder:
+        taken, number = set(os.listdir(folder)), 1
+        while (name := f"{path.name}.old-{number}") in taken:
+            number += 1
+        os.rename(path.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+    return name
 
 
 def rename_own(path: Path, name: str) -> None:

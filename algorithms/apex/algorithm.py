@@ -205,14 +205,14 @@ class APEX(Defaults):
             return make_shard(address, context, plan, trajectories, _path(context, address.member))
         if any(other.role == REPLAY.name for other in others):
             shard = companion(others, address, REPLAY, ReplayShard)
-            return ReplayKeeper(shard.file, context.flags.save_replay_every_sec)
+            return ReplayKeeper(shard.file, context.flags.save_replay_every_sec, name=str(shard.address))
         from algorithms.apex.replay import ReplaySource
         from algorithms.runtime.learning.learner_worker import LearnerWorker
 
         learner = companion(others, address, LEARNER, LearnerWorker)
         source = getattr(learner.batches, "source", learner.batches)  # of a mix with datasets
         assert isinstance(source, ReplaySource)
-        return ReplayKeeper(source.file, context.flags.save_replay_every_sec)
+        return ReplayKeeper(source.file, context.flags.save_replay_every_sec, name=str(learner.address))
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""

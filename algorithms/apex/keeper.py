@@ -3,6 +3,9 @@
 The file is an image of the shared memory, with room for all of it and holes where nothing has been inserted. Only what
 is new since the last time is written. The words of columns come last, and those of columns in whose place something is
 written are struck out first: whenever writing is cut off, what the file still calls whole is whole.
+
+Each column has a checksum, and what changes with every batch (priorities, words) has one together, which does not count
+while it is written. A file of before there were any gets them when it is written next.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -23,15 +27,19 @@ from algorithms.apex.frame_stores import LARGEST
 from algorithms.apex.storage import ReplayStorage
 from algorithms.runtime.disk import DiskThread
 from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.messages import Message, Stop
-from utils.run_folder import open_own, remove_own, update_own
+from algorithms.runtime.messages import Begin, Message, Stop, WorkerReport
+from utils.logging import SHOWN, take_raised
+from utils.run_folder import open_own, put_aside_own, update_own
 
 log = logging.getLogger(__name__)
 
 HEADER_BYTES = PAGE = 4096
-WORD, DRAWN = "word", "drawn"
+WORD, DRAWN, CHECK = "word", "drawn", "check"
 WHOLE = ("note", "leaf", "largest", "pace")
 """Arrays that are written as a whole every time, as priorities change everywhere."""
+REST = 512
+"""Place of the checksum of words, of `drawn` and of `WHOLE` but for notes; one sector of a disk is written whole."""
+NOT_WRITTEN = b"%08x" % 0
 
 
 class ReplayFile:
@@ -46,16 +54,18 @@ class ReplayFile:
         self.path, self.storage = path, storage
         self._saved: Array | None = None  # words of the columns that are whole in the file; None: not looked at
         self._arrays = storage.shared()
+        self._check = np.zeros(storage.columns, np.uint32)  # of columns that are whole in the file
         frames = [f"obs.{key}.{name}" for key, ring in storage.rings.items() for name in ring.store.NAMES]
         self._of_columns = [name for name in self._arrays if name not in (WORD, *WHOLE, *frames)]
         self._place, self._nbytes = {}, HEADER_BYTES
-        for name, array in self._arrays.items():
+        for name, array in (*self._arrays.items(), (CHECK, self._check)):  # the last one is not in files of before
             self._place[name] = self._nbytes
             self._nbytes += -(-array.nbytes // PAGE) * PAGE
         shapes = {name: (array.shape, array.dtype.name) for name, array in self._arrays.items()}
         digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
-        self._header = f"replay 1 {digest}\n".encode()
-        self._numbers = f"{storage.columns} {storage.rollout}\n".encode()
+        numbers = f"{storage.columns} {storage.rollout}"
+        self._unchecked = f"replay 1 {digest}\n{numbers}\n".encode()
+        self._header = f"replay 2 {digest}\n{numbers} {zlib.crc32(numbers.encode()):08x}\n".encode()
 
     # ---- out
 
@@ -66,10 +76,12 @@ class ReplayFile:
             OSError: the disk is full, or refuses; what was whole in the file still is.
         """
         storage = self.storage
-        descriptor = update_own(self.path)
+        descriptor = self._open()
         try:
             word = storage.word.copy()
             saved = self._begin(descriptor)
+            os.pwrite(descriptor, NOT_WRITTEN, REST)
+            os.fdatasync(descriptor)
             is_whole = (word > 0) & (word % 2 == 0)
             kept = is_whole & (saved == word)
             self._saved = np.where(kept, word, 0)
@@ -77,50 +89,92 @@ class ReplayFile:
             os.fdatasync(descriptor)
             for begin, end in runs(is_whole & ~kept):
                 self._write_columns(descriptor, begin, end)
-            for name in WHOLE:
-                self._write(descriptor, name, self._arrays[name])
+                for column in range(begin, end):
+                    self._check[column] = self._checksum(column, int(word[column]))
+            self._write(descriptor, CHECK, self._check)
+            rest = {name: self._arrays[name].copy() for name in WHOLE}
             used = int(np.flatnonzero(is_whole).max(initial=-1)) + 1
-            self._write(descriptor, DRAWN, storage.arrays[DRAWN][:used])
+            rest[DRAWN] = storage.arrays[DRAWN][:used].copy()
+            for name, array in rest.items():
+                self._write(descriptor, name, array)
             os.fdatasync(descriptor)
             # A column whose place has been taken meanwhile may have been copied in the middle of that.
             is_whole &= storage.word == word
-            self._write(descriptor, WORD, np.where(is_whole, word, 0))
-            os.fdatasync(descriptor)
             self._saved = np.where(is_whole, word, 0)
+            self._write(descriptor, WORD, self._saved)
+            os.fdatasync(descriptor)
+            os.pwrite(descriptor, _checksum_of_rest(self._saved, rest), REST)
+            os.fdatasync(descriptor)
             return int(np.count_nonzero(storage.arrays["valid"][is_whole]))
         finally:
             os.close(descriptor)
 
+    def _open(self) -> int:
+        """Open the file to write; one of another shape is put aside."""
+        descriptor = update_own(self.path)
+        if os.fstat(descriptor).st_size and not self._header_in(descriptor):
+            os.close(descriptor)
+            log.warning("%s is put aside as %s, it is of another shape", self.path, put_aside_own(self.path))
+            descriptor = update_own(self.path)
+        return descriptor
+
     def _begin(self, descriptor: int) -> Array:
-        """Return the words of the columns that are whole in the file, which is made anew if it is of another shape."""
-        words = np.zeros_like(self.storage.word)
-        if not self._is_of_this_shape(descriptor):
-            os.ftruncate(descriptor, 0)
+        """Return the words of the columns that are whole in the file, and have their checksums; it may be new."""
+        storage, words = self.storage, np.zeros_like(self.storage.word)
+        header = self._header_in(descriptor)
+        if not header:
             os.ftruncate(descriptor, self._nbytes)
-            os.pwrite(descriptor, self._header + self._numbers, 0)
-        elif self._saved is not None:
-            return self._saved
+            os.pwrite(descriptor, self._header, 0)
+            return words
+        if self._saved is not None:
+            words = self._saved
         else:  # a learner that takes the place of one that died goes on with its file
             self._read(descriptor, WORD, words)
+            if header == self._header:
+                self._read(descriptor, CHECK, self._check)
+        if header != self._header:
+            for column in np.flatnonzero((words > 0) & (words == storage.word)).tolist():
+                self._check[column] = self._checksum(column, int(words[column]))
+            words = np.where(words == storage.word, words, 0)  # what is taken since has another checksum
+            os.ftruncate(descriptor, self._nbytes)
+            self._write(descriptor, WORD, words)
+            self._write(descriptor, CHECK, self._check)
+            os.fdatasync(descriptor)
+            os.pwrite(descriptor, self._header, 0)
         return words
+
+    def _checksum(self, column: int, word: int) -> int:
+        """Return the checksum of all of a column that stays as it is, as memory has it."""
+        found = zlib.crc32(np.array([word, *self._arrays["note"][column, 1:]], np.int64))
+        for name in self._of_columns:
+            if name != DRAWN:
+                found = zlib.crc32(_bytes_of(self._arrays[name][column]), found)
+        for name, begin, end in self._frames_of(column):
+            found = zlib.crc32(_bytes_of(self._arrays[name][begin:end]), found)
+        return found
+
+    def _frames_of(self, column: int) -> Iterator[tuple[str, int, int]]:
+        """Yield where frames of a column lie: array, from and to."""
+        for key, ring in self.storage.rings.items():
+            for array, places in ring.places(column).items():
+                yield from ((f"obs.{key}.{array}", *place) for place in places)
 
     def _write_columns(self, descriptor: int, begin: int, end: int) -> None:
         for name in self._of_columns:
             self._write(descriptor, name, self._arrays[name][begin:end], begin)
-        for key, ring in self.storage.rings.items():
-            for column in range(begin, end):
-                for array, places in ring.places(column).items():
-                    name = f"obs.{key}.{array}"
-                    for first, after in places:
-                        self._write(descriptor, name, self._arrays[name][first:after], first)
+        for column in range(begin, end):
+            for name, first, after in self._frames_of(column):
+                self._write(descriptor, name, self._arrays[name][first:after], first)
 
-    def _is_of_this_shape(self, descriptor: int) -> bool:
-        is_whole = os.fstat(descriptor).st_size == self._nbytes
-        return is_whole and os.pread(descriptor, len(self._header), 0) == self._header
+    def _header_in(self, descriptor: int) -> bytes:
+        """Return the header of the file if it is of this shape, with checksums or of before there were any."""
+        size, begin = os.fstat(descriptor).st_size, os.pread(descriptor, HEADER_BYTES, 0)
+        sizes = {self._header: (self._nbytes,), self._unchecked: (self._place[CHECK], self._nbytes)}
+        return next((header for header in sizes if begin.startswith(header) and size in sizes[header]), b"")
 
     def _write(self, descriptor: int, name: str, array: Array, begin: int = 0) -> None:
         """Write elements of an array from index `begin` on."""
-        left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        left = _bytes_of(array)
         place = self._place[name] + begin * (array.nbytes // max(1, len(array)))
         while left:
             written = os.pwrite(descriptor, left[: 1 << 30], place)
@@ -131,7 +185,7 @@ class ReplayFile:
     def load(self) -> None:
         """Fill the replay, which must be empty, with what the file holds, if there is such a file.
 
-        A file that is damaged, or of a replay of another shape, is left out with a warning.
+        A file that is damaged, or of a replay of another shape, is put aside with a warning.
         """
         storage = self.storage
         try:
@@ -140,9 +194,11 @@ class ReplayFile:
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            log.warning("%s is removed, the replay fills again: %s", self.path, error)
-            with contextlib.suppress(OSError):  # writing says so too
-                remove_own(self.path)
+            try:
+                where = f"put aside as {put_aside_own(self.path)}"
+            except OSError as refused:
+                where = f"left as it is ({refused.strerror})"
+            log.warning("%s is %s, the replay fills again: %s", self.path, where, error, extra=SHOWN)
             for name in (WORD, *WHOLE):  # nothing of what has been read counts
                 self._arrays[name][:] = 0
             storage.recover()
@@ -153,33 +209,53 @@ class ReplayFile:
 
     def _read_all(self, descriptor: int) -> None:
         storage, arrays = self.storage, self._arrays
-        if not self._is_of_this_shape(descriptor):
+        header = self._header_in(descriptor)
+        if not header and os.fstat(descriptor).st_size:
             raise ValueError("it is of a replay of another shape, or cut off")
         word = np.zeros_like(storage.word)
-        self._read(descriptor, WORD, word)
-        whole = np.flatnonzero(word)
-        if not len(whole):  # the first writing was cut off
-            return
-        number = word[whole] // 2
-        are_numbers = not (word % 2).any() and (number >= 1).all() and (number < LARGEST).all()
-        if not are_numbers or ((number - 1) % storage.columns != whole).any():
-            raise ValueError("it is damaged: its columns have other places")
+        whole = self._read_words(descriptor, word) if header else np.zeros(0, np.int64)
         used = int(whole.max(initial=-1)) + 1
         storage.reserve_columns(used)
-        for name in WHOLE:
-            self._read(descriptor, name, arrays[name])
-        for name in self._of_columns:
-            self._read(descriptor, name, arrays[name][:used])
+        for name in (*WHOLE, *self._of_columns) if header else ():
+            self._read(descriptor, name, arrays[name] if name in WHOLE else arrays[name][:used])
+        if header == self._header:
+            self._read(descriptor, CHECK, self._check)
+            self._check_rest(descriptor, word, used)
+        if not len(whole):  # the first writing was cut off
+            for name in WHOLE:
+                arrays[name][:] = 0
+            return
         self._check_columns(whole)
         for key, ring in storage.rings.items():
-            for array, into in ring.reserve(whole[np.argsort(number)]):
+            for array, into in ring.reserve(whole[np.argsort(word[whole])]):
                 self._read(descriptor, f"obs.{key}.{array}", into)
-        leaf = arrays["leaf"][: storage.columns * storage.leaves].reshape(storage.columns, storage.leaves)
-        if not all(np.isfinite(one).all() and (one >= 0).all() for one in (leaf, arrays["largest"])):
-            raise ValueError("it is damaged: a priority is negative or no number")
-        leaf[word == 0] = 0.0
+        self._check_content(whole, word, has_checks=header == self._header)
+        self._leaf[word == 0] = 0.0
         arrays["note"][:, 0] = -1  # they came from no slot of this start
         storage.word[:] = word
+
+    def _read_words(self, descriptor: int, word: Array) -> Array:
+        """Read the words of columns; return which columns are whole."""
+        self._read(descriptor, WORD, word)
+        whole = np.flatnonzero(word)
+        number = word[whole] // 2
+        are_numbers = not (word % 2).any() and (number >= 1).all() and (number < LARGEST).all()
+        if not are_numbers or ((number - 1) % self.storage.columns != whole).any():
+            raise ValueError("it is damaged: its columns have other places")
+        return whole
+
+    @property
+    def _leaf(self) -> Array:
+        """Priorities [N, L]."""
+        storage = self.storage
+        leaf: Array = self._arrays["leaf"][: storage.columns * storage.leaves]
+        return leaf.reshape(storage.columns, storage.leaves)
+
+    def _check_rest(self, descriptor: int, word: Array, used: int) -> None:
+        """Refuse words, and what changes with every batch, if they are not as they were written to the end."""
+        rest = {name: self._arrays[name] for name in WHOLE} | {DRAWN: self._arrays[DRAWN][:used]}
+        if os.pread(descriptor, len(NOT_WRITTEN), REST) not in (NOT_WRITTEN, _checksum_of_rest(word, rest)):
+            raise ValueError("it is damaged: words or priorities are not as they were written")
 
     def _check_columns(self, whole: Array) -> None:
         """Refuse what would be read beside arrays later: flags that are no flags, and actions that there are not."""
@@ -193,6 +269,20 @@ class ReplayFile:
             raise ValueError("it is damaged: steps are counted wrongly")
         if action.dtype.kind == "i" and ((action < 0) | (action >= sizes)).any():
             raise ValueError("it is damaged: an action is no choice")
+        if not all(np.isfinite(one).all() and (one >= 0).all() for one in (self._leaf, self._arrays["largest"])):
+            raise ValueError("it is damaged: a priority is negative or no number")
+
+    def _check_content(self, whole: Array, word: Array, *, has_checks: bool) -> None:
+        """Refuse columns that are not as they were written, and numbers that nothing can be learned from."""
+        arrays, observations = self._arrays, [f"obs.{key}" for key in self.storage.obs]
+        for column in whole.tolist():
+            if has_checks and self._checksum(column, int(word[column])) != self._check[column]:
+                raise ValueError(f"it is damaged: trajectory {word[column] // 2} is not as it was written")
+            valid = arrays["valid"][column]
+            for name in ("reward", *observations):
+                values = arrays[name][column][: len(valid)][valid]
+                if values.dtype.kind == "f" and not np.isfinite(values).all():
+                    raise ValueError(f"it is damaged: {name} of trajectory {word[column] // 2} is no number")
 
     def _read(self, descriptor: int, name: str, into: Array) -> None:
         left, place = into.reshape(-1).view(np.uint8).data, self._place[name]
@@ -203,12 +293,25 @@ class ReplayFile:
             left, place = left[count:], place + count
 
 
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _checksum_of_rest(word: Array, rest: Mapping[str, Array]) -> bytes:
+    """Return the checksum of words and of what changes with every batch; that of notes is the one of their columns."""
+    found = zlib.crc32(_bytes_of(word))
+    for name in (*WHOLE[1:], DRAWN):
+        found = zlib.crc32(_bytes_of(rest[name]), found)
+    return b"%08x" % (found or 1)
+
+
 def kept_shape(path: Path) -> tuple[int, int] | None:
     """Return columns and steps of each that the file of a replay has; None: it does not say so."""
     with contextlib.suppress(OSError, ValueError):
         with open_own(path) as file:
-            columns, rollout = file.read(HEADER_BYTES).partition(b"\n")[2].partition(b"\n")[0].split()
-        return int(columns), int(rollout)
+            columns, rollout, *check = file.read(HEADER_BYTES).partition(b"\n")[2].partition(b"\n")[0].split()
+        if not check or int(check[0], 16) == zlib.crc32(columns + b" " + rollout):
+            return int(columns), int(rollout)
     return None
 
 
@@ -231,20 +334,28 @@ class ReplayKeeper:
         file: of the replay; None: it is not kept.
         seconds: from one time to the next.
         clock: monotonic seconds.
+        name: of this worker.
     """
 
-    def __init__(self, file: ReplayFile | None, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.file, self.seconds, self.clock = file, seconds, clock
+    def __init__(
+        self,
+        file: ReplayFile | None,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        name: str = "replay",
+    ) -> None:
+        self.file, self.seconds, self.clock, self.name = file, seconds, clock, name
         self.thread = DiskThread("replay")
         self._writing: Future[None] | None = None
         self._due = clock() + seconds
 
     def handle(self, message: Message) -> Iterator[Message]:
-        """Write the rest when the run stops."""
+        """Let main show what has become of the file; write the rest when the run stops."""
+        if isinstance(message, Begin) and (raised := take_raised()):
+            yield WorkerReport(self.name, {}, raised)
         if isinstance(message, Stop) and self.file is not None:
             self.thread.finish("saving the replay")
             self._save(self.file)
-        yield from ()
 
     def pending(self) -> bool:
         """Whether it is time to write."""

@@ -393,11 +393,11 @@ class WorkerRestarted(NamedTuple):
 
 @to(AddressBook.main)
 class WorkerReport(NamedTuple):
-    """Totals of one actor worker; they never decrease within a run."""
+    """Totals of one actor worker, which never decrease within a run; of other workers warnings alone."""
 
     worker: str
     totals: dict[str, int]  # collected, reset_rows, trajectories, sent, released, rebuilds, episodes
-    raised: tuple[str, ...] = ()  # warnings with a traceback, which people are to see
+    raised: tuple[str, ...] = ()  # warnings that people are to see, below each its traceback if it has one
 
 
 @to(AddressBook.main)

@@ -174,12 +174,13 @@ class Monitor:
                 self.restarts += 1
 
     def _show_raised(self, worker: str, raised: Sequence[str]) -> None:
-        """Log the errors that the user's code has raised in a worker: each traceback once, whatever the worker."""
+        """Log the warnings of a worker, and each traceback of the user's code once, whatever the worker."""
         for text in raised:
             head, _, trace = text.partition("\n")
-            if trace not in self._traces and len(self._traces) < MOST_TRACES:
-                self._traces.add(trace)
-                log.warning("%s: %s\n%s", worker, head, trace)
+            key = trace or text
+            if key not in self._traces and len(self._traces) < MOST_TRACES:
+                self._traces.add(key)
+                log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
 
     def _add_episodes(self, done: EpisodesDone) -> None:
         """Take in episodes that have ended."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,13 +16,15 @@ from algorithms.apex.algorithm import APEX, REPLAY
 from algorithms.apex.config import ApexConfig
 from algorithms.apex.keeper import HEADER_BYTES, ReplayFile, ReplayKeeper
 from algorithms.apex.storage import ReplayStorage
-from algorithms.runtime.messages import Stop
+from algorithms.runtime.messages import Begin, Stop, WorkerReport
 from algorithms.runtime.topology import Topology
-from envs.spec import EnvSpec
+from envs.spec import EnvSpec, ObservationSpec
 from tests.unit.apex.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
 from tests.unit.apex.test_storage import contents
 from tests.unit.runtime.worlds import TOPOLOGY
 from utils.errors import UsageError
+from utils.logging import configure
+from utils.run_folder import RunFolder
 
 KINDS = [(SPEC, False), (STACKS, False), (SPEC, True)]
 NAMES = ["plain", "stacks", "sequences"]
@@ -52,6 +55,11 @@ def digest(storage: ReplayStorage) -> str:
     for name, array in sorted(contents(storage).items()):
         whole.update(name.encode() + array.tobytes())
     return whole.hexdigest()
+
+
+def unchecked(file: ReplayFile) -> bytes:
+    """The file as it was written before there were checksums."""
+    return file._unchecked.ljust(HEADER_BYTES, b"\0") + file.path.read_bytes()[HEADER_BYTES : file._place["check"]]
 
 
 def later(replay: Replay) -> Replay:
@@ -155,7 +163,8 @@ def test_whenever_writing_is_cut_off_what_is_whole_is_right(
     assert found.keys() <= everything.keys() | (set(range(1, before + 1)) if not after else set())
     for number in found.keys() & everything.keys():
         assert found[number] == everything[number]
-    if after:  # those in whose places something is written are struck out, all others are there
+    if after and found.keys() != everything.keys():  # only the last checksum was cut off
+        # Those in whose places something is written are struck out, all others are there.
         assert found.keys() == {number for number in everything if number <= before}
     successor, written = ReplayFile(file.path, storage), list[int]()  # it takes from the file what is whole in it
     with monkeypatch.context() as patch:
@@ -202,18 +211,131 @@ def test_a_file_that_cannot_be_used_is_left_out_with_a_warning(
     file_of(replay).save()
     whole = path.read_bytes()
     word = HEADER_BYTES + 8  # of the second column
-    for damaged in (whole[:-1], b"x" + whole[1:], whole[:word] + b"\7" + whole[word + 1 :], b""):
+    cases = (whole[:-1], b"x" + whole[1:], whole[:word] + b"\7" + whole[word + 1 :], whole[:1])
+    for number, damaged in enumerate(cases, 1):
         path.write_bytes(damaged)
         again = later(replay)
         assert again.source.storage.size == 0
-        assert "is removed, the replay fills again" in caplog.text
+        assert f"{path} is put aside as file.old-{number}, the replay fills again" in caplog.text
+        assert (tmp_path / f"file.old-{number}").read_bytes() == damaged
         caplog.clear()
         insert(again, 1)
         assert file_of(again).save() == again.source.storage.size > 0
         assert digest(later(again).source.storage) == digest(again.source.storage)
-    other = replay_of(path=path, capacity=80)
+    path.write_bytes(b"")  # a first writing that was cut off before its first byte
+    assert later(replay).source.storage.size == 0
+    assert not caplog.records
+
+
+def test_a_file_of_another_shape_is_put_aside_with_all_that_it_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When it is read, and when another process than its own would write to it; what was put aside before stays."""
+    replay = filled(SPEC, path := tmp_path / "replay_p0", 3)
+    steps = file_of(replay).save()
+    kept = path.read_bytes()
+    (tmp_path / "replay_p0.old-1").write_text("older")
+    other = replay_of(path=path, capacity=80, replay_ratio=0.0)
     assert other.source.storage.size == 0
-    assert "another shape" in caplog.text
+    (record,) = caplog.records
+    why = "it is of a replay of another shape, or cut off"
+    assert record.getMessage() == f"{path} is put aside as replay_p0.old-2, the replay fills again: {why}"
+    path.write_bytes(kept)
+    insert(other, 1)
+    assert file_of(other).save() == other.source.storage.size > 0
+    assert [(tmp_path / f"replay_p0.old-{number}").read_bytes() for number in (1, 2, 3)] == [b"older", kept, kept]
+    assert RunFolder(tmp_path).replays() == [path]
+    (tmp_path / "replay_p0.old-3").rename(path)
+    assert later(replay).source.storage.size == steps
+
+
+@pytest.mark.parametrize(("spec", "sequences"), KINDS, ids=NAMES)
+def test_a_flipped_bit_anywhere_in_what_was_saved_is_found(
+    tmp_path: Path, spec: EnvSpec, sequences: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In every array, at the first, a middle and the last byte that was written of it."""
+    replay = filled(spec, path := tmp_path / "file", 3, sequences=sequences)
+    file = file_of(replay)
+    file.save()
+    whole = path.read_bytes()
+    assert later(replay).source.storage.size == replay.source.storage.size
+    for name, array in (*file._arrays.items(), ("check", file._check)):
+        used = 9 * array[0].nbytes if len(array) == replay.source.storage.columns else array.nbytes
+        if name == "obs.obs.frames":
+            used = int(file._arrays["obs.obs.span"][8, 1]) * array[0].nbytes
+        for byte in (0, used // 2, used - 1):
+            if name == "note" and byte < 8:
+                continue  # the slot that a trajectory came from, which no later start reads
+            damaged, place = bytearray(whole), file._place[name] + byte
+            damaged[place] ^= 1 << byte % 8
+            path.write_bytes(damaged)
+            assert later(replay).source.storage.size == 0, (name, byte)
+            assert f"{path} is put aside as file.old-1, the replay fills again: it is damaged: " in caplog.text
+            caplog.clear()
+            (tmp_path / "file.old-1").unlink()
+
+
+@pytest.mark.parametrize("is_successor", [False, True])
+@pytest.mark.parametrize(("spec", "sequences"), KINDS, ids=NAMES)
+def test_a_file_of_before_there_were_checksums_is_loaded_and_gets_them(
+    tmp_path: Path, spec: EnvSpec, sequences: bool, is_successor: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay = filled(spec, path := tmp_path / "file", 3, sequences=sequences)
+    file_of(replay).save()
+    path.write_bytes(unchecked(file_of(replay)))
+    again = later(replay)
+    assert digest(again.source.storage) == digest(replay.source.storage)
+    file = ReplayFile(path, again.source.storage) if is_successor else file_of(again)
+    insert(again, 1)
+    file.save()
+    assert digest(later(again).source.storage) == digest(again.source.storage)
+    assert not caplog.records
+    damaged = bytearray(path.read_bytes())
+    damaged[file._place["reward"]] ^= 1  # of a trajectory that was there before
+    path.write_bytes(damaged)
+    assert later(again).source.storage.size == 0
+    assert "it is damaged: trajectory 1 is not as it was written" in caplog.text
+
+
+@pytest.mark.parametrize("has_checks", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value"), [("reward", np.nan), ("reward", -np.inf), ("obs.obs", np.nan), ("obs.obs", np.inf)]
+)
+def test_numbers_that_are_none_are_found_by_their_name(
+    tmp_path: Path, name: str, value: float, has_checks: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in a file without checksums, and where they are right as memory was wrong."""
+    spec = replace(SPEC, observations={**SPEC.observations, "obs": ObservationSpec((2,), "float32")})
+    replay = filled(spec, path := tmp_path / "file", 3)
+    valid = replay.source.storage.arrays["valid"]
+    column, step = np.argwhere(valid)[len(np.argwhere(valid)) // 2]
+    file_of(replay)._arrays[name][column, step] = value
+    file_of(replay).save()
+    if not has_checks:
+        path.write_bytes(unchecked(file_of(replay)))
+    assert later(replay).source.storage.size == 0
+    assert f"it is damaged: {name} of trajectory {column + 1} is no number" in caplog.text
+
+
+def test_main_shows_that_a_replay_was_put_aside(tmp_path: Path) -> None:
+    """As a learner in a process of its own logs to a file, and people look at main."""
+    replay = filled(SPEC, path := tmp_path / "file", 1)
+    path.write_bytes(b"x")
+    before = logging.getLogger().handlers[:]
+    try:
+        configure("learner_0", tmp_path / "log")
+        again = later(replay)
+    finally:
+        for handler in set(logging.getLogger().handlers) - set(before):
+            logging.getLogger().removeHandler(handler)
+            handler.close()
+        logging.getLogger().handlers[:] = before
+    keeper = ReplayKeeper(file_of(again), 60.0, name="learner_0")
+    (report,) = keeper.handle(Begin())
+    why = "it is of a replay of another shape, or cut off"
+    said = f"{path} is put aside as file.old-1, the replay fills again: {why}"
+    assert report == WorkerReport("learner_0", {}, (said,))
+    assert list(keeper.handle(Begin())) == []
 
 
 @pytest.mark.parametrize(
@@ -226,6 +348,7 @@ def test_a_file_that_cannot_be_used_is_left_out_with_a_warning(
         ("valid", (1, 2), 7, "a flag is neither true nor false"),
         ("action", (1, 2, 0), 4, "an action is no choice"),
         ("action", (1, 2, 1), -1, "an action is no choice"),
+        ("reward", (1, 2), float("nan"), "reward of trajectory 2 is no number"),
         ("obs.obs.span", (1, 1), 1 << 60, "frames cannot lie where it says"),
         ("obs.obs.span", (0, 0), -(1 << 63), "frames cannot lie where it says"),
         ("obs.obs.span", (1, 0), 0, "frames cannot lie where it says"),
@@ -237,6 +360,7 @@ def test_a_file_that_would_have_something_read_beside_an_array_is_refused_in_one
 ) -> None:
     replay = filled(STACKS, path := tmp_path / "file", 3)
     file_of(replay).save()
+    path.write_bytes(unchecked(file_of(replay)))  # checksums would find it before
     array = file_of(replay)._arrays[name]
     file = np.memmap(path, np.uint8, "r+")
     place = file_of(replay)._place[name]
@@ -247,7 +371,7 @@ def test_a_file_that_would_have_something_read_beside_an_array_is_refused_in_one
     assert again.source.storage.size == 0
     assert not again.source.storage.word.any()
     (record,) = caplog.records
-    assert record.getMessage() == f"{path} is removed, the replay fills again: it is damaged: {said}"
+    assert record.getMessage() == f"{path} is put aside as file.old-1, the replay fills again: it is damaged: {said}"
     insert(again, 1)
     assert again.source.storage.size > 0
 
