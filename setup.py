@@ -15,7 +15,7 @@ ENVPOOL = ["envpool>=1.2"]
 MULTIAGENT = ["pettingzoo>=1.27"]
 PLOTS = ["matplotlib>=3.10"]
 VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6", "pygame-ce>=2.4"]  # the latter draws classic control
-OFFLINE = ["pyarrow>=20", "h5py>=3.12"]  # and minari>=0.5.3 for those who want its own loader
+OFFLINE = ["pyarrow>=20", "h5py>=3.12", "pillow>=11"]  # and minari>=0.5.3 for those who want its own loader
 ONNX = ["onnx>=1.20", "onnxscript>=0.5", "onnxruntime>=1.23"]
 HUB = ["huggingface_hub>=1.0"]
 WANDB = ["wandb>=0.20"]

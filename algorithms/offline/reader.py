@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from gymnasium.spaces import Box
 
 from algorithms.offline.episodes import Episode, Spaces, episode_of, space_from_json
+from algorithms.offline.stored import decoded_images
 from algorithms.offline.writer import DATA, EPISODE_FILE, FORM, FRAMES, METADATA, PART, require_pyarrow
 from envs.spaces import AS_THEY_ARE, ActionForm, children, spec_of
 from envs.spec import Array, EnvSpec
@@ -277,10 +279,17 @@ class ArrowSource:
 
     def _values(self, space: Any, column: Any) -> Any:
         parts = children(space)
+        if parts is None and _is_image(space) and self._arrow.types.is_binary(column.type):
+            return decoded_images(space.shape, (one.as_buffer() for one in column))
         if parts is None:
             return _numbers(column).reshape(len(column), *(space.shape or ()))
         found = {key: self._values(one, column.field(str(key))) for key, one in parts}
         return tuple(found.values()) if isinstance(parts[0][0], int) else found
+
+
+def _is_image(space: Any) -> bool:
+    """Whether Minari may have stored values of a space as JPEG, which their form then tells: each is a run of bytes."""
+    return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
 def _refuse_extensions(pa: Any, field: Any) -> None:
@@ -355,16 +364,22 @@ class HDF5Source:
             raise ValueError(f"{name} is a link, which may lead anywhere: it is not followed")
         return group[name]
 
-    def _array(self, group: Any, name: str) -> Any:
+    def _array(self, group: Any, name: str, *, of_bytes: bool = False) -> Any:
         array = self._inside(group, name)
         if not isinstance(array, self._h5py.Dataset) or array.is_virtual or array.external:
             raise ValueError(f"{name} is no array, or lies in another file")
+        if of_bytes and self._h5py.check_vlen_dtype(array.dtype) == np.uint8:
+            return array
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{name} is an array of {array.dtype}")
         return array
 
     def _values(self, space: Any, group: Any, name: str) -> Any:
         parts = children(space)
+        if parts is None and _is_image(space):
+            array = self._inside(group, name)
+            if self._h5py.check_vlen_dtype(getattr(array, "dtype", None)) == np.uint8 or np.ndim(array) == 2:
+                return decoded_images(space.shape, self._array(group, name, of_bytes=True))
         if parts is None:
             return self._array(group, name)[:]
         inside = self._inside(group, name)

@@ -137,6 +137,7 @@ class DatasetWriter:
             **self._plain_spaces,
             "data_format": "arrow",
             "minari_version": MINARI_VERSION,
+            "jpeg_encoding": False,  # which Minari takes for true where it is missing
             "dataset_id": f"{re.sub(r'[^A-Za-z0-9_]', '_', self.folder.name) or 'dataset'}-part-v{self.parts}",
             FRAMES: self.spec.frames_per_step,
             FORM: list(form_of(self.spec.action)[:2]),

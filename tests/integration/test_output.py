@@ -1,9 +1,13 @@
 """`--output`: runs that write what they play while they train, counts, Minari's own loader."""
 
+import json
 from pathlib import Path
 
+import minari
 import numpy as np
 import pytest
+from minari.data_collector import EpisodeBuffer
+from minari.dataset.minari_storage import MinariStorage
 
 from algorithms import cli
 from algorithms.offline.reader import Dataset, open_dataset
@@ -79,8 +83,6 @@ def test_what_is_played_in_training_is_written(tmp_path: Path, algo: str) -> Non
 
 
 def test_minari_opens_what_a_run_has_written(tmp_path: Path) -> None:
-    import minari
-
     _, dataset = trained(tmp_path, "PPO", train_for_env_steps=1_000, output_compression="zstd")
     theirs = [one for part in sorted((tmp_path / "set").glob("part-*")) for one in minari.MinariDataset(part / "data")]
     assert len(theirs) == len(dataset)
@@ -115,3 +117,35 @@ def test_a_later_start_adds_parts_and_one_of_another_environment_is_refused(
     other = command_line(tmp_path / "other", **SMALL | {"env": "Acrobot-v1", "output": tmp_path / "set"})
     assert cli.run_command(lambda: cli.run("train", other)) == 2
     assert capfd.readouterr().err.endswith("holds a dataset of other spaces\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", ["arrow", "hdf5"])
+def test_images_that_are_played_pass_through_minari_and_are_learned_from(
+    tmp_path: Path, stored: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Written beside training, read by Minari bit by bit, stored by it as JPEG, learned from and estimated with."""
+    shown = {"env": "toy/Spaces-v0", "env_kwargs": "observation=image_hwc", "train_for_env_steps": 600}
+    _, dataset = trained(tmp_path, "APPO", **shown, output_max_file_size=1 << 30)
+    theirs = minari.MinariDataset(tmp_path / "set" / "part-00000" / "data")
+    (tmp_path / "jpeg" / "data").mkdir(parents=True)
+    spaces = theirs.storage.observation_space, theirs.storage.action_space
+    storage = MinariStorage.new(tmp_path / "jpeg" / "data", *spaces, data_format=stored)
+    names = ("observations", "actions", "rewards", "terminations", "truncations")
+    for ours, found in zip(dataset, theirs.iterate_episodes(), strict=True):
+        np.testing.assert_array_equal(found.observations, ours.obs["obs"])
+        storage.update_episodes([EpisodeBuffer(**{name: getattr(found, name) for name in names})])
+    again = open_dataset([str(tmp_path / "jpeg")])
+    for one, other in zip(again, dataset, strict=True):
+        assert np.abs(one.obs["obs"].astype(int) - other.obs["obs"]).mean() < 3
+        np.testing.assert_array_equal(one.action, other.action)
+    for algo, rollout in (("MARWIL", 16), ("APEX", None)):
+        flags = {"algo": algo, "input": tmp_path / "jpeg", "rollout": rollout, "train_for_env_steps": 300}
+        flags |= {"inference": "serial", "batch_size": 64, "device": "cpu"}
+        words = command_line(tmp_path / algo, **{name: value for name, value in flags.items() if value is not None})
+        assert cli.run_command(lambda words=words: cli.run("train", words)) == 0
+        assert Run(tmp_path / algo).totals["samples"] >= 300
+    capfd.readouterr()
+    words = ["run", f"--train_dir={tmp_path}", f"--dataset={tmp_path / 'jpeg'}", "--estimators=fitted_q", "--json"]
+    assert cli.run("estimate", [*words, "--updates=10", "--resamples=10"]) == 0
+    assert json.loads(capfd.readouterr().out)["episodes"] == len(dataset)
