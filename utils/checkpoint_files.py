@@ -362,6 +362,14 @@ def listed(parent: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), parent / entry) for match, entry in matches), reverse=True)
 
 
+def listed_if_readable(parent: Path) -> list[tuple[int, Path]]:
+    """Return the same as `listed`; nothing of a folder that cannot be read, as saving there says so."""
+    try:
+        return listed(parent)
+    except CheckpointError:
+        return []
+
+
 def _inode(path: Path) -> int | None:
     try:
         return path.lstat().st_ino

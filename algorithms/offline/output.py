@@ -19,7 +19,7 @@ from algorithms.runtime.memory.output_ring import Entry, OutputRing
 from algorithms.runtime.memory.slots import Recorded
 from algorithms.runtime.messages import Message, OutputReport, Stop, Wake
 from envs.spec import EnvSpec
-from utils.errors import ResourceError, UsageError
+from utils.errors import ResourceError, UsageError, text_of
 from utils.timing import COPYING, FRAMEWORK, clock
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,8 @@ def writer_name(run: Path) -> str:
 class OutputWriter:
     """Takes trajectories out of the rings, puts episodes together and writes them; nobody waits for it.
 
-    What cannot be written, as the disk is full, is dropped and counted; the next episode is tried again.
+    What cannot be written, as the disk is full or for any other reason, is dropped and counted, as training must go on;
+    the next episode is tried again.
 
     Args:
         config: the flags.
@@ -161,10 +162,14 @@ class OutputWriter:
             return False
         place, entry = self.ring.oldest(index)
         group = self._group(index, entry)
-        for episode in group.assembler.add(self._steps(index, place)):
-            self._write(episode)
+        try:
+            for episode in group.assembler.add(self._steps(index, place)):
+                self._write(episode)
+            self._keep_within_memory()
+        except Exception as error:  # the memory is short, for example
+            group.assembler.close()
+            self._say_dropped(error)
         self.ring.take(index)
-        self._keep_within_memory()
         self._note()
         return True
 
@@ -209,12 +214,17 @@ class OutputWriter:
         """Do something that needs the disk; whether it was done. If not, the open part is dropped."""
         try:
             action()
-        except (ResourceError, UsageError) as error:
+        except Exception as error:  # of the disk, of the folder's content, of Arrow
             if self._writer is not None:
                 self._dropped_episodes += self._writer.abandon()
-            self._say(f"{error}: episodes are dropped until it can be written again")
+            self._say_dropped(error)
             return False
         return True
+
+    def _say_dropped(self, error: Exception) -> None:
+        known = isinstance(error, ResourceError | UsageError)
+        what = str(error) if known else f"{type(error).__name__}: {text_of(error)[:200]}"
+        self._say(f"{what.removeprefix('--output: ')}: episodes are dropped until it can be written again")
 
     def _keep_within_memory(self) -> None:
         """Let episodes that have no end yet hold their own steps alone, and drop the longest, until all of them fit."""

@@ -19,7 +19,7 @@ from gymnasium.spaces import Box
 
 from algorithms.offline.episodes import Episode, Spaces, episode_of, space_from_json
 from algorithms.offline.stored import decoded_images
-from algorithms.offline.writer import DATA, EPISODE_FILE, FORM, FRAMES, METADATA, PART, require_pyarrow
+from algorithms.offline.writer import DATA, EPISODE_FILE, FORM, FRAMES, METADATA, parts_in, require_pyarrow
 from envs.spaces import AS_THEY_ARE, ActionForm, children, spec_of
 from envs.spec import Array, EnvSpec
 from utils.errors import AppoError, UsageError, text_of
@@ -166,7 +166,7 @@ def _data_folders(path: Path) -> list[Path]:
     for folder in (path, path / DATA):
         if (folder / METADATA).is_file():
             return [folder]
-    parts = sorted(one.parent for one in path.glob(f"{PART}*/{DATA}/{METADATA}"))
+    parts = parts_in(path)
     if not parts:
         hint = f", no folder with {DATA}/{METADATA} as Minari writes it" if path.exists() else ""
         raise UsageError(f"--input: there is no dataset {named(path)}{hint}")

@@ -53,6 +53,21 @@ MINARI_VERSION = "0.5.3"
 """Of the format, from which on Minari reads what is written here."""
 
 
+_PART_NAME = re.compile(rf"{PART}([0-9]{{5}}|[1-9][0-9]{{5,17}})")
+
+
+def part_number(name: str) -> int:
+    """Return the number of the part that has this name; -1: it is of no part, as of a copy that a user has made."""
+    match = _PART_NAME.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
+def parts_in(folder: Path) -> list[Path]:
+    """Return the folders of data of the parts in the folder of a dataset, in order."""
+    found = sorted(path.parent for path in folder.glob(f"{PART}*/{DATA}/{METADATA}"))
+    return [path for path in found if part_number(path.parent.name) >= 0]
+
+
 def require_pyarrow(flag_name: str) -> Any:
     """Import pyarrow, which the extra `[offline]` installs; UsageError where it is missing."""
     try:
@@ -207,9 +222,9 @@ def open_folder(folder: Path, name: str, spec: EnvSpec) -> Path:
     except OSError as error:
         raise UsageError(f"--output: cannot write {shown(str(folder))}: {error.strerror}") from None
     spaces = _plain(spaces_of(spec))
-    for path in sorted(folder.glob(f"{PART}*/{DATA}/{METADATA}")):
+    for part in parts_in(folder):
         try:
-            there = read_own_mapping(path)
+            there = read_own_mapping(part / METADATA)
         except UsageError as error:
             raise UsageError(f"--output: {error}") from None
         if any(there.get(name) != text for name, text in spaces.items()):
@@ -241,12 +256,12 @@ class _OpenPart:
         metadata = {**about, **counts, "dataset_size": round(self.nbytes / 1e6, 1)}
         (self.path / DATA / METADATA).write_text(json.dumps(metadata))  # with Infinity, as Minari has it
         folder = self.path.parent
-        taken = [int(path.name[len(PART) :]) for path in folder.glob(f"{PART}[0-9]*")]
+        taken = [part_number(name) for name in os.listdir(folder)]
         for number in itertools.count(max(taken, default=-1) + 1):
             try:
                 os.rename(self.path, folder / f"{PART}{number:05}")
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
             else:  # no other writer has just taken this number
                 return

@@ -53,8 +53,8 @@ class PastVersions:
         """
         checkpoint_files.clean_temporaries(self.folder)
         found: list[Version] = []
-        for path in sorted(self.folder.glob("ckpt_[0-9]*"), reverse=True):
-            if int(path.name[5:]) > newest or len(found) == limit:
+        for env_steps, path in checkpoint_files.listed_if_readable(self.folder):
+            if env_steps > newest or len(found) == limit:
                 checkpoint_files.remove(path)
                 continue
             try:

@@ -180,7 +180,7 @@ def find_source(text: str, group: Path) -> Source:
     if chosen is not None:
         return _chosen(text, RunFolder(run), policy, int(chosen[1]))
     source = Source(RunFolder(run), policy, "best" if best else "latest")
-    if not any(source.checkpoints.glob("ckpt_*")):
+    if not listed(source.checkpoints):
         raise UsageError(f"--init_from={shown(text)}: there is no checkpoint in {shown(str(source.checkpoints))}")
     return source
 

@@ -291,7 +291,7 @@ class Best:
         """Find value and path of the best one on disk, which stays alone; -inf: there is none, or by another metric."""
         checkpoint_files.clean_temporaries(self.directory)
         found: list[tuple[float, Path]] = []
-        for path in sorted(self.directory.glob("ckpt_*")):
+        for _, path in reversed(checkpoint_files.listed_if_readable(self.directory)):
             try:
                 checkpoint_files.verify(path)
                 read_plain(checkpoint_files.read(path, "state.json"))
@@ -305,7 +305,7 @@ class Best:
         return value, path
 
     def _keep_only(self, path: Path) -> None:
-        for other in self.directory.glob("ckpt_*"):
+        for _, other in checkpoint_files.listed_if_readable(self.directory):
             if other != path:
                 checkpoint_files.remove(other)
 

@@ -174,7 +174,8 @@ class Evaluator:
         return [one for policy in self.folder.policies() for one in self._look_at(policy)]
 
     def _look_at(self, policy: int) -> list[Evaluation]:
-        newest = max((path.name for path in self.folder.checkpoints(policy).glob("ckpt_*")), default=None)
+        listed = checkpoint_files.listed_if_readable(self.folder.checkpoints(policy))
+        newest = listed[0][1].name if listed else None
         if newest is None or newest == self._seen.get(policy):
             return []
         self._seen[policy] = newest
@@ -241,7 +242,7 @@ class Evaluator:
         state = read_plain(run.files["state.json"]) | {"best": mark | {"settings": self.settings}}
         files: dict[str, Content] = {**run.files, "state.json": json.dumps(state, indent=1).encode()}
         path = checkpoint_files.save(folder, run.checkpoint.name, files)
-        for _, other in checkpoint_files.listed(folder):
+        for _, other in checkpoint_files.listed_if_readable(folder):
             if other != path:
                 checkpoint_files.remove(other)
         sure = ""
@@ -276,7 +277,7 @@ def interval(returns: list[float]) -> tuple[float, float]:
 
 def read_best(folder: Path) -> dict[str, Any] | None:
     """Return value, low, high, settings of the best evaluated checkpoint; None without one to be read."""
-    for path in sorted(folder.glob("ckpt_*"), reverse=True):
+    for _, path in checkpoint_files.listed_if_readable(folder):
         with contextlib.suppress(CheckpointError, KeyError):
             kept = read_plain(checkpoint_files.read(path, "state.json"))["best"]
             return {name: float(kept[name]) for name in ("value", "low", "high")} | {"settings": kept.get("settings")}

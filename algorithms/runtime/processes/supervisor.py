@@ -41,12 +41,13 @@ from algorithms.runtime.processes.process import (
 from algorithms.runtime.processes.restarts import (
     QUEUE_PATIENCE_SECONDS,
     QUEUE_SECONDS,
+    SETTLED_SECONDS,
     Death,
     Limits,
     SeatHistory,
     ending_of,
 )
-from algorithms.runtime.roles import ACTOR, LEARNER
+from algorithms.runtime.roles import ACTOR, LEARNER, WRITER
 from utils.errors import AppoError
 
 log = logging.getLogger(__name__)
@@ -291,6 +292,8 @@ class Supervisor:
             delay = history.delay_at_start(death)
         else:
             delay = history.delay(death, worked=worked, lived_seconds=lived_seconds) if self.begun else None
+            if delay is None and self.begun and name == WRITER.name:  # it stands beside training, which goes on
+                delay = SETTLED_SECONDS
         if delay is None or not self.limits.restart:
             raise WorkerError(death.cause, death.exit_code, death.traceback)
         log.warning("%s; starting it again (restart %d)", death.cause, self._generations[name] + 1)

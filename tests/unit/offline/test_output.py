@@ -1,13 +1,15 @@
 """The writer beside training: what actors leave in the rings becomes whole episodes on disk, or is counted."""
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from algorithms.offline.config import RunOutputConfig
-from algorithms.offline.episodes import Episode, Steps
+from algorithms.offline.episodes import Episode, EpisodeAssembler, Steps
 from algorithms.offline.output import OutputWriter, attach_ring, check_output, output_fields, writer_name
 from algorithms.offline.reader import open_dataset
 from algorithms.offline.writer import DatasetWriter
@@ -16,7 +18,7 @@ from algorithms.runtime.memory.output_ring import GroupTap, OutputRing
 from algorithms.runtime.memory.slots import Recorded, Trajectories, sizes_of
 from algorithms.runtime.messages import WRITER_ADDRESS, OutputReport, Stop, Wake
 from algorithms.runtime.topology import Topology
-from tests.unit.offline.data import SPEC, assert_same, episode, steps_of
+from tests.unit.offline.data import SPEC, assert_same, episode, steps_of, written
 from tests.unit.offline.test_episodes import held_bytes
 from utils.errors import ResourceError, UsageError
 
@@ -201,6 +203,80 @@ def test_a_disk_that_refuses_costs_the_open_part(world: World, monkeypatch: pyte
     totals = stopped(writer)
     assert totals == {"episodes": R, "steps": 3 * R, "parts": 1, "dropped_episodes": 2 * R, "dropped_steps": 6 * R}
     assert [int(one.obs["obs"][0, 0]) for one in world.read()] == [3] * R
+
+
+ERRORS = [
+    ValueError("invalid literal for int()"),
+    pa.ArrowInvalid("offset overflow"),
+    MemoryError(),
+    UsageError("--output: it holds a dataset of other spaces"),
+    RuntimeError("two\nlines"),
+]
+BROKEN = {"add": (DatasetWriter, "add"), "open": (OutputWriter, "_open"), "together": (EpisodeAssembler, "add")}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", BROKEN)
+def test_no_error_ends_the_writer(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str, error: Exception
+) -> None:
+    """What an error costs is counted and said in one line, and the next episodes are written."""
+    tap, writer = world.tap(), world.writer()
+    chunks = steps_of([[episode(number, 3) for number in range(1, 9)]] * R, T)
+
+    def broken(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*BROKEN[place], broken)
+        world.fill(tap, chunks[0], 0)
+        list(writer.work())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "\n" not in line
+    assert line.endswith(": episodes are dropped until it can be written again")
+    assert "--output: --output" not in line
+    for number in (1, 2):
+        world.fill(tap, chunks[number], number)
+        list(writer.work())
+    totals = stopped(writer)
+    assert [int(one.obs["obs"][0, 0]) for one in world.read()] == [2] * R + [3] * R
+    assert (totals["episodes"], totals["steps"], totals["parts"]) == (2 * R, 6 * R, 1)
+    assert totals["dropped_steps"] == 3 * R
+    assert totals["dropped_episodes"] == (0 if place == "together" else R)  # they were not yet put together
+
+
+def test_a_part_that_cannot_appear_is_dropped_and_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    tap, writer = world.tap(), world.writer()
+    (steps, *_), error = steps_of([[episode(1, 3), 1]] * R, T), pa.ArrowInvalid("no such thing")
+    world.fill(tap, steps, 0)
+
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(DatasetWriter, "close", broken)
+    totals = stopped(writer)
+    assert totals == {"episodes": 0, "steps": 0, "parts": 0, "dropped_episodes": R, "dropped_steps": 3 * R}
+    assert list(world.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        (("part-0 (copy)", "part-00000.bak", "part-x", "part-", "part-٣", "part-7", "part-000007", "xpart-00007"), 0),
+        (("part-00007", "part-00003 (copy)"), 8),
+        (("part-123456",), 123457),
+    ],
+)
+def test_names_that_are_of_no_part_are_neither_counted_nor_read(
+    tmp_path: Path, names: tuple[str, ...], first: int
+) -> None:
+    written(tmp_path / "other", [episode(9, 2)])
+    for name in names:
+        shutil.copytree(tmp_path / "other" / "part-00000", tmp_path / "d" / name)
+    written(tmp_path / "d", [episode(1, 2), episode(2, 2)], output_max_file_size=1)
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {*names, f"part-{first:05}", f"part-{first + 1:05}"}
+    shown = [int(one.obs["obs"][0, 0]) for one in open_dataset([str(tmp_path / "d")])]
+    assert shown == [9] * (first > 0) + [1, 2]
 
 
 def test_a_writer_that_is_told_does_not_look(world: World) -> None:

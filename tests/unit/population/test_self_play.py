@@ -1,4 +1,5 @@
 import logging
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,20 @@ def test_results_make_win_rates_and_ratings(tmp_path: Path) -> None:
     pool.play.close()
     (last,) = PastVersions(tmp_path / "run" / "checkpoint_p0" / "past", TABLE).load(200, 1)
     assert (last.env_steps, last.rating) == (200, shown["rating"])
+
+
+def test_copies_among_past_versions_are_neither_read_nor_removed(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.learned(0)
+    pool.learned(100)
+    pool.play.close()
+    folder = tmp_path / "run" / "checkpoint_p0" / "past"
+    copies = {"ckpt_000000000100 (copy)", "ckpt_000000000000.bak", "ckpt_7", "ckpt_x"}
+    for name in copies:
+        shutil.copytree(folder / "ckpt_000000000100", folder / name)
+    found = PastVersions(folder, TABLE).load(0, 5)  # the run goes on from its beginning
+    assert [version.env_steps for version in found] == [0]
+    assert {path.name for path in folder.iterdir()} == {"ckpt_000000000000", *copies}
 
 
 def test_hard_opponents_are_told_anew_after_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,25 @@ def test_a_later_start_knows_the_best_and_replaces_it_by_a_better_one_only(
     assert again.asked(10.0) == [SaveState(0)]
     again.learned(400)
     assert best_of(tmp_path) == {"name": "ckpt_000000000400", "metric": "reward/mean", "value": 8.5}
+
+
+def test_copies_beside_the_best_are_neither_taken_for_it_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, **BEST)
+    saving.played(8.0, 8.0, env_steps=900)
+    saving.asked(10.0)
+    saving.learned(900)
+    folder = tmp_path / "checkpoint_p0" / "best"
+    copies = ["ckpt_000000000900 (copy)", "ckpt_000000000900.bak", "ckpt_9000"]
+    for name in copies:
+        shutil.copytree(folder / "ckpt_000000000900", folder / name)
+    again = Saving(tmp_path, monkeypatch, **BEST)
+    assert names(folder) == ["ckpt_000000000900", *copies]
+    again.played(9.0, 9.0, env_steps=1000)
+    assert again.asked(10.0) == [SaveState(0)]
+    again.learned(1000)
+    assert names(folder) == [*copies[:2], "ckpt_000000001000", copies[2]]
 
 
 def test_of_two_best_ones_a_crash_left_the_better_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
