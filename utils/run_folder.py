@@ -14,7 +14,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -238,7 +238,7 @@ def open_own(path: Path) -> BinaryIO:
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with own_folder(path.parent, to_read=True) as folder:
-        return os.fdopen(_open_plain(folder, path.name, flags), "rb")
+        return os.fdopen(open_plain(folder, path.name, flags), "rb")
 
 
 def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
@@ -254,7 +254,7 @@ def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with own_folder(path.parent, make=make) as folder:
-        return _open_plain(folder, path.name, flags, mode)
+        return open_plain(folder, path.name, flags, mode)
 
 
 def update_own(path: Path, *, mode: int = 0o644) -> int:
@@ -265,7 +265,7 @@ def update_own(path: Path, *, mode: int = 0o644) -> int:
     """
     with own_folder(path.parent) as folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return _open_plain(folder, path.name, flags, mode)
+        return open_plain(folder, path.name, flags, mode)
 
 
 def new_own(path: Path, *, make: bool = False) -> int:
@@ -279,7 +279,12 @@ def new_own(path: Path, *, make: bool = False) -> int:
         return os.open(path.name, flags, 0o644, dir_fd=folder)
 
 
-def _open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
+def open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
+    """Return a descriptor of a plain file by its name in a folder that is open.
+
+    Raises:
+        OSError: it cannot be opened, is no plain file, or is to be written and has a second name.
+    """
     try:
         descriptor = os.open(name, flags, mode, dir_fd=folder)
     except OSError as error:
@@ -368,14 +373,16 @@ def append_json_line(path: Path, value: object) -> None:
         os.close(descriptor)
 
 
-def read_own_mapping(path: Path, most_bytes: int = OWN_BYTES) -> dict[str, object]:
-    """Return the mapping that a JSON file of a run holds.
+def read_own_mapping(
+    path: Path, most_bytes: int = OWN_BYTES, opened: Callable[[Path], BinaryIO] = open_own
+) -> dict[str, object]:
+    """Return the mapping that a JSON file of a run holds, or one of something else, which `opened` opens.
 
     Raises:
         UsageError: the file is missing, unreadable, larger than `most_bytes`, damaged or no mapping of names.
     """
     try:
-        with open_own(path) as file:
+        with opened(path) as file:
             content = file.read(most_bytes + 1)
         if len(content) > most_bytes:
             raise ValueError(f"it is larger than {most_bytes >> 20} MiB")

@@ -17,17 +17,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from gymnasium.spaces import Box
 
+from algorithms.offline.door import DATA, EPISODE_FILE, HDF5_FILE, METADATA, Place
 from algorithms.offline.episodes import Episode, Spaces, episode_of, space_from_json
 from algorithms.offline.stored import decoded_images
-from algorithms.offline.writer import DATA, EPISODE_FILE, FORM, FRAMES, METADATA, parts_in, require_pyarrow
+from algorithms.offline.writer import FORM, FRAMES, require_pyarrow
 from envs.spaces import AS_THEY_ARE, ActionForm, children, spec_of
 from envs.spec import Array, EnvSpec
 from utils.errors import AppoError, UsageError, text_of
-from utils.run_folder import open_own, read_own_mapping
 from utils.user_modules import find_function
 from utils.values import is_number, shown
 
-HDF5_FILE = "main_data.hdf5"
 PICKLES = (".pkl", ".pickle", ".npy", ".npz", ".pt", ".pth")
 """Suffixes of files that are pickles, or may hold some."""
 STEP_ARRAYS = ("rewards", "terminations", "truncations")
@@ -153,30 +152,32 @@ def _sources(word: str) -> list[Source]:
     if ":" in word and not Path(word).exists():
         return [FunctionSource(word)]
     found = sorted(glob.glob(word)) if glob.has_magic(word) else [word]
-    folders = [folder for path in found for folder in _data_folders(Path(path))]
+    with _damage(word):
+        folders = [folder for path in found for folder in _data_folders(Path(path))]
     if not folders:
         raise UsageError(f"--input: there is no dataset {shown(word)}")
     return [_source_in(folder) for folder in folders]
 
 
-def _data_folders(path: Path) -> list[Path]:
+def _data_folders(path: Path) -> list[Place]:
     """The folders of a dataset's data: of one of Minari's, or of every part of one of ours."""
     if path.suffix.lower() in PICKLES:
-        raise UsageError(f"--input: {named(path)} may be a pickle, which could run code: it is not read")
-    for folder in (path, path / DATA):
-        if (folder / METADATA).is_file():
+        raise UsageError(f"{named(path)} may be a pickle, which could run code: it is not read")
+    place = Place(path)
+    for folder in (place, place.inside(DATA)):
+        if folder.holds(METADATA):
             return [folder]
-    parts = parts_in(path)
+    parts = place.parts()
     if not parts:
         hint = f", no folder with {DATA}/{METADATA} as Minari writes it" if path.exists() else ""
-        raise UsageError(f"--input: there is no dataset {named(path)}{hint}")
+        raise UsageError(f"there is no dataset {named(path)}{hint}")
     return parts
 
 
-def _source_in(folder: Path) -> Source:
-    name = named(folder)
-    metadata = read_own_mapping(folder / METADATA)
-    with _damage(str(folder / METADATA)):
+def _source_in(folder: Place) -> Source:
+    name = named(folder.path)
+    with _damage(str(folder.path / METADATA)):
+        metadata = folder.mapping(METADATA)
         spaces = space_from_json(metadata["observation_space"]), space_from_json(metadata["action_space"])
         episodes: Any = metadata["total_episodes"]
         frames: Any = metadata.get(FRAMES, 0)
@@ -243,22 +244,23 @@ class ArrowSource:
         UsageError: pyarrow is missing, or the number of steps of an episode is not there.
     """
 
-    def __init__(self, folder: Path, described: Described) -> None:
+    def __init__(self, folder: Place, described: Described) -> None:
         self._arrow = require_pyarrow("input")
-        self.folder, self.name = folder, str(folder)
+        self.folder, self.name = folder, str(folder.path)
         self.spaces, self.form, self.frames_per_step, episodes = described
         self.lengths: Sequence[int] = [self._length(index) for index in range(episodes)]
 
     def _length(self, index: int) -> int:
-        path = self.folder / str(index) / METADATA
-        steps = read_own_mapping(path).get("total_steps")
-        if not is_number(steps) or steps != int(steps) or steps < 1:
-            raise UsageError(f"--input: {named(path)} is damaged: total_steps must be a positive whole number")
+        episode = self.folder.inside(str(index))
+        with _damage(str(episode.path / METADATA)):
+            steps = episode.mapping(METADATA).get("total_steps")
+            if not is_number(steps) or steps != int(steps) or steps < 1:
+                raise ValueError("total_steps must be a positive whole number")
         return int(steps)
 
     def read(self, index: int) -> Mapping[str, Any]:
         """Return the arrays of an episode, the padding behind actions and rewards taken off."""
-        with open_own(self.folder / str(index) / EPISODE_FILE) as file:
+        with self.folder.inside(str(index)).open(EPISODE_FILE) as file:
             content = file.read()
         reader = self._arrow.ipc.open_file(self._arrow.py_buffer(content))
         for field in reader.schema:
@@ -334,16 +336,16 @@ def _info(field: Any, column: Any) -> Array:
 class HDF5Source:
     """One of Minari's datasets on HDF5; arguments and errors are those of `ArrowSource`."""
 
-    def __init__(self, folder: Path, described: Described) -> None:
+    def __init__(self, folder: Place, described: Described) -> None:
         try:
             self._h5py: Any = importlib.import_module("h5py")
         except ImportError:
             raise UsageError('--input needs the package h5py: pip install "appo[offline]"') from None
-        path = folder / HDF5_FILE
-        self.name, (self.spaces, self.form, self.frames_per_step, episodes) = str(path), described
+        self.spaces, self.form, self.frames_per_step, episodes = described
+        self.name = str(folder.path / HDF5_FILE)
         with _damage(self.name):
-            open_own(path).close()  # it is a plain file
-            self._file = self._h5py.File(path, "r")
+            with folder.open(HDF5_FILE) as file:  # which is not looked up by its name again
+                self._file = self._h5py.File(f"/proc/self/fd/{file.fileno()}", "r")
             self.lengths: Sequence[int] = [
                 len(self._array(self._episode(index), "rewards")) for index in range(episodes)
             ]

@@ -30,9 +30,7 @@ def decoded_images(shape: tuple[int, ...], encoded: Iterable[Any]) -> Array:
     try:
         image_of = importlib.import_module("PIL.Image").open
     except ImportError:
-        raise UsageError(
-            '--input needs the package pillow for images stored as JPEG: pip install "appo[offline]"'
-        ) from None
+        raise UsageError('images as JPEG need the package pillow: pip install "appo[offline]"') from None
     size = int(np.prod(shape, dtype=np.int64))
     images = []
     for content in encoded:

@@ -11,13 +11,10 @@ written is hidden, so that a process which is killed leaves nothing half written
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import importlib
-import itertools
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from algorithms.offline.config import OutputConfig
+from algorithms.offline.door import EPISODE_FILE, METADATA, NewPart, Place, make_folder, remove_hidden
 from algorithms.offline.episodes import (
     SAMPLED_ACTION,
     Episode,
@@ -38,11 +36,9 @@ from algorithms.offline.episodes import (
 )
 from envs.spec import SINGLE_KEY, Array, EnvSpec
 from utils.errors import ResourceError, UsageError
-from utils.run_folder import read_own_mapping
 from utils.values import shown
 
-PART, OPEN, DATA = "part-", ".open-", "data"
-METADATA, EPISODE_FILE = "metadata.json", "part-0.arrow"
+OPEN = ".open-"
 FRAMES = "frames_per_step"
 """Name in the metadata of what is no part of Minari's format: simulator frames behind a step."""
 FORM = "action_form"
@@ -51,21 +47,6 @@ LEAST_COMPRESSED_BYTES = 16 << 10
 """Of an episode. A smaller one takes as many blocks of the disk in any case, and compressing twice as long to write."""
 MINARI_VERSION = "0.5.3"
 """Of the format, from which on Minari reads what is written here."""
-
-
-_PART_NAME = re.compile(rf"{PART}([0-9]{{5}}|[1-9][0-9]{{5,17}})")
-
-
-def part_number(name: str) -> int:
-    """Return the number of the part that has this name; -1: it is of no part, as of a copy that a user has made."""
-    match = _PART_NAME.fullmatch(name)
-    return int(match[1]) if match else -1
-
-
-def parts_in(folder: Path) -> list[Path]:
-    """Return the folders of data of the parts in the folder of a dataset, in order."""
-    found = sorted(path.parent for path in folder.glob(f"{PART}*/{DATA}/{METADATA}"))
-    return [path for path in found if part_number(path.parent.name) >= 0]
 
 
 def require_pyarrow(flag_name: str) -> Any:
@@ -132,9 +113,9 @@ class DatasetWriter:
         """
         try:
             if self._open is None:
-                self._open = _OpenPart(self._hidden)
+                self._open = _OpenPart(self.folder, self._hidden)
             table = self._encoded(episode)
-            self._open.add(table, len(episode))
+            self._open.write(table, len(episode))
         except OSError as error:
             raise ResourceError(f"cannot write {shown(str(self.folder))}: {error.strerror or error}") from error
         self.episodes, self.steps = self.episodes + 1, self.steps + len(episode)
@@ -159,7 +140,7 @@ class DatasetWriter:
             **self.about,
         }
         try:
-            part.finish(about)
+            part.appear(about)
         except OSError as error:
             raise ResourceError(f"cannot write {shown(str(self.folder))}: {error.strerror or error}") from error
         self._open, self.parts = None, self.parts + 1
@@ -171,8 +152,12 @@ class DatasetWriter:
 
     def abandon(self) -> int:
         """Drop the open part, as the disk has failed; return its episodes, which are counted no more."""
-        dropped, self._open = self.open_counts, None
-        shutil.rmtree(self._hidden, ignore_errors=True)
+        part, dropped = self._open, self.open_counts
+        self._open = None
+        if part is not None:
+            part.close()
+        with contextlib.suppress(OSError):  # it has gone
+            remove_hidden(self.folder, self._hidden)
         self.episodes, self.steps = self.episodes - dropped[0], self.steps - dropped[1]
         return dropped[0]
 
@@ -206,29 +191,24 @@ class DatasetWriter:
         return encoded
 
 
-def open_folder(folder: Path, name: str, spec: EnvSpec) -> Path:
-    """Make the folder of a dataset, and return the place of what a writer of this name has open, which is removed.
+def open_folder(folder: Path, name: str, spec: EnvSpec) -> str:
+    """Make the folder of a dataset, and return the name in it of what this writer has open, which is removed.
 
     Raises:
         UsageError: it cannot be written, or holds a dataset of other spaces, or one that is damaged.
     """
-    hidden = folder / f"{OPEN}{name}"
+    hidden = f"{OPEN}{name}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if hidden.exists():
-            shutil.rmtree(hidden)
-        hidden.mkdir()  # so that a folder without room or permission is found now
-        hidden.rmdir()
+        make_folder(folder, hidden)  # so that one without room or permission is found now
     except OSError as error:
         raise UsageError(f"--output: cannot write {shown(str(folder))}: {error.strerror}") from None
     spaces = _plain(spaces_of(spec))
-    for part in parts_in(folder):
-        try:
-            there = read_own_mapping(part / METADATA)
-        except UsageError as error:
-            raise UsageError(f"--output: {error}") from None
-        if any(there.get(name) != text for name, text in spaces.items()):
-            raise UsageError(f"--output: {shown(str(folder))} holds a dataset of other spaces")
+    try:
+        found = [part.mapping(METADATA) for part in Place(folder).parts()]
+    except UsageError as error:
+        raise UsageError(f"--output: {error}") from None
+    if any(there.get(name) != text for there in found for name, text in spaces.items()):
+        raise UsageError(f"--output: {shown(str(folder))} holds a dataset of other spaces")
     return hidden
 
 
@@ -236,45 +216,24 @@ def _plain(spaces: Spaces) -> dict[str, str]:
     return dict(zip(("observation_space", "action_space"), map(space_to_json, spaces), strict=True))
 
 
-class _OpenPart:
-    """A part that is hidden until it is finished."""
+class _OpenPart(NewPart):
+    """A part, with what has been written into it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, name)
         self.episodes = self.steps = self.nbytes = 0
-        (self.path / DATA).mkdir(parents=True)
 
-    def add(self, encoded: bytes, steps: int) -> None:
-        place = f"{self.path}/{DATA}/{self.episodes}"
-        os.mkdir(place)
-        _write(f"{place}/{EPISODE_FILE}", encoded)
-        _write(f"{place}/{METADATA}", b'{"id": %d, "total_steps": %d}' % (self.episodes, steps))
+    def write(self, encoded: bytes, steps: int) -> None:
+        """Write an episode (OSError)."""
+        about = b'{"id": %d, "total_steps": %d}' % (self.episodes, steps)
+        self.add(self.episodes, {EPISODE_FILE: encoded, METADATA: about})
         self.episodes, self.steps, self.nbytes = self.episodes + 1, self.steps + steps, self.nbytes + len(encoded)
 
-    def finish(self, about: Mapping[str, object]) -> None:
+    def appear(self, about: Mapping[str, object]) -> None:
+        """Finish it (OSError)."""
         counts = {"total_episodes": self.episodes, "total_steps": self.steps}
         metadata = {**about, **counts, "dataset_size": round(self.nbytes / 1e6, 1)}
-        (self.path / DATA / METADATA).write_text(json.dumps(metadata))  # with Infinity, as Minari has it
-        folder = self.path.parent
-        taken = [part_number(name) for name in os.listdir(folder)]
-        for number in itertools.count(max(taken, default=-1) + 1):
-            try:
-                os.rename(self.path, folder / f"{PART}{number:05}")
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-            else:  # no other writer has just taken this number
-                return
-
-
-def _write(path: str, content: bytes) -> None:
-    """Write a file, without what makes `Path` slow: there are two of every episode."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        while content:
-            content = content[os.write(descriptor, content) :]
-    finally:
-        os.close(descriptor)
+        self.finish(json.dumps(metadata).encode())  # with Infinity, as Minari has it
 
 
 def _padded(values: Any) -> Any:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from algorithms.offline.door import Place
 from algorithms.offline.episodes import POLICY_VERSION, EpisodeAssembler, Steps
-from algorithms.offline.writer import DatasetWriter, parts_in, require_pyarrow
+from algorithms.offline.writer import DatasetWriter, require_pyarrow
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
@@ -58,7 +59,7 @@ def record(config: RecordConfig) -> int:
         ResourceError: the disk is full.
     """
     require_pyarrow("output")
-    if parts_in(Path(config.output)):
+    if Place(Path(config.output)).parts():
         raise UsageError(f"--output: there is a dataset {shown(config.output)} already")
     machine.limit_threads(1)
     seed = config.seed if config.seed is not None else secrets.randbits(32)

@@ -496,3 +496,159 @@ def test_a_disk_that_is_full_ends_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "d").write_text("no folder any more")
     with pytest.raises(ResourceError, match=r"^cannot write .*: Not a directory$"):
         writer.write(episode(1, 2))
+
+
+# Links, and others who may write into the folder.
+
+
+def moved(folder: Path, name: str) -> None:
+    """Move something in a dataset elsewhere, and put a link to it in its place."""
+    path, elsewhere = folder / name, folder.parent / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+LINKS = [
+    ("arrow", "part-00000"),
+    ("arrow", "part-00000/data"),
+    ("arrow", "part-00000/data/metadata.json"),
+    ("arrow", "part-00000/data/1"),
+    ("arrow", "part-00000/data/1/metadata.json"),
+    ("arrow", "part-00000/data/1/part-0.arrow"),
+    ("hdf5", "data"),
+    ("hdf5", "data/metadata.json"),
+    ("hdf5", "data/main_data.hdf5"),
+]
+
+
+@pytest.mark.parametrize(("stored", "name"), LINKS)
+def test_links_in_a_dataset_are_not_followed(tmp_path: Path, stored: str, name: str) -> None:
+    if stored == "arrow":
+        written(tmp_path / "d")
+    else:
+        minari_hdf5(tmp_path / "d")
+    moved(tmp_path / "d", name)
+    last = name.rpartition("/")[2]
+    with pytest.raises(UsageError, match=rf"^--input: .*\b{last} is a link, and no link is followed here$") as raised:
+        list(read(tmp_path / "d"))
+    assert str(raised.value).count("--input") == 1
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["part-00000", "part-00000/data", "part-00000/data/metadata.json"])
+def test_no_part_is_added_beside_links(tmp_path: Path, name: str) -> None:
+    written(tmp_path / "d")
+    moved(tmp_path / "d", name)
+    with pytest.raises(UsageError, match=r"^--output: cannot read .* is a link, and no link is followed here$"):
+        written(tmp_path / "d")
+
+
+def test_the_folder_that_is_named_may_be_a_link(tmp_path: Path) -> None:
+    written(tmp_path / "real" / "d")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "d").symlink_to(tmp_path / "real" / "d")
+    for word in (tmp_path / "link" / "d", tmp_path / "d", tmp_path / "d" / "part-00000" / "data"):
+        assert len(read(word)) == len(LENGTHS)
+    written(tmp_path / "d")
+    assert parts_in(tmp_path / "real" / "d") == ["part-00000", "part-00001"]
+
+
+def test_hdf5_is_read_from_the_file_that_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one, or a link, that takes its place behind the check is not opened."""
+    folder = minari_hdf5(tmp_path / "h")
+    path = folder / "data" / "main_data.hdf5"
+    real = h5py.File
+
+    def opened(name: str, mode: str) -> h5py.File:
+        path.rename(tmp_path / "aside")
+        path.symlink_to(tmp_path / "nowhere")
+        return real(name, mode)
+
+    monkeypatch.setattr(h5py, "File", opened)
+    assert [len(one) for one in read(folder)] == list(LENGTHS)
+
+
+def victim_in(folder: Path) -> Path:
+    """A folder of somebody's, with a file."""
+    folder.mkdir()
+    (folder / "metadata.json").write_text("precious")
+    return folder
+
+
+def require_untouched(folder: Path) -> None:
+    assert [path.name for path in folder.iterdir()] == ["metadata.json"]
+    assert (folder / "metadata.json").read_text() == "precious"
+
+
+@pytest.mark.parametrize("target", ["victim", "victim/metadata.json", "nothing"])
+def test_a_link_in_the_place_of_the_hidden_folder_is_removed_itself(tmp_path: Path, target: str) -> None:
+    victim = victim_in(tmp_path / "victim")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / ".open-writer").symlink_to(tmp_path / target)
+    written(tmp_path / "d")
+    assert parts_in(tmp_path / "d") == ["part-00000"]
+    require_untouched(victim)
+
+
+def replace_hidden_folder(folder: Path, victim: Path) -> None:
+    (folder / ".open-writer").rename(folder / "aside")
+    (folder / ".open-writer" / "data").mkdir(parents=True)
+    (folder / ".open-writer" / "data" / "metadata.json").symlink_to(victim / "metadata.json")
+
+
+def replace_hidden_folder_by_a_link(folder: Path, victim: Path) -> None:
+    (folder / ".open-writer").rename(folder / "aside")
+    (folder / ".open-writer").symlink_to(victim)
+
+
+def replace_data(folder: Path, victim: Path) -> None:
+    (folder / ".open-writer" / "data").rename(folder / ".open-writer" / "aside")
+    (folder / ".open-writer" / "data").symlink_to(victim)
+
+
+def plant_metadata(folder: Path, victim: Path) -> None:
+    (folder / ".open-writer" / "data" / "metadata.json").symlink_to(victim / "metadata.json")
+
+
+def plant_episode(folder: Path, victim: Path) -> None:
+    (folder / ".open-writer" / "data" / "1").symlink_to(victim)
+
+
+@pytest.mark.parametrize(
+    ("plant", "error"),
+    [
+        (replace_hidden_folder, "somebody has replaced .open-writer"),
+        (replace_hidden_folder_by_a_link, "somebody has replaced .open-writer"),
+        (replace_data, ""),
+        (plant_metadata, "File exists"),
+        (plant_episode, "File exists"),
+    ],
+)
+def test_links_that_others_plant_while_it_is_written_are_not_followed(
+    tmp_path: Path, plant: Callable[[Path, Path], None], error: str
+) -> None:
+    victim = victim_in(tmp_path / "victim")
+    writer = DatasetWriter(OutputConfig(output=str(tmp_path / "d")), SPEC, {})
+    writer.write(episode(1, 2))
+    plant(tmp_path / "d", victim)
+    if error:
+        with pytest.raises(ResourceError, match=rf"^cannot write .*d: {error}$"):  # noqa: PT012 (either may find it)
+            writer.write(episode(2, 2))
+            writer.close()
+        assert writer.abandon() >= 1
+    else:
+        writer.write(episode(2, 2))
+        writer.close()  # into the folder that it has open
+    require_untouched(victim)
+    assert [path for path in (tmp_path / "d").glob("part-*/data/*") if path.is_symlink()] == []
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        written(tmp_path / "d", output_max_file_size=1)
+    writer = DatasetWriter(OutputConfig(output=str(tmp_path / "d")), SPEC, {})
+    writer.write(episode(1, 2))
+    writer.abandon()
+    list(read(tmp_path / "d"))
+    assert len(os.listdir("/proc/self/fd")) == before

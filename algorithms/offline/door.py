@@ -1,0 +1,197 @@
+"""The door of datasets: every folder and file in one is opened here, by its name in the folder above it.
+
+A dataset may come from anybody, and others may write into its folder. So nothing in it is opened behind a link, neither
+to read nor to write; what is written is new, and never takes the place of what has its name. The folder that the user
+names may be a link, or lie behind one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from utils.errors import UsageError
+from utils.files import remove_tree
+from utils.run_folder import OWN_BYTES, enter, open_plain, read_own_mapping
+
+PART, DATA = "part-", "data"
+METADATA, EPISODE_FILE, HDF5_FILE = "metadata.json", "part-0.arrow", "main_data.hdf5"
+_PART_NAME = re.compile(rf"{PART}([0-9]{{5}}|[1-9][0-9]{{5,17}})")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Place:
+    """A folder in a dataset; nothing is looked at until a method reads.
+
+    Args:
+        root: the folder that the user names.
+        inner: names of the folders from there to this one.
+    """
+
+    def __init__(self, root: Path, *inner: str) -> None:
+        self.root, self.inner, self.path = root, inner, root.joinpath(*inner)
+
+    def inside(self, *names: str) -> Place:
+        """Return a folder in this one."""
+        return Place(self.root, *self.inner, *names)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[int]:
+        """While entered, the folder is open as a descriptor, for the `dir_fd` of functions of `os`.
+
+        Raises:
+            OSError: it cannot be opened, or is or lies behind a link.
+        """
+        descriptor = os.open(self.root, _FOLDER)
+        try:
+            for name in self.inner:
+                above, descriptor = descriptor, enter(descriptor, name)
+                os.close(above)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a plain file in the folder for reading; a pipe is not waited on.
+
+        Raises:
+            OSError: it cannot be read, is no plain file, or is or lies behind a link.
+        """
+        with self.entered() as folder:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            return os.fdopen(open_plain(folder, name, flags), "rb")
+
+    def mapping(self, name: str, most_bytes: int = OWN_BYTES) -> dict[str, object]:
+        """Return the mapping that a JSON file in the folder holds (UsageError: see `read_own_mapping`)."""
+        return read_own_mapping(self.path / name, most_bytes, opened=lambda path: self.open(path.name))
+
+    def holds(self, name: str) -> bool:
+        """Whether there is anything of that name in the folder.
+
+        Raises:
+            UsageError: the folder cannot be entered, as it is a link, for example.
+        """
+        try:
+            with self.entered() as folder:
+                os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return False
+            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
+        return True
+
+    def parts(self) -> list[Place]:
+        """Return the folders of data of the parts in the folder, in order; those without metadata are none.
+
+        Raises:
+            UsageError: one of them is a link, or cannot be read.
+        """
+        try:
+            with self.entered() as folder:
+                names = sorted(name for name in os.listdir(folder) if part_number(name) >= 0)
+        except OSError:
+            return []
+        return [data for name in names if (data := self.inside(name, DATA)).holds(METADATA)]
+
+
+def part_number(name: str) -> int:
+    """Return the number of the part that has this name; -1: it is of no part, as of a copy that a user has made."""
+    match = _PART_NAME.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
+class NewPart:
+    """A part that is being written, in a hidden folder until it is finished.
+
+    Args:
+        folder: of the dataset.
+        name: of the hidden folder, which must not be there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._place, self._name = Place(folder), name
+        with self._place.entered() as above:
+            os.mkdir(name, dir_fd=above)
+            self._folder = enter(above, name)
+        os.mkdir(DATA, dir_fd=self._folder)
+        self._data = enter(self._folder, DATA)
+
+    def add(self, number: int, files: dict[str, bytes]) -> None:
+        """Write the files of an episode (OSError)."""
+        name = str(number)
+        os.mkdir(name, dir_fd=self._data)
+        episode = enter(self._data, name)
+        try:
+            for file, content in files.items():
+                _write(episode, file, content)
+        finally:
+            os.close(episode)
+
+    def finish(self, metadata: bytes) -> None:
+        """Write the metadata, and give the folder the name of the next part.
+
+        Raises:
+            OSError: it cannot be done, or somebody has put something else in the place of the folder.
+        """
+        _write(self._data, METADATA, metadata)
+        with self._place.entered() as above:
+            if not os.path.samestat(os.stat(self._name, dir_fd=above, follow_symlinks=False), os.fstat(self._folder)):
+                raise OSError(errno.ESTALE, f"somebody has replaced {self._name}")
+            taken = (part_number(name) for name in os.listdir(above))
+            for number in itertools.count(max(taken, default=-1) + 1):
+                try:
+                    os.rename(self._name, f"{PART}{number:05}", src_dir_fd=above, dst_dir_fd=above)
+                except OSError as error:  # another writer has just taken this number
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                        raise
+                else:
+                    break
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self._data)
+        os.close(self._folder)
+
+
+def _write(folder: int, name: str, content: bytes) -> None:
+    descriptor = os.open(name, _NEW, 0o666, dir_fd=folder)
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]
+    finally:
+        os.close(descriptor)
+
+
+def remove_hidden(folder: Path, name: str) -> None:
+    """Remove what a writer has left open in the folder of a dataset, or a link of that name; what cannot be, stays.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    with Place(folder).entered() as above:
+        remove_tree(name, dir_fd=above)
+
+
+def make_folder(folder: Path, name: str) -> None:
+    """Make the folder of a dataset, and find out whether a hidden folder can be made in it.
+
+    Raises:
+        OSError: it cannot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_hidden(folder, name)
+    with Place(folder).entered() as above:
+        os.mkdir(name, dir_fd=above)
+        os.rmdir(name, dir_fd=above)
