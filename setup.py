@@ -48,7 +48,11 @@ setup(
     python_requires=">=3.11",
     package_dir={"": "."},
     packages=find_packages(include=["algorithms*", "envs*", "utils*"]),
-    package_data={"algorithms": ["py.typed", "tools/report/page.*"], "envs": ["py.typed"], "utils": ["py.typed"]},
+    package_data={
+        "algorithms": ["py.typed", "tools/report/page.*"],
+        "envs": ["py.typed"],
+        "utils": ["py.typed", "synonyms.toml"],
+    },
     install_requires=[
         "torch>=2.11",
         "numpy>=2.0",

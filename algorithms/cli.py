@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from utils import interrupts
 from utils.command_line import (
+    UnknownFlag,
     complain,
     flush_or_drop,
     format_help,
@@ -20,6 +21,7 @@ from utils.command_line import (
     open_closed_streams,
     parse_command_line,
     print_and_exit,
+    underscored,
     wants_help,
 )
 from utils.errors import AppoError, Interrupted, UsageError, lack_of, traceback_of
@@ -265,9 +267,21 @@ def run(name: str, argv: Sequence[str]) -> int:
     """
     _print_version_if_asked(argv)
     command = COMMANDS[name]
-    arguments = parse(name, argv) if command.config else (argv,)
-    exit_code: int = resolve_name(command.run)(*arguments)
+    try:
+        arguments = parse(name, argv) if command.config else (argv,)
+        exit_code: int = resolve_name(command.run)(*arguments)
+    except UnknownFlag as error:
+        raise UnknownFlag(error.option, error.known, _places(name, error.name)) from None
     return exit_code
+
+
+def _places(name: str, flag: str) -> list[str]:
+    """Return the other commands that have a flag of this name; for training, the algorithms too."""
+    others = [f"appo {other}" for other, c in COMMANDS.items() if c.config and flag in flags_of(resolve_name(c.config))]
+    algorithms: list[str] = resolve_name("algorithms.run.algorithms:algorithms_with")(flag)
+    if COMMANDS[name].config and COMMANDS[name].training == "nothing":
+        return [*(["appo train"] if algorithms else []), *others]
+    return algorithms or others
 
 
 def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
@@ -280,6 +294,7 @@ def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
     command = COMMANDS[name]
     config_class = resolve_name(command.config)
     flags = flags_of(config_class)
+    argv = underscored(argv)
     end = argv.index("--") if command.training == "words" and "--" in argv else len(argv)
     if wants_help(argv[:end]):
         title = config_class.__name__.removesuffix("Config")

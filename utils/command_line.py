@@ -12,7 +12,16 @@ from typing import NoReturn
 
 from utils.errors import UsageError
 from utils.flags import Flag
-from utils.values import nearest, parse_bool, parse_json_word, parse_text, parse_words, printable, shown
+from utils.values import (
+    NOUNS,
+    flag_hint,
+    parse_bool,
+    parse_json_word,
+    parse_text,
+    parse_words,
+    printable,
+    shown,
+)
 
 METAVARS = {
     "int": "INT",
@@ -39,20 +48,52 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message.removeprefix("argument "))
 
 
+class UnknownFlag(UsageError):
+    """A word that is no flag of its command.
+
+    Args:
+        option: as typed.
+        known: names of flags that are.
+        elsewhere: commands and algorithms that have a flag of this name.
+    """
+
+    def __init__(self, option: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> None:
+        self.option, self.known = option, known
+        hint = flag_hint(self.name, known, elsewhere)
+        super().__init__(f"unknown flag {shown(option)}{hint or ' (--help lists all)'}")
+
+    @property
+    def name(self) -> str:
+        """Return the name without dashes."""
+        return self.option.lstrip("-")
+
+
 def parse_command_line(argv: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, object]:
     """Return the values of the flags that were given, and only of those; the last one wins.
 
     Raises:
         UsageError: unknown or misspelt flag, missing value, or a value that is not the flag's.
     """
-    spoken, strangers = _parser("", {"": flags}, {}).parse_known_args(_normalized(argv, flags))
+    spoken, strangers = _parser("", {"": flags}, {}).parse_known_args(_normalized(underscored(argv), flags))
     if strangers:
-        raise UsageError(_stranger(strangers, flags))
+        raise _stranger(strangers, flags)
     given: dict[str, object] = {}
     for name, words in vars(spoken).items():
         flag = flags[name]
+        if words == []:  # `--x=` is the empty list
+            raise UsageError(f"--{name} needs a value: {flag.elements or NOUNS[flag.kind]}")
         given[name] = parse_words(flag, words) if isinstance(words, list) else parse_text(flag, words)
     return given
+
+
+def underscored(argv: Sequence[str]) -> list[str]:
+    """Return the words with underscores for the dashes inside names of flags: `--learning-rate` is taken too."""
+    return [re.sub(r"(?<=\w)-", "_", name) + rest for name, rest in map(_name_and_rest, argv)]
+
+
+def _name_and_rest(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    return (name, equals + value) if name.startswith("--") else ("", word)
 
 
 def leading_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -184,7 +225,7 @@ def words_of(value: object) -> str:
 def words_of_flag(name: str, value: object) -> list[str]:
     """Return the words of a command line that give a flag this plain value, uncut."""
     if isinstance(value, dict):
-        return [f"--{name}", *_entries(value)]
+        return [f"--{name}", *(_entries(value) or ["{}"])]
     return [f"--{name}={flag_text(value)}"]
 
 
@@ -232,12 +273,11 @@ def _opposite(option: str, value: str) -> bool:
         raise UsageError(f"{option} must be True or False, got {shown(value)}") from None
 
 
-def _stranger(words: Sequence[str], flags: Mapping[str, Flag]) -> str:
-    """Say what is wrong with words that argparse could not place."""
+def _stranger(words: Sequence[str], flags: Mapping[str, Flag]) -> UsageError:
+    """Return what is wrong with words that argparse could not place."""
     named = [word for word in words if word.startswith("-")]
     if not named:
-        return f"unexpected word {shown(words[0])}: flags are given as --name=value"
-    known = ["--help", "--version"] + [f"--{name}" for flag in flags.values() for name in (flag.name, *flag.aliases)]
-    known += [f"--{negation(name)}" for name, flag in flags.items() if flag.kind == "bool"]
-    option = named[0].partition("=")[0]
-    return f"unknown flag {shown(option)}{nearest(option, known) or ' (--help lists all)'}"
+        return UsageError(f"unexpected word {shown(words[0])}: flags are given as --name=value")
+    known = ["help", "version"] + [name for flag in flags.values() for name in (flag.name, *flag.aliases)]
+    known += [negation(name) for name, flag in flags.items() if flag.kind == "bool"]
+    return UnknownFlag(named[0].partition("=")[0], known)

@@ -34,7 +34,8 @@ class Flag:
     the choice it stands for. `fixed_on_resume` marks what a saved run cannot change. A mutation stays within
     `mutation_range`, inclusive. `alone` is what the name without a value means, where that may be. `harmless` says
     that no value of it can run, read, write or send anything; None: numbers and choices cannot, texts can. `before` is
-    the value of runs that were saved before the flag existed, where that is not the default.
+    the value of runs that were saved before the flag existed, where that is not the default. `elements` says what a
+    list may hold, where these are a few words.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Flag:
     alone: str | None = None
     harmless: bool | None = None
     before: object = None
+    elements: str = ""
 
     @property
     def reaches_out(self) -> bool:
@@ -77,6 +79,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     alone: str | None = None,
     harmless: bool | None = None,
     before: T | None = None,
+    elements: str = "",
 ) -> T:
     """Declare a flag: the default and description of a dataclass field (see `Flag` for the arguments)."""
     metadata = {
@@ -92,6 +95,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
         "alone": alone,
         "harmless": harmless,
         "before": before,
+        "elements": elements,
     }
     if isinstance(default, dict):
         content = default
@@ -130,9 +134,10 @@ def flattened(values: Mapping[str, object], parts: Mapping[str, Mapping[str, Fla
     flat: dict[str, object] = {}
     for title, value in values.items():
         inside = value if title in parts and isinstance(value, Mapping) else None
-        for name, element in ({title: value} if inside is None else inside).items():
-            if not isinstance(name, str):
-                raise UsageError(f"{source}: {name} is no name of a flag")
+        for word, element in ({title: value} if inside is None else inside).items():
+            if not isinstance(word, str):
+                raise UsageError(f"{source}: {word} is no name of a flag")
+            name = word.replace("-", "_")  # as on the command line
             if name in flat:
                 raise UsageError(f"{source}: {name} is there twice")
             home = next((part for part, flags in parts.items() if name in flags), title)

@@ -7,7 +7,11 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from utils.errors import UsageError
@@ -125,10 +129,85 @@ def refuse_deep(value: object) -> None:
 
 
 def nearest(word: str, known: Iterable[str], most: int = 1) -> str:
-    """Return `; did you mean X or Y?` with the nearest known words, or nothing if none is near."""
-    spellings = {name.lower(): name for name in known}
+    """Return `; did you mean X or Y?` with the nearest known words, or nothing if none is near.
+
+    For values, of which there are few: the bar is low. Names of flags have a higher one, see `flag_hint`.
+    """
+    spellings = {name.lower(): name for name in known if name != word}
     found = difflib.get_close_matches(word[:80].lower(), spellings, n=most, cutoff=0.6)
     return f"; did you mean {' or '.join(spellings[name] for name in found)}?" if found else ""
+
+
+@cache
+def synonyms() -> Mapping[str, Mapping[str, str]]:
+    """Return framework -> name there -> name here, or why there is none: the table of `synonyms.toml`."""
+    return tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text(encoding="utf-8"))
+
+
+def flag_hint(word: str, known: Iterable[str], elsewhere: Sequence[str] = (), dashes: str = "--") -> str:
+    """Return `; did you mean --x?` for a name that is no flag here, or why there is none; nothing if neither is known.
+
+    The names of other frameworks come first, then only slips of the fingers: a flag that is another word would train
+    something else.
+
+    Args:
+        word: as typed, without the dashes before it.
+        known: names of flags that are possible here.
+        elsewhere: commands or algorithms that have a flag of this name.
+        dashes: before a name, "" in files and in Python.
+    """
+    plain, names = word[:80].replace("-", "_").lower(), list(known)
+    row = _synonym(plain)
+    opposite = "" if row or not plain.startswith("no_") else _synonym(plain.removeprefix("no_"))
+    ours, _, note = row.partition("; ")
+    name = ours.removeprefix("--").partition("=")[0].partition(" ")[0]
+    if row.startswith("none: "):
+        text = f"; there is none here: {row.removeprefix('none: ')}"
+    elif row and name != plain:
+        note = note if name in names or "of " in row else "of another command or --algo"
+        text = f"; did you mean {ours}{f' ({note})' if note else ''}?"
+    elif opposite:
+        text = f"; --{plain.removeprefix('no_')} would be {opposite}"
+    elif elsewhere:
+        text = f"; it is a flag of {', '.join(elsewhere)}"
+    else:
+        found = [f"--{name}" for name in names if name != word and _is_slip(plain, name)]
+        text = f"; did you mean {' or '.join(found)}?" if found else ""
+    return text if dashes else re.sub(r"(?<![\w-])--(?=\w)", "", text)
+
+
+def _synonym(word: str) -> str:
+    """Return the row of a name of another framework; "" if there is none."""
+    rows = [(name, text) for table in synonyms().values() for name, text in table.items()]
+    return next((text for name, text in rows if fnmatchcase(word, name)), "")
+
+
+def _is_slip(typed: str, name: str) -> bool:
+    """Say whether two names differ as slips of the fingers do: by a letter in up to two of their words, or a cut."""
+    mine, yours = typed.split("_"), name.lower().split("_")
+    if len(mine) != len(yours):
+        return "".join(mine) == "".join(yours) or (len(name) > 5 and _edits(typed, name.lower()) == 1)
+    if len(typed) > 3 and name.startswith(typed) and "_" not in name.removeprefix(typed):
+        return True
+    edits = [_edits(*pair) for pair in zip(mine, yours, strict=True)]
+    return max(edits) <= 1 and sum(edits) <= 2
+
+
+def _edits(typed: str, word: str) -> int:
+    """Return 0 for the same word, 1 for one that a letter, its place or its number makes, 2 for another one."""
+    if typed == word:
+        return 0
+    if typed.rstrip("s") == word.rstrip("s") or typed.removesuffix("y") == word.removesuffix("ies"):
+        return 1
+    short, long = sorted((typed, word), key=len)
+    if len(long) < 3 or len(long) - len(short) > 1:
+        return 2
+    same = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    mine, yours = short[same:], long[same:]
+    if len(short) < len(long):
+        return 1 if mine == yours[1:] else 2
+    swapped = mine[:2] == yours[1::-1] and mine[2:] == yours[2:]
+    return 1 if swapped or (mine[1:] == yours[1:] and len(word) > 3) else 2
 
 
 def is_plain(value: object) -> bool:

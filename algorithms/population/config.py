@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from utils.command_line import words_of
 from utils.errors import UsageError
 from utils.flags import Flag, flag
-from utils.values import from_plain, nearest, shown
+from utils.values import flag_hint, from_plain, shown
 
 SHARED = (
     "rollout",
@@ -177,10 +177,11 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
     """
     found: list[dict[str, Any]] = [{} for _ in range(num_policies)]
     own = [name for name in flags if name not in SHARED]
-    for name, text in config.per_policy.items():
+    for key, text in config.per_policy.items():
+        name = key.replace("-", "_")
         if name not in own:
             same = name in (*flags, ALGO)
-            other = f"is no flag of learning or of the network{nearest(name, own)}"
+            other = f"is no flag of learning or of the network{flag_hint(name, own, dashes='')}"
             reason = "is the same for all policies" if same else other
             raise UsageError(f"--per_policy {shown(name)}: {shown(name)} {reason}")
         words = text if isinstance(text, list) else [word.strip() for word in str(text).split(",")]

@@ -115,6 +115,11 @@ def flag_table(algo: str) -> FlagTable:
     return FlagTable(find_algorithm(algo))
 
 
+def algorithms_with(name: str) -> list[str]:
+    """Return the flags that choose our algorithms which have a flag of this name."""
+    return [f"--algo={algo}" for algo in ALGORITHMS if name in flag_table(algo).flags]
+
+
 def find_preset(env_id: str, device: str, algorithm: Algorithm) -> Preset | None:
     """Return flag -> value of environment, network and learning for a known environment, None for an unknown one.
 

@@ -17,19 +17,19 @@ from algorithms.population.config import (
     largest_batch_size,
     values_per_policy,
 )
-from algorithms.run.algorithms import DEFAULT, FlagTable, find_algorithm, find_preset, flag_table
+from algorithms.run.algorithms import DEFAULT, FlagTable, algorithms_with, find_algorithm, find_preset, flag_table
 from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
 from algorithms.run.trust import LOOKED_AT, TRAINED, permitted_flags
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
 from envs.given import is_again
-from utils.command_line import format_help, parse_command_line, print_and_exit, wants_help, words_of
+from utils.command_line import format_help, parse_command_line, print_and_exit, underscored, wants_help, words_of
 from utils.errors import UsageError
 from utils.files import read_mapping
 from utils.flags import flattened
 from utils.machine import choose_device
-from utils.values import TRUE_WORDS, from_plain, nearest, shown
+from utils.values import TRUE_WORDS, flag_hint, from_plain, shown
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,7 @@ def parse_train(argv: Sequence[str]) -> Config:
 
 def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
+    argv = underscored(argv)
     words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
     given = {name: word for name, word in words.items() if word}
     if "--trust" in argv:
@@ -507,7 +508,8 @@ def typed(values: Mapping[str, object], source: str, table: FlagTable) -> dict[s
     for word, value in values.items():
         name = table.aliases.get(word, word)
         if name not in table.flags:
-            raise UsageError(f"{source}: unknown flag {shown(word)}{nearest(word, table.flags)}")
+            hint = flag_hint(word, table.flags, algorithms_with(name), dashes="")
+            raise UsageError(f"{source}: unknown flag {shown(word)}{hint}")
         try:
             found[name] = from_plain(table.flags[name], value)
         except UsageError as error:
@@ -528,6 +530,7 @@ def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[st
 def word_of(argv: Sequence[str], name: str) -> str:
     """Return the value of a flag on a command line that need not be right otherwise."""
     flag, found = f"--{name}", ""
+    argv = underscored(argv)
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         if word == flag:
             found = following
@@ -550,7 +553,7 @@ def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
     Raises:
         UsageError: there is no such format.
     """
-    asked = [word for word in argv if word.partition("=")[0] == FLAG]
+    asked = [word for word in argv if underscored([word])[0].partition("=")[0] == FLAG]
     if not asked:
         return "", list(argv)
     wanted = asked[-1].partition("=")[2] or FORMATS[0]

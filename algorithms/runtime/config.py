@@ -320,6 +320,7 @@ class LoggingConfig:
         (),
         "trackers that all figures are sent to, each from a process of its own, separated by commas: wandb (Weights &"
         " Biases), trackio, mlflow; empty = none",
+        elements="wandb, trackio or mlflow",
     )
     with_wandb: bool = flag(False, "the same as --track=wandb, as it was called originally", harmless=False)
     wandb_project: str = flag("appo", "project at the trackers, experiment at MLflow")

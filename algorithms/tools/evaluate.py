@@ -35,7 +35,7 @@ from utils.hashed_files import Content
 from utils.metrics import MetricsLog
 from utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
 from utils.tensorboard import EventWriter
-from utils.values import from_plain, json_text, nearest, shown
+from utils.values import flag_hint, from_plain, json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}
 """How actions are chosen -> whether the most probable one is taken."""
@@ -287,10 +287,13 @@ def read_best(folder: Path) -> dict[str, Any] | None:
 def _overrule(saved: Config, config: EvaluateConfig) -> Config:
     """Return the flags of the run with those that evaluations change."""
     table = saved.table.by_part["env"]
-    if unknown := next((name for name in config.flags if name not in table), None):
-        reason = f"an evaluation plays, which only flags of the environment change{nearest(unknown, table)}"
+    flags = {name.replace("-", "_"): value for name, value in config.flags.items()}
+    if unknown := next((name for name in flags if name not in table), None):
+        reason = (
+            f"an evaluation plays, which only flags of the environment change{flag_hint(unknown, table, dashes='')}"
+        )
         raise UsageError(f"--flags {shown(unknown)}: {reason}")
-    changed = {name: from_plain(table[name], value) for name, value in config.flags.items()}
+    changed = {name: from_plain(table[name], value) for name, value in flags.items()}
     env = EnvConfig(**{**{name: getattr(saved.env, name) for name in table}, **changed})
     return replace(saved, env=replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs}))
 

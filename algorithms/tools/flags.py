@@ -181,6 +181,7 @@ class EstimateConfig:
         ESTIMATORS,
         "is = per-decision importance sampling, wis = weighted, fitted_q = fitted Q evaluation, dr = doubly robust; the"
         " last two are for actions that are one choice",
+        elements="is, wis, fitted_q or dr",
     )
     gamma: float | None = flag(None, "discount per step; none = that of the run", minimum=0, maximum=1)
     updates: int = flag(5_000, "optimizer steps of fitted Q evaluation", minimum=1)
@@ -246,6 +247,11 @@ class LaunchConfig:
     def folder(self) -> Path:
         """Return the folder of all runs of the launch."""
         return Path(self.train_dir, self.name)
+
+    @property
+    def flags_to_try(self) -> dict[str, object]:
+        """Return the values to try by flag, whose names may have dashes in the grid."""
+        return {name.replace("-", "_"): values for name, values in self.grid.items()}
 
 
 @dataclass(frozen=True)
@@ -334,6 +340,6 @@ def check_launch(config: LaunchConfig, words: Sequence[str]) -> None:
     check_name("name", config.name)
     if not config.seeds:
         raise UsageError("--seeds needs at least one seed")
-    for name in (*parse_train_flags(words), *config.grid):
+    for name in (*parse_train_flags(words), *config.flags_to_try):
         if name in LAUNCH_DECIDES:
             raise UsageError(f"{name} is decided by appo launch: leave it out")

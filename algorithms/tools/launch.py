@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.run.algorithms import flag_table
+from algorithms.run.algorithms import algorithms_with, flag_table
 from algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
 from algorithms.run.folder import check_name
 from algorithms.run.summary import RunSummary, summary
@@ -24,7 +24,7 @@ from utils.errors import Interrupted, ResourceError, StopNow, UsageError
 from utils.flags import Flag
 from utils.interrupts import SignalWatch
 from utils.run_folder import append_to_own
-from utils.values import nearest, shown
+from utils.values import flag_hint, shown
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
@@ -91,7 +91,7 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
     """
     jobs = []
     flags = flag_table(algorithm_of({"algo": word_of(words, "algo")})).flags
-    values = {name: _values(name, given, flags) for name, given in config.grid.items()}
+    values = {name: _values(name, given, flags) for name, given in config.flags_to_try.items()}
     for seed, chosen in itertools.product(config.seeds, itertools.product(*values.values())):
         setting = dict(zip(values, chosen, strict=True))
         text = "_".join(f"{name}-{value}" for name, value in setting.items())
@@ -170,7 +170,9 @@ class _Running:
 def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
     """Return the values of a flag to try, as one types them."""
     if name not in flags:
-        raise UsageError(f"--grid: unknown flag {shown(name)}{nearest(name, flags)}")
+        raise UsageError(
+            f"--grid: unknown flag {shown(name)}{flag_hint(name, flags, algorithms_with(name), dashes='')}"
+        )
     if isinstance(given, list):
         return [flag_text(value) for value in given]
     return [word.strip() for word in given.split(",")] if isinstance(given, str) else [flag_text(given)]

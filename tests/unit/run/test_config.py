@@ -182,7 +182,7 @@ def test_defaults_of_the_original_are_kept(name: str, default: object) -> None:
         (["--encoder_mlp_layers", "64,", "32"], "encoder_mlp_layers", (64, 32)),
         (["--encoder_mlp_layers=[64, 32]"], "encoder_mlp_layers", (64, 32)),
         (["--encoder_mlp_layers=(64,)"], "encoder_mlp_layers", (64,)),
-        (["--actor_worker_gpus"], "actor_worker_gpus", ()),
+        (["--actor_worker_gpus="], "actor_worker_gpus", ()),
         (["--actor_worker_gpus=0"], "actor_worker_gpus", (0,)),
         (["--env_kwargs=a=1"], "env_kwargs", {"a": 1}),
         (["--env_kwargs", "a=1.5", "b=x=y", "c=True", "d=null", "e=[1]"], "env_kwargs",
@@ -201,7 +201,7 @@ def test_values_are_parsed_by_type(words: list[str], name: str, value: object) -
     ("words", "message"),
     [
         (["--rolout=3"], "unknown flag --rolout; did you mean --rollout?"),
-        (["--batch-size=3"], "unknown flag --batch-size; did you mean --batch_size?"),
+        (["--batch-sizes=3"], "unknown flag --batch_sizes; did you mean --batch_size?"),
         (["--no_use_rn"], "unknown flag --no_use_rn; did you mean --no_use_rnn?"),
         (["--roll=3"], "unknown flag --roll; did you mean --rollout?"),
         (["--zzzzzzzz"], "unknown flag --zzzzzzzz (--help lists all)"),
