@@ -80,7 +80,7 @@ SECTIONS: dict[str, Section] = {
         "perf/restarts": "processes that were started again",
         "perf/actors_replaced": "actors that grew too large and were replaced (`--actor_max_growth_mb`)",
         "perf/env_rebuilds": "environments that failed and were made again (`--max_env_rebuilds`)",
-        "perf/callbacks_off": "callbacks that are off because they raised; only with `--callbacks`",
+        "perf/callbacks_off": "methods of callbacks that are off because they raised; only with `--callbacks`",
     },
     "Datasets": {
         "input/share": "of the steps of batches that are read from datasets, where `--input` mixes them with `sampler`",

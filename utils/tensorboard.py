@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, SupportsFloat
 
+import numpy as np
+
 from utils.failpoints import failpoint
 from utils.run_folder import is_named, names_in_own, new_own, open_own, own_folder, remove_own, replace_own
 
@@ -139,7 +141,9 @@ def image_of(pixels: Any) -> dict[str, object]:
         ValueError: it is no such array.
     """
     if pixels.ndim != 3 or pixels.dtype.name != "uint8" or pixels.shape[2] not in PNG_COLOURS:
-        raise ValueError(f"an image is an array of uint8 [H, W, 1, 3 or 4], got {pixels.dtype} {pixels.shape}")
+        turned = pixels.ndim == 3 and pixels.shape[0] in PNG_COLOURS and pixels.shape[2] not in PNG_COLOURS
+        hint = "; dataformats='CHW' is for channels first" if turned else ""
+        raise ValueError(f"an image is an array of uint8 [H, W, 1, 3 or 4], got {pixels.dtype} {pixels.shape}{hint}")
     height, width, channels = pixels.shape
     lines, length = pixels.tobytes(), width * channels
     raw = b"".join(b"\0" + lines[start : start + length] for start in range(0, len(lines), length))
@@ -150,6 +154,12 @@ def image_of(pixels: Any) -> dict[str, object]:
         for kind, content in chunks
     )
     return {"height": height, "width": width, "colorspace": channels, "encoded_image_string": encoded}
+
+
+def _check_tag(method: str, tag: object) -> None:
+    """Refuse arguments in another order: the step used to come first (TypeError)."""
+    if not isinstance(tag, str):
+        raise TypeError(f"{method}: the tag comes first, got {tag!r}")
 
 
 class _RecordFile:
@@ -290,23 +300,38 @@ class EventWriter:
         """
         self._queue_up(_Event(time.time(), int(step), {tag: float(value) for tag, value in values.items()}))
 
-    def add_histogram(self, step: int, tag: str, values: Iterable[SupportsFloat]) -> None:
-        """Queue a histogram of values at a step, if any of them is finite; returns at once."""
-        if (found := histogram_of(values)) is not None:
-            self._queue_up(_Event(time.time(), int(step), {}, drawn={tag: {"histo": found}}))
+    # Arguments in the order and with the names of torch.utils.tensorboard and tensorboardX.
 
-    def add_image(self, step: int, tag: str, pixels: Any) -> None:
+    def add_scalar(self, tag: str, scalar_value: SupportsFloat, global_step: int) -> None:
+        """Queue a number at a step; returns at once."""
+        _check_tag("add_scalar(tag, scalar_value, global_step)", tag)
+        self.add(global_step, {tag: scalar_value})
+
+    def add_histogram(self, tag: str, values: Iterable[SupportsFloat], global_step: int) -> None:
+        """Queue a histogram of values at a step, if any of them is finite; returns at once."""
+        _check_tag("add_histogram(tag, values, global_step)", tag)
+        if (found := histogram_of(values)) is not None:
+            self._queue_up(_Event(time.time(), int(global_step), {}, drawn={tag: {"histo": found}}))
+
+    def add_image(self, tag: str, img_tensor: Any, global_step: int, *, dataformats: str = "HWC") -> None:
         """Queue an image at a step; returns at once.
 
         Args:
-            step: as of `add`.
             tag: of the image.
-            pixels: [H, W, C] bytes, of 1, 3 or 4 channels.
+            img_tensor: bytes, of 1, 3 or 4 channels.
+            global_step: as of `add`.
+            dataformats: order of the axes, `HWC` or `CHW`.
 
         Raises:
             ValueError: it is no such array.
         """
-        self._queue_up(_Event(time.time(), int(step), {}, drawn={tag: {"image": image_of(pixels)}}))
+        _check_tag("add_image(tag, img_tensor, global_step)", tag)
+        if dataformats not in ("HWC", "CHW"):
+            raise ValueError(f"dataformats={dataformats!r} is not one of HWC, CHW")
+        pixels = np.asarray(img_tensor)
+        if dataformats == "CHW" and pixels.ndim == 3:
+            pixels = pixels.transpose(1, 2, 0)
+        self._queue_up(_Event(time.time(), int(global_step), {}, drawn={tag: {"image": image_of(pixels)}}))
 
     def describe(self, flags: Mapping[str, object], first: Collection[str] = ()) -> None:
         """Queue the flags of a run for TensorBoard's table of runs, and which of them come first; returns at once."""

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -120,11 +121,14 @@ class Callbacks:
     Every actor has an object of its own, which is made anew when the actor is, and so has main.
 
     Args:
-        config: all flags by name.
+        config: all flags by name; an object that is given to `train` without them gets those of the run.
         worker: number of the actor; None in main.
     """
 
-    def __init__(self, config: Mapping[str, Any], worker: int | None = None) -> None:
+    config: Mapping[str, Any] = MappingProxyType({})  # also of a subclass whose __init__ does not call this one
+    worker: int | None = None
+
+    def __init__(self, config: Mapping[str, Any] = MappingProxyType({}), worker: int | None = None) -> None:
         self.config, self.worker = config, worker
 
     def on_episode_start(self, episode: Episode) -> None:
@@ -179,13 +183,13 @@ EVENTS = tuple(name for name in vars(Callbacks) if not name.startswith("_"))
 
 
 class Hooks:
-    """The callbacks of one process. One that raises is off from then on, with a warning; nobody else notices.
+    """The callbacks of one process. A method that raises is off from then on, with a warning; all others go on.
 
     Args:
         members: of them.
 
     Attributes:
-        off: how many have raised.
+        off: how many methods have raised, and callbacks could not be made.
     """
 
     def __init__(self, members: Iterable[Callbacks]) -> None:
@@ -208,6 +212,9 @@ class Hooks:
             except (Exception, SystemExit):  # the user's code may raise anything
                 failed += 1
                 log.warning("--callbacks=%s cannot be made and is off", name, exc_info=True)
+        more = tuple(more)
+        for one in more:
+            one.config = one.config or config
         hooks = cls([*made, *more])
         hooks.off = failed
         return hooks
@@ -228,12 +235,10 @@ class Hooks:
 
     def _turn_off(self, listener: Callbacks, event: str, error: BaseException) -> None:
         self.off += 1
-        for listeners in self._listeners.values():
-            if listener in listeners:
-                listeners.remove(listener)
-        name = f"{type(listener).__module__}:{type(listener).__qualname__}"
+        self._listeners[event].remove(listener)
+        name = f"{type(listener).__module__}:{type(listener).__qualname__}.{event}"
         reason = f"{type(error).__name__}: {text_of(error)}"
-        log.warning("callback %s is off: %s raised %s", name, event, reason, exc_info=error)
+        log.warning("callback %s is off: it raised %s", name, reason, exc_info=error)
 
 
 def find_callbacks(name: str) -> type[Callbacks]:

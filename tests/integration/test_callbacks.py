@@ -65,6 +65,15 @@ class Broken(Callbacks):
         raise ZeroDivisionError(f"actor {self.worker}")
 
 
+class Watch(Callbacks):
+    """Counts, as an object that is made without arguments."""
+
+    reports = 0
+
+    def on_report(self, report: LearnerReport) -> None:
+        self.reports += 1
+
+
 def told(directory: Path, worker: int | None) -> dict[str, int]:
     pairs = (pair.split("=") for pair in (directory / f"told_{worker}").read_text().split())
     return {name: int(number) for name, number in pairs}
@@ -84,15 +93,17 @@ def test_every_process_tells_and_one_that_raises_stops_nothing(tmp_path: Path) -
     assert last["stats/mine/mean"] == last["len/mean"]
     assert (last["mine/policy"], last["perf/callbacks_off"]) == (0, 2)
     log = (run.directory / "logs/actor_1.log").read_text()
-    assert f"callback {HERE}:Broken is off: on_episode_end raised ZeroDivisionError: actor 1\n" in log
+    assert f"callback {HERE}:Broken.on_episode_end is off: it raised ZeroDivisionError: actor 1\n" in log
     assert log.count("Traceback") == 1
 
 
 def test_from_python_names_and_objects(tmp_path: Path) -> None:
-    mine = Notes({"train_dir": tmp_path, "experiment": "."}, 7)
+    mine, watch = Notes({"train_dir": tmp_path, "experiment": "."}, 7), Watch()
     flags = COUNTER | {"train_dir": tmp_path, "experiment": "run", "inference": "serial", "num_workers": 1}
-    result = train(flags, callbacks=[mine, f"{HERE}:Notes"], tensorboard=False, seed=1)
+    result = train(flags, callbacks=[mine, f"{HERE}:Notes", watch], tensorboard=False, seed=1)
     assert told(tmp_path, 7).keys() == {"reports"}
+    assert watch.reports == told(tmp_path, 7)["reports"]
+    assert (watch.config["experiment"], watch.worker) == ("run", None)
     assert told(tmp_path, 7) == told(result.directory, None)
     assert told(result.directory, 0)["steps"] >= 3000
     assert result.report.figures[0]["stats/mine/mean"] > 0

@@ -24,7 +24,7 @@ from algorithms.runtime.callbacks import (
     find_callbacks,
 )
 from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.messages import Address, LearnerReport, Stop, WorkerReport
+from algorithms.runtime.messages import Address, EpisodesDone, LearnerReport, Stop, WorkerReport
 from algorithms.runtime.monitor.monitor import Monitor
 from algorithms.runtime.sampling.actor_worker import ActorWorker
 from envs.spec import EpisodeStats
@@ -183,12 +183,12 @@ def test_whoever_raises_is_off_and_nobody_else_notices(caplog: pytest.LogCapture
         played.steps(3)
         actor = ActorWorker(Address("actor", 0), [played.group], hooks=hooks)
         (report,) = (m for m in actor.handle(Stop()) if isinstance(m, WorkerReport))
-    assert Failing.calls == ["step"]
+    assert Failing.calls == ["step", "end"]  # its other methods go on
     assert (len(note.of(Step)), note.told[-1]) == (3, "end")
     assert hooks.off == report.totals["callbacks_off"] == 2
     first, second = caplog.messages
-    assert first == f"callback {HERE}:Failing is off: on_episode_step raised SystemExit: two lines"
-    assert second.startswith(f"callback {HERE}:Writing is off: on_episode_step raised ValueError: ")
+    assert first == f"callback {HERE}:Failing.on_episode_step is off: it raised SystemExit: two lines"
+    assert second.startswith(f"callback {HERE}:Writing.on_episode_step is off: it raised ValueError: ")
     assert all(record.exc_info for record in caplog.records)
 
 
@@ -220,10 +220,62 @@ def test_answers_that_cannot_be_read_and_errors_without_a_text_end_no_run(caplog
     ended = [True, False, True, False]
     answers = watch.see(step_of([True] * 4, ended), ())
     assert answers == [EpisodeStats(0, {"one": 1.0})]
-    reason = "on_episode_end raised Speechless: no text, as its __str__ raised ValueError"
-    assert caplog.messages == [f"callback {HERE}:Huge is off: {reason}"]
+    reason = "it raised Speechless: no text, as its __str__ raised ValueError"
+    assert caplog.messages == [f"callback {HERE}:Huge.on_episode_end is off: {reason}"]
     assert hooks.off == 1
     assert CustomSummaries("", Hooks([Huge({})]))(0, {"env_steps": 8.0}) == {}
+
+
+class Half(Callbacks):
+    """Draws in the order of arguments that there was once, and counts beside that."""
+
+    count = 0
+
+    def on_summaries(self, policy: int, values: Any, env_steps: int, writer: Any) -> None:
+        writer.add_histogram(env_steps, "mine/returns", values["reward"])
+
+    def on_episodes(self, episodes: EpisodesDone) -> None:
+        self.count += len(episodes.length)
+
+    def on_report(self, report: LearnerReport) -> None:
+        raise KeyError(report.policy)
+
+
+def test_a_method_that_raises_is_off_alone_and_each_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    half, other = Half(), Half()
+    hooks = Hooks([half, other])
+    monitor = Monitor(tmp_path, LoggingConfig(), [{}], Budget(10**6), hooks=hooks)
+    for env_steps in (8, 16):
+        monitor.handle(EpisodesDone(np.zeros(2, np.int32), np.array([3.0, 5.0]), np.array([7, 9]), ()))
+        totals = {"env_steps": env_steps, "samples": 8, "discarded": 0, "updates": 1}
+        monitor.handle(LearnerReport(0, 1, totals, {}))
+    monitor.close()
+    assert half.count == other.count == 4
+    assert hooks.off == 4
+    order = "TypeError: add_histogram(tag, values, global_step): the tag comes first, got 16"
+    assert [message for message in caplog.messages if message.startswith("callback ")] == [
+        *[f"callback {HERE}:Half.on_report is off: it raised KeyError: 0"] * 2,
+        *[f"callback {HERE}:Half.on_summaries is off: it raised {order}"] * 2,
+    ]
+    assert [record["perf/callbacks_off"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [2]  # of reports
+
+
+class Plain(Callbacks):
+    """Has an __init__ of its own, which knows nothing of flags."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+def test_an_object_needs_no_arguments_and_gets_the_flags_of_the_run() -> None:
+    watch, plain, own = Callbacks(), Plain(), Half({"gamma": 0.5}, 3)
+    assert (dict(watch.config), watch.worker, dict(plain.config), plain.worker) == ({}, None, {}, None)
+    assert dict(Half(worker=2).config) == {}
+    Hooks.make((), {"gamma": 0.9}, None, (watch, plain, own))
+    assert (watch.config, plain.config, own.config) == ({"gamma": 0.9}, {"gamma": 0.9}, {"gamma": 0.5})
+    assert dict(Callbacks().config) == {}
 
 
 def test_what_cannot_be_made_is_off(caplog: pytest.LogCaptureFixture) -> None:

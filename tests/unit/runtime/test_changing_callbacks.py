@@ -123,8 +123,8 @@ class Results(Callbacks):
     ) -> None:
         self.values.append(values)
         if writer is not None:
-            writer.add_histogram(env_steps, "mine/returns", values["reward"])
-            writer.add_image(env_steps, "mine/picture", np.full((2, 3, 3), 7, np.uint8))
+            writer.add_histogram("mine/returns", values["reward"], env_steps)
+            writer.add_image("mine/picture", np.full((2, 3, 3), 7, np.uint8), env_steps)
 
     def on_train_result(self, policy: int, figures: dict[str, float]) -> None:
         figures["reward/mean"] = 100.0

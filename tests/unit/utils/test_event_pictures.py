@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.unit.utils.test_metrics import events
 from utils.tensorboard import BUCKETS, EventWriter, histogram_of, image_of
@@ -26,6 +27,9 @@ def pixels_of(png: bytes) -> np.ndarray:
     lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + width * channels)
     assert (bits, lines[:, 0].any()) == (8, False)
     return lines[:, 1:].reshape(height, width, channels)
+
+
+PIXELS = np.zeros((2, 5, 3), np.uint8)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -65,9 +69,9 @@ def test_a_histogram_counts_every_finite_value_once() -> None:
 
 def test_both_come_to_the_files_at_their_step(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path)
-    writer.add_histogram(8, "mine/values", [1.0, 2.0, 4.0])
-    writer.add_histogram(9, "mine/nothing", [])
-    writer.add_image(16, "mine/image", np.zeros((2, 3, 1), np.uint8))
+    writer.add_histogram("mine/values", [1.0, 2.0, 4.0], 8)
+    writer.add_histogram("mine/nothing", [], 9)
+    writer.add_image("mine/image", np.zeros((2, 3, 1), np.uint8), 16)
     assert writer.close()
     _, first, second = events(tmp_path)
     assert (first.step, first.summary.value[0].tag, first.summary.value[0].histo.bucket[0]) == (
@@ -75,3 +79,45 @@ def test_both_come_to_the_files_at_their_step(tmp_path: Path) -> None:
     )  # fmt: skip
     image = second.summary.value[0].image
     assert (second.step, image.height, image.width, image.colorspace) == (16, 2, 3, 1)
+
+
+def test_the_names_of_arguments_are_those_of_torch(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(256, size=(3, 5, 7), dtype=np.uint8)
+    writer = EventWriter(tmp_path)
+    writer.add_scalar(tag="a", scalar_value=np.float32(0.5), global_step=np.int64(3))  # type: ignore[arg-type]
+    writer.add_histogram(tag="b", values=[1.0], global_step=4)
+    writer.add_image(tag="c", img_tensor=pixels, global_step=5, dataformats="CHW")
+    writer.add_image("d", torch.from_numpy(pixels.transpose(1, 2, 0).copy()), 6)
+    assert writer.close()
+    _, scalar, histogram, *images = events(tmp_path)
+    assert (scalar.step, scalar.summary.value[0].tag, scalar.summary.value[0].simple_value) == (3, "a", 0.5)
+    assert (histogram.step, histogram.summary.value[0].tag, histogram.summary.value[0].histo.num) == (4, "b", 1)
+    assert [(image.step, image.summary.value[0].tag) for image in images] == [(5, "c"), (6, "d")]
+    for image in images:
+        shown = pixels_of(image.summary.value[0].image.encoded_image_string)
+        assert np.array_equal(shown, pixels.transpose(1, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("add_scalar", (8, "a", 0.5), "add_scalar(tag, scalar_value, global_step): the tag comes first, got 8"),
+        ("add_histogram", (8, "a", [1.0]), "add_histogram(tag, values, global_step): the tag comes first, got 8"),
+        ("add_image", (8, "a", PIXELS), "add_image(tag, img_tensor, global_step): the tag comes first, got 8"),
+        (
+            "add_image",
+            ("a", PIXELS.transpose(2, 0, 1), 8),
+            "an image is an array of uint8 [H, W, 1, 3 or 4], got uint8 (3, 2, 5);"
+            " dataformats='CHW' is for channels first",
+        ),
+    ],
+)
+def test_another_order_is_refused_with_the_right_one(
+    tmp_path: Path, method: str, arguments: tuple[object, ...], message: str
+) -> None:
+    writer = EventWriter(tmp_path)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        getattr(writer, method)(*arguments)
+    assert str(caught.value) == message
+    assert writer.close()
+    assert writer.written == 0

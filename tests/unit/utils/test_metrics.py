@@ -645,7 +645,7 @@ def test_pictures_between_figures_are_thinned_like_them(tmp_path):
     writer = EventWriter(tmp_path, most_bytes=100_000)
     for step in range(300):
         writer.add(step, {"a": 1.0})
-        writer.add_image(step, "picture", np.random.default_rng(step).integers(0, 255, (16, 16, 3), np.uint8))
+        writer.add_image("picture", np.random.default_rng(step).integers(0, 255, (16, 16, 3), np.uint8), step)
         while step % 10 == 9 and writer.written < 2 * step + 2:
             time.sleep(0.0001)
     assert writer.close()
