@@ -10,12 +10,13 @@ import torch
 from gymnasium import spaces
 
 import algorithms
-from algorithms import Policy, load_policy
+from algorithms import Policy, load_policy, train
 from algorithms.playing.player import Player, load_player
 from algorithms.playing.policy import look_at
 from algorithms.playing.saved_run import find_run
 from envs import make
 from tests.integration.enjoying import evaluation
+from tests.markdown import ROOT, blocks
 from utils.errors import CheckpointError, SpaceMismatch, UsageError
 
 STEPS = 1000
@@ -212,3 +213,23 @@ def test_what_is_not_there(runs: Path) -> None:
         load_policy(runs / "counter", policy=-1)
     with pytest.raises(AttributeError, match="no attribute 'load_polici'"):
         _ = algorithms.load_polici
+
+
+def test_the_page_shows_the_arithmetic_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of the page as it stands there, on observations far outside of those that were seen too."""
+    flags = {"env": "CartPole-v1", "experiment": "CartPole-v1_1", "train_dir": tmp_path / "train_dir", "seed": 1}
+    result = train(flags, train_for_env_steps=600, inference="serial", num_workers=1, tensorboard=False, plot=False)
+    (block,) = (block for block in blocks(ROOT / "docs/export.md") if "model.safetensors" in block.text)
+    monkeypatch.chdir(tmp_path)
+    shown: dict[str, Any] = {}
+    exec(block.text, shown)
+    policy = load_policy(result.directory)
+    observations = np.random.default_rng(1).normal(scale=5.0, size=(200, 4)).astype(np.float32)
+    scaled = (observations - shown["w"]["scalings.0.mean"].numpy()) * shown["w"]["scalings.0.inv_std"].numpy()
+    assert (np.abs(scaled) > 10).any(axis=1).sum() > 50
+    with torch.no_grad():
+        for observation in observations:
+            logits, value = shown["forward"](torch.from_numpy(observation[None]))
+            computed = policy.compute_action(observation)
+            assert np.array_equal(logits[0].numpy(), computed.logits)
+            assert value.item() == pytest.approx(computed.value, rel=1e-6)
