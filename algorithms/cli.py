@@ -41,7 +41,6 @@ class Command:
         usage: first line of its help.
         words: flags whose names may be left out at the beginning, in this order; one that is a list takes all words.
         needs: what is missing where one of `words` has no value; empty where none is needed.
-        surplus: what to say of more words than `words`, where "unexpected word" would mislead.
         short: other spellings of flags.
         implied: flag -> flag and value that it sets where that one is not given.
         check: module:function that refuses what is right alone and wrong together (UsageError).
@@ -54,7 +53,6 @@ class Command:
     usage: str = ""
     words: tuple[str, ...] = ()
     needs: str = ""
-    surplus: str = ""
     short: Mapping[str, str] = field(default_factory=dict)
     implied: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     check: str = ""
@@ -76,34 +74,35 @@ COMMANDS: Mapping[str, Command] = {
         check="algorithms.playing.config:check",
     ),
     "runs": Command(
-        "list runs with their state, progress and best return",
+        "list runs and groups of runs with their state, progress and best return",
         "algorithms.tools.runs:list_runs",
         "algorithms.tools.flags:RunsConfig",
-        "appo runs [flags]      for example: appo runs --train_dir=./train_dir",
+        "appo runs [RUN OR GROUP...] [flags]      for example: appo runs --train_dir=./train_dir",
+        words=("runs",),
         check=CHECK_FOLDERS,
     ),
     "top": Command(
-        "show the live panel of a run that is trained elsewhere, or has ended",
+        "show the live panel of runs that are trained elsewhere, or have ended",
         "algorithms.tools.top:top",
         "algorithms.tools.flags:TopConfig",
-        "appo top [RUN] [flags]      for example: appo top CartPole-v1_1",
+        "appo top [RUN OR GROUP...] [flags]      for example: appo top CartPole-v1_1",
         words=("experiment",),
-        surplus="appo top shows one run",
         check=CHECK_FOLDERS,
     ),
     "compare": Command(
         "say in what runs differ, and how well they learned",
         "algorithms.tools.compare:compare",
         "algorithms.tools.flags:CompareConfig",
-        "appo compare RUN RUN... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2",
+        "appo compare RUN OR GROUP... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2",
         words=("runs",),
-        check="algorithms.tools.flags:check_compare",
+        needs="two runs or more, or a group of them: appo runs lists them",
+        check=CHECK_FOLDERS,
     ),
     "plot": Command(
         "draw learning curves, with bands over seeds",
         "algorithms.tools.plot:plot",
         "algorithms.tools.flags:PlotConfig",
-        "appo plot RUN... -o FILE [flags]      for example: appo plot CartPole-v1_1 CartPole-v1_2 -o curve.png",
+        "appo plot RUN OR GROUP... -o FILE [flags]      for example: appo plot CartPole-v1_1 nets -o curve.png",
         words=("runs",),
         needs="the folder of a run, or several: appo runs lists them",
         short=OUTPUT,
@@ -113,7 +112,7 @@ COMMANDS: Mapping[str, Command] = {
         "write one page about runs, to look at and to send: curves, videos, flags, machine",
         "algorithms.tools.report.report:report",
         "algorithms.tools.flags:ReportConfig",
-        "appo report RUN... -o FILE [flags]      for example: appo report CartPole-v1_1 CartPole-v1_2 -o report.html",
+        "appo report RUN OR GROUP... -o FILE [flags]      for example: appo report CartPole-v1_1 nets -o page.html",
         words=("runs",),
         needs="the folder of a run, or several: appo runs lists them",
         short=OUTPUT,
@@ -132,7 +131,7 @@ COMMANDS: Mapping[str, Command] = {
         "measure checkpoints, also while they are trained, and keep the best",
         "algorithms.tools.evaluate:evaluate",
         "algorithms.tools.flags:EvaluateConfig",
-        "appo evaluate RUN [flags]      for example: appo evaluate CartPole-v1_1 --episodes=100",
+        "appo evaluate RUN OR GROUP... [flags]      for example: appo evaluate CartPole-v1_1 --episodes=100",
         words=("run",),
         needs=A_RUN,
         check=CHECK_FOLDERS,
@@ -324,8 +323,6 @@ def _parse_words(
 ) -> dict[str, object]:
     """Return the values of the flags that were given, those of words without a name included."""
     leading, rest = leading_words(argv)
-    if command.surplus and len(leading) > len(command.words):
-        raise UsageError(f"{command.surplus}, got {len(leading)}: {shown(' '.join(leading))}")
     lists = [name for name in command.words if flags[name].kind == "strs"]
     words = rest if lists else list(argv)
     for place, name in enumerate(() if lists else command.words):

@@ -20,11 +20,12 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from algorithms.cli import run_command
-from algorithms.run.observers import Difference, difference
+from algorithms.run.observers import difference
+from algorithms.tools.compare import interval
 from benchmarks import markdown, runs, seeds
 from benchmarks.workloads import words_of
 from utils.command_line import own_command
@@ -197,22 +198,6 @@ def learn(trial: Trial, seed: int, folder: Path, prefix: Sequence[str]) -> Learn
     shown = {**flags, "input": ",".join(trial.policies)}
     numbers = played["mean"], played["std"], played["episodes"]
     return Learned(" ".join(words_of(shown)), samples, run.seconds, *numbers, behaviour)
-
-
-QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Of Student's t, two-sided, for 95 % with 1, 2, ... degrees of freedom (Abramowitz and Stegun, table 26.10)."""
-
-
-def interval(means: Sequence[float]) -> Difference:
-    """Return the mean over seeds and the half width of its 95 % interval; nan with a single seed.
-
-    >>> interval([1.0, 3.0])
-    Difference(mean=2.0, margin=12.706)
-    """
-    if len(means) < 2:
-        return Difference(means[0], math.nan)
-    quantile = QUANTILES[min(len(means) - 1, len(QUANTILES)) - 1]
-    return Difference(fmean(means), quantile * stdev(means) / math.sqrt(len(means)))
 
 
 class Row(NamedTuple):

@@ -27,7 +27,7 @@ class EvaluationConfig:
     """Playing a trained policy."""
 
     env: str = flag("", "environment id whose newest run is played; empty = that of the run named by --experiment")
-    experiment: str = flag("", "name of the run's folder; empty = the newest run of --env")
+    experiment: str = flag("", "name of the run in train_dir, or its folder; empty = the newest run of --env")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
     train_dir: str = flag("./train_dir", "folder of all runs")
     trust: bool = same_flag(RunConfig, "trust")
@@ -109,7 +109,7 @@ class EvaluationConfig:
 
 def check(config: EvaluationConfig) -> None:
     """Refuse names of folders that do not say where the run is, and flags that contradict each other (UsageError)."""
-    check_folders(config.train_dir, config.experiments_root, config.experiment)
+    check_folders(config.train_dir, config.experiments_root, "")
     if config.milestone is not None and config.load_checkpoint_kind != "milestone":
         raise UsageError(
             f"--milestone={config.milestone} needs --load_checkpoint_kind=milestone, not {config.load_checkpoint_kind}"

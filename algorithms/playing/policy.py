@@ -15,7 +15,7 @@ from algorithms.models.flat_module import FlatModule, split
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Player, load_player
 from algorithms.playing.saved_run import SavedRun, load_run
-from algorithms.run.folder import find_run_folder
+from algorithms.run.folder import find_run
 from algorithms.run.trust import ANSWERS, PLAYED, permitted_flags
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import vector_of
@@ -72,7 +72,7 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
             what the run names is not to be trusted.
         CheckpointError: the policy has no checkpoint that can be used.
     """
-    folder = RunFolder(find_run_folder(str(run), Path(train_dir)))
+    folder = RunFolder(find_run(str(run), Path(train_dir)))
     flags = flags_of(EvaluationConfig)
     asked = {"policy_index": policy, "load_checkpoint_kind": which, "device": device, "trust": trust}
     checked: dict[str, Any] = {name: from_plain(flags[name], value) for name, value in asked.items()}

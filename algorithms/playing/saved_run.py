@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from algorithms.models.config import check_size
 from algorithms.playing.config import EvaluationConfig
+from algorithms.run import folder as folders
 from algorithms.run.config import Config
-from algorithms.run.folder import newest_run
 from algorithms.run.trust import PLAYED, permitted_flags, size_limit
 from algorithms.runtime.checkpointing import load_best
 from algorithms.runtime.memory.learner_state import decode
@@ -53,7 +53,8 @@ def find_run(config: EvaluationConfig) -> SavedRun:
         UsageError, CheckpointError: as `load_run`, or there is no run at all.
     """
     group = Path(config.train_dir, config.experiments_root)
-    directory = group / config.experiment if config.experiment else newest_run(group, config.env)
+    named = config.experiment
+    directory = folders.find_run(named, group) if named else folders.newest_run(group, config.env)
     return load_run(RunFolder(directory), config)
 
 

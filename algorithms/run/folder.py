@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from envs.given import unnumbered
 from utils.checkpoint_files import listed
+from utils.command_line import complain
 from utils.errors import ResourceError, UsageError
 from utils.files import make_durable, sync_directory
 from utils.lock import RunLock
@@ -44,6 +45,15 @@ LAST_LINES = 20
 
 MARK = "mark"
 """The other thing beside flags: that the run is the user's own, see `trust.py`."""
+
+DEEPEST = 4
+"""Folders inside one another below that of a group, in which its runs are looked for."""
+
+MOST_NAMED = 20
+"""Runs of a group that a message lists."""
+
+SET_ASIDE = re.compile(r"(.+)\.bak\d+")
+"""Name of an old run that a start has set aside, see `_unused_name`."""
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
@@ -123,19 +133,6 @@ def saved_measurement(directory: Path) -> dict[str, Any]:
     return measured if isinstance(measured, dict) else {}
 
 
-def find_run_folder(name: str, train_dir: Path) -> Path:
-    """Return the directory of a run that is named by its path, or by its name in the folder of all runs.
-
-    Raises:
-        UsageError: there is none.
-    """
-    for path in (Path(name), train_dir / name):
-        if _is_run(path):
-            # Above the run links are the user's own; whether the folder of the run is one is seen by who writes in it.
-            return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
-    raise UsageError(f"there is no run {shown(name)}, neither as a path nor in {shown(str(train_dir))}")
-
-
 class Source(NamedTuple):
     """The checkpoints of a policy that another run begins with.
 
@@ -172,7 +169,7 @@ def find_source(text: str, group: Path) -> Source:
     words = words[: len(words) - (best or chosen is not None)]
     policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
     name = ":".join(words)
-    run = next((path for path in (group / name, Path(name)) if _is_run(path)), None)
+    run = next((path for path in (group / name, Path(name)) if _has(path)), None)
     if run is None:
         raise UsageError(
             f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
@@ -196,20 +193,97 @@ def _chosen(text: str, run: RunFolder, policy: int, env_steps: int) -> Source:
     raise UsageError(f"--init_from={shown(text)}: there is no such checkpoint in {where}; there are: {known}")
 
 
-def find_run(text: str, group: Path) -> Path:
-    """Return the directory of a run that is named by its folder in the group, or by a path.
+# Words of a command line: a run, or a group of runs, by its name in the folder of all runs, or by its path.
+
+
+def find_runs(words: Sequence[str], group: Path) -> dict[str, Path]:
+    """Return the folders of the runs that words name, each once; the word for a group of runs names all of them.
+
+    A run has its word as name, one of a group the word of the group and its path in there. Logs of `appo launch` are
+    left out: a shell names them too where `*` stands for all that lies in a group.
 
     Raises:
-        UsageError: there is none.
+        UsageError: a word names no run, or all of them name logs.
     """
-    for path in (group / text, Path(text)):
-        if text and any(_is_run(path, file) for file in (CONFIG_FILE, STATUS_FILE)):
-            return path
-    hint = nearest(text, folders(group)) if os.path.isdir(group) else ""
-    raise UsageError(f"no run {shown(text)}, neither in {shown(str(group))} nor as a path{hint}")
+    found: dict[Path, tuple[str, Path]] = {}
+    for word in words:
+        for name, path in {} if _is_log(word) else _named(word, group):
+            found.setdefault(path.resolve(), (name, path))
+    if not found:
+        raise UsageError(f"no run among {shown(' '.join(words))}")
+    return dict(found.values())
 
 
-def _is_run(path: Path, file: str = CONFIG_FILE) -> bool:
+def find_run(word: str, group: Path) -> Path:
+    """Return the folder of the one run that a word names, see `find_runs`.
+
+    Raises:
+        UsageError: it names no run, or a group of several.
+    """
+    found = _named(word, group)
+    if len(found) > 1:
+        names = ", ".join(shown(name) for name, _ in found[:MOST_NAMED])
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        raise UsageError(f"{shown(word)} is a group of {len(found)} runs, and one run is needed: {names}{more}")
+    return found[0][1]
+
+
+def runs_in(group: Path, deepest: int = DEEPEST) -> list[Path]:
+    """Return the folders of all runs in a group, those in groups inside it included, sorted by their paths.
+
+    A link may lead to a run, but not to a group. A run that a new start of its name has set aside is none of them.
+
+    Raises:
+        UsageError: the folder cannot be listed; one inside it is left out, which is said.
+    """
+    names, found = folders(group), []
+    for name in names:
+        path, old = group / name, SET_ASIDE.fullmatch(name)
+        if name.startswith(".") or (old and old[1] in names):
+            continue
+        if is_run(path):
+            found.append(path)
+        elif deepest and os.path.isdir(path) and not path.is_symlink():
+            try:
+                found += runs_in(path, deepest - 1)
+            except UsageError as error:
+                complain(f"warning: left out: {error}\n")
+    return found
+
+
+def _named(word: str, group: Path) -> list[tuple[str, Path]]:
+    """Return name and folder of the run that a word names, or of those in the group of that name.
+
+    Raises:
+        UsageError: there is neither.
+    """
+    paths = (group / word, Path(word)) if word else ()
+    for path in paths:
+        if is_run(path):
+            # Above the run links are the user's own; whether the folder of the run is one is seen by who writes in it.
+            return [(word, path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name)]
+    groups = [path.resolve() for path in paths if os.path.isdir(path)]
+    for path in groups:
+        if found := runs_in(path):
+            return [(os.path.join(word, run.relative_to(path)), run) for run in found]
+    if groups:
+        raise UsageError(f"there is no run in the folder {shown(word)}")
+    known = [name for name in folders(group) if os.path.isdir(group / name)] if os.path.isdir(group) else []
+    raise UsageError(f"no run {shown(word)}, neither in {shown(str(group))} nor as a path{nearest(word, known)}")
+
+
+def _is_log(word: str) -> bool:
+    """Return whether a word is the path of a log of `appo launch`, or of the folder of these logs."""
+    is_folder = os.path.basename(word) == RunFolder(Path()).logs.name and os.path.isdir(word)
+    return (is_folder and not is_run(Path(word))) or (word.endswith(".log") and os.path.isfile(word))
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder is that of a run: there are its flags, or its status."""
+    return any(_has(path, file) for file in (CONFIG_FILE, STATUS_FILE))
+
+
+def _has(path: Path, file: str = CONFIG_FILE) -> bool:
     # Path.is_file raises for a name longer than any, and for a folder that may not be entered.
     return os.path.isfile(path / file)
 
@@ -223,15 +297,15 @@ def _env_of(directory: Path) -> object:
 
 
 def newest_run(group: Path, env: str) -> Path:
-    """Return the directory of the run of an env (of any if empty) that was started last.
+    """Return the directory of the run of an env (of any if empty) that was started last, also in a group.
 
     Raises:
         UsageError: there is none.
     """
     started = []
-    for name in folders(group):
-        if _is_run(group / name) and (not env or _env_of(group / name) == env):
-            started.append((RunFolder(group / name).config.stat().st_mtime_ns, group / name))
+    for path in runs_in(group):
+        if _has(path) and (not env or _env_of(path) == env):
+            started.append((RunFolder(path).config.stat().st_mtime_ns, path))
     if not started:
         raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")
     return max(started)[1]

@@ -1,16 +1,20 @@
 """`appo compare` shows in what runs differ, and how well they learned at equal env steps and after equal time."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import fmean, stdev
+from typing import Any, NamedTuple, TypeVar
 
 from algorithms.run.algorithms import DEFAULT, flag_table
-from algorithms.run.folder import find_run, saved_flags
+from algorithms.run.folder import find_runs, saved_flags
+from algorithms.run.observers import Difference
 from algorithms.run.summary import summary
 from algorithms.run.trust import LOOKED_AT, reason_to_ask
 from algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
 from algorithms.tools.flags import CompareConfig
-from utils.command_line import say, words_of
+from utils.command_line import complain, say, words_of
+from utils.errors import AppoError, UsageError
 from utils.metrics import duration, short_number
 from utils.run_folder import RunFolder
 from utils.values import json_text, shown
@@ -18,6 +22,8 @@ from utils.values import json_text, shown
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
 LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config", "trust")
 """Flags that differ between any two runs."""
+
+Read = TypeVar("Read")
 
 
 class Run(NamedTuple):
@@ -28,12 +34,14 @@ class Run(NamedTuple):
         flags: those it was last started with.
         state: finished, crashed, ...
         curve: its mean return.
+        last_return: the mean over its last episodes.
     """
 
     name: str
     flags: Mapping[str, object]
     state: str
     curve: Sequence[Point]
+    last_return: float | None = None
 
 
 class Row(NamedTuple):
@@ -49,22 +57,46 @@ def compare(config: CompareConfig) -> int:
     Raises:
         UsageError: there is no such run, or it cannot be read.
     """
-    group = Path(config.train_dir, config.experiments_root)
-    found = [read_run(name, group) for name in config.runs]
+    directories = find_runs(config.runs, Path(config.train_dir, config.experiments_root))
+    if len(directories) < 2:
+        raise UsageError(f"appo compare needs two runs or more, got {len(directories)}")
+    found = read_each(directories, read_run)
     sections = comparison(found)
     if config.json:
         tables = {title: {row.name: row.values for row in rows} for title, rows in sections.items()}
-        say(json_text({"runs": [run.name for run in found], **tables}))
+        settings = [setting._asdict() for setting in settings_of(found)]
+        say(json_text({"runs": [run.name for run in found], **tables, "settings": settings}))
     else:
         say("\n".join(_text([run.name for run in found], sections)))
+        if lines := sweep_table(found):
+            say("\n".join(["", *lines]))
     return 0
 
 
-def read_run(name: str, group: Path) -> Run:
+def read_each(directories: Mapping[str, Path], read: Callable[[str, Path], Read]) -> list[Read]:
+    """Read runs by their names and folders; one that cannot be read is left out, which is said in one line.
+
+    Raises:
+        AppoError, OSError: none of them can be read; the first of these errors.
+    """
+    found, failed = [], dict[str, AppoError | OSError]()
+    for name, directory in directories.items():
+        try:
+            found.append(read(name, directory))
+        except (AppoError, OSError) as error:
+            failed[name] = error
+    if not found:
+        raise next(iter(failed.values()))
+    for name, error in failed.items():
+        complain(f"warning: {shown(name)} is left out: {' '.join(str(error).split())}\n")
+    return found
+
+
+def read_run(name: str, directory: Path) -> Run:
     """Read a run from its directory."""
-    directory = find_run(name, group)
     said = summary(directory)
-    return Run(name, flags_of_run(directory), said.state if said else "unknown", read_curve(directory))
+    state, last = (said.state, said.last_return) if said else ("unknown", None)
+    return Run(name, flags_of_run(directory), state, read_curve(directory), last)
 
 
 def flags_of_run(directory: Path) -> dict[str, object]:
@@ -100,6 +132,79 @@ def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
     names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION_FLAGS)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
+
+
+# Settings: runs that differ in their seed only are one, as in the table that ends a sweep.
+
+
+class Setting(NamedTuple):
+    """The runs of several seeds that have all other flags in common.
+
+    Attributes:
+        flags: in which settings differ.
+        runs: how many there are.
+        returns: the last one of each run that has one.
+        mean: of these returns; None: there is none.
+        margin: half of the 95 % interval of the mean; None with fewer than two returns.
+    """
+
+    flags: Mapping[str, object]
+    runs: int
+    returns: Sequence[float]
+    mean: float | None
+    margin: float | None
+
+    @property
+    def text(self) -> str:
+        """Return the mean with its interval."""
+        if self.mean is None:
+            return "-"
+        if self.margin is None:
+            return f"{self.mean:.2f}"
+        return f"{self.mean:.2f} [{self.mean - self.margin:.2f}, {self.mean + self.margin:.2f}]"
+
+
+def settings_of(runs: Sequence[Run]) -> list[Setting]:
+    """Return the settings of runs, that with the highest return first."""
+    names = [name for name in differing_flags([run.flags for run in runs]) if name != "seed"]
+    pooled: dict[str, list[Run]] = {}
+    for run in runs:
+        pooled.setdefault(json_text([run.flags.get(name) for name in names]), []).append(run)
+    settings = []
+    for group in pooled.values():
+        returns = [run.last_return for run in group if run.last_return is not None]
+        mean, margin = interval(returns) if returns else (None, None)
+        margin = margin if len(returns) > 1 else None
+        settings.append(Setting({n: group[0].flags.get(n) for n in names}, len(group), returns, mean, margin))
+    return sorted(settings, key=lambda one: -math.inf if one.mean is None else one.mean, reverse=True)
+
+
+def sweep_table(runs: Sequence[Run], *, whole: bool = False) -> list[str]:
+    """Return a header and a line per setting, the best first; unless `whole` nothing where each has one run only."""
+    settings = settings_of(runs)
+    if len(settings) == len(runs) and not whole:
+        return []
+    head = [*settings[0].flags, "runs", "last return"]
+    rows = [head, *([*map(words_of, one.flags.values()), str(one.runs), one.text] for one in settings)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    title = "runs that differ in their seed only as one, by the mean of their last returns with its 95 % interval"
+    return [title, *("  ".join(map(str.rjust, row, widths)) for row in rows)]
+
+
+QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Of Student's t, two-sided, for 95 % with 1, 2, ... degrees of freedom (Abramowitz and Stegun, table 26.10)."""
+
+
+def interval(means: Sequence[float]) -> Difference:
+    """Return the mean over seeds and the half width of its 95 % interval; nan with a single seed.
+
+    >>> interval([1.0, 3.0])
+    Difference(mean=2.0, margin=12.706)
+    """
+    if len(means) < 2:
+        return Difference(means[0], math.nan)
+    quantile = QUANTILES[min(len(means) - 1, len(QUANTILES)) - 1]
+    return Difference(fmean(means), quantile * stdev(means) / math.sqrt(len(means)))
 
 
 def _throughput(curve: Sequence[Point]) -> float | None:

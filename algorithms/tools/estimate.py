@@ -21,7 +21,7 @@ from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import load_player
 from algorithms.playing.saved_run import SavedRun, load_run
-from algorithms.run.folder import find_run_folder
+from algorithms.run.folder import find_run
 from algorithms.run.trust import ANSWERS
 from algorithms.tools.flags import BY_RATIOS, BY_VALUES, EstimateConfig
 from envs.spaces import ActionForm
@@ -59,7 +59,7 @@ def estimate(config: EstimateConfig) -> int:
         policy_index=config.policy_index,
         load_checkpoint_kind=config.load_checkpoint_kind,
     )
-    run = load_run(RunFolder(find_run_folder(config.run, Path(config.train_dir))), flags, ANSWERS)
+    run = load_run(RunFolder(find_run(config.run, Path(config.train_dir))), flags, ANSWERS)
     dataset = open_dataset(config.dataset, form=ActionForm.of(run.config.env))
     player, _ = load_player(run, dataset.spec, flags, 0)
     if not isinstance(player.policy, StochasticPolicy):

@@ -19,10 +19,11 @@ from algorithms.playing.player import Acts, Player, load_player, play
 from algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
 from algorithms.playing.video import draw_offscreen
 from algorithms.run.config import Config
-from algorithms.run.folder import find_run_folder, refuse_links
+from algorithms.run.folder import find_runs, refuse_links
 from algorithms.run.summary import LIVING_STATES
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import read_plain
+from algorithms.tools.compare import read_each
 from algorithms.tools.enjoy import play_run
 from algorithms.tools.flags import EvaluateConfig
 from envs.config import EnvConfig
@@ -85,22 +86,31 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(config: EvaluateConfig) -> int:
-    """Evaluate the newest checkpoint of every policy of a run, and newer ones if asked to; return the exit code.
+    """Evaluate the newest checkpoint of every policy of runs, of one run newer ones too if asked; return the exit code.
+
+    A run of several that cannot be evaluated is left out, which is said.
 
     Raises:
-        UsageError: there is no such run, or its environment cannot be made.
+        UsageError: there is no such run, there are several to be followed, or its environment cannot be made.
         CheckpointError: there is nothing to evaluate, or nothing that can be used.
         EnvironmentFailure: the environment raised.
     """
-    directory = find_run_folder(config.run, Path(config.train_dir))
+    directories = find_runs(config.run, Path(config.train_dir))
     machine.limit_threads(1)
     if config.every_sec:
+        if len(directories) > 1:
+            raise UsageError(f"--every_sec follows one run, not {len(directories)}: {shown(', '.join(directories))}")
         _give_way()
-    with Evaluator(directory, config) as evaluator:
-        if config.every_sec:
+        with Evaluator(*directories.values(), config) as evaluator:
             evaluator.follow()
-        elif not evaluator.look():
-            raise CheckpointError(f"run {directory.name} has no checkpoint yet")
+        return 0
+
+    def look(name: str, directory: Path) -> None:
+        with Evaluator(directory, config, name if len(directories) > 1 else "") as evaluator:
+            if not evaluator.look():
+                raise CheckpointError(f"run {directory.name} has no checkpoint yet")
+
+    read_each(directories, look)
     return 0
 
 
@@ -112,13 +122,14 @@ class Evaluator:
     Args:
         directory: of the run.
         config: how.
+        name: of the run beside each result; empty: it is the only one.
 
     Attributes:
         settings: the flags that means must have in common to be compared.
     """
 
-    def __init__(self, directory: Path, config: EvaluateConfig) -> None:
-        self.directory, self.config = directory, config
+    def __init__(self, directory: Path, config: EvaluateConfig, name: str = "") -> None:
+        self.directory, self.config, self.name = directory, config, name
         self.settings = {name: value for name in SETTINGS if (value := getattr(config, name)) or name != "flags"}
         self.folder = RunFolder(directory)
         self._seen: dict[int, str] = {}
@@ -182,7 +193,9 @@ class Evaluator:
         run = load_run(self.folder, self._flags(policy, deterministic=False))
         found = [self._evaluate(run, policy, mode) for mode in MODES]
         for one in found:
-            say(json_text(one._asdict()) if self.config.json else one.line())
+            named = {"run": self.name} if self.name else {}
+            text = f"{shown(self.name)}: {one.line()}" if self.name else one.line()
+            say(json_text({**named, **one._asdict()}) if self.config.json else text)
         if self._log is None:
             return found
         for one in found:

@@ -21,11 +21,14 @@ REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,
 LAUNCH_DECIDES = ("experiment", "experiments_root", "train_dir", "seed", "restart_behavior")
 """Flags of training that say which run of a launch it is, and so are not for the user."""
 
+RUNS = "runs, or groups of runs such as those of appo launch: names in train_dir, or paths; they may be the first words"
+
 
 @dataclass(frozen=True)
 class RunsConfig:
     """Flags of `appo runs`."""
 
+    runs: tuple[str, ...] = flag((), f"{RUNS}; empty = all runs, and a line for every group")
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
     json: bool = flag(False, "print a JSON list with an object per run instead of text")
@@ -35,7 +38,7 @@ class RunsConfig:
 class TopConfig:
     """Flags of `appo top`."""
 
-    experiment: str = flag("", "folder of the run, or a path; it may be the first word; empty = the last active one")
+    experiment: tuple[str, ...] = flag((), f"{RUNS}; empty = the last active one")
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
     once: bool = flag(False, "print the panel once, as text, and end; so it is in any case where stdout is no terminal")
@@ -46,7 +49,7 @@ class TopConfig:
 class CompareConfig:
     """Flags of `appo compare`."""
 
-    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
+    runs: tuple[str, ...] = flag((), RUNS)
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
     json: bool = flag(False, "print a JSON object instead of text")
@@ -56,7 +59,7 @@ class CompareConfig:
 class PlotConfig:
     """Flags of `appo plot`."""
 
-    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
+    runs: tuple[str, ...] = flag((), RUNS)
     output: str = flag("learning_curve.png", "the picture to write, also as -o FILE; its suffix is the format")
     x: str = flag("env_steps", "what the curves are drawn over", choices=("env_steps", "hours"))
     train_dir: str = flag("./train_dir", "folder of all runs")
@@ -67,7 +70,7 @@ class PlotConfig:
 class ReportConfig:
     """Flags of `appo report`."""
 
-    runs: tuple[str, ...] = flag((), "folders of the runs, or paths; they may be the first words")
+    runs: tuple[str, ...] = flag((), RUNS)
     output: str = flag("report.html", "the page to write, also as -o FILE")
     x: str = flag("env_steps", "what the curves are drawn over at first", choices=("env_steps", "hours"))
     video_mb: int = flag(
@@ -93,7 +96,7 @@ class LineageConfig:
 class EvaluateConfig:
     """Flags of `appo evaluate`."""
 
-    run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
+    run: tuple[str, ...] = flag((), RUNS)
     train_dir: str = flag("./train_dir", "folder of all runs")
     trust: bool = same_flag(RunConfig, "trust")
     every_sec: float = same_flag(
@@ -309,13 +312,6 @@ def check_record(config: RecordConfig) -> None:
         raise UsageError("appo record needs a run, or --env for random actions")
     if config.milestone is not None and config.load_checkpoint_kind != "milestone":
         raise UsageError(f"--milestone={config.milestone} needs --load_checkpoint_kind=milestone")
-
-
-def check_compare(config: CompareConfig) -> None:
-    """Refuse to compare fewer than two runs (UsageError)."""
-    check_location(config)
-    if len(config.runs) < 2:
-        raise UsageError(f"appo compare needs two runs or more, got {len(config.runs)}")
 
 
 def check_hub(config: HubConfig) -> None:

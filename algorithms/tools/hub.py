@@ -22,7 +22,7 @@ from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.run.algorithms import find_preset
 from algorithms.run.config import Config
 from algorithms.run.defaults import flags_by_kind
-from algorithms.run.folder import find_run_folder, saved_flags
+from algorithms.run.folder import find_run, saved_flags
 from algorithms.run.trust import LOOKED_AT, PLAYED, uses
 from algorithms.runtime.memory.learner_state import decode, read_plain
 from algorithms.runtime.monitor.tracking import LOCATION_FLAGS
@@ -74,7 +74,7 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
         UsageError: the folder exists, there is no such video, or a text in it names a folder or the machine.
         ResourceError: the checkpoint cannot be written. Whatever is raised, no new folder is left.
     """
-    source, bundle = RunFolder(find_run_folder(config.run, Path(config.train_dir))), RunFolder(folder)
+    source, bundle = RunFolder(find_run(config.run, Path(config.train_dir))), RunFolder(folder)
     flags = EvaluationConfig(
         policy_index=config.policy_index, load_checkpoint_kind=config.load_checkpoint_kind, trust=config.trust
     )

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +15,15 @@ from typing import NamedTuple
 
 from algorithms.run.algorithms import algorithms_with, flag_table
 from algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
-from algorithms.run.folder import check_name
+from algorithms.run.folder import check_name, is_run
 from algorithms.run.summary import RunSummary, summary
+from algorithms.tools.compare import read_each, read_run, sweep_table
 from algorithms.tools.flags import LaunchConfig
 from utils.command_line import flag_text, own_command, say
 from utils.errors import Interrupted, ResourceError, StopNow, UsageError
 from utils.flags import Flag
 from utils.interrupts import SignalWatch
-from utils.run_folder import append_to_own
+from utils.run_folder import RunFolder, append_to_own
 from utils.values import flag_hint, shown
 
 POLL_SECONDS = 0.5
@@ -35,7 +35,6 @@ class Job(NamedTuple):
     """A run of the grid."""
 
     name: str
-    setting: str  # what distinguishes it, apart from the seed
     words: tuple[str, ...]  # its command line
 
 
@@ -103,23 +102,16 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
         }  # fmt: skip
         own_words = (*words, *(f"--{key}={value}" for key, value in own.items()))
         resolve(parse_train_flags(own_words))
-        jobs.append(Job(name, text or "all", ("train", *own_words)))
+        jobs.append(Job(name, ("train", *own_words)))
     if len({job.name for job in jobs}) < len(jobs):
         raise UsageError("two runs of the grid have the same name: values must differ in letters and digits")
     return jobs
 
 
-def results(jobs: Sequence[Job], folder: Path) -> Iterator[str]:
-    """Yield a line per setting, the best first: mean and standard deviation of the last returns of its seeds."""
-    lasts: dict[str, list[float]] = {}
-    for job in jobs:
-        run = summary(folder / job.name)
-        lasts.setdefault(job.setting, []).extend([run.last_return] if run and run.last_return is not None else [])
-    order = sorted(lasts, key=lambda setting: -statistics.fmean(lasts[setting] or [float("-inf")]))
-    for setting in order:
-        returns = lasts[setting]
-        text = f"{statistics.fmean(returns):.2f} +- {statistics.pstdev(returns):.2f}" if returns else "-"
-        yield f"{setting}: last return {text} over {len(returns)} runs"
+def results(jobs: Sequence[Job], folder: Path) -> list[str]:
+    """Return a table of the settings whose runs have begun, the best first, see `compare.sweep_table`."""
+    directories = {job.name: folder / job.name for job in jobs if is_run(folder / job.name)}
+    return sweep_table(read_each(directories, read_run), whole=True) if directories else []
 
 
 class _Running:
@@ -142,10 +134,10 @@ class _Running:
                     pass
 
     def start(self, job: Job, folder: Path) -> None:
-        """Start a run; its output goes to a file beside its folder."""
-        log_path = folder / f"{job.name}.log"
+        """Start a run; its output goes to a file in a folder for logs beside that of the run."""
+        log_path = log_of(folder, job.name)
         try:
-            with os.fdopen(append_to_own(log_path.parent.resolve() / log_path.name), "ab") as log:
+            with os.fdopen(append_to_own(log_of(folder.resolve(), job.name), make=True), "ab") as log:
                 process = subprocess.Popen(  # noqa: S603 (our own program; no shell sees the words)
                     own_command(job.words),
                     stdin=subprocess.DEVNULL,
@@ -178,7 +170,14 @@ def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
     return [word.strip() for word in given.split(",")] if isinstance(given, str) else [flag_text(given)]
 
 
+def log_of(folder: Path, name: str) -> Path:
+    """Return the file with what a run has printed: no run, and not among the runs, whatever a shell takes for one."""
+    return RunFolder(folder).logs / f"{name}.log"
+
+
 def _make(folder: Path) -> None:
+    if is_run(folder):
+        raise UsageError(f"--name: {shown(str(folder))} is a run, and no folder of runs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -189,7 +188,7 @@ def _line(folder: Path, name: str, code: int) -> str:
     run = summary(folder / name)
     state = f"{'ended' if code == 0 else f'failed ({code})':9} {name}"
     if run is None:
-        return f"{state}: see {folder / name}.log"
+        return f"{state}: see {log_of(folder, name)}"
     return f"{state}: {_progress(run)}"
 
 

@@ -20,7 +20,7 @@ from algorithms.playing.player import Acts, Player, load_player, play
 from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.population.matchmaking import sides_of
 from algorithms.run.config import ACTION_FLAGS
-from algorithms.run.folder import find_run_folder
+from algorithms.run.folder import find_run
 from algorithms.run.trust import size_limit
 from algorithms.runtime.memory.arena import Array
 from algorithms.tools.evaluate import CONFIDENCE_PERCENT, interval
@@ -131,7 +131,7 @@ def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
     name, colon, which = text.rpartition(":")
     if not colon or not (which in KINDS or which.isdecimal()):
         name, which = text, "latest"
-    folder = RunFolder(find_run_folder(name, Path(config.train_dir)))
+    folder = RunFolder(find_run(name, Path(config.train_dir)))
     kept = which in KINDS
     flags = replace(_flags(config), policy_index=policy, load_checkpoint_kind=which if kept else "latest")
     run = load_run(folder, flags)

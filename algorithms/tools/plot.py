@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.run.config import FLAGS_BY_PART
-from algorithms.run.folder import find_run
+from algorithms.run.folder import find_runs
 from algorithms.runtime.monitor.curves import Axis, Point, read_curve
-from algorithms.tools.compare import LOCATION_FLAGS, differing_flags, flags_of_run
+from algorithms.tools.compare import LOCATION_FLAGS, differing_flags, flags_of_run, read_each
 from algorithms.tools.flags import PlotConfig
 from utils.command_line import say, words_of
 from utils.errors import UsageError
@@ -68,9 +68,8 @@ def plot(config: PlotConfig) -> int:
     Raises:
         UsageError: there is no such run, none has a curve, matplotlib is missing or the file cannot be written.
     """
-    group = Path(config.train_dir, config.experiments_root)
-    directories = [find_run(name, group) for name in config.runs]
-    curves = [Curve(d.resolve().name, flags_of_run(d), read_curve(d)) for d in directories]
+    directories = find_runs(config.runs, Path(config.train_dir, config.experiments_root))
+    curves = read_each(directories, lambda _, d: Curve(d.resolve().name, flags_of_run(d), read_curve(d)))
     known = [curve for curve in curves if len(curve.points) > 1]
     for curve in curves:
         if curve not in known:
@@ -78,7 +77,7 @@ def plot(config: PlotConfig) -> int:
     if not known:
         raise UsageError("there is nothing to draw")
     draw(group_runs(known), cast(Axis, config.x), Path(config.output))
-    say(f"{len(known)} of {len(curves)} runs drawn: {config.output}")
+    say(f"{len(known)} of {len(directories)} runs drawn: {config.output}")
     return 0
 
 

@@ -18,7 +18,7 @@ from algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Player, load_player
 from algorithms.playing.saved_run import SavedRun, load_run
-from algorithms.run.folder import find_run_folder
+from algorithms.run.folder import find_run
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import read_plain
 from algorithms.tools.flags import RecordConfig
@@ -79,7 +79,7 @@ def record(config: RecordConfig) -> int:
 
 
 def _find_run(config: RecordConfig) -> SavedRun:
-    folder = RunFolder(find_run_folder(config.run, Path(config.train_dir)))
+    folder = RunFolder(find_run(config.run, Path(config.train_dir)))
     found = load_run(folder, _evaluation(config))
     if not found.config.env.env:
         raise UsageError(f"run {shown(folder.path.name)} has learned from datasets: name its environment with --env")

@@ -1,12 +1,16 @@
-"""`appo runs` lists runs, how far they are and how well they play. It reads only, and needs no torch."""
+"""`appo runs` lists runs and groups of runs, how far they are and how well they play; it only reads, without torch."""
 
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
-from algorithms.run.summary import RunSummary, summaries
+from algorithms.run.folder import find_runs, runs_in
+from algorithms.run.summary import LIVING_STATES, RunSummary, summaries, summary
 from algorithms.tools.flags import RunsConfig
 from utils.command_line import say
 from utils.errors import UsageError
@@ -15,22 +19,69 @@ from utils.values import shown
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
+class Group(NamedTuple):
+    """A line about a group of runs: how many have which end, and what the best of them has reached."""
+
+    group: str
+    runs: int
+    done: int
+    running: int
+    interrupted: int
+    failed: int
+    best_return: float | None
+    active: float
+
+
 def list_runs(config: RunsConfig) -> int:
-    """Print all runs of a folder, the one that was active last first; return the exit code.
+    """Print the runs of a folder and its groups of runs, or the runs that words name; return the exit code.
+
+    The one that was active last comes first.
 
     Raises:
-        UsageError: there is no such folder, or it cannot be read.
+        UsageError: there is no such folder or run, or it cannot be read.
     """
-    group = Path(config.train_dir, config.experiments_root)
-    now = time.time()
-    runs = summaries(group)
-    if not (runs or os.path.isdir(group)):
-        raise UsageError(f"there is no folder {shown(str(group))}: --train_dir names the folder of all runs")
-    if config.json:
-        say(json.dumps([run._asdict() for run in runs]))
+    folder = Path(config.train_dir, config.experiments_root)
+    if config.runs:
+        runs, groups = _named(find_runs(config.runs, folder)), dict[str, list[RunSummary]]()
     else:
-        say("\n".join(_table(runs, now)) if runs else f"no runs in {shown(str(group))}")
+        runs, groups = summaries(folder), _groups(folder)
+        if not (runs or os.path.isdir(folder)):
+            raise UsageError(f"there is no folder {shown(str(folder))}: --train_dir names the folder of all runs")
+    if config.json:
+        say(json.dumps([run._asdict() for run in (*runs, *chain(*groups.values()))]))
+        return 0
+    tables = [_table(runs, time.time())] if runs else []
+    tables += [_table_of_groups([_group(*one) for one in groups.items()], time.time())] if groups else []
+    say("\n\n".join(map("\n".join, tables)) if tables else f"no runs in {shown(str(folder))}")
     return 0
+
+
+def _named(directories: Mapping[str, Path]) -> list[RunSummary]:
+    """Return the summaries of runs under their words, the one that was active last first."""
+    found = [run._replace(name=name) for name, path in directories.items() if (run := summary(path)) is not None]
+    return sorted(found, key=lambda run: (-run.active, run.name))
+
+
+def _groups(folder: Path) -> dict[str, list[RunSummary]]:
+    """Return the runs of each group in a folder."""
+    names = dict.fromkeys(path.relative_to(folder).parts[0] for path in runs_in(folder) if path.parent != folder)
+    return {name: _named(find_runs([name], folder)) for name in names}
+
+
+def _group(name: str, runs: Sequence[RunSummary]) -> Group:
+    count = Counter({"finished": "done", "interrupted": "interrupted"}.get(run.state, "failed") for run in runs)
+    running = sum(run.state in LIVING_STATES for run in runs)
+    best = max((run.best_return for run in runs if run.best_return is not None), default=None)
+    ended = count["done"], running, count["interrupted"], count["failed"] - running
+    return Group(name, len(runs), *ended, best, max(run.active for run in runs))
+
+
+def _table_of_groups(groups: Sequence[Group], now: float) -> list[str]:
+    rows: list[tuple[str, ...]] = [("group", *(name.replace("_", " ") for name in Group._fields[1:]))]
+    for group in sorted(groups, key=lambda one: -one.active):
+        best = "-" if group.best_return is None else f"{group.best_return:.2f}"
+        rows.append((shown(group.group), *map(str, group[1:6]), best, f"{age(now - group.active)} ago"))
+    return _columns(rows, 1)
 
 
 def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
@@ -47,8 +98,13 @@ def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
         ago = f"{age(now - run.active)} ago"
         algo = shown(run.algo) if run.algo else "-"
         rows.append((shown(run.name), env, algo, shown(run.state), steps, share, left, *returns, ago))
+    return _columns(rows, 4)
+
+
+def _columns(rows: Sequence[Sequence[str]], num_words: int) -> list[str]:
+    """Return rows in columns: so many of words, and then numbers."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    words, numbers = range(4), range(4, len(widths))
+    words, numbers = range(num_words), range(num_words, len(widths))
     return [
         "  ".join([*(row[i].ljust(widths[i]) for i in words), *(row[i].rjust(widths[i]) for i in numbers)])
         for row in rows

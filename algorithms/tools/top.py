@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Self, TypeGuard
+
+from rich.console import Group as Together
 
 from algorithms.run.algorithms import ALGORITHMS, DEFAULT, find_algorithm
-from algorithms.run.folder import find_run
-from algorithms.run.summary import LIVING_STATES, SAMPLED_BYTES, RunSummary, last_records, summaries, summary
+from algorithms.run.folder import find_runs, runs_in
+from algorithms.run.summary import LIVING_STATES, SAMPLED_BYTES, RunSummary, last_records, summary
 from algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants_colour
 from algorithms.runtime.monitor.curves import ReturnTraces
 from algorithms.runtime.monitor.overview import Overview
@@ -19,6 +21,7 @@ from algorithms.runtime.monitor.panel import Snapshot, draw, render
 from algorithms.runtime.monitor.performance import Performance, RoleTimes
 from algorithms.runtime.monitor.terminal import Screen
 from algorithms.runtime.roles import ROLES
+from algorithms.tools.compare import read_each
 from algorithms.tools.flags import TopConfig
 from algorithms.tools.runs import age
 from utils.command_line import say
@@ -29,24 +32,27 @@ from utils.timing import PHASES
 from utils.values import is_number, shown
 
 PAGE = os.terminal_size((100, 40))  # where there is no terminal to ask
+BETWEEN_RUNS_SECONDS = 30.0  # in which the next run of a launch has begun
 LEAST = os.terminal_size((12, 2))  # of which there is something to see
 
 
 def top(config: TopConfig) -> int:
-    """Show a run until it ends or Ctrl-C; return the exit code.
+    """Show runs until they end or Ctrl-C; return the exit code.
 
     Raises:
         UsageError: there is no such run.
     """
-    directory = _directory(config)
-    watched = ObservedRun(directory)
+    directories = _directories(config)
+    watched = read_each(directories, lambda _, directory: ObservedRun.of(directory))
     if config.once or obstacle(sys.stdout, os.environ):
         columns = max(LEAST.columns, shutil.get_terminal_size(PAGE).columns)
-        drawn = draw(watched.look(), columns, PAGE.lines)
-        say("\n".join(render(drawn, columns, colour=False, terminal=False)))
+        for one in watched:
+            drawn = draw(one.look(), columns, PAGE.lines)
+            say("\n".join([*render(drawn, columns, colour=False, terminal=False), one.verdict()]))
     else:
-        _follow(watched, config.interval_seconds)
-    say(watched.verdict())
+        _follow(watched, config)
+        for one in watched:
+            say(f"{shown(one.directory.name)}: {one.verdict()}" if len(watched) > 1 else one.verdict())
     return 0
 
 
@@ -62,6 +68,12 @@ class ObservedRun:
         self._traces = ReturnTraces()
         self._read_bytes = 0
         self._found: RunSummary | None = None
+
+    @classmethod
+    def of(cls, directory: Path) -> Self:
+        """Begin to observe a run whose flags can be read (UsageError: they cannot)."""
+        RunFolder(directory).read_config()
+        return cls(directory)
 
     def look(self) -> Snapshot:
         """Return the overview of the run now."""
@@ -109,31 +121,44 @@ class ObservedRun:
                 self._read_bytes = size
 
 
-def _directory(config: TopConfig) -> Path:
+def _directories(config: TopConfig) -> dict[str, Path]:
+    """Return the runs that are asked for, or the one that was active last, also in a group."""
     group = Path(config.train_dir, config.experiments_root)
     if config.experiment:
-        return find_run(config.experiment, group)
-    found = summaries(group)
+        return find_runs(config.experiment, group)
+    found = [(run.active, path) for path in runs_in(group) if (run := summary(path)) is not None]
     if not found:
         raise UsageError(f"there is no run in {shown(str(group))}: --train_dir names the folder of all runs")
-    return group / found[0].name
+    _, path = max(found)
+    return {path.name: path}
 
 
-def _follow(watched: ObservedRun, interval_seconds: float) -> None:
-    """Draw the run again and again until it ends, the terminal goes or Ctrl-C comes."""
+def _follow(watched: list[ObservedRun], config: TopConfig) -> None:
+    """Draw runs again and again until they end, the terminal goes or Ctrl-C comes; those that join are added.
+
+    Between two runs of a launch none trains for a while: of several the end is only believed after that.
+    """
     screen, colour = Screen(sys.stdout.fileno()), wants_colour(os.environ)
+    lived = time.monotonic()
     try:
         while True:
-            snapshot, size = watched.look(), screen.size()
+            if len(watched) > 1:
+                known = {one.directory for one in watched}
+                watched += [ObservedRun(path) for path in _directories(config).values() if path not in known]
+            snapshots, size = [(one.look(), one.is_alive) for one in watched], screen.size()
+            living = [snapshot for snapshot, is_alive in snapshots if is_alive]
             if size.columns >= LEAST.columns and size.lines >= LEAST.lines:
                 # Below the frame is a line for the cursor, and one of what was there before where there is room for it.
-                drawn = draw(snapshot, size.columns - 1, size.lines - (2 if size.lines >= SMALLEST.lines else 1))
-                screen.show(render(drawn, size.columns - 1, colour=colour))
+                lines = size.lines - (2 if size.lines >= SMALLEST.lines else 1)
+                seen = (living or [snapshot for snapshot, _ in snapshots])[: max(1, lines // SMALLEST.lines)]
+                drawn = [draw(one, size.columns - 1, lines // len(seen)) for one in seen]
+                screen.show(render(Together(*drawn), size.columns - 1, colour=colour))
             else:
                 screen.show([])
-            if not watched.is_alive:
+            lived = time.monotonic() if living else lived
+            if not living and (len(watched) == 1 or time.monotonic() - lived > BETWEEN_RUNS_SECONDS):
                 return
-            time.sleep(interval_seconds)
+            time.sleep(config.interval_seconds)
     except (OSError, KeyboardInterrupt):
         return
     finally:

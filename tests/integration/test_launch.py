@@ -94,8 +94,13 @@ def test_runs_are_trained_two_at_a_time_and_go_on(tmp_path: Path, capsys: pytest
     assert cli.run("launch", [*words, "--", *SMALL, "--train_for_env_steps=500"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("started   ") == printed.count("ended     ") == 4
-    assert "gamma-0.9: last return " in printed
-    assert "over 2 runs" in printed
+    head, *table = [line.split() for line in printed.splitlines()[-3:]]
+    assert head == ["gamma", "runs", "last", "return"]
+    assert {tuple(row[:2]) for row in table} == {("0.9", "2"), ("0.99", "2")}
+    assert float(table[0][2]) >= float(table[1][2])
+    assert sorted(path.name for path in Path("train_dir/a/logs").iterdir()) == sorted(
+        f"gamma-{gamma}_seed-{seed}.log" for gamma in (0.9, 0.99) for seed in (1, 2)
+    )
     assert cli.run("launch", [*words, "--", *SMALL, "--train_for_env_steps=1000"]) == 0
     for status in Path("train_dir/a").glob("*/status.json"):
         assert json.loads(status.read_text())["totals"]["env_steps"] >= 1000

@@ -17,6 +17,7 @@ from algorithms.runtime.monitor.curves import PLACE, Point
 from algorithms.runtime.monitor.panel import Snapshot
 from algorithms.tools.compare import default_flags
 from algorithms.tools.top import ObservedRun
+from utils.command_line import complain
 from utils.errors import UsageError
 from utils.metrics import read_metrics, without_lost
 from utils.run_folder import RunFolder, names_in_own, open_own
@@ -143,9 +144,17 @@ def thinned(points: Sequence[Point], tag: str) -> list[Point]:
 
 
 def _events(directory: Path) -> list[Event]:
-    """Return the last decisions about the policies of a run, those that numbers of 64 bits can tell."""
+    """Return the last decisions about the policies of a run, those that numbers of 64 bits can tell.
+
+    One that cannot be read costs the page this part only, which is said.
+    """
     numbers = ("policy", "source", "env_steps", "source_env_steps")
-    events = [e for e in read_events(directory) if all(is_number(getattr(e, name)) for name in numbers)]
+    try:
+        found = read_events(directory)
+    except UsageError as error:
+        complain(f"warning: the lineage of {shown(directory.name)} is left out: {error}\n")
+        return []
+    events = [e for e in found if all(is_number(getattr(e, name)) for name in numbers)]
     return events[-MOST_EVENTS:]
 
 

@@ -16,12 +16,12 @@ from typing import Any, cast
 import numpy as np
 
 from algorithms.population.lineage import Event
-from algorithms.run.folder import find_run
+from algorithms.run.folder import find_runs
 from algorithms.run.summary import RETURN
 from algorithms.runtime.monitor.curves import Axis, Point
 from algorithms.runtime.monitor.performance import Performance
 from algorithms.runtime.roles import ROLES
-from algorithms.tools.compare import differing_flags
+from algorithms.tools.compare import Run, differing_flags, read_each, settings_of
 from algorithms.tools.flags import ReportConfig
 from algorithms.tools.lineage import describe
 from algorithms.tools.plot import ASIDE, Band, Curve, band_of, group_runs
@@ -50,19 +50,20 @@ def report(config: ReportConfig) -> int:
     Raises:
         UsageError: there is no such run, it cannot be read, or the file cannot be written.
     """
-    group, path = Path(config.train_dir, config.experiments_root), Path(config.output)
+    path = Path(config.output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--output={shown(config.output)}: the page is HTML, and its name ends in .html")
-    # Above the folder of a run links are the user's own; from there on none is followed.
-    directories = list(dict.fromkeys(find_run(name, group).resolve() for name in config.runs))
+    directories = find_runs(config.runs, Path(config.train_dir, config.experiments_root))
     films = Films(config.video_mb * MIB)
-    content = page([read(directory, films) for directory in directories], cast(Axis, config.x)).encode()
+    # Above the folder of a run links are the user's own; from there on none is followed.
+    found = read_each(directories, lambda _, directory: read(directory.resolve(), films))
+    content = page(found, cast(Axis, config.x)).encode()
     with replaced_when_whole(path) as temporary:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content)
     left_out = f"; {films.left_out} videos are left out (--video_mb={config.video_mb})" if films.left_out else ""
-    runs = f"{len(directories)} run{'s' * (len(directories) > 1)}"
+    runs = f"{len(found)} run{'s' * (len(found) > 1)}"
     say(f"{runs}, {len(content) / MIB:.1f} MiB: {config.output}{left_out}")
     return 0
 
@@ -76,6 +77,7 @@ def page(runs: Sequence[Found], axis: Axis) -> str:
         for part in (
             _heading(runs),
             _summary(runs, drawn),
+            _settings(runs),
             _charts(drawn),
             _videos(runs),
             _flags(runs),
@@ -241,6 +243,18 @@ def _summary(runs: Sequence[Found], drawn: Mapping[str, Any]) -> str:
     colours = [one["colour"] for one in drawn["series"]] if len(runs) > 1 else [0]
     rows = (_summary_row(run, colour) for run, colour in zip(runs, colours, strict=True))
     return _table(head, rows, ("", "", *["number"] * 6)).replace('class="scroll"', 'class="scroll wide"', 1)
+
+
+def _settings(runs: Sequence[Found]) -> str:
+    """Return the table of a sweep: runs that differ in their seed only as one; nothing where no two do."""
+    settings = settings_of([Run(run.name, run.flags, "", (), run.summary.last_return) for run in runs])
+    if len(settings) == len(runs):
+        return ""
+    names = list(settings[0].flags)
+    rows = ([*(_text(words_of(value)) for value in one.flags.values()), str(one.runs), one.text] for one in settings)
+    kinds = [*["flag"] * len(names), "number", "number"]
+    said = '<p class="soft">Runs that differ in their seed only as one: the mean with its 95 % interval.</p>'
+    return f"<h2>Settings</h2>\n{said}{_table([*map(_text, names), 'runs', 'last return'], rows, kinds)}"
 
 
 def _summary_row(run: Found, colour: int) -> Sequence[str]:

@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_the_terminal_and_the_run_as_they_are(tmp_path: Path, monk
     ("argv", "expected"),
     [
         (["b"], "no run b, neither in train_dir nor as a path; did you mean"),
-        (["a", "b"], "appo top shows one run, got 2: a b"),
+        (["bb", "b"], "no run b, neither in train_dir nor as a path; did you mean"),
         (["--train_dir=nowhere"], "there is no run in nowhere: --train_dir names the folder of all runs"),
         ([f"--train_dir={'x' * 300}"], f"cannot list {'x' * 77}...: File name too long"),
         (["b", f"--train_dir={'x' * 300}"], f"no run b, neither in {'x' * 77}... nor as a path"),
