@@ -137,6 +137,10 @@ NOT_THE_USERS = (
 """What the files of frames begin with that are Python's, of an installed package, or ours."""
 
 
+COMPILED = (".pyx", ".pxd", ".pxi")
+"""Ends of the names of files that Cython compiles: libraries bring the result alone."""
+
+
 def traceback_of(error: AppoError) -> str:
     """Return the traceback that a person is shown below the line of an error; empty if the line says all.
 
@@ -179,6 +183,8 @@ def _format(error: BaseException) -> tuple[str, bool]:
 
 def _is_own(filename: str) -> bool:
     packages = ("/site-packages/", "/dist-packages/")
+    if filename.endswith(COMPILED) and not os.path.isfile(filename):  # of a library: it was built somewhere else
+        return False
     return not filename.startswith(NOT_THE_USERS) and not any(name in filename for name in packages)
 
 

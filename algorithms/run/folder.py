@@ -220,7 +220,10 @@ def find_run(word: str, group: Path) -> Path:
     Raises:
         UsageError: it names no run, or a group of several.
     """
-    found = _named(word, group)
+    try:
+        found = _named(word, group)
+    except UsageError as error:
+        raise UsageError(f"there is {error}") from None
     if len(found) > 1:
         names = ", ".join(shown(name) for name, _ in found[:MOST_NAMED])
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
@@ -267,7 +270,7 @@ def _named(word: str, group: Path) -> list[tuple[str, Path]]:
         if found := runs_in(path):
             return [(os.path.join(word, run.relative_to(path)), run) for run in found]
     if groups:
-        raise UsageError(f"there is no run in the folder {shown(word)}")
+        raise UsageError(f"no run in the folder {shown(word)}")
     known = [name for name in folders(group) if os.path.isdir(group / name)] if os.path.isdir(group) else []
     raise UsageError(f"no run {shown(word)}, neither in {shown(str(group))} nor as a path{nearest(word, known)}")
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import secrets
 import statistics
 import sys
@@ -36,6 +37,7 @@ from utils.errors import UsageError
 from utils.run_folder import CHECKPOINT_FOLDERS, RunFolder
 from utils.values import shown
 
+WEIGHTS_FILE = "model.safetensors"
 KINDS = ("latest", "best", "best_evaluated")
 
 
@@ -116,6 +118,7 @@ def match(config: MatchConfig) -> int:
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
         runs = find_side(config.a, config.policy_a, config), find_side(config.b, config.policy_b, config)
+        _refuse_equal(runs)
         env_steps, differences = _play(runs, config, seed)
     score = score_of(differences)
     say(_as_json(runs, env_steps, seed, score) if config.json else _summary(runs, env_steps, seed, score))
@@ -159,6 +162,14 @@ def _near(run: SavedRun, policy: int, env_steps: int, limit: checkpoint_files.Li
     kept = [found for folder in folders for found in checkpoint_files.listed(folder)]
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
     return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest, limit))
+
+
+def _refuse_equal(runs: tuple[SavedRun, SavedRun]) -> None:
+    """Refuse a match of a policy against itself, by whichever names, kinds or links of its run (UsageError)."""
+    a, b = runs
+    if os.path.samefile(a.directory, b.directory) and a.files[WEIGHTS_FILE] == b.files[WEIGHTS_FILE]:
+        names = " and ".join(dict.fromkeys(f"{shown(run.directory.name)} {run.checkpoint.name}" for run in runs))
+        raise UsageError(f"A and B have the same weights, and a match against itself says nothing: {names}")
 
 
 def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:

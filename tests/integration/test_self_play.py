@@ -189,6 +189,32 @@ def test_a_match_is_said_in_words(players: Path, capfd: pytest.CaptureFixture[st
     ]
 
 
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("rock", "rock"),
+        ("rock", "rock:3000"),
+        ("rock:1", "rock:latest"),
+        ("rock", "{}/rock/../rock:7"),
+        ("linked", "rock"),
+        ("linked:best", "linked/../rock:3000"),
+    ],
+)
+def test_a_policy_does_not_play_itself(
+    players: Path, tmp_path: Path, a: str, b: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rock, linked = tmp_path / "rock", tmp_path / "linked"
+    shutil.copytree(players / "rock", rock)
+    shutil.copytree(players / "rock" / "checkpoint_p0", rock / "checkpoint_p0" / "best")
+    linked.symlink_to(rock)
+    words = [a, b.format(tmp_path), f"--train_dir={tmp_path}", "--policy_b=0"]
+    assert cli.run_command(lambda: cli.run("match", words)) == UsageError.exit_code
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith("error: A and B have the same weights, and a match against itself says nothing: ")
+    assert "ckpt_000000000064" in printed.err
+
+
 def test_who_cannot_play_is_refused(
     players: Path, runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,9 +89,9 @@ def test_a_link_leads_to_a_run_and_no_circle_is_followed(train_dir: Path) -> Non
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("netz", "no run netz, neither in train_dir nor as a path; did you mean nets?"),
+        ("netz", "there is no run netz, neither in train_dir nor as a path; did you mean nets?"),
         ("empty", "there is no run in the folder empty"),
-        ("", "no run '', neither in train_dir nor as a path"),
+        ("", "there is no run '', neither in train_dir nor as a path"),
         ("outer", "outer is a group of 2 runs, and one run is needed: outer/x/one, outer/y/one"),
         ("train_dir/nets/logs", "there is no run in the folder train_dir/nets/logs"),
     ],

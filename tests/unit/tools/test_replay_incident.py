@@ -20,7 +20,7 @@ from envs.incidents import Incident, IncidentFolder
 from envs.make import make_group, make_single
 from envs.python_loop import PythonLoop
 from tests.unit.envs.rollouts import collect, journal_memory
-from utils.errors import EnvironmentFailure, UsageError
+from utils.errors import EnvironmentFailure, UsageError, traceback_of
 
 DICE = "tests.unit.tools.test_replay_incident:Dice"
 HOSTILE = "tests.chaos.hostile_env:Hostile"
@@ -261,14 +261,19 @@ def test_a_failure_that_does_not_come_again(tmp_path: Path, capsys: Any) -> None
         ({"flags": {"envv": "CartPole-v1"}}, "unknown flag envv"),
         ({"flags": {"env": "no_such.module:Name"}}, "there is no module no_such"),
         ({"random_state": {"bit_generator": "Other"}}, "the environment has other random numbers"),
+        ({"random_state": {"bit_generator": "MT19937", "state": {}}}, "the environment has other random numbers"),
+        ({"random_state": {"bit_generator": "PCG64"}}, "the environment has other random numbers"),
+        ({"random_state": {"bit_generator": "PCG64", "state": {"state": -1, "inc": "x"}}}, "has other random numbers"),
+        ({"random_state": {}}, "the environment has other random numbers"),
         ({"seed": "5"}, "is no incident of an environment: no seed"),
         ({"seeds": ["5"]}, "the seeds of the incident are no numbers"),
     ],
 )
 def test_what_cannot_be_repeated_is_one_line(tmp_path: Path, content: dict, words: str) -> None:
     path = incident_of(tmp_path, HOSTILE, fault="raise", at=7)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=words) as caught:
         replay(changed(path, **content))
+    assert traceback_of(caught.value) == ""
 
 
 def test_the_command_line(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
