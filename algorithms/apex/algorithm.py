@@ -102,18 +102,25 @@ class APEX(Defaults):
         return row < rows - -(-rows // SHARE_OF_RETURNS)
 
     def make_model(self, context: Context) -> FlatModule:
-        """Make a Q-network on its device; its weights are drawn from torch's global generator."""
+        """Make a Q-network on its device; its weights are drawn from torch's global generator.
+
+        Raises:
+            UsageError: the network has a memory, of the flags or of the user, and learns from single steps.
+        """
+        from algorithms.models.custom import custom_class
         from algorithms.models.flat_module import FlatModule
         from algorithms.models.q_network import build_q_network
 
-        if context.model.use_rnn and not context.flags.batch_replay:
-            raise UsageError(
-                "--algo=APEX replays single steps, from which a memory cannot learn: take --batch_replay, or"
-                " --use_rnn=False"
-            )
         if context.verify:
             raise UsageError("--verify_reproduction compares trajectories in their order, which --algo=APEX has not")
         model = build_q_network(context.model, context.spec, dueling=context.flags.dueling)
+        if model.rnn_state_size and not context.flags.batch_replay:
+            own = custom_class(context.model, "core")
+            other = f"a network without {context.model.encoder_custom}" if own else "--use_rnn=False"
+            way = "" if context.flags.mix.datasets else "--batch_replay, or "
+            raise UsageError(
+                f"--algo=APEX learns from single steps, from which a memory cannot learn: take {way}{other}"
+            )
         return FlatModule(model.to(context.device))
 
     def make_policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:

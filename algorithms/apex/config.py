@@ -168,6 +168,10 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
             raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
         if self.batch_replay and self.burn_in >= self.rollout:
             raise UsageError(f"--burn_in={self.burn_in} leaves nothing of --rollout={self.rollout} to learn from")
+        if self.mix.sampler and self.n_steps > self.rollout:  # in datasets n steps go on to the end of the episode
+            raise UsageError(
+                f"--n_steps={self.n_steps} is above --rollout={self.rollout}: a trajectory has no more steps to sum"
+            )
         if self.learning_starts > self.replay_capacity:
             raise UsageError(
                 f"--learning_starts={self.learning_starts} is above --replay_capacity={self.replay_capacity}"

@@ -100,7 +100,16 @@ def describe(model: nn.Module) -> str:
 
 
 def build_tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -> Tower:
-    """Make an encoder of these observations and the core behind it, as the flags say."""
+    """Make an encoder of these observations and the core behind it, as the flags say.
+
+    Raises:
+        UsageError: `--encoder_custom` names a whole model, of which a network of another kind has no use.
+    """
+    if custom_class(config, "model"):
+        raise UsageError(
+            f"--encoder_custom={config.encoder_custom} is a whole model, an actor-critic: a network of values of"
+            " actions, or a critic of its own, has room for an encoder or a core; name a class of these"
+        )
     encoder: nn.Module
     if make := custom_class(config, "encoder"):
         encoder = custom_encoder(make, config, observations)

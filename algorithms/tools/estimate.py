@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.custom import custom_class
 from algorithms.offline.episodes import Episode
 from algorithms.offline.fitted_q import FittedQ, Transitions
 from algorithms.offline.reader import Dataset, open_dataset
@@ -175,10 +176,15 @@ def fitted_values(
     Behind the end of an episode that terminated v is 0; that of one that was cut is what it has not seen.
 
     Raises:
-        UsageError: actions are not one choice, or the flags name a network of the user's.
+        UsageError: actions are not one choice, or `--encoder_custom` names a whole model.
     """
     if not _is_one_choice(spec):
         raise UsageError(f"{', '.join(BY_VALUES)} need actions that are one choice: take --estimators=is,wis")
+    if custom_class(run.config.model, "model"):
+        raise UsageError(
+            f"{', '.join(BY_VALUES)} need an encoder for a network of values, and"
+            f" --encoder_custom={run.config.model.encoder_custom} is a whole model: take --estimators=is,wis"
+        )
     keys = [key for key in episodes[0].obs if key != MASK_KEY]
     lengths = [len(episode) for episode in episodes]
     begins = np.cumsum([0, *(length + 1 for length in lengths)])

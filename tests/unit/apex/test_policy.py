@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.apex.algorithm import APEX
+from algorithms.apex.algorithm import APEX, OfflineAPEX
 from algorithms.apex.config import ApexConfig
 from algorithms.apex.policy import EpsilonGreedyPolicy
 from algorithms.models.flat_module import FlatModule
@@ -122,6 +122,10 @@ def test_the_third_that_explores_least_says_how_good_it_is() -> None:
         ({"learning_starts": 11, "replay_capacity": 10}, None, "--learning_starts=11 is above"),
         ({"batch_replay": True, "rollout": 16, "burn_in": 16}, None, "--burn_in=16 leaves nothing of --rollout=16"),
         ({"lr_schedule": "kl_adaptive_epoch"}, None, "kl_adaptive_epoch"),
+        ({"rollout": 1, "n_steps": 5}, None, "--n_steps=5 is above --rollout=1: a trajectory has no more steps to sum"),
+        ({"rollout": 2}, None, "--n_steps=3 is above --rollout=2"),
+        ({"rollout": 2, "input": ("sampler:0.5", "set:0.5")}, None, "--n_steps=3 is above --rollout=2"),
+        ({"rollout": 2, "batch_replay": True}, None, "--n_steps=3 is above --rollout=2"),
         (
             {"num_replay_shards": 2, "input": ("sampler:0.5", "set:0.5")},
             None,
@@ -134,10 +138,57 @@ def test_what_it_cannot_learn_is_refused(flags: dict[str, Any], spec: EnvSpec | 
         APEX().check(ApexConfig(**flags), spec)
 
 
-def test_a_memory_is_refused_without_whole_trajectories() -> None:
-    context = Context(SPEC, ApexConfig(), config_of(use_rnn=True), "fp32", "cpu")
-    with pytest.raises(UsageError, match="take --batch_replay, or --use_rnn=False"):
+@pytest.mark.parametrize("flags", [{"rollout": 3}, {"rollout": 1, "input": ("set",)}])
+def test_as_many_steps_as_a_trajectory_or_an_episode_of_a_dataset_has_are_summed(flags: dict[str, Any]) -> None:
+    APEX().check(ApexConfig(n_steps=3, batch_size=12, **flags), None)
+
+
+CORE = "tests.unit.models.custom_parts:Sum"
+ENCODER = "tests.unit.models.custom_encoders:SumOfMeans"
+
+
+@pytest.mark.parametrize(
+    ("flags", "network", "words"),
+    [
+        ({}, {"use_rnn": True}, "take --batch_replay, or --use_rnn=False"),
+        ({}, {"use_rnn": True, "encoder_custom": ENCODER}, "take --batch_replay, or --use_rnn=False"),
+        ({}, {"use_rnn": False, "encoder_custom": CORE}, f"take --batch_replay, or a network without {CORE}"),
+        ({"input": ("sampler:0.5", "set:0.5")}, {"encoder_custom": CORE}, f": take a network without {CORE}"),
+        ({"input": ("set",)}, {"use_rnn": True}, ": take --use_rnn=False"),
+    ],
+)
+def test_a_memory_is_refused_without_whole_trajectories(
+    flags: dict[str, Any], network: dict[str, Any], words: str
+) -> None:
+    context = Context(SPEC, ApexConfig(**flags), config_of(**network), "fp32", "cpu")
+    with pytest.raises(UsageError) as caught:
         APEX().make_model(context)
+    assert str(caught.value).endswith(words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "network", "size"),
+    [
+        ({"batch_replay": True}, {"use_rnn": False, "encoder_custom": CORE}, 16),
+        ({}, {"use_rnn": True, "encoder_custom": "tests.unit.models.custom_parts:Stateless"}, 0),
+    ],
+)
+def test_what_counts_is_whether_the_network_has_a_state(
+    flags: dict[str, Any], network: dict[str, Any], size: int
+) -> None:
+    flat = APEX().make_model(Context(SPEC, ApexConfig(**flags), config_of(**network), "fp32", "cpu"))
+    assert flat.module.rnn_state_size == size
+
+
+@pytest.mark.parametrize("algorithm", [APEX(), OfflineAPEX()])
+def test_a_whole_model_of_the_users_is_refused(algorithm: APEX) -> None:
+    custom = "tests.unit.models.custom_parts:Remembering"
+    context = Context(SPEC, ApexConfig(), config_of(encoder_custom=custom, use_rnn=False), "fp32", "cpu")
+    with pytest.raises(UsageError) as caught:
+        algorithm.make_model(context)
+    assert str(caught.value).startswith(f"--encoder_custom={custom} is a whole model, ")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_player_explores_as_often_as_it_is_told() -> None:

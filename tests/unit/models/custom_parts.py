@@ -31,6 +31,22 @@ class Sum(nn.Module):
         return torch.stack(outputs)
 
 
+class Stateless(nn.Module):
+    """A core that remembers nothing."""
+
+    state_size = 0
+
+    def __init__(self, input_size: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.output_size = input_size
+
+    def step(self, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return x, state
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        return x
+
+
 class SumWithoutReset(Sum):
     def step(self, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return state + x, state + x

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from algorithms.models import encoders
 from algorithms.models.actor_critic import model_inputs
-from algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, count_weights, describe
+from algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, build_tower, count_weights, describe
 from algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
 from algorithms.models.q_network import build_q_network
 from envs.spec import EnvSpec, ObservationSpec
@@ -327,3 +327,15 @@ def test_describe_lists_every_parameter_and_the_sum() -> None:
     assert len(lines) == len(list(model.parameters())) + 1
     assert lines[0].split() == ["actor.encoder.encoders.0.0.weight", "[16,", "5]", "80"]
     assert lines[-1].split() == ["total", str(16 * 5 + 16 + 4 * 16 + 4 + 16 + 1)]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_whole_model_is_no_part_of_a_critic_of_an_algorithms_own(shared: bool) -> None:
+    name = "tests.unit.models.custom_parts:Remembering"
+    config = config_of(encoder_custom=name, actor_critic_share_weights=shared)
+    with pytest.raises(UsageError) as caught:
+        build_tower(config, {"obs": VECTOR})
+    assert str(caught.value) == (
+        f"--encoder_custom={name} is a whole model, an actor-critic: a network of values of actions, or a critic of"
+        " its own, has room for an encoder or a core; name a class of these"
+    )
