@@ -16,6 +16,8 @@ from utils.values import shown
 
 ORIGIN = "kind of observation"
 """The name of this source of flags."""
+COUNTS = frozenset({"num_workers", "num_envs_per_worker", "worker_num_splits"})
+"""Flags of sampling that may follow from the kind: processes are planned when it is known."""
 
 
 def flags_by_kind(algorithm: Algorithm) -> frozenset[str]:
@@ -31,16 +33,20 @@ def flags_by_kind(algorithm: Algorithm) -> frozenset[str]:
 def completed(config: Config, spec: EnvSpec) -> Config:
     """Return the configuration in which the kind of observation has decided every flag that nobody has given.
 
+    Flags of the environment may be among them, so that it shows and takes something else: whoever has made it makes it
+    anew where `env` has changed. The kind stays that of the environment as it was.
+
     Args:
         config: of a run; flags that are given, or that a preset or a saved run has, stay as they are.
         spec: of its environment.
 
     Raises:
-        UsageError: flags that are right alone are wrong together.
+        UsageError: flags that are right alone are wrong together, or the algorithm chooses what is read before this.
     """
-    if find_name(config.env.env) is not None:
+    if find_name(config.env.env) is not None or config.by_kind:
         return config
     by_kind = _by_kind(config, spec)
+    _check_chosen(config, by_kind)
     parts = {
         part: replace(getattr(config, part), **chosen)
         for part, flags in config.table.by_part.items()
@@ -50,6 +56,15 @@ def completed(config: Config, spec: EnvSpec) -> Config:
     if parts:
         check(config)
     return config
+
+
+def _check_chosen(config: Config, chosen: Mapping[str, object]) -> None:
+    """Refuse flags that come too late when the environment is known, or that are none (UsageError)."""
+    by_part, algo = config.table.by_part, config.run.algo
+    allowed = {name for part in ("env", "learning", "model") for name in by_part[part]} - {"env"} | COUNTS
+    if late := sorted(chosen.keys() - allowed):
+        what = "is read before the environment is made" if late[0] in config.table.flags else "is none of its flags"
+        raise UsageError(f"--algo={algo}: its preset_by_kind chooses {late[0]}, which {what}")
 
 
 def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:

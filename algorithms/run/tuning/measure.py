@@ -93,7 +93,10 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
     with ask_environment(measure_environment, (config, plays and cores > 0)) as environment:
         spec = require_answer(environment.answer(timeout_seconds))
         assert isinstance(spec, EnvSpec)
-        config = completed(config, spec)
+        before, config = config.env, completed(config, spec)
+        if config.env != before:
+            environment.finish()
+            return measure_run(config, ask_environment, ask_network, cores)
         with ask_network(measure_network, (config, spec, cores > 0)) as network:
             models = require_answer(network.answer(timeout_seconds, "network"))
             assert isinstance(models, tuple)

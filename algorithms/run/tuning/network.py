@@ -57,8 +57,10 @@ def probe(config: Config) -> Probe:
         played = envs.spec
         envs.close()
     spec = learned_spec(config, played)
-    config = completed(config, spec)
-    return Probe(spec, NetworkTimer(config, spec).descriptions, config)
+    whole = completed(config, spec)
+    if whole.env != config.env:
+        return probe(whole)
+    return Probe(spec, NetworkTimer(whole, spec).descriptions, whole)
 
 
 class NetworkTimer:

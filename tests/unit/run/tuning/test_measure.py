@@ -25,6 +25,7 @@ from algorithms.runtime.processes.supervisor import WorkerError
 from envs.make import make_group
 from envs.spec import ActionPart, ActionSpec, GroupEnv
 from tests.states import adam_layout
+from tests.unit.run import own_kinds
 from tests.unit.runtime.worlds import SPEC
 from utils import machine
 from utils.errors import UsageError
@@ -307,6 +308,57 @@ def test_the_network_that_is_measured_is_the_one_that_is_trained() -> None:
     assert found.probe.config == completed(config, SPEC) != config
     assert asked_for == [(found.probe.config, SPEC, False)]
     assert not found.probe.config.model.use_rnn
+
+
+@pytest.mark.parametrize(
+    ("kind", "stack", "frames", "distributions", "given"),
+    [
+        ("Squashed", 3, 2, ["tanh_gaussian"], {}),
+        ("Squashed", 3, 1, ["tanh_gaussian"], {"env_frameskip": 1}),
+        ("Squashed", 3, 2, ["gaussian"], {"action_distribution": "gaussian"}),
+        ("Binned", 1, 1, ["bins"] * 2, {}),
+    ],
+)
+def test_flags_of_the_environment_that_its_kind_decides_are_those_of_its_spec(
+    tmp_path: Path, kind: str, stack: int, frames: int, distributions: list[str], given: dict[str, object]
+) -> None:
+    flags = {"env": f"{own_kinds.__name__}:Line", "algo": f"{own_kinds.__name__}:{kind}", "train_dir": str(tmp_path)}
+    config = resolve({**flags, "encoder_mlp_layers": (8,), **given})[0]
+    known = probe(config)
+    spec, models, found = known.spec, known.models, known.config
+    assert [part.kind for part in spec.action.parts] == distributions
+    assert spec.frames_per_step == frames
+    assert {key: one.shape for key, one in spec.observations.items()} == {"obs": (stack * 3,)}
+    assert dict(models[0].table)["actor.encoder.encoders.0.0.weight"] == (8, stack * 3)
+    assert make_group(found.env, 1).spec == spec
+    # As in processes: the environment is made once more, and the network measured is the one of its second spec.
+    first = make_group(config.env, 1).spec
+    asked_for = list[tuple[object, ...]]()
+    answers = [Answers(first), Answers(spec), Answers(models)]
+
+    def ask(target: object, arguments: tuple[object, ...]) -> Answers:
+        asked_for.append(arguments)
+        return answers[len(asked_for) - 1]
+
+    measured = measure_run(config, ask, ask, 0)  # type: ignore[arg-type]
+    assert measured.probe == known
+    assert asked_for == [(config, False), (found, False), (found, spec, False)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Late", "chooses device, which is read before the environment is made"),
+        ("LatePlacement", "chooses inference, which is read before the environment is made"),
+        ("Misspelt", "chooses frame_skip, which is none of its flags"),
+    ],
+)
+def test_flags_that_the_kind_decides_too_late_are_refused(tmp_path: Path, kind: str, words: str) -> None:
+    algo = f"{own_kinds.__name__}:{kind}"
+    config = resolve({"env": f"{own_kinds.__name__}:Line", "algo": algo, "train_dir": str(tmp_path)})[0]
+    with pytest.raises(UsageError) as caught:
+        probe(config)
+    assert str(caught.value) == f"--algo={algo}: its preset_by_kind {words}"
 
 
 def test_threads_of_a_learner_that_would_be_the_limit_are_timed_on_a_still_machine() -> None:
