@@ -7,19 +7,15 @@ it again and again, and retires when they differ twice in a row. Where it does n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms.apex.learner import ApexLearner
 from algorithms.models.numpy_mlp import NumpyQNetwork, numpy_q_network
 from algorithms.models.q_network import QNetwork
 from algorithms.parts.twin_check import TwinCheck
 from algorithms.runtime.learning.batches import Batch
-
-if TYPE_CHECKING:
-    from algorithms.apex.learner import ApexLearner
 
 ZERO = np.float32(0.0)
 
@@ -87,7 +83,10 @@ class NumpyUpdate:
 
 
 def numpy_update(learner: ApexLearner) -> NumpyUpdate | None:
-    """Return the twin for steps without action masks, or None where network or objective are not of the simple kind."""
+    """Return the twin for steps without action masks, or None where network or objective are not of the simple kind.
+
+    A subclass may compute another loss, from other targets or networks, so it has none.
+    """
     c = learner.config
-    is_simple = not (c.batch_replay or c.cql_alpha or c.value_rescaling)
+    is_simple = type(learner) is ApexLearner and not (c.batch_replay or c.cql_alpha or c.value_rescaling)
     return NumpyUpdate(learner) if is_simple and numpy_q_network(learner.model, 1) is not None else None

@@ -88,7 +88,6 @@ class APPO(ActorCriticAlgorithm):
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner, with the fastest update that computes its loss."""
-        from algorithms.appo.learner import Learner as Usual
         from algorithms.appo.numpy_learner import numpy_update
         from algorithms.models.build import let_learn
         from algorithms.parts.optimizer import CapturedUpdate
@@ -97,11 +96,10 @@ class APPO(ActorCriticAlgorithm):
         let_learn(flat, context.model, context.precision, context.device)
         kind = self.learner_class()
 
-        def make_quick(learner: Usual) -> CapturedUpdate | NumpyUpdate | None:
+        def make_quick(learner: APPOLearner) -> CapturedUpdate | NumpyUpdate | None:
             if context.buffered:
                 return CapturedUpdate(learner.update, device)
-            # Another class may compute something else than the twin does.
-            return numpy_update(learner) if kind is Usual and not context.verify else None
+            return None if context.verify else numpy_update(learner)
 
         learner = kind(flat, context.spec, context.flags, context.torch_seed(), make_quick)
         return VerifyingLearner(learner, context.spec) if context.verify else learner

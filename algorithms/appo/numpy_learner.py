@@ -8,22 +8,20 @@ again and again, and retires when they differ twice in a row. Where it does not 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algorithms.appo.learner import Learner
 from algorithms.models.actor_critic import TowerActorCritic
 from algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
 from algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
 from algorithms.ops.numpy_twins import PolicyTerms, Steps, gae, is_supported, vtrace
 from algorithms.parts.twin_check import TwinCheck
 from algorithms.runtime.learning.batches import IS_READ, Batch
-
-if TYPE_CHECKING:
-    from algorithms.appo.learner import Learner
 
 Array = NDArray[Any]
 ZERO = np.float32(0.0)
@@ -131,9 +129,12 @@ class NumpyUpdate:
 
 
 def numpy_update(learner: Learner) -> NumpyUpdate | None:
-    """The twin of a learner's `update`, or None where network, actions or objective are not of the simple kind."""
+    """The twin of a learner's `update`, or None where network, actions or objective are not of the simple kind.
+
+    A subclass may compute something else than the twin does, so it has none.
+    """
     c = learner.config
-    simple = not (c.kl_loss_coeff or c.microbatch_size or learner.masked)
+    simple = type(learner) is Learner and not (c.kl_loss_coeff or c.microbatch_size or learner.masked)
     simple &= c.exploration_loss == "entropy" or not c.exploration_loss_coeff
     return NumpyUpdate(learner) if simple and is_supported(learner.parts) and has_numpy_twin(learner.model) else None
 

@@ -209,7 +209,8 @@ class NumpyQNetwork:
 def numpy_q_network(model: QNetwork, rows: int) -> NumpyQNetwork | None:
     """Return the numpy twin of a network of values, or None where there is none."""
     is_simple = type(model) is QNetwork and len(model.sizes) == 1 and _is_small(model)
-    return NumpyQNetwork(model, rows) if is_simple and all(map(_is_plain, model.towers)) else None
+    heads = [model.q_head, *([model.value_head] if model.dueling else [])] if is_simple else []
+    return NumpyQNetwork(model, rows) if is_simple and _is_usual(model, heads) else None
 
 
 def numpy_mlp(model: nn.Module, rows: int) -> NumpyMlp | None:
@@ -221,7 +222,16 @@ def has_numpy_twin(model: nn.Module) -> bool:
     """Return whether a model is on the CPU, small, and nothing but MLPs of one observation."""
     if type(model) is not TowerActorCritic or not _is_small(model):
         return False
-    return all(map(_is_plain, model.towers))
+    head = model.policy_head
+    return type(head) is PolicyHead and _is_usual(model, [head.linear, model.value_head])
+
+
+def _is_usual(model: ActorCritic, heads: list[nn.Linear]) -> bool:
+    """Return whether all parts are of exactly the classes that are written out here, and nothing hangs on them."""
+    if any(type(head) is not nn.Linear for head in heads) or type(model.scaling_of(model.keys[0])) is not InputScaling:
+        return False
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    return not hooked and all(map(_is_plain, model.towers))
 
 
 def _is_small(model: ActorCritic) -> bool:
@@ -234,7 +244,9 @@ def _is_small(model: ActorCritic) -> bool:
 def _is_plain(tower: Tower) -> bool:
     """Return whether a tower is one MLP; a layer with spectral norm is of another class than Linear."""
     encoder = tower.encoder
-    if tower.bf16 or type(tower.core) is not IdentityCore or type(encoder) is not DictEncoder:
+    if type(tower) is not Tower or tower.bf16 or type(tower.core) is not IdentityCore:
+        return False
+    if type(encoder) is not DictEncoder or any(type(one) is not Encoder for one in encoder.encoders):
         return False
     layers = list(_encoder_of(tower))
     if layers and isinstance(layers[0], nn.Flatten | nn.Unflatten):

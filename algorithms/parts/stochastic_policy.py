@@ -110,8 +110,11 @@ class StochasticPolicy:
         return {"final_value": self.model.denormalize_value(value)}
 
     def fast(self, trajectories: Trajectories, random: ActionRandom) -> "NumpyActing | None":
-        """Make the twin without torch that fills these slots; None where network or actions are not simple."""
-        if random.sampler is None:
+        """Make the twin without torch that fills these slots; None where network or actions are not simple.
+
+        A subclass may act otherwise than the twin does, so it has none.
+        """
+        if random.sampler is None or type(self) is not StochasticPolicy:
             return None
         mlp = numpy_mlp(self.model, trajectories.valid.shape[2])
         return None if mlp is None else NumpyActing(mlp, random.sampler, trajectories, self.spec.action.num_logits)

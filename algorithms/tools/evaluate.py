@@ -405,7 +405,7 @@ class NumpyPlayer:
 def cheapest(player: Player, seed: int, *, deterministic: bool) -> Acts:
     """Return the player that acts at the smallest cost: the one given, unless its network and actions are simple."""
     policy, spec = player.policy, player.spec
-    if not isinstance(policy, StochasticPolicy):
+    if type(policy) is not StochasticPolicy:  # a subclass may act otherwise
         return player
     sampler, mlp = policy.random(seed, spec.num_agents).sampler, numpy_mlp(policy.model, spec.num_agents)
     if sampler is None or mlp is None:

@@ -24,7 +24,9 @@ from tests.unit.models.cases import config_of
 UPDATES = 12
 
 
-def pair_of(spec: EnvSpec = SPEC, **flags: Any) -> tuple[ApexLearner, ApexLearner]:
+def pair_of(
+    spec: EnvSpec = SPEC, kind: type[ApexLearner] = ApexLearner, **flags: Any
+) -> tuple[ApexLearner, ApexLearner]:
     """Learners from the same weights: with the twin, if there is one, and without."""
     of_model = {name: flags.pop(name) for name in ("nonlinearity", "encoder_mlp_layers") if name in flags}
     normalize = bool(flags.pop("normalize_input", False))
@@ -36,7 +38,7 @@ def pair_of(spec: EnvSpec = SPEC, **flags: Any) -> tuple[ApexLearner, ApexLearne
         model = build_q_network(shape, spec, dueling=config.dueling)
         with torch.no_grad():
             model.q_head.weight.mul_(100.0)
-        made.append(ApexLearner(FlatModule(model), config, make_quick))
+        made.append(kind(FlatModule(model), config, make_quick))
     quick, exact = made
     return quick, exact
 
@@ -155,3 +157,53 @@ def test_it_stays_where_the_loss_is_the_same() -> None:
     for seed in range(COMPARE_EVERY + 2):
         learn(quick, batch_of(seed=seed))
     assert quick.quick is not None
+
+
+class Halved(ApexLearner):
+    """Its loss is half of the usual one, from its second step on, as an annealed term would be."""
+
+    def loss(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the usual figures with another loss."""
+        loss, error, metrics = super().loss(batch, beta)
+        return (0.5 if self.updates else 1.0) * loss, error, metrics
+
+
+class Shifted(ApexLearner):
+    """Its targets are higher."""
+
+    def _target(self, batch: Batch, value: Tensor) -> Tensor:
+        return super()._target(batch, value) + 1.0
+
+
+class Decayed(ApexLearner):
+    """Its gradient has a term beside that of the loss."""
+
+    def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor]:
+        """Add the weights to the gradient."""
+        found = super().differentiate(batch, beta)
+        self.optimizer.gradient.add_(0.1 * self.flat.flat[: self.flat.num_parameters])
+        return found
+
+
+class Fixed(ApexLearner):
+    """Exploits no importance weights."""
+
+    def beta(self, progress: float) -> float:
+        """Return 0."""
+        return 0.0
+
+
+@pytest.mark.parametrize("kind", [Halved, Shifted, Decayed, Fixed])
+def test_a_subclass_learns_by_what_it_computes(kind: type[ApexLearner]) -> None:
+    quick, exact = pair_of(kind=kind, max_grad_norm=0.0)
+    for seed in range(3):
+        learn(quick, batch_of(seed=seed))
+        learn(exact, batch_of(seed=seed))
+    assert quick.quick is None
+    assert torch.equal(quick.flat.flat, exact.flat.flat)
+    usual, _ = pair_of(max_grad_norm=0.0)
+    for seed in range(3):
+        learn(usual, batch_of(seed=seed))
+    assert not torch.allclose(usual.flat.flat, exact.flat.flat, atol=1e-6)
+    quick.configure(replace(quick.config, learning_rate=0.5))
+    assert quick.quick is None

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from algorithms.appo.learner import NAMES, Learner, Whole
 from algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
+from algorithms.ops.returns import Returns
 from algorithms.runtime.learning.batches import Batch
 from envs.spec import ActionPart, EnvSpec
 from tests.unit.appo.batches import SPEC, batch_of, clone, learn, learner_of, parameters
@@ -184,3 +186,30 @@ def test_what_it_does_not_know_is_left_to_torch(
     spec: EnvSpec, model: dict[str, object], flags: dict[str, object]
 ) -> None:
     assert numpy_update(learner_of(spec, model=model, **flags)) is None
+
+
+class OtherSurrogate(Learner):
+    """Its surrogate is twice as large."""
+
+    def policy_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Return the surrogate of every step."""
+        return 2 * super().policy_loss(ratio, advantage)
+
+
+class OtherReturns(Learner):
+    """Its targets are higher."""
+
+    def returns(self, batch: Batch, ratio: Tensor, value: Tensor) -> Returns:
+        """Return advantages and targets."""
+        found = super().returns(batch, ratio, value)
+        return found._replace(target=found.target + 1.0)
+
+
+@pytest.mark.parametrize("kind", [OtherSurrogate, OtherReturns])
+def test_a_subclass_has_none_whoever_makes_it(kind: type[Learner]) -> None:
+    usual = learner_of(SPEC, model=PLAIN, **FLAGS)
+    assert numpy_update(usual) is not None
+    own = kind(usual.flat, SPEC, usual.config, 0, numpy_update)
+    assert own.quick_update is None
+    own.configure(replace(own.config, learning_rate=1e-3))
+    assert own.quick_update is None

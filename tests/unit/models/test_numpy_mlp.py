@@ -1,16 +1,20 @@
 """The path without torch says what the torch model says, on weights as they are published."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
-from algorithms.models.actor_critic import ActorCritic
+from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower
 from algorithms.models.build import build_model
 from algorithms.models.config import ModelConfig
 from algorithms.models.flat_module import FlatModule
-from algorithms.models.numpy_mlp import MAX_WEIGHTS, numpy_mlp
+from algorithms.models.numpy_mlp import MAX_WEIGHTS, has_numpy_twin, numpy_mlp, numpy_q_network
+from algorithms.models.q_network import build_q_network
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.numpy_twins import ActionSampler, is_supported
 from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
@@ -103,6 +107,72 @@ def test_networks_of_other_kinds_are_left_to_torch() -> None:
     ]
     assert [numpy_mlp(build_model(config, other), ROWS) for config, other in others] == [None] * len(others)
     assert not is_supported((ActionPart("bernoulli", 2),))
+
+
+class Doubled(PolicyHead):
+    """Its logits are twice as large."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits [*, L]."""
+        return 2 * super().forward(features)
+
+
+class DoubledLinear(nn.Linear):
+    """Its outputs are twice as large."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs."""
+        return 2 * super().forward(x)
+
+
+class CenteredTower(Tower):
+    """Its features are centered."""
+
+    def step(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return features and state."""
+        features, state = super().step(*inputs)  # type: ignore[arg-type]
+        return features - features.mean(-1, keepdim=True), state
+
+
+def _head(model: Any) -> None:
+    model.policy_head.__class__ = Doubled
+
+
+def _layer(model: Any) -> None:
+    model.policy_head.linear.__class__ = DoubledLinear
+
+
+def _value(model: Any) -> None:
+    model.value_head.__class__ = DoubledLinear
+
+
+def _hook(model: Any) -> None:
+    model.value_head.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def _tower(model: Any) -> None:
+    model.actor.__class__ = CenteredTower
+
+
+def _scaled(model: Any) -> None:
+    model.scaling_of("obs").register_forward_pre_hook(lambda module, inputs: tuple(2 * x for x in inputs))
+
+
+@pytest.mark.parametrize("change", [_head, _layer, _value, _hook, _tower, _scaled])
+def test_a_model_with_a_part_of_another_class_is_left_to_torch(change: Callable[[Any], None]) -> None:
+    model = build_model(PLAIN, spec_of(CHOICES))
+    assert numpy_mlp(model, ROWS) is not None
+    change(model)
+    assert numpy_mlp(model, ROWS) is None
+    assert not has_numpy_twin(model)
+
+
+@pytest.mark.parametrize("name", ["q_head", "value_head", "tower"])
+def test_a_network_of_values_with_a_part_of_another_class_is_left_to_torch(name: str) -> None:
+    model = build_q_network(PLAIN, spec_of(CHOICES), dueling=True)
+    assert numpy_q_network(model, ROWS) is not None
+    getattr(model, name).__class__ = CenteredTower if name == "tower" else DoubledLinear
+    assert numpy_q_network(model, ROWS) is None
 
 
 def test_choices_are_drawn_as_often_as_they_are_likely() -> None:

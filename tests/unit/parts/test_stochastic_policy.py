@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from algorithms.models.flat_module import FlatModule
 from algorithms.ops.distributions import ActionDistribution
 from algorithms.ops.numpy_twins import ActionSampler
 from algorithms.parts.stochastic_policy import StochasticPolicy
+from algorithms.playing.config import EvaluationConfig
+from algorithms.playing.player import Player
+from algorithms.tools.evaluate import cheapest
 from envs.spec import ActionPart, ActionSpec
 from tests.unit.models.cases import env_spec_of, model_of
 from tests.unit.runtime.worlds import world_of
@@ -113,6 +117,25 @@ def test_who_acts_without_torch() -> None:
     masked = replace(spec, action=ActionSpec((ActionPart("categorical", 4),)), action_mask=4)
     careful = StochasticPolicy(plain.flat, masked)
     assert careful.fast(world.trajectories, careful.random(1, ROWS)) is None
+
+
+class Stubborn(StochasticPolicy):
+    """Repeats its first choice."""
+
+    def act(self, *inputs: Any, **how: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """Act as ever, but for the action."""
+        recorded, state = super().act(*inputs, **how)
+        return recorded | {"action": torch.zeros_like(recorded["action"])}, state
+
+
+def test_a_subclass_acts_as_it_says() -> None:
+    spec = replace(env_spec_of(ActionPart("categorical", 4)), num_agents=1)
+    policy = Stubborn(FlatModule(model_of(spec, use_rnn=False)), spec)
+    assert policy.fast(world_of(spec).trajectories, policy.random(1, ROWS)) is None
+    player = Player(policy, spec, EvaluationConfig(), seed=3)
+    assert cheapest(player, 5, deterministic=False) is player
+    obs = {"obs": np.ones((1, 5), np.float32)}
+    assert not any(player.act(obs, np.zeros(1, np.bool_)).any() for _ in range(20))
 
 
 def test_what_is_not_recorded_is_left_out() -> None:
