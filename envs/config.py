@@ -19,7 +19,10 @@ class EnvConfig:
         fixed_on_resume=True,
     )
     env_kwargs: dict[str, object] = flag(
-        {}, "keyword arguments of the environment as key=value words or one JSON object", fixed_on_resume=True
+        {},
+        "keyword arguments of the environment as key=value words or one JSON object",
+        fixed_on_resume=True,
+        needs="env",
     )
     env_frameskip: int | None = flag(
         None,
@@ -27,6 +30,7 @@ class EnvConfig:
         minimum=1,
         maximum=1000,
         fixed_on_resume=True,
+        needs="env",
     )
     env_framestack: int | None = flag(
         None,
@@ -34,21 +38,25 @@ class EnvConfig:
         minimum=1,
         maximum=1000,
         fixed_on_resume=True,
+        needs="env",
     )
     horizon: int | None = flag(
         None,
         "env steps of the agent after which an episode is truncated; none = as the environment says",
         minimum=1,
         fixed_on_resume=True,
+        needs="env",
     )
     soft_horizon: bool = flag(
         False,
         "let an episode of training that reaches --horizon end in the statistics alone: the env is not reset, memory"
         " and values go on; enjoy and evaluate truncate there as ever",
+        needs="actors",
     )
     no_done_at_end: bool = flag(
         False,
         "store an episode that terminates as one that is truncated: the value of its last observation is bootstrapped",
+        needs="actors",
     )
     observe_previous: str = flag(
         "none",
@@ -57,12 +65,14 @@ class EnvConfig:
         " agent, in the Python loop",
         choices=("none", "action", "reward", "both"),
         fixed_on_resume=True,
+        needs="env",
     )
     clip_actions: bool = flag(
         True,
         "clip numbers to the bounds of the action space before the env gets them; off = the env gets what was sampled,"
         " as if it had no bounds",
         fixed_on_resume=True,
+        needs="numbers",
     )
     res_w: int | None = flag(None, "width of VizDoom's images in pixels; none = 128", minimum=1, fixed_on_resume=True)
     res_h: int | None = flag(None, "height of VizDoom's images in pixels; none = 72", minimum=1, fixed_on_resume=True)
@@ -73,6 +83,7 @@ class EnvConfig:
         choices=("auto", "off"),
         fixed_on_resume=True,
         before="off",
+        needs="numbers",
     )
     action_distribution: str = flag(
         "gaussian",
@@ -80,12 +91,14 @@ class EnvConfig:
         " between them (needs action_scaling=auto)",
         choices=("gaussian", "tanh_gaussian"),
         fixed_on_resume=True,
+        needs="numbers",
     )
     continuous_as_bins: int | None = flag(
         None,
         "choices, evenly spaced from bound to bound, that stand for every number of a Box of actions; none = numbers",
         minimum=2,
         fixed_on_resume=True,
+        needs="numbers",
     )
     agent_id: str = flag(
         "auto",
@@ -94,33 +107,42 @@ class EnvConfig:
         choices=("auto", "off"),
         fixed_on_resume=True,
         before="off",
+        needs="agents",
     )
-    reward_scale: float = flag(1.0, "factor on every reward before clipping; reported returns stay unscaled")
+    reward_scale: float = flag(
+        1.0, "factor on every reward before clipping; reported returns stay unscaled", needs="returns"
+    )
     reward_clip: float = flag(
         0.0,
         "limit of the absolute scaled reward, 0 = off; the original 10 silently flattened larger rewards, so none is"
         " clipped here unless asked",
         minimum=0,
+        needs="returns",
     )
     env_vectorization: str = flag(
         "auto",
         "who steps the envs of a group: python = our loop over single envs, native = the env's own gymnasium vector"
         " entry point, auto = native where there is one",
         choices=("auto", "python", "native"),
+        needs="env",
     )
     max_env_rebuilds: int = flag(
         10,
         "how often an env that raises, or returns what is not finite, is made again within 1,000 of its steps, in the"
         " Python loop; beyond that, or after three failures without a step in between, its actor fails; 0 = never",
         minimum=0,
+        needs="env",
     )
     force_envs_single_thread: bool = flag(
-        True, "limit native thread pools (OpenMP, BLAS) inside actors to one thread each"
+        True,
+        "limit native thread pools (OpenMP, BLAS) inside actors to one thread each",
+        needs="actors",
     )
     decorrelate_envs_on_one_worker: bool = flag(
         True,
         "start each env of the Python loop with a different number of random steps; impossible inside a native vector"
         " env",
+        needs="actors",
     )
 
     def __reduce__(self) -> tuple[Callable[..., "EnvConfig"], tuple[dict[str, Any], bytes | None]]:

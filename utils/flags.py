@@ -34,8 +34,9 @@ class Flag:
     the choice it stands for. `fixed_on_resume` marks what a saved run cannot change. A mutation stays within
     `mutation_range`, inclusive. `alone` is what the name without a value means, where that may be. `harmless` says
     that no value of it can run, read, write or send anything; None: numbers and choices cannot, texts can. `before` is
-    the value of runs that were saved before the flag existed, where that is not the default. `elements` says what a
-    list may hold, where these are a few words.
+    the value of runs that were saved before the flag existed, where that is not the default. `elements` names the words
+    that a list may hold, where these are a few. `needs` names what must be on for the flag to have an effect, see
+    `missing`.
     """
 
     name: str
@@ -55,6 +56,19 @@ class Flag:
     harmless: bool | None = None
     before: object = None
     elements: str = ""
+    needs: str = ""
+
+    def missing(self, values: Mapping[str, object]) -> str | None:
+        """Return the first part of `needs` that does not hold, None if all do.
+
+        `needs` has parts separated by blanks, each of alternatives separated by `|`: the name of a flag or of another
+        value that must be neither 0 nor empty, or `name=beginning` of its text. A name that has no value holds.
+        """
+        for part in self.needs.split():
+            names = [alternative.partition("=")[::2] for alternative in part.split("|")]
+            if not any(name not in values or _holds(values[name], begin) for name, begin in names):
+                return part
+        return None
 
     @property
     def reaches_out(self) -> bool:
@@ -80,6 +94,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     harmless: bool | None = None,
     before: T | None = None,
     elements: str = "",
+    needs: str = "",
 ) -> T:
     """Declare a flag: the default and description of a dataclass field (see `Flag` for the arguments)."""
     metadata = {
@@ -96,11 +111,16 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
         "harmless": harmless,
         "before": before,
         "elements": elements,
+        "needs": needs,
     }
     if isinstance(default, dict):
         content = default
         return cast(T, dataclasses.field(default_factory=lambda: dict(content), metadata=metadata))
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def _holds(value: object, begin: str) -> bool:
+    return str(value).startswith(begin) if begin else bool(value)
 
 
 def same_flag(cls: type, name: str, help: str = "") -> Any:

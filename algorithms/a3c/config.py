@@ -26,9 +26,13 @@ class A3CConfig(OptimizerConfig):
         "change of the learning rate: linear falls to 0 at train_for_env_steps",
         choices=("constant", "linear"),
     )
-    rmsprop_alpha: float = flag(0.99, "decay of RMSProp's mean of squared gradients", minimum=0, maximum=0.99999999)
-    rmsprop_eps: float = flag(1e-5, "epsilon of RMSProp, under the root", minimum=1e-30)
-    adam_eps: float = flag(1e-5, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0)
+    rmsprop_alpha: float = flag(
+        0.99, "decay of RMSProp's mean of squared gradients", minimum=0, maximum=0.99999999, needs="optimizer=rmsprop"
+    )
+    rmsprop_eps: float = flag(1e-5, "epsilon of RMSProp, under the root", minimum=1e-30, needs="optimizer=rmsprop")
+    adam_eps: float = flag(
+        1e-5, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0, needs="optimizer=adam"
+    )
     max_grad_norm: float = flag(
         0.5,
         "limit of the L2 norm of the whole gradient; 0 = off",
@@ -38,7 +42,10 @@ class A3CConfig(OptimizerConfig):
     )
     rollout: int = flag(20, "steps of a trajectory, of which an actor computes one gradient", minimum=1)
     recurrence: int = flag(
-        0, "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout", minimum=0
+        0,
+        "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout",
+        minimum=0,
+        needs="memory",
     )
     grads_per_step: int = flag(100, "gradients that the losses of a report are means of, at least", minimum=1)
     gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)

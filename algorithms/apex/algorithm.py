@@ -62,6 +62,7 @@ class APEX(Defaults):
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
     replays: ClassVar[bool] = True
+    values: ClassVar[str] = "actions"
 
     def check(self, flags: ApexConfig, spec: EnvSpec | None) -> None:
         """Refuse flags that contradict each other, or an environment whose actions are no choices (UsageError)."""

@@ -41,12 +41,14 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         "with batch_replay: first steps of a trajectory that only bring the state up to date and have no error, unless"
         " an episode has begun in it by then",
         minimum=0,
+        needs="batch_replay",
     )
     priority_eta: float = flag(
         0.9,
         "with batch_replay: share of a trajectory's largest error in its priority, the rest is that of the mean error",
         minimum=0,
         maximum=1,
+        needs="batch_replay prioritized_replay actors",
     )
     value_rescaling: bool = flag(
         False, "predict h(return), about its square root, for returns of very different size", fixed_on_resume=True
@@ -63,7 +65,10 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         2500, "optimizer steps after which the target network becomes a copy of the trained one", minimum=1
     )
     replay_capacity: int = flag(
-        1_000_000, "agent steps that the replay of the run holds; the oldest leave first", minimum=1
+        1_000_000,
+        "agent steps that the replay of the run holds; the oldest leave first",
+        minimum=1,
+        needs="actors",
     )
     replay_compression: str = flag(
         "off",
@@ -71,6 +76,7 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         ' and needs pip install "appo[lz4]"; off = as they are',
         choices=("off", "lz4"),
         fixed_on_resume=True,
+        needs="actors images",
     )
     replay_compressed_share: float = flag(
         0.25,
@@ -79,14 +85,19 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         minimum=0.001,
         maximum=1,
         fixed_on_resume=True,
+        needs="replay_compression=lz4",
     )
     save_replay: bool = flag(
         False,
         "keep the replay in the run's folder, once, so that a later start goes on with it; without, that start fills"
         " its replay before it trains",
+        needs="actors",
     )
     save_replay_every_sec: int = flag(
-        60, "with save_replay: seconds after which what is new is written, as it is at the end", minimum=1
+        60,
+        "with save_replay: seconds after which what is new is written, as it is at the end",
+        minimum=1,
+        needs="save_replay",
     )
     num_replay_shards: int = flag(
         0,
@@ -95,15 +106,18 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         minimum=0,
         maximum=64,
         fixed_on_resume=True,
+        needs="actors processes",
     )
-    learning_starts: int = flag(50_000, "agent steps in the replay before the first update", minimum=1)
+    learning_starts: int = flag(50_000, "agent steps in the replay before the first update", minimum=1, needs="actors")
     replay_ratio: float = flag(
         8.0,
         "uses of every agent step in training: actors wait for the learner, and it for them, to keep it; 0 = as many"
         " as the learner manages",
         minimum=0,
     )
-    prioritized_replay: bool = flag(True, "draw steps by their errors; False = every step with the same probability")
+    prioritized_replay: bool = flag(
+        True, "draw steps by their errors; False = every step with the same probability", needs="actors"
+    )
     priority_alpha: float = flag(
         0.6,
         "exponent of priorities; 0 = uniform",
@@ -111,22 +125,36 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         maximum=1,
         mutation="scale",
         mutation_range=(0.1, 1.0),
+        needs="prioritized_replay actors",
     )
     priority_beta: float = flag(
-        0.4, "exponent of the importance weights at the start; 1 = full correction", minimum=0, maximum=1
+        0.4,
+        "exponent of the importance weights at the start; 1 = full correction",
+        minimum=0,
+        maximum=1,
+        needs="prioritized_replay actors",
     )
     priority_beta_final: float = flag(
-        0.4, "priority_beta at train_for_env_steps, linear in between", minimum=0, maximum=1
+        0.4,
+        "priority_beta at train_for_env_steps, linear in between",
+        minimum=0,
+        maximum=1,
+        needs="prioritized_replay actors",
     )
-    priority_epsilon: float = flag(1e-6, "added to the absolute error of a step in its priority", minimum=0)
+    priority_epsilon: float = flag(
+        1e-6, "added to the absolute error of a step in its priority", minimum=0, needs="prioritized_replay actors"
+    )
     epsilon: float = flag(
         0.4,
         "row i of N acts at random with probability epsilon^(1 + i / (N-1) * epsilon_alpha); a single row, with the"
         " smallest of them",
         minimum=0,
         maximum=1,
+        needs="actors",
     )
-    epsilon_alpha: float = flag(7.0, "how much less the last row explores than the first, see epsilon", minimum=0)
+    epsilon_alpha: float = flag(
+        7.0, "how much less the last row explores than the first, see epsilon", minimum=0, needs="actors"
+    )
     max_weight_sync_delay: int = flag(
         400, "agent steps that weights act before newer ones are published; 0 = publish after every update", minimum=0
     )

@@ -14,19 +14,27 @@ class LearningConfig(InputConfig, ColumnsConfig):
     """Learning."""
 
     ppo_epochs: int = flag(1, "passes over the collected batches", minimum=1)
-    shuffle_minibatches: bool = flag(True, "draw trajectories into new batches in every epoch")
+    shuffle_minibatches: bool = flag(True, "draw trajectories into new batches in every epoch", needs="minibatches")
     microbatch_size: int = flag(
         0,
         "samples per forward and backward pass, a multiple of rollout: saves memory, same result; 0 = batch_size",
         minimum=0,
     )
     gae_lambda: float = flag(
-        0.95, "mixing of n-step estimates by GAE, used with --with_vtrace=False", minimum=0, maximum=1
+        0.95,
+        "mixing of n-step estimates by GAE, used with --with_vtrace=False",
+        minimum=0,
+        maximum=1,
+        needs="with_vtrace=False",
     )
     with_vtrace: bool = flag(True, "V-trace off-policy corrected returns instead of GAE")
-    vtrace_rho: float = flag(1.0, "upper limit of the importance weight of a temporal difference", minimum=0)
-    vtrace_c: float = flag(1.0, "upper limit of the importance weight of the trace", minimum=0)
-    vtrace_lambda: float = flag(1.0, "further discount of the trace of V-trace", minimum=0, maximum=1)
+    vtrace_rho: float = flag(
+        1.0, "upper limit of the importance weight of a temporal difference", minimum=0, needs="with_vtrace"
+    )
+    vtrace_c: float = flag(1.0, "upper limit of the importance weight of the trace", minimum=0, needs="with_vtrace")
+    vtrace_lambda: float = flag(
+        1.0, "further discount of the trace of V-trace", minimum=0, maximum=1, needs="with_vtrace"
+    )
     ppo_clip_ratio: float = flag(
         0.1,
         "e of the clip of the probability ratio to [1/(1+e), 1+e]",
@@ -45,6 +53,7 @@ class LearningConfig(InputConfig, ColumnsConfig):
         "entropy",
         "bonus for exploring: entropy, or symmetric_kl to the uniform distribution (discrete actions only)",
         choices=("entropy", "symmetric_kl"),
+        needs="exploration_loss_coeff",
     )
     exploration_loss_coeff: float = flag(
         0.003, "weight of the exploration loss", minimum=0, mutation="scale", mutation_range=(1e-7, 1.0)

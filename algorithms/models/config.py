@@ -77,7 +77,11 @@ class ModelConfig:
         aliases=("encoder",),
     )
     encoder_mlp_layers: tuple[int, ...] = flag(
-        (512, 512), "units of each layer of the mlp encoder, separated by commas", minimum=1, fixed_on_resume=True
+        (512, 512),
+        "units of each layer of the mlp encoder, separated by commas",
+        minimum=1,
+        fixed_on_resume=True,
+        needs="vectors",
     )
     encoder_extra_fc_layers: int = flag(
         1,
@@ -85,9 +89,14 @@ class ModelConfig:
         minimum=0,
         maximum=MOST_LAYERS,
         fixed_on_resume=True,
+        needs="images",
     )
     hidden_size: int = flag(
-        512, "units of the fully connected layers after convolutions and of the RNN", minimum=1, fixed_on_resume=True
+        512,
+        "units of the fully connected layers after convolutions and of the RNN",
+        minimum=1,
+        fixed_on_resume=True,
+        needs="images|memory",
     )
     nonlinearity: str = flag("elu", "activation of every layer", choices=("elu", "relu", "tanh"), fixed_on_resume=True)
     policy_initialization: str = flag(
@@ -95,16 +104,27 @@ class ModelConfig:
         "initial weights of all layers; torch_default = as torch draws them, without policy_init_gain",
         choices=("orthogonal", "xavier_uniform", "torch_default"),
     )
-    policy_init_gain: float = flag(1.0, "gain of the initial weights of the hidden layers", minimum=0)
+    policy_init_gain: float = flag(
+        1.0,
+        "gain of the initial weights of the hidden layers",
+        minimum=0,
+        needs="policy_initialization=orthogonal|policy_initialization=xavier",
+    )
     actor_critic_share_weights: bool = flag(
-        True, "one encoder and core for actor and critic, or one each", fixed_on_resume=True
+        True,
+        "one encoder and core for actor and critic, or one each",
+        fixed_on_resume=True,
+        needs="critic",
     )
     adaptive_stddev: bool = flag(
         True,
         "standard deviation of continuous actions as an output of the network, or one free parameter per action",
         fixed_on_resume=True,
+        needs="reals",
     )
-    initial_stddev: float = flag(1.0, "standard deviation of continuous actions at the start", minimum=1e-6)
+    initial_stddev: float = flag(
+        1.0, "standard deviation of continuous actions at the start", minimum=1e-6, needs="reals"
+    )
     use_spectral_norm: bool = flag(
         False,
         "spectral normalization of all linear and convolution layers, those of heads, --encoder_custom and its cores"
@@ -112,8 +132,12 @@ class ModelConfig:
         fixed_on_resume=True,
     )
     use_rnn: bool = flag(True, "a recurrent core between encoder and heads", fixed_on_resume=True)
-    rnn_type: str = flag("gru", "cell of the recurrent core", choices=("gru", "lstm"), fixed_on_resume=True)
-    rnn_num_layers: int = flag(1, "layers of the recurrent core", minimum=1, maximum=MOST_LAYERS, fixed_on_resume=True)
+    rnn_type: str = flag(
+        "gru", "cell of the recurrent core", choices=("gru", "lstm"), fixed_on_resume=True, needs="use_rnn"
+    )
+    rnn_num_layers: int = flag(
+        1, "layers of the recurrent core", minimum=1, maximum=MOST_LAYERS, fixed_on_resume=True, needs="use_rnn"
+    )
     normalize_input: bool = flag(
         True, "normalize float observations by their running mean and standard deviation", fixed_on_resume=True
     )
@@ -121,6 +145,7 @@ class ModelConfig:
         False,
         "normalize images of bytes too, every pixel by its own mean and standard deviation (with normalize_input)",
         fixed_on_resume=True,
+        needs="normalize_input images",
     )
     obs_subtract_mean: float = flag(
         0.0, "constant subtracted from the main observation (key obs)", fixed_on_resume=True

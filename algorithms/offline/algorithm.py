@@ -39,6 +39,7 @@ class BC(ActorCriticAlgorithm):
     metrics: ClassVar[Mapping[str, str]] = CLONING_METRICS
     panel: ClassVar[Mapping[str, str]] = {"loss": "loss", "agreement": "agreement", "entropy": "entropy"}
     needs_actors: ClassVar[bool] = False
+    values: ClassVar[str] = ""
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a family of known environments: the discount, where it is unusual."""
@@ -61,14 +62,16 @@ class BC(ActorCriticAlgorithm):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of batches, which reads in the process of the learner."""
-        from algorithms.offline.columns import columns_of
+        from algorithms.offline.columns import Needs, columns_of
         from algorithms.offline.mix import reader_of
         from algorithms.runtime.learning.batches import ReadBatches
         from algorithms.runtime.memory.slots import LearnerLedger
 
         flags = context.flags
         segments, _, state_size = trajectories.rnn_state.shape[1:]
-        read = reader_of(flags, context.spec, flags.rollout, columns_of(flags.rollout, segments, state_size))
+        gather = columns_of(flags.rollout, segments, state_size)
+        needs = Needs((), context.reward_scale, context.reward_clip)
+        read = reader_of(flags, context.spec, flags.rollout, gather, needs)
         return ReadBatches(read, flags.macro_batch_columns, LearnerLedger(trajectories, context.policy))
 
 
@@ -79,6 +82,7 @@ class MARWIL(BC):
     name: ClassVar[str] = "MARWIL"
     flags: ClassVar[type[Any]] = MarwilConfig
     metrics: ClassVar[Mapping[str, str]] = MARWIL_METRICS
+    values: ClassVar[str] = "critic"
     panel: ClassVar[Mapping[str, str]] = {
         "policy_loss": "policy",
         "value_loss": "value",

@@ -23,15 +23,22 @@ class OutputConfig:
         "", "folder of the dataset of whole episodes that is written, in Minari's format on Arrow; empty = none"
     )
     output_max_file_size: int = flag(
-        64 << 20, "bytes after which a new part of the dataset begins; a part appears when it is whole", minimum=1
+        64 << 20,
+        "bytes after which a new part of the dataset begins; a part appears when it is whole",
+        minimum=1,
+        needs="output",
     )
     output_columns: tuple[str, ...] = flag(
         COLUMNS,
         "what is stored of the policy that acted, as arrays in the infos, as far as the algorithm records it",
         harmless=True,
+        needs="output",
     )
     output_compression: str = flag(
-        "lz4", "compression of the arrays, which every reader of Arrow undoes", choices=COMPRESSIONS
+        "lz4",
+        "compression of the arrays, which every reader of Arrow undoes",
+        choices=COMPRESSIONS,
+        needs="output",
     )
 
     def check(self) -> None:
@@ -50,6 +57,7 @@ class RunOutputConfig(OutputConfig):
         "memory for episodes that have no end yet, and a quarter of it for trajectories that wait to be written, with"
         " output; what has no room is left out, and counted",
         minimum=1,
+        needs="output",
     )
 
 
@@ -134,11 +142,13 @@ class InputConfig:
         "steps, of whole episodes, that are in memory at a time and among which the order is drawn; that of episodes is"
         " drawn for each epoch; 0 = all steps of the datasets",
         minimum=0,
+        needs="input",
     )
     postprocess_inputs: str = flag(
         "",
         "function of yours, package.module:function, that is given each Episode as it is read and returns it, or one"
         " of the same length; empty = none",
+        needs="input",
     )
 
     @property
@@ -172,11 +182,14 @@ class CloningConfig(EvaluatedInputConfig, ColumnsConfig):
         mutation="samples",
     )
     num_batches_per_iteration: int = flag(1, "batches that are read for one optimizer step on all of them", minimum=1)
-    gamma: float = flag(0.99, "discount per step; BC estimates no return and has no use for it", minimum=0, maximum=1)
+    gamma: float = flag(
+        0.99, "discount per step; BC estimates no return and has no use for it", minimum=0, maximum=1, needs="returns"
+    )
     normalize_returns: bool = flag(
         True,
         "let the critic predict returns in units of their running standard deviation; BC trains no critic",
         fixed_on_resume=True,
+        needs="returns",
     )
 
     def check(self) -> None:

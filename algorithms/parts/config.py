@@ -18,12 +18,24 @@ class OptimizerConfig:
         " of a minibatch or an epoch near lr_schedule_kl_threshold",
         choices=("constant", "linear", "kl_adaptive_minibatch", "kl_adaptive_epoch"),
     )
-    lr_schedule_kl_threshold: float = flag(0.008, "KL divergence that kl_adaptive_* schedules aim at", minimum=1e-12)
-    lr_adaptive_min: float = flag(1e-6, "smallest learning rate of kl_adaptive_* schedules", minimum=0)
-    lr_adaptive_max: float = flag(1e-2, "largest learning rate of kl_adaptive_* schedules", minimum=0)
-    adam_eps: float = flag(1e-6, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0)
-    adam_beta1: float = flag(0.9, "decay of Adam's mean of gradients", minimum=0, maximum=0.999999)
-    adam_beta2: float = flag(0.999, "decay of Adam's mean of squared gradients", minimum=0, maximum=0.99999999)
+    lr_schedule_kl_threshold: float = flag(
+        0.008, "KL divergence that kl_adaptive_* schedules aim at", minimum=1e-12, needs="lr_schedule=kl_adaptive"
+    )
+    lr_adaptive_min: float = flag(
+        1e-6, "smallest learning rate of kl_adaptive_* schedules", minimum=0, needs="lr_schedule=kl_adaptive"
+    )
+    lr_adaptive_max: float = flag(
+        1e-2, "largest learning rate of kl_adaptive_* schedules", minimum=0, needs="lr_schedule=kl_adaptive"
+    )
+    adam_eps: float = flag(
+        1e-6, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0, needs="optimizer=adam"
+    )
+    adam_beta1: float = flag(
+        0.9, "decay of Adam's mean of gradients", minimum=0, maximum=0.999999, needs="optimizer=adam"
+    )
+    adam_beta2: float = flag(
+        0.999, "decay of Adam's mean of squared gradients", minimum=0, maximum=0.99999999, needs="optimizer=adam"
+    )
     max_grad_norm: float = flag(
         4.0,
         "limit of the L2 norm of the whole gradient; 0 = off",
@@ -48,6 +60,7 @@ class ColumnsConfig(OptimizerConfig):
         0,
         "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout (originally 32)",
         minimum=0,
+        needs="memory",
     )
     batch_size: int = flag(
         1024, "samples (env steps of an agent) per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
@@ -55,9 +68,12 @@ class ColumnsConfig(OptimizerConfig):
     num_batches_per_iteration: int = flag(
         1, "batches collected before training on them; more allow shuffling and add policy lag", minimum=1
     )
-    gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
+    gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1, needs="returns")
     normalize_returns: bool = flag(
-        True, "let the critic predict returns in units of their running standard deviation", fixed_on_resume=True
+        True,
+        "let the critic predict returns in units of their running standard deviation",
+        fixed_on_resume=True,
+        needs="returns",
     )
 
     @property

@@ -40,48 +40,75 @@ class PopulationConfig:
         "function of yours, package.module:function, that says which policy plays an episode: given the agent's number"
         " in its env, the env's number in the run and a numpy generator, it returns the policy; empty = drawn so that"
         " all play as many steps",
+        needs="policies",
     )
     policies_to_train: tuple[int, ...] = flag((), "policies that learn, the others only play; empty = all", minimum=0)
     frozen_policies: tuple[int, ...] = flag((), "policies that only play and never learn; empty = none", minimum=0)
     with_pbt: bool = flag(False, "population-based training: bad policies copy good ones, hyperparameters mutate")
-    pbt_mix_policies_in_one_env: bool = flag(True, "let different policies play in one multi-agent env")
-    pbt_period_env_steps: int = flag(5_000_000, "env steps of a policy between two of its mutations", minimum=1)
-    pbt_start_mutation: int = flag(20_000_000, "env steps before the first mutation", minimum=0)
-    pbt_replace_fraction: float = flag(
-        0.3, "share of policies that are worst, or best, enough to be replaced, or copied", minimum=0, maximum=1
+    pbt_mix_policies_in_one_env: bool = flag(
+        True, "let different policies play in one multi-agent env", needs="policies"
     )
-    pbt_mutation_rate: float = flag(0.15, "probability that a mutation changes a value", minimum=0, maximum=1)
+    pbt_period_env_steps: int = flag(
+        5_000_000, "env steps of a policy between two of its mutations", minimum=1, needs="with_pbt"
+    )
+    pbt_start_mutation: int = flag(20_000_000, "env steps before the first mutation", minimum=0, needs="with_pbt")
+    pbt_replace_fraction: float = flag(
+        0.3,
+        "share of policies that are worst, or best, enough to be replaced, or copied",
+        minimum=0,
+        maximum=1,
+        needs="with_pbt",
+    )
+    pbt_mutation_rate: float = flag(
+        0.15, "probability that a mutation changes a value", minimum=0, maximum=1, needs="with_pbt"
+    )
     pbt_replace_reward_gap: float = flag(
         0.1,
         "smallest gap of the objective at which weights are replaced, relative to the larger of both without sign",
         minimum=0,
+        needs="with_pbt",
     )
     pbt_replace_reward_gap_absolute: float = flag(
-        1e-6, "smallest absolute gap of the objective at which weights are replaced", minimum=0
+        1e-6,
+        "smallest absolute gap of the objective at which weights are replaced",
+        minimum=0,
+        needs="with_pbt",
     )
-    pbt_optimize_batch_size: bool = flag(False, "mutate batch_size too")
+    pbt_optimize_batch_size: bool = flag(False, "mutate batch_size too", needs="with_pbt")
     pbt_target_objective: str = flag(
         "true_reward",
         "episode statistic by which policies are ranked: reward, len, or one that the env reports",
         harmless=True,
+        needs="with_pbt",
     )
     pbt_min_episodes: int = flag(
         10,
         "episodes that every policy must have played, since it was replaced, before policies are compared",
         minimum=1,
+        needs="with_pbt",
     )
     self_play: bool = flag(False, "in an env of several agents, play against past versions of the policy too")
     self_play_period_env_steps: int = flag(
-        500_000, "env steps after which the policy joins the pool of past versions", minimum=1
+        500_000,
+        "env steps after which the policy joins the pool of past versions",
+        minimum=1,
+        needs="self_play",
     )
-    self_play_pool_size: int = flag(8, "past versions that are kept, the newest ones", minimum=1, maximum=256)
+    self_play_pool_size: int = flag(
+        8, "past versions that are kept, the newest ones", minimum=1, maximum=256, needs="self_play"
+    )
     self_play_past_share: float = flag(
-        0.5, "share of games against past versions; in the others the policy plays all agents", minimum=0, maximum=1
+        0.5,
+        "share of games against past versions; in the others the policy plays all agents",
+        minimum=0,
+        maximum=1,
+        needs="self_play",
     )
     self_play_opponents: str = flag(
         "uniform",
         "which past version plays: all alike, or hard ones more often, by (1 - win rate)^2",
         choices=("uniform", "hard"),
+        needs="self_play",
     )
 
 

@@ -26,6 +26,7 @@ class PPOConfig(OptimizerConfig):
         "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout; without a"
         " recurrent core every step is a segment of its own",
         minimum=0,
+        needs="memory",
     )
     batch_size: int = flag(
         64, "samples (env steps of an agent) per optimizer step; may be smaller than rollout", minimum=1
@@ -42,9 +43,13 @@ class PPOConfig(OptimizerConfig):
         " and num_batches_per_iteration=1 a batch streams: samples are dropped as soon as they are in the gradient",
         minimum=0,
     )
-    shuffle_minibatches: bool = flag(True, "draw steps, or segments, into new minibatches in every epoch")
+    shuffle_minibatches: bool = flag(
+        True, "draw steps, or segments, into new minibatches in every epoch", needs="minibatches"
+    )
     recompute_advantages: bool = flag(
-        False, "estimate advantages and value targets anew before every epoch instead of once per iteration"
+        False,
+        "estimate advantages and value targets anew before every epoch instead of once per iteration",
+        needs="epochs",
     )
     gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
     gae_lambda: float = flag(0.95, "mixing of n-step estimates by GAE", minimum=0, maximum=1)

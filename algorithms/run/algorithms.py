@@ -42,6 +42,7 @@ MEMBERS = (
     "needs_actors",
     "synchronous",
     "replays",
+    "values",
     "streams",
     "explores",
     "find_spec",

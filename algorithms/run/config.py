@@ -41,6 +41,7 @@ class Config:
         undecided: flags that nobody has given, of an environment without a preset: `run/defaults.py` decides them.
         by_kind: flag -> value that it decides for such an environment where nothing is given; {} before that and for
             all others.
+        given: flags on the command line.
         unnamed: whether nobody has named the run: the number in its name may be another one when its folder is made.
     """
 
@@ -54,6 +55,7 @@ class Config:
     output: RunOutputConfig = field(default_factory=RunOutputConfig)
     undecided: frozenset[str] = frozenset()
     by_kind: Mapping[str, object] = field(default_factory=dict)
+    given: frozenset[str] = field(default=frozenset(), compare=False)
     unnamed: bool = field(default=False, compare=False)
 
     @classmethod
@@ -262,7 +264,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         layers.append(("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS}))
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
-    config = replace(Config.from_flat(values), unnamed=not run.experiment)
+    config = replace(Config.from_flat(values), given=frozenset(given), unnamed=not run.experiment)
     if known is None and not saved:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
     check_writable(config.run.run_directory)

@@ -1,12 +1,13 @@
-"""Defaults of an environment without a preset: the kind of observation decides them, once it is known."""
+"""Decisions that wait for the environment: defaults by its kind of observation, and flags that have no effect."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from math import prod
 
 from algorithms.models.config import MLP, ModelConfig, encoder_names
 from algorithms.run.config import Config, check
 from algorithms.runtime.algorithm import Algorithm
+from algorithms.runtime.config import WITHOUT_EFFECT
 from envs import presets as env_presets
 from envs.presets import find_name
 from envs.spec import MASK_KEY, EnvSpec
@@ -129,3 +130,72 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
     acting = env_presets.SCALED if continuous and spec.action.scale is not None else {}
     learning = config.algorithm.preset_by_kind(images=images, continuous=continuous, rollout=rollout)
     return {**network, **acting, **learning}
+
+
+# Flags that are given and that nothing reads.
+
+
+FEATURES = {
+    "actors": "algorithms that play environments",
+    "agents": "environments of several agents",
+    "best": "--save_best_after, which is off",
+    "central": "--inference=central",
+    "critic": "networks with a critic",
+    "epochs": "--ppo_epochs above 1",
+    "images": "environments that show images",
+    "memory": "networks with a memory",
+    "minibatches": "--num_batches_per_iteration above 1",
+    "numbers": "actions that are numbers",
+    "policies": "several policies",
+    "processes": "runs with processes, not --inference=serial",
+    "reals": "actions that are drawn as numbers",
+    "returns": "algorithms that estimate returns",
+    "vectors": "environments that show numbers",
+}
+"""Words of `Flag.needs` that are no flags -> what they stand for."""
+
+
+def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: bool) -> dict[str, object]:
+    """Return the values by which flags have an effect: those of all flags, and of every feature whether it is on.
+
+    Args:
+        config: completed.
+        spec: of the environment.
+        placement: where policies act.
+        remembers: whether a network of the run has a memory.
+    """
+    algorithm, learning, several = config.algorithm, config.learning, config.sampling.num_policies > 1
+    inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
+    encoders = set(encoder_names(ModelConfig() if config.model.encoder_custom else config.model, inputs).values())
+    features: dict[str, object] = {
+        "actors": algorithm.needs_actors,
+        "agents": spec.num_agents > 1,
+        "best": config.run.save_best_after >= 0,
+        "central": placement == "central",
+        "critic": algorithm.values == "critic",
+        "epochs": learning.ppo_epochs > 1,
+        "images": bool(encoders - {MLP}),
+        "memory": remembers,
+        "minibatches": learning.num_batches_per_iteration > 1,
+        "numbers": any(part.is_real or part.kind == "bins" for part in spec.action.parts),
+        "policies": several or config.population.self_play,
+        "processes": placement != "serial",
+        "reals": any(spec.action.is_real),
+        "returns": bool(algorithm.values),
+        "vectors": MLP in encoders,
+    }
+    return config.to_flat() | features
+
+
+def without_effect(config: Config, features: Mapping[str, object]) -> Iterator[str]:
+    """Yield a line about every flag of the command line that changes nothing in this run.
+
+    Flags of the network are left out where a part of it is the user's, which may read them.
+    """
+    for part, flags in config.table.by_part.items():
+        for name in sorted(config.given & flags.keys()):
+            if name in WITHOUT_EFFECT:
+                yield f"--{name} has no effect: {WITHOUT_EFFECT[name]}"
+            elif (missing := flags[name].missing(features)) and not (part == "model" and config.model.encoder_custom):
+                off = " or ".join(FEATURES.get(word, f"--{word}") for word in missing.split("|"))
+                yield f"--{name} has no effect: it is for {off}"

@@ -16,7 +16,7 @@ from algorithms.population.exploit_explore import ExploitExplore, initial_traits
 from algorithms.run.build_workers import Blueprint
 from algorithms.run.code import CodeWatch
 from algorithms.run.config import Config
-from algorithms.run.defaults import told
+from algorithms.run.defaults import features_of, told, without_effect
 from algorithms.run.folder import lock_run_folder, remove_old
 from algorithms.run.observers import (
     Observers,
@@ -233,6 +233,9 @@ class Run:
 
         self.sampling = sampling = self._sampling(found, blueprint_of)
         topology = topology_of(config, sampling, spec.num_agents)
+        remembers = any(model.rnn_state_size for model in models)
+        for line in without_effect(config, features_of(config, spec, sampling.placement, remembers=remembers)):
+            log.warning("%s", line)
         blueprint = replace(blueprint_of(topology), directory=self.directory.absolute())  # from here on no trial
         arena = reserve(blueprint.fields(), config.sampling.memory_limit_mb)
 

@@ -82,6 +82,8 @@ class Defaults:
             no returns; its source reads in the learner's process, and its budget counts the steps that are read.
         synchronous: sampling stops while a single policy trains, so that nothing is learned from older weights.
         replays: steps are used long after they were acted, so that a policy lag says nothing.
+        values: what estimates returns: the critic of an actor-critic, "actions" = the largest value of an action, empty =
+            nothing does.
         whole_rollouts: one set of weights acts a whole trajectory and stays until its slot is released, for workers of
             the algorithm's own that compute with it. So actors act themselves (`local`), in one group with one slot.
     """
@@ -89,6 +91,7 @@ class Defaults:
     needs_actors: ClassVar[bool] = True
     synchronous: ClassVar[bool] = False
     replays: ClassVar[bool] = False
+    values: ClassVar[str] = "critic"
     whole_rollouts: ClassVar[bool] = False
 
     def variant(self, flags: Any) -> Algorithm:
@@ -169,6 +172,11 @@ class Algorithm(Protocol):
     @property
     def needs_actors(self) -> bool:
         """Return whether environments are played for it, see `Defaults`."""
+        ...
+
+    @property
+    def values(self) -> str:
+        """Return what estimates returns, see `Defaults`."""
         ...
 
     @property

@@ -13,6 +13,11 @@ TRUST = (
 )
 """Description of the flag `--trust`, which every command that plays or resumes runs has."""
 
+WITHOUT_EFFECT = {
+    "train_in_background_thread": "on CUDA the next batch is uploaded while training in any case",
+}
+"""Flags of Sample Factory that are accepted for its command lines and have no counterpart -> why nothing reads them."""
+
 ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # limits from which on there is none
 
 
@@ -91,8 +96,11 @@ class RunConfig:
         "reward/mean",
         "what the best has most of, over stats_avg episodes: reward, len or stats/<name>, then /mean, /min or /max",
         harmless=True,
+        needs="best",
     )
-    save_best_every_sec: float = flag(10, "seconds between looks whether there is a new best checkpoint", minimum=0.1)
+    save_best_every_sec: float = flag(
+        10, "seconds between looks whether there is a new best checkpoint", minimum=0.1, needs="best"
+    )
     train_for_env_steps: int = flag(
         10_000_000_000, "stop when every policy has learned from this many env steps (frames)", minimum=1
     )
@@ -136,21 +144,28 @@ class SamplingConfig:
         "on the CPU, measure at the start, in at most 2 seconds, what decides those of these flags that are 0 or auto;"
         " off = fixed rules",
     )
-    num_workers: int = flag(0, "actor processes; 0 = tuned to the machine (originally one per core)", minimum=0)
+    num_workers: int = flag(
+        0, "actor processes; 0 = tuned to the machine (originally one per core)", minimum=0, needs="actors"
+    )
     num_envs_per_worker: int = flag(
-        0, "envs of one actor, a multiple of worker_num_splits; 0 = tuned (originally 2)", minimum=0
+        0,
+        "envs of one actor, a multiple of worker_num_splits; 0 = tuned (originally 2)",
+        minimum=0,
+        needs="actors",
     )
     worker_num_splits: int = flag(
         0,
         "groups into which an actor's envs are split, one steps while others wait for actions; 2 = double buffering,"
         " 1 = off, 0 = tuned (originally 2)",
         minimum=0,
+        needs="actors",
     )
-    policy_workers_per_policy: int = flag(1, "inference processes per policy", minimum=1)
+    policy_workers_per_policy: int = flag(1, "inference processes per policy", minimum=1, needs="central")
     gpu_colocate: bool = flag(
         False,
         "with --inference=central policy workers live in their learner's process: a GPU takes turns between processes,"
         " but not between the streams of one",
+        needs="central",
     )
     batch_mode: str = flag(
         "truncate_episodes",
@@ -158,6 +173,7 @@ class SamplingConfig:
         " complete_episodes = one whole episode, padded with invalid steps to --rollout, which must be above --horizon"
         " (groups of one env, in the Python loop)",
         choices=("truncate_episodes", "complete_episodes"),
+        needs="actors",
     )
     num_policies: int = flag(1, "policies trained together", minimum=1, maximum=63, fixed_on_resume=True)
     max_policy_lag: int = flag(
@@ -168,12 +184,14 @@ class SamplingConfig:
         "trajectories that every env of an actor has room for at least; where sampling stops while training, it has"
         " room for what a batch needs",
         minimum=1,
+        needs="actors",
     )
     num_minibatches_to_accumulate: int | None = flag(
         None,
         "minibatches that may wait for the learner before sampling pauses; none = num_batches_per_iteration, -1 = twice"
         " as many (originally the default), 0 = none may: where a single policy plays, sampling stops while training",
         minimum=-1,
+        needs="actors",
     )
     lockstep: bool = flag(
         False,
@@ -185,28 +203,35 @@ class SamplingConfig:
         "seconds the last actor sleeps after its first trajectory, earlier ones less; 0 (originally 10) = no sleep, the"
         " first trajectories of different groups start at different lengths instead",
         minimum=0,
+        needs="actors",
     )
-    set_workers_cpu_affinity: bool = flag(True, "pin actors to CPU cores")
+    set_workers_cpu_affinity: bool = flag(True, "pin actors to CPU cores", needs="actors")
     reset_timeout_seconds: float = flag(
         120,
         "seconds making an env or its first reset may take before its process is killed and started again with its"
         " stack in the log; at the start that happens three times, then the run ends with it",
         minimum=0.001,
+        needs="processes",
     )
     max_parallel_starts: int = flag(
         0,
         "actors that make and reset their envs at the same time when a run starts, for envs that are heavy to start;"
         " 0 = all of them",
         minimum=0,
+        needs="actors processes",
     )
     step_timeout_seconds: float = flag(
         120,
         "seconds one step of all envs of an actor, or a later reset of one of them, may take before its stack is logged"
         " and it is killed",
         minimum=0.1,
+        needs="actors processes",
     )
     work_timeout_seconds: float = flag(
-        600, "the same for what learners and policy workers do at a time, such as training a batch", minimum=1
+        600,
+        "the same for what learners and policy workers do at a time, such as training a batch",
+        minimum=1,
+        needs="processes",
     )
     restart_workers: bool = flag(True, "start a process again that has died, failed or hung; off = that ends the run")
     actor_max_growth_mb: int = flag(
@@ -216,12 +241,13 @@ class SamplingConfig:
         " memory that was free when it started",
         minimum=0,
         maximum=2**40,
+        needs="actors processes",
     )
     default_niceness: int = flag(
         0, "niceness of the learner; policy workers get 2 more, actors 10 more", minimum=-20, maximum=19
     )
     train_in_background_thread: bool = flag(
-        True, "accepted, without effect: on CUDA the next batch is uploaded while training in any case"
+        True, f"accepted, without effect: {WITHOUT_EFFECT['train_in_background_thread']}"
     )
     learner_main_loop_num_cores: int = flag(
         0,
@@ -240,6 +266,7 @@ class SamplingConfig:
         "indices of the GPUs that actors may see (for rendering), one per actor in turn, separated by commas; empty ="
         " none, except that with --inference=serial an actor sees what its process sees",
         minimum=0,
+        needs="actors",
     )
     sampler_only: bool = flag(False, "sample and never train, to measure the throughput of sampling")
     benchmark: bool = flag(
@@ -299,22 +326,34 @@ class LoggingConfig:
         minimum=0,
     )
     eval_episodes: int = flag(
-        20, "episodes of each evaluation with sampled actions, and as many with the most probable ones", minimum=2
+        20,
+        "episodes of each evaluation with sampled actions, and as many with the most probable ones",
+        minimum=2,
+        needs="eval_every_sec",
     )
     eval_video_every_min: float = flag(
         0.0,
         "minutes between videos, at least: the first episode of an evaluation with the most probable actions, as mp4 in"
         " eval/videos/, named by policy and env steps; needs the extra [video]; 0 = none",
         minimum=0,
+        needs="eval_every_sec",
     )
     eval_seed: int = flag(
-        1_000_000, "seed of the episodes of evaluations, the same for every checkpoint", minimum=0, maximum=2**63 - 1
+        1_000_000,
+        "seed of the episodes of evaluations, the same for every checkpoint",
+        minimum=0,
+        maximum=2**63 - 1,
+        needs="eval_every_sec",
     )
     eval_env_kwargs: dict[str, object] = flag(
-        {}, "arguments of the environment in evaluations that differ from those of training"
+        {},
+        "arguments of the environment in evaluations that differ from those of training",
+        needs="eval_every_sec",
     )
     eval_flags: dict[str, object] = flag(
-        {}, "flags of the environment that differ in evaluations, such as horizon=500 env_frameskip=2"
+        {},
+        "flags of the environment that differ in evaluations, such as horizon=500 env_frameskip=2",
+        needs="eval_every_sec",
     )
     track: tuple[str, ...] = flag(
         (),
@@ -323,11 +362,13 @@ class LoggingConfig:
         elements="wandb, trackio or mlflow",
     )
     with_wandb: bool = flag(False, "the same as --track=wandb, as it was called originally", harmless=False)
-    wandb_project: str = flag("appo", "project at the trackers, experiment at MLflow")
-    wandb_user: str = flag("", "user or team at Weights & Biases; empty = the default one")
-    wandb_group: str = flag("", "group of runs at the trackers; empty = experiments_root")
-    wandb_job_type: str = flag("train", "kind of run at Weights & Biases and MLflow")
-    wandb_tags: tuple[str, ...] = flag((), "tags at Weights & Biases and MLflow, separated by commas; empty = none")
+    wandb_project: str = flag("appo", "project at the trackers, experiment at MLflow", needs="track|with_wandb")
+    wandb_user: str = flag("", "user or team at Weights & Biases; empty = the default one", needs="track|with_wandb")
+    wandb_group: str = flag("", "group of runs at the trackers; empty = experiments_root", needs="track|with_wandb")
+    wandb_job_type: str = flag("train", "kind of run at Weights & Biases and MLflow", needs="track|with_wandb")
+    wandb_tags: tuple[str, ...] = flag(
+        (), "tags at Weights & Biases and MLflow, separated by commas; empty = none", needs="track|with_wandb"
+    )
     custom_summaries: str = flag(
         "",
         "function of yours, package.module:function, that adds figures to each record: given the policy and a dict of"

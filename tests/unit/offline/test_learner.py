@@ -1,20 +1,29 @@
 """BC and MARWIL: losses and gradients against slow ones written from the papers, and what is kept in a state."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from algorithms.models.config import ModelConfig
 from algorithms.models.flat_module import FlatModule
+from algorithms.offline.algorithm import MARWIL
 from algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
 from algorithms.offline.learner import ADVANTAGE_SQUARE, CloningLearner, MarwilLearner
 from algorithms.ppo.config import PPOConfig
+from algorithms.runtime.algorithm import Context
+from algorithms.runtime.config import SamplingConfig
+from algorithms.runtime.devices import HostDevice
 from algorithms.runtime.learning.batches import Batch
 from envs.spec import EnvSpec
 from tests.unit.appo.batches import ROLLOUT, SPEC, batch_of
 from tests.unit.models.cases import CORES, GAUSSIAN, env_spec_of, model_of
+from tests.unit.offline.data import SPEC as DATA_SPEC
+from tests.unit.offline.data import episodes, written
 from tests.unit.ppo import reference
+from tests.unit.runtime.worlds import world_of
 from utils.errors import UsageError
 
 CASES = [("none", SPEC), ("gru", SPEC), ("none", env_spec_of(*GAUSSIAN))]
@@ -154,3 +163,21 @@ def test_the_scale_of_advantages_is_part_of_the_state() -> None:
 def test_flags_that_name_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^--input is required: a dataset to learn from; appo record writes some$"):
         CloningConfig().check()
+
+
+@pytest.mark.parametrize(("scale", "clip", "expected"), [(1.0, 0.0, None), (0.5, 0.0, None), (2.0, 9.0, 9.0)])
+def test_rewards_are_scaled_and_clipped_as_those_that_are_played(
+    tmp_path: Path, scale: float, clip: float, expected: float | None
+) -> None:
+    """Rewards of episode n are 10 n + t, see `data.episode`; all steps of the datasets are in one batch."""
+    written(tmp_path / "set")
+    flags = MarwilConfig(input=(str(tmp_path / "set"),), rollout=4, batch_size=4 * 6)
+    world = world_of(DATA_SPEC)
+    context = Context(DATA_SPEC, flags, ModelConfig(), "fp32", "cpu", reward_scale=scale, reward_clip=clip)
+    source = MARWIL().make_source(context, world.trajectories, SamplingConfig(), HostDevice())
+    assert list(source.fill(1)) == []
+    batch = source.take()
+    assert batch is not None
+    rewards = sorted(batch.reward[batch.valid].tolist())
+    every = sorted(scale * float(reward) for one in episodes() for reward in one.reward)
+    assert rewards == [min(reward, expected or reward) for reward in every]

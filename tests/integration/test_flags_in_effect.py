@@ -1,0 +1,233 @@
+"""Every flag of every algorithm is read in a run, or belongs to something that is off, which is said once."""
+
+import ast
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from algorithms import cli
+from algorithms.run import main
+from algorithms.run.algorithms import ALGORITHMS, find_algorithm, flag_table
+from algorithms.run.config import Config, parse_train_flags, resolve
+from algorithms.run.defaults import completed, features_of, without_effect
+from algorithms.runtime.config import WITHOUT_EFFECT
+from envs.spaces import Space, spec_of
+from tests.integration.runs import ROOT
+from tests.unit.offline.data import written
+
+PLAYING = ("--env=CartPole-v1", "--num_workers=1", "--num_envs_per_worker=4", "--env_vectorization=python")
+SMALL = ("--inference=serial", "--use_rnn=False", "--encoder_mlp_layers=8", "--experiment=run")
+LENGTHS: Mapping[str, tuple[str, ...]] = {
+    "APPO": ("--rollout=8", "--batch_size=64", "--train_for_env_steps=200"),
+    "PPO": ("--rollout=8", "--batch_size=64", "--num_batches_per_iteration=1", "--train_for_env_steps=200"),
+    "APEX": ("--rollout=8", "--batch_size=64", "--learning_starts=64", "--train_for_env_steps=200"),
+    "BC": ("--rollout=8", "--batch_size=16", "--train_for_env_steps=50"),
+    "MARWIL": ("--rollout=8", "--batch_size=16", "--train_for_env_steps=50"),
+}
+OF_PROCESSES = ("parts/optimizer.py", "parts/rmsprop.py", "a3c/learner.py", "a3c/config.py", "run/build_learner.py")
+"""Where A3C, which is never one process, reads its flags."""
+
+ELSEWHERE = {
+    "config": "algorithms/run/config.py",
+    "init_whole": "algorithms/run/resume.py",
+    "save_every_env_steps": "algorithms/run/resume.py",
+    "res_w": "envs/families/vizdoom.py",
+    "res_h": "envs/families/vizdoom.py",
+    "input_evaluation": "algorithms/run/config.py",
+}
+"""Flags that a short run of CartPole has no use for -> where they are read."""
+
+
+def named_in(path: Path) -> set[str]:
+    """Names that a file reads as attributes, or as words."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)} | {
+        node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def spy_on(monkeypatch: pytest.MonkeyPatch, algo: str) -> set[str]:
+    """Names of flags that anything reads from now on, but for what copies, compares or checks all of them."""
+    table, read = flag_table(algo), set[str]()
+
+    def spied(names: frozenset[str]) -> Any:
+        def get(flags: object, name: str) -> object:
+            if name in names:
+                code = sys._getframe(1).f_code
+                copies = code.co_filename == "<string>" or code.co_filename.endswith("/dataclasses.py")
+                if not copies and code.co_name != "to_flat" and not code.co_name.lstrip("_").startswith("check"):
+                    read.add(name)
+            return object.__getattribute__(flags, name)
+
+        return get
+
+    for part, flags in table.by_part.items():
+        monkeypatch.setattr(table.parts[part], "__getattribute__", spied(frozenset(flags)), raising=False)
+    return read
+
+
+def off_in(config: Config, features: Mapping[str, object]) -> set[str]:
+    """Names of flags that would be told to have no effect, were they given."""
+    given = frozenset(config.table.flags)
+    lines = list(without_effect(replace(config, given=given), features))
+    return {line.split()[0].removeprefix("--") for line in lines}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, algo: str) -> tuple[set[str], set[str]]:
+    """Train in this process; names of flags that were read, and of those that have no effect."""
+    seen: list[tuple[Config, Mapping[str, object]]] = []
+
+    def watched(config: Config, *arguments: Any, **keywords: Any) -> dict[str, object]:
+        seen.append((config, features_of(config, *arguments, **keywords)))
+        return dict(seen[0][1])
+
+    monkeypatch.setattr(main, "features_of", watched)
+    where = (f"--train_dir={folder}", f"--algo={algo}", *SMALL, *LENGTHS[algo])
+    if find_algorithm(algo).needs_actors:
+        where += PLAYING
+    else:
+        where += (f"--input={folder / 'set'}",)
+        written(folder / "set")
+    read = spy_on(monkeypatch, algo)
+    assert cli.run_command(lambda: cli.run("train", list(where))) == 0
+    ((config, features),) = seen
+    read = set(read)
+    monkeypatch.undo()
+    return read, off_in(config, features)
+
+
+@pytest.mark.parametrize("algo", LENGTHS)
+def test_every_flag_is_read_or_has_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str) -> None:
+    read, off = run(monkeypatch, tmp_path, algo)
+    flags = flag_table(algo).flags
+    assert flags.keys() - read - off - ELSEWHERE.keys() == set()
+    assert off >= flags.keys() & WITHOUT_EFFECT.keys()
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_is_read_elsewhere_is_read_there(name: str) -> None:
+    assert name in named_in(ROOT / ELSEWHERE[name])
+
+
+def test_every_flag_of_learning_of_an_algorithm_in_processes_is_read() -> None:
+    config = resolve({"env": "CartPole-v1", "algo": "A3C", "use_rnn": False})[0]
+    features = features_of(config, spec_of(spaces.Box(-1, 1, (4,)), spaces.Discrete(2)), "local", remembers=False)
+    read = set().union(*(named_in(ROOT / "algorithms" / name) for name in OF_PROCESSES))
+    assert flag_table("A3C").by_part["learning"].keys() - read - off_in(config, features) == set()
+    assert LENGTHS.keys() | {"A3C"} == ALGORITHMS.keys()
+
+
+NUMBERS, PICTURE = spaces.Box(-1.0, 1.0, (4,)), spaces.Box(0, 255, (40, 40, 3), np.uint8)
+CHOICES, REALS = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,))
+PROCESSES = "it is for runs with processes, not --inference=serial"
+
+
+@pytest.mark.parametrize(
+    ("words", "observation", "action", "lines"),
+    [
+        (["--train_in_background_thread=False"], NUMBERS, CHOICES, [
+            "--train_in_background_thread has no effect: on CUDA the next batch is uploaded while training in any case"
+        ]),
+        ([], NUMBERS, CHOICES, []),
+        (["--rnn_type=lstm"], NUMBERS, CHOICES, ["--rnn_type has no effect: it is for --use_rnn"]),
+        (["--rnn_type=lstm", "--use_rnn"], NUMBERS, CHOICES, []),
+        (["--recurrence=8"], NUMBERS, CHOICES, ["--recurrence has no effect: it is for networks with a memory"]),
+        (["--recurrence=8", "--use_rnn"], NUMBERS, CHOICES, []),
+        (["--encoder_extra_fc_layers=2"], NUMBERS, CHOICES, [
+            "--encoder_extra_fc_layers has no effect: it is for environments that show images"
+        ]),
+        (["--encoder_extra_fc_layers=2", "--hidden_size=8"], PICTURE, CHOICES, []),
+        (["--encoder_mlp_layers=8"], PICTURE, CHOICES, [
+            "--encoder_mlp_layers has no effect: it is for environments that show numbers"
+        ]),
+        (["--hidden_size=8"], NUMBERS, CHOICES, [
+            "--hidden_size has no effect: it is for environments that show images or networks with a memory"
+        ]),
+        (["--hidden_size=8", "--encoder_custom=a:B"], NUMBERS, CHOICES, []),
+        (["--initial_stddev=2"], NUMBERS, CHOICES, [
+            "--initial_stddev has no effect: it is for actions that are drawn as numbers"
+        ]),
+        (["--initial_stddev=2", "--clip_actions=False"], NUMBERS, REALS, []),
+        (["--action_distribution=tanh_gaussian"], NUMBERS, CHOICES, [
+            "--action_distribution has no effect: it is for actions that are numbers"
+        ]),
+        (["--pbt_mutation_rate=0.5"], NUMBERS, CHOICES, ["--pbt_mutation_rate has no effect: it is for --with_pbt"]),
+        (["--pbt_mutation_rate=0.5", "--with_pbt", "--num_policies=2"], NUMBERS, CHOICES, []),
+        (["--self_play_pool_size=3"], NUMBERS, CHOICES, ["--self_play_pool_size has no effect: it is for --self_play"]),
+        (["--wandb_tags=a"], NUMBERS, CHOICES, ["--wandb_tags has no effect: it is for --track or --with_wandb"]),
+        (["--wandb_tags=a", "--track=wandb"], NUMBERS, CHOICES, []),
+        (["--eval_episodes=3"], NUMBERS, CHOICES, ["--eval_episodes has no effect: it is for --eval_every_sec"]),
+        (["--output_compression=none"], NUMBERS, CHOICES, ["--output_compression has no effect: it is for --output"]),
+        (["--gae_lambda=0.5"], NUMBERS, CHOICES, ["--gae_lambda has no effect: it is for --with_vtrace=False"]),
+        (["--gae_lambda=0.5", "--with_vtrace=False"], NUMBERS, CHOICES, []),
+        (["--vtrace_rho=2", "--with_vtrace=False"], NUMBERS, CHOICES, [
+            "--vtrace_rho has no effect: it is for --with_vtrace"
+        ]),
+        (["--lr_adaptive_max=0.1"], NUMBERS, CHOICES, [
+            "--lr_adaptive_max has no effect: it is for --lr_schedule=kl_adaptive"
+        ]),
+        (["--lr_adaptive_max=0.1", "--lr_schedule=kl_adaptive_epoch"], NUMBERS, CHOICES, []),
+        (["--save_best_metric=len/mean", "--save_best_after=-1"], NUMBERS, CHOICES, [
+            "--save_best_metric has no effect: it is for --save_best_after, which is off"
+        ]),
+        (["--step_timeout_seconds=5"], NUMBERS, CHOICES, [f"--step_timeout_seconds has no effect: {PROCESSES}"]),
+        (["--algo=A3C", "--adam_eps=1e-4", "--optimizer=rmsprop"], NUMBERS, CHOICES, [
+            "--adam_eps has no effect: it is for --optimizer=adam"
+        ]),
+        (["--algo=A3C", "--rmsprop_eps=1e-4", "--optimizer=rmsprop"], NUMBERS, CHOICES, []),
+        (["--algo=APEX", "--burn_in=4"], NUMBERS, CHOICES, ["--burn_in has no effect: it is for --batch_replay"]),
+        (["--algo=APEX", "--priority_alpha=0.5", "--prioritized_replay=False"], NUMBERS, CHOICES, [
+            "--priority_alpha has no effect: it is for --prioritized_replay"
+        ]),
+        (["--algo=APEX", "--replay_capacity=90000", "--input=x", "--epsilon=0.1"], NUMBERS, CHOICES, [
+            "--epsilon has no effect: it is for algorithms that play environments",
+            "--replay_capacity has no effect: it is for algorithms that play environments",
+        ]),
+        (["--algo=APEX", "--replay_compressed_share=0.5"], PICTURE, CHOICES, [
+            "--replay_compressed_share has no effect: it is for --replay_compression=lz4"
+        ]),
+        (["--algo=APEX", "--actor_critic_share_weights=False"], NUMBERS, CHOICES, [
+            "--actor_critic_share_weights has no effect: it is for networks with a critic"
+        ]),
+        (["--algo=PPO", "--recompute_advantages", "--ppo_epochs=1"], NUMBERS, CHOICES, [
+            "--recompute_advantages has no effect: it is for --ppo_epochs above 1"
+        ]),
+        (["--algo=BC", "--input=x", "--gamma=0.9", "--reward_scale=2"], NUMBERS, CHOICES, [
+            "--gamma has no effect: it is for algorithms that estimate returns",
+            "--reward_scale has no effect: it is for algorithms that estimate returns",
+        ]),
+        (["--algo=MARWIL", "--input=x", "--gamma=0.9", "--reward_scale=2"], NUMBERS, CHOICES, []),
+        (["--algo=MARWIL", "--input=x", "--num_workers=2"], NUMBERS, CHOICES, [
+            "--num_workers has no effect: it is for algorithms that play environments"
+        ]),
+    ],
+)  # fmt: skip
+def test_a_flag_of_something_that_is_off_gets_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    observation: Space,
+    action: Space,
+    lines: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = parse_train_flags(["--env=my.games:Maze", *words])
+    config = completed(resolve(flags)[0], spec_of(observation, action))
+    features = features_of(config, spec_of(observation, action), "serial", remembers=config.model.use_rnn)
+    assert sorted(without_effect(config, features)) == lines
+
+
+def test_only_what_is_given_is_told_and_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = [f"--train_dir={tmp_path}", *SMALL, *PLAYING, *LENGTHS["APPO"]]
+    told = []
+    for more in ([], ["--train_in_background_thread", "--train_for_env_steps=400"], ["--train_for_env_steps=600"]):
+        assert cli.run_command(lambda more=more: cli.run("train", [*words, *more])) == 0
+        captured = capfd.readouterr()
+        told.append((captured.out + captured.err).count("has no effect"))
+    assert told == [0, 1, 0]
