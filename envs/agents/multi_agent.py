@@ -17,11 +17,13 @@ from envs.journal import NOBODY
 from envs.masks import flat_mask, random_action
 from envs.python_loop import PythonLoop
 from envs.spaces import num_agents_of
-from envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow
+from envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow, row_name
 from utils.errors import EnvironmentFailure, SpaceMismatch
 
 ACTIVE_KEY = "is_active"
 """The key of an agent's info that is false while it takes no part."""
+
+SHOWS = {True: "although it plays on", False: "at its truncated end, which is valued by what it shows"}
 
 Infos = Sequence[Mapping[str, Any]]
 Reports = dict[int, dict[str, float]]
@@ -194,6 +196,8 @@ class MultiAgentLoop(PythonLoop):
         shape, types = self._observations.plain_shape, self._observations.plain_types
         if type(observation) is np.ndarray and observation.dtype.char in types and observation.shape == shape:
             obs[SINGLE_KEY][at] = observation
+        elif observation is None:
+            raise SpaceMismatch(f"{self.name}: {self._called(at)} shows nothing {SHOWS[plays]}")
         else:
             self._observations.write_row(obs, at, observation)
         if self.spec.mask_in_info and self._masks:
@@ -201,6 +205,11 @@ class MultiAgentLoop(PythonLoop):
                 self._masks.write_row(obs, at, info)
             else:
                 obs[MASK_KEY][at] = 1
+
+    def _called(self, at: int) -> str:
+        index, agent = divmod(at, self.spec.num_agents)
+        names = getattr(self._envs[index].unwrapped, "agent_names", None)
+        return f"env {index}, agent {names[agent]}" if names else row_name(at, self.spec.num_agents)
 
     def _blank(self, obs: dict[str, Array], at: int) -> None:
         """Write the row of an agent that takes no part: nothing to see, and any choice will do."""

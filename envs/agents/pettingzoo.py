@@ -144,11 +144,11 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         self.agents = list(getattr(parallel, "possible_agents", None) or ())
         if not self.agents:
             raise UsageError(f"{name} has no possible_agents: how many agents it may have must be known beforehand")
-        self.num_agents = len(self.agents)
+        self.num_agents, self.agent_names = len(self.agents), [str(agent) for agent in self.agents]
         self.metadata, self.render_mode = _metadata(parallel), getattr(parallel, "render_mode", None)
         self._spaces = CommonSpaces(
             name,
-            [str(agent) for agent in self.agents],
+            self.agent_names,
             [parallel.observation_space(agent) for agent in self.agents],
             [parallel.action_space(agent) for agent in self.agents],
             ids=ids,
@@ -156,12 +156,12 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         )
         self.observation_space, self.action_space = self._spaces.observation_space, self._spaces.action_space
         self._living: set[Any] = set()
-        self._gone: set[Any] = set()  # for good: PettingZoo revives nobody
+        self._gone: set[Any] = set()  # whose episode has ended, and who have not come back
 
     @property
     def rows_said(self) -> str:
         """Which agent is which row, and how they are told apart, in one line."""
-        names = [str(agent) for agent in self.agents]
+        names = self.agent_names
         shown = names if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 1], "...", names[-1]]
         said = f"{len(names)} agents of each environment are rows in this order: {', '.join(shown)}"
         if not self._spaces.differ:
@@ -183,24 +183,29 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         """Begin an episode: observations and infos, an entry per agent."""
         result = self.parallel.reset(seed=seed, **({"options": options} if options else {}))
         observations, infos = self._dicts("reset", result, 2)
-        self._living, self._gone = set(self.parallel.agents), set()
+        self._living, self._gone = self._listed(), set()
         if not self._living:
             raise SpaceMismatch(f"{self.name}: reset must begin with at least one agent")
         return self._shown(observations), self._infos(infos)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Let every living agent take its action; everything with an entry per agent.
+        """Let every agent on the list of living ones take its action; everything with an entry per agent.
 
         An agent that disappears without an end is truncated where it shows what it saw last, else terminated. When no
-        agent is left, those that never came are said to be truncated, so that all have ended.
+        agent is left, those that never came are said to be truncated, so that all have ended. An agent whose episode
+        has ended comes back as soon as it is on the list again; where it never left the list, as soon as it is shown
+        something again.
         """
-        acting = self._living
-        taken = {a: self._spaces.action(i, action[i]) for i, a in enumerate(self.agents) if a in acting}
+        acting, asked = self._living, self._listed()
+        taken = {a: self._spaces.action(i, action[i]) for i, a in enumerate(self.agents) if a in asked}
         observations, rewards, terminated, truncated, infos = self._dicts("step", self.parallel.step(taken), 5)
-        ended = {a for a in acting if terminated.get(a, False) or truncated.get(a, False)}
-        vanished = acting - ended - set(self.parallel.agents)
-        self._gone |= ended | vanished
-        self._living = set(self.parallel.agents) - self._gone
+        observations = {a: shown for a, shown in observations.items() if shown is not None}
+        listed = self._listed()
+        ended = {a for a in asked | listed if terminated.get(a, False) or truncated.get(a, False)}
+        vanished = acting - ended - listed
+        back = {a for a in listed - ended if a not in asked or a in observations}
+        self._gone = (self._gone | ended | vanished) - back
+        self._living = listed - self._gone
         nobody, lost = not self._living, vanished - observations.keys()
         return (
             self._shown(observations),
@@ -217,6 +222,17 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Close the environment."""
         self.parallel.close()
+
+    def _listed(self) -> set[Any]:
+        """Return the agents that the environment calls living.
+
+        Raises:
+            SpaceMismatch: one of them is no possible agent.
+        """
+        listed = set(self.parallel.agents)
+        if strangers := listed.difference(self.agents):
+            raise SpaceMismatch(f"{self.name}: agent {min(map(str, strangers))} is in agents, not in possible_agents")
+        return listed
 
     def _shown(self, observations: Mapping[Any, Any]) -> list[Any]:
         shown = (

@@ -115,3 +115,48 @@ class Bounds(Unlike):
         shown, _, *rest = super().step(dict.fromkeys(actions, 0))
         best = {"few": 0.75, "many": 0.5}
         return shown, {agent: 1.0 - abs(places[agent] - best[agent]) for agent in places}, *rest
+
+
+class Returning(ParallelEnv):
+    """Two agents, of which "b" dies, is away for `away` steps, and is back; the step that is the last one is 6.
+
+    It insists on actions of exactly those on its list, pays the number of the step, and shows it as a tenth.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "returning_v0", "render_modes": []}
+
+    def __init__(self, away: int = 2, truncates: bool = False, shows_end: bool = True, stranger: bool = False) -> None:
+        self.possible_agents, self.agents, self.steps = ["a", "b"], [], 0
+        self.away, self.truncates, self.shows_end, self.stranger = away, truncates, shows_end, stranger
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        return UNIT
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return spaces.Discrete(2)
+
+    def _shown(self, agents: list[str]) -> dict[str, Any]:
+        return {agent: np.full(1, self.steps / 10, np.float32) for agent in agents}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.agents, self.steps = list(self.possible_agents), 0
+        return self._shown(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert set(actions) == set(self.agents), f"actions of {sorted(actions)}"
+        self.steps += 1
+        acted, over, dies = self.agents, self.steps == 6, self.steps == 2
+        self.agents = [] if over else ["a"] if 2 <= self.steps < 2 + self.away else list(self.possible_agents)
+        if self.stranger:
+            self.agents.append("zed")
+        told = sorted({*acted, *self.agents} - {"zed"})
+        ends = {agent: over or (dies and agent == "b") for agent in told}
+        shown = self._shown([agent for agent in told if self.shows_end or not ends[agent]])
+        no = dict.fromkeys(told, False)
+        flags = (no, ends) if self.truncates else (ends, no)
+        return shown, dict.fromkeys(acted, float(self.steps)), *flags, {agent: {} for agent in told}
+
+
+def returning_in_turns(**arguments: Any) -> Any:
+    """`Returning` as PettingZoo converts it, to agents in turns and, by us, back."""
+    return parallel_to_aec(Returning(**arguments))

@@ -183,6 +183,71 @@ def test_nobody_is_revived_where_the_dead_stay_on_the_list() -> None:
     assert infos == [{"is_active": False}] * 2
 
 
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("name", ["Returning", "returning_in_turns"])
+@pytest.mark.parametrize(
+    ("away", "first_of_b"),
+    [
+        (0, [True, False, False, True, False, False, False, True]),  # never off the list
+        (1, [True, False, False, True, False, False, False, True]),
+        (2, [True, False, False, True, True, False, False, True]),
+        (3, [True, False, False, True, True, True, False, True]),
+        (9, [True, False, False, True, True, True, True, True]),  # stays away
+    ],
+)
+def test_an_agent_that_comes_back_is_asked_again(name: str, away: int, first_of_b: list[bool], truncates: bool) -> None:
+    kwargs = {"away": away, "truncates": truncates}
+    group = make_group(EnvConfig(f"{CROWDS}:{name}", env_kwargs=kwargs), 2)
+    rollout = collect(group, 7, [0, 1], lambda obs: np.zeros((4, 1), np.int32))
+    assert group.rebuilds == 0
+    played = [not first for first in first_of_b[1:]]
+    ends_of_b = [False, True, False, False, False, played[5], False]
+    for a, b in ((0, 1), (2, 3)):
+        assert rollout.first[:, a].tolist() == [True] + [False] * 6 + [True]
+        assert rollout.first[:, b].tolist() == first_of_b
+        assert rollout.reward[:, a].tolist() == [1, 2, 3, 4, 5, 6, 0]
+        assert rollout.reward[:, b].tolist() == [step * plays for step, plays in enumerate(played, 1)]
+        ends = rollout.truncated if truncates else rollout.terminated
+        assert ends[:, a].tolist() == [False] * 5 + [True, False]
+        assert ends[:, b].tolist() == ends_of_b
+        assert (rollout.done == ends).all()
+        shown = [0.0, 0.1, 0.2, *[0.1 * t * (not first) for t, first in zip((3, 4, 5), first_of_b[4:], strict=False)]]
+        assert rollout.obs["obs"][:6, b, 0] == pytest.approx(shown)
+    teams = [one.stats[TEAM_RETURN] for _, one in rollout.episodes]
+    assert teams == [21 + sum(step * plays for step, plays in enumerate(played, 1))] * 2
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        (
+            {"truncates": True, "shows_end": False},
+            "env 0, agent b shows nothing at its truncated end, which is valued by what it shows",
+        ),
+        ({"stranger": True}, "agent zed is in agents, not in possible_agents"),
+    ],
+)
+def test_agents_that_show_nothing_or_are_unknown_are_named(kwargs: dict[str, Any], text: str) -> None:
+    group = make_group(EnvConfig(f"{CROWDS}:Returning", env_kwargs=kwargs), 1)
+    with pytest.raises(SpaceMismatch) as raised:
+        collect(group, 7, [0], lambda obs: np.zeros((2, 1), np.int32))
+    assert str(raised.value) == f"{CROWDS}:Returning: {text}"
+
+
+def test_agents_that_terminate_need_not_show_anything() -> None:
+    group = make_group(EnvConfig(f"{CROWDS}:Returning", env_kwargs={"shows_end": False}), 1)
+    assert collect(group, 7, [0], lambda obs: np.zeros((2, 1), np.int32)).terminated[1].tolist() == [False, True]
+
+
+def test_an_agent_that_plays_and_shows_nothing_is_named() -> None:
+    broken = Broken(({}, {"a": 1}, {}, {}, {}))
+    broken.left = ["a", "b"]
+    group = MultiAgentLoop([lambda: ParallelAgents(broken, "broken")], name="broken")
+    with pytest.raises(SpaceMismatch, match=r"^broken: env 0, agent a shows nothing although it plays on$"):
+        collect(group, 1, [0], lambda obs: np.zeros((2, 1), np.int32))
+
+
 @pytest.mark.parametrize("said", [({}, {}, {}, {}), ([], [], [], [], []), None])
 def test_steps_that_are_none_of_pettingzoos(said: Any) -> None:
     env = ParallelAgents(Broken(said), "broken")
