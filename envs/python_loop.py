@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from envs.journal import NOBODY
 from envs.masks import ActionMasks, flat_mask, random_action
 from envs.spaces import AS_THEY_ARE, ActionForm
 from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow
+from envs.wrappers import own_normalization
 from utils.errors import EnvironmentFailure, SpaceMismatch
 
 
@@ -58,7 +60,7 @@ class PythonLoop(ShapedRows):
     ):
         self.name, self._envs = name, EnvSet(env_fns, name, on_failure)
         self._inside = self._envs.journal.inside if self._envs.journal else [NOBODY]
-        self.spec = self._envs.spec(spec, form)
+        self.spec = replace(self._envs.spec(spec, form), own_normalization=own_normalization(self._envs[0]))
         self.num_rows = len(self._envs) * self.spec.num_agents
         self._actions = ActionConverter(self._envs[0].action_space, self.spec.action)
         self._observations = ObservationWriter(name, self._envs[0].observation_space)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from envs.journal import NOBODY, Journal
 from envs.masks import ActionMasks, random_action
 from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
 from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, StepRow
+from envs.wrappers import own_normalization
 from utils.errors import EnvironmentFailure, UsageError, format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
@@ -65,7 +67,7 @@ class GymVector:
             self._mode = autoreset_mode(self._env, name)
         if spec is not None:
             require_spec(name, spec, self._env.single_observation_space, self._env.single_action_space)
-        self.spec = spec or self._discover(form)
+        self.spec = replace(spec or self._discover(form), own_normalization=own_normalization(self._env))
         self.num_rows = int(self._env.num_envs)
         self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
         self._actions = ActionConverter(self._env.single_action_space, self.spec.action)

@@ -291,3 +291,43 @@ def _layers(env: Any) -> Iterator[Any]:
     while env is not None:
         yield env
         env = getattr(env, "__dict__", {}).get("env")
+
+
+# Statistics by which an environment normalizes what it returns: part of the policy, and in no checkpoint.
+
+
+OBSERVATION_STATISTICS = ("obs_rms", "observation_rms", "ob_rms")  # by the names of gymnasium, baselines, SB3
+REWARD_STATISTICS = ("return_rms", "ret_rms", "reward_rms", "rew_rms")
+
+
+def own_normalization(env: Any) -> str:
+    """Return one line about wrappers that normalize by running statistics of their own; empty where there is none."""
+    names: list[str] = []
+    shows = pays = False
+    for layer in _held(env, set()):
+        own = {name for name, value in vars(layer).items() if value is not None}
+        if found := own.intersection((*OBSERVATION_STATISTICS, *REWARD_STATISTICS)):
+            names.append(type(layer).__name__)
+            shows = shows or not found.isdisjoint(OBSERVATION_STATISTICS)
+            pays = pays or not found.isdisjoint(REWARD_STATISTICS)
+    if not names:
+        return ""
+    paid = ", and returns are of normalized rewards" * pays
+    helps = ["--normalize_input=True"] * shows
+    helps += ["--normalize_returns=True (where the algorithm lacks it: --reward_scale)"] * pays
+    return (
+        f"the environment normalizes by statistics of its own ({', '.join(dict.fromkeys(names))}): every copy of it"
+        f" begins with fresh ones, no checkpoint keeps them{paid}; leave that out, and give {' and '.join(helps)}"
+    )
+
+
+def _held(env: Any, known: set[int]) -> Iterator[Any]:
+    """Yield an environment and those that it holds as attributes, of lists only the first one."""
+    if id(env) in known or not hasattr(env, "__dict__"):
+        return
+    known.add(id(env))
+    yield env
+    for value in list(vars(env).values()):
+        one = value[0] if isinstance(value, list | tuple) and value else value
+        if callable(getattr(one, "step", None)) and callable(getattr(one, "reset", None)):
+            yield from _held(one, known)

@@ -223,6 +223,8 @@ class Run:
             log.info("%s", chosen)
         if spec.agents:
             log.info("%s", spec.agents)
+        if spec.own_normalization:
+            log.warning("%s", spec.own_normalization)
         if config.output.output:
             check_output(config.output, spec, writer_name(self.directory))
         budget = Budget.of(config.run, config.sampling, spec.frames_per_step)

@@ -30,3 +30,11 @@ def test_the_level_holds_for_main_and_workers(tmp_path: Path) -> None:
     quiet = train(tmp_path / "quiet", **common, log_level="warning")
     assert quiet.stdout == quiet.stderr == ""
     assert "has begun" not in (quiet.directory / "logs/actor_0.log").read_text()
+
+
+@pytest.mark.slow
+def test_statistics_of_the_environment_are_warned_of_once(tmp_path: Path) -> None:
+    env = "tests.unit.envs.test_wrappers:normalized_both"
+    done = train(tmp_path / "own", **COUNTER | {"env": env}, inference="serial", log_level="warning")
+    [line] = [line for line in done.stdout.splitlines() + done.stderr.splitlines() if "normalizes" in line]
+    assert "(NormalizeReward, NormalizeObservation)" in line

@@ -6,6 +6,9 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
+from gymnasium.wrappers.vector import NormalizeObservation as VectorNormalizeObservation
 
 from envs.config import EnvConfig
 from envs.make import make_group, make_single
@@ -278,3 +281,71 @@ def test_only_plain_choices_are_known_sooner() -> None:
     know_actions_sooner(env)
     assert "contains" not in vars(env.action_space)
     assert "contains" in vars(make_single(EnvConfig(env="CartPole-v1")).action_space)
+
+
+# --- statistics that no checkpoint has
+
+
+class Scaled(gymnasium.Env[Any, Any]):
+    """Holds what it plays under a name of its own, and normalizes rewards without gymnasium's wrapper."""
+
+    def __init__(self, inner: Any = None, **statistics: Any) -> None:
+        self._inner = inner or gymnasium.make("CartPole-v1")
+        self.observation_space, self.action_space = self._inner.observation_space, self._inner.action_space
+        vars(self).update(statistics)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._inner.reset(seed=seed)  # type: ignore[no-any-return]
+
+    def step(self, action: int) -> Any:
+        return self._inner.step(action)
+
+
+def normalized_rewards() -> Scaled:
+    return Scaled(NormalizeReward(gymnasium.make("CartPole-v1")))
+
+
+def normalized_both() -> Any:
+    return NormalizeReward(RepeatAction(NormalizeObservation(gymnasium.make("CartPole-v1")), 2))
+
+
+class NormalizedVector(VectorNormalizeObservation):
+    def __init__(self, num_envs: int = 1) -> None:
+        super().__init__(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * num_envs))
+
+
+HERE = "tests.unit.envs.test_wrappers"
+FRESH = "every copy of it begins with fresh ones, no checkpoint keeps them"
+INPUT, RETURNS = "--normalize_input=True", "--normalize_returns=True (where the algorithm lacks it: --reward_scale)"
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "text"),
+    [
+        ("CartPole-v1", {}, ""),
+        (f"{HERE}:Scaled", {}, ""),
+        (f"{HERE}:Scaled", {"obs_rms": None, "return_rms": None}, ""),
+        (
+            f"{HERE}:normalized_rewards",
+            {},
+            f"(NormalizeReward): {FRESH}, and returns are of normalized rewards; leave that out, and give {RETURNS}",
+        ),
+        (
+            f"{HERE}:normalized_both",
+            {},
+            f"(NormalizeReward, NormalizeObservation): {FRESH}, and returns are of normalized rewards; leave that out,"
+            f" and give {INPUT} and {RETURNS}",
+        ),
+        (f"{HERE}:Scaled", {"obs_rms": 1}, f"(Scaled): {FRESH}; leave that out, and give {INPUT}"),
+        (
+            f"{HERE}:Scaled",
+            {"ret_rms": 1},
+            f"(Scaled): {FRESH}, and returns are of normalized rewards; leave that out, and give {RETURNS}",
+        ),
+        (f"{HERE}:NormalizedVector", {}, f"(NormalizedVector): {FRESH}; leave that out, and give {INPUT}"),
+    ],
+)
+def test_statistics_of_the_environment_itself_are_named(name: str, kwargs: dict[str, Any], text: str) -> None:
+    group = make_group(EnvConfig(name, env_kwargs=kwargs), 2)
+    assert group.spec.own_normalization == (text and f"the environment normalizes by statistics of its own {text}")
+    group.close()
