@@ -20,8 +20,9 @@ from envs.conversion import (
 from envs.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
 from envs.journal import NOBODY
 from envs.masks import ActionMasks, flat_mask, random_action
+from envs.outcome import FLAGS, LARGEST, NUMBERS, reward_of, truth_of
 from envs.spaces import AS_THEY_ARE, ActionForm
-from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow
+from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
 from envs.wrappers import own_normalization
 from utils.errors import EnvironmentFailure, SpaceMismatch
 
@@ -122,7 +123,13 @@ class PythonLoop(ShapedRows):
                     row.first[index], reward[index], ended[index] = True, 0.0, False
                     observation, info = self._envs.begin(index, None)
                 else:
-                    observation, reward[index], terminated, truncated, info = step(actions[index])
+                    observation, paid, terminated, truncated, info = step(actions[index])
+                    is_plain = type(paid) in NUMBERS and -LARGEST <= paid <= LARGEST and type(terminated) in FLAGS
+                    reward[index], terminated, truncated = (
+                        (paid, terminated, truncated)
+                        if is_plain and type(truncated) in FLAGS
+                        else self._checked(index, paid, terminated, truncated)
+                    )
                     if terminated or truncated:  # both at once: the episode is over, there is nothing to bootstrap from
                         row.terminated[index], row.truncated[index] = bool(terminated), not terminated
                         ended[index] = True
@@ -216,9 +223,16 @@ class PythonLoop(ShapedRows):
                 self._envs.journal.walk(index, action[0])
             step = self._envs.step_functions[index]
             observation, _, terminated, truncated, info = step(self._actions.rows(action)[0])
-            if terminated or truncated:
+            if any(self._ends(terminated, truncated)):
                 observation, info = self._envs.begin(index, None)
         return observation, info
+
+    def _checked(self, index: int, paid: Any, terminated: Any, truncated: Any) -> tuple[float, bool, bool]:
+        """Return the reward and the ends of a step as numbers and truths (SpaceMismatch, NotFinite)."""
+        return reward_of(self.name, row_name(index, 1), paid, self._envs[index]), *self._ends(terminated, truncated)
+
+    def _ends(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        return truth_of(self.name, "terminated", terminated), truth_of(self.name, "truncated", truncated)
 
 
 def _explained(name: str, error: BaseException) -> BaseException:
@@ -227,8 +241,8 @@ def _explained(name: str, error: BaseException) -> BaseException:
     if not (own_line and isinstance(error, TypeError | ValueError)):
         return error
     mismatch = SpaceMismatch(
-        f"{name}: step must return (observation, reward, terminated, truncated, info) with a number as "
-        f"reward, as gymnasium's environments do: {one_line(error)}"
+        f"{name}: step must return (observation, reward, terminated, truncated, info), as gymnasium's environments do:"
+        f" {one_line(error)}"
     )
     mismatch.__cause__ = error
     return mismatch

@@ -25,6 +25,7 @@ from envs.conversion import (
 from envs.env_set import RAISE, OnFailure
 from envs.journal import NOBODY, Journal
 from envs.masks import ActionMasks, random_action
+from envs.outcome import truths_of, write_rewards
 from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
 from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, StepRow
 from envs.wrappers import own_normalization
@@ -142,14 +143,10 @@ class GymVector:
 
     def _write_outcome(self, row: StepRow, reward: Any, terminated: Any, truncated: Any) -> None:
         """Write first, reward, terminated and truncated, and remember the rows that ended."""
-        for key, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-            if np.shape(value) != (self.num_rows,):
-                raise EnvironmentFailure(
-                    f"{self.name}: {key}: expected shape ({self.num_rows},), got {np.shape(value)}"
-                )
-        np.copyto(row.reward, reward, casting="same_kind")
-        np.not_equal(terminated, 0, out=row.terminated)
-        np.greater(np.not_equal(truncated, 0), row.terminated, out=row.truncated)  # both at once: terminated
+        write_rewards(self.name, reward, row.reward)
+        row.terminated[:] = truths_of(self.name, "terminated", terminated, self.num_rows)
+        # Both at once: terminated.
+        np.greater(truths_of(self.name, "truncated", truncated, self.num_rows), row.terminated, out=row.truncated)
         if self.spec.same_step:
             self._ended = row.terminated | row.truncated
             row.first[:] = self._ended

@@ -19,6 +19,7 @@ from gymnasium.wrappers import FrameStackObservation, TransformObservation
 from envs.config import EnvConfig
 from envs.conversion import require_info
 from envs.masks import AllowedActions
+from envs.outcome import reward_of, truth_of, truths_of
 from envs.spaces import Space, frames_per_step, num_agents_of
 from envs.spec import MASK_KEY, SINGLE_KEY, FloatArray, is_channels_first
 from utils.errors import UsageError
@@ -63,12 +64,13 @@ class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The last observation, the sum of the rewards, and the last info."""
-        total, frames = 0.0, 0
+        name, total, frames = type(self.unwrapped).__name__, 0.0, 0
         for _ in range(self.times):
             observation, reward, terminated, truncated, info = self.env.step(action)
-            require_info(type(self.unwrapped).__name__, "step", info)
-            total += float(reward)
+            require_info(name, "step", info)
+            total += reward_of(name, "a repeated step", reward, self.env)
             frames += info.get("num_frames", 1)
+            terminated, truncated = truth_of(name, "terminated", terminated), truth_of(name, "truncated", truncated)
             if terminated or truncated or not self._allowed(action, observation, info):
                 break
         return observation, total, terminated, truncated, {**info, "num_frames": frames}
@@ -216,14 +218,20 @@ class NeverTerminates(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Step the environment, and change the ends."""
         observation, reward, terminated, truncated, info = self.env.step(action)
+        name = type(self.unwrapped).__name__
         if not self._num_agents:
-            return observation, reward, False, bool(terminated or truncated), info
+            ended = truth_of(name, "terminated", terminated), truth_of(name, "truncated", truncated)
+            return observation, reward, False, any(ended), info
         both: Any = (terminated, truncated)  # of each agent, or said once for all
         over, cut = (flags if np.ndim(flags) else [flags] * self._num_agents for flags in both)
         shown = [one is not None for one in observation]
-        lost = [bool(ends) and not seen for ends, seen in zip(over, shown, strict=True)]
-        kept = [bool(ends or late) and seen for ends, late, seen in zip(over, cut, shown, strict=True)]
-        return observation, reward, lost, [one or bool(late) for one, late in zip(kept, cut, strict=True)], info
+        over, cut = (
+            [truth_of(name, "terminated", one) for one in over],
+            [truth_of(name, "truncated", one) for one in cut],
+        )
+        lost = [ends and not seen for ends, seen in zip(over, shown, strict=True)]
+        kept = [(ends or late) and seen for ends, late, seen in zip(over, cut, shown, strict=True)]
+        return observation, reward, lost, [one or late for one, late in zip(kept, cut, strict=True)], info
 
 
 class VectorNeverTerminates(AnyVectorWrapper):
@@ -232,7 +240,8 @@ class VectorNeverTerminates(AnyVectorWrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Step the vector, and change the ends."""
         observation, reward, terminated, truncated, infos = self.env.step(actions)
-        ended = np.not_equal(terminated, 0) | np.not_equal(truncated, 0)
+        name, count = type(self.unwrapped).__name__, self.num_envs
+        ended = truths_of(name, "terminated", terminated, count) | truths_of(name, "truncated", truncated, count)
         return observation, reward, np.zeros_like(ended), ended, infos
 
 
@@ -268,7 +277,8 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Return the observation after the step, with the step itself."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         taken = spaces.flatten(self.env.action_space, action) if self._action else ()
-        numbers = np.array([*taken, *([reward] if self._reward else ())], np.float32)
+        paid = [reward_of(type(self.unwrapped).__name__, "a step", reward, self.env)] if self._reward else []
+        numbers = np.array([*taken, *paid], np.float32)
         return self._beside(observation, numbers), reward, terminated, truncated, info
 
     def _beside(self, observation: Any, numbers: FloatArray) -> dict[str, Any]:

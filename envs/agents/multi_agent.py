@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.conversion import episode_stats, one_line, reported_frames, require_info
+from envs.conversion import episode_stats, reported_frames, require_info
 from envs.env_set import Begun, SingleEnv
 from envs.journal import NOBODY
 from envs.masks import flat_mask, random_action
+from envs.outcome import FLAGS, LARGEST, NUMBERS, reward_of, truth_of
 from envs.python_loop import PythonLoop
 from envs.spaces import num_agents_of
 from envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow, row_name
@@ -111,7 +112,7 @@ class MultiAgentLoop(PythonLoop):
                     self._show(index, row.obs, self._envs.begin(index, None))
                     row.first[rows], row.reward[rows], self._ended[index] = True, 0.0, False
                 else:
-                    self._write(index, self._said(step(list(actions[rows]))), row, reports)
+                    self._write(index, self._said(index, step(list(actions[rows]))), row, reports)
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, error, self._num_steps)
         for at, failure in self._finite(row.obs, row.reward).items():
@@ -228,7 +229,7 @@ class MultiAgentLoop(PythonLoop):
             actions = np.concatenate(drawn)
             if self._envs.journal is not None:
                 self._envs.journal.walk(index, actions.reshape(-1))
-            said = self._said(self._envs.step_functions[index](list(self._actions.rows(actions))))
+            said = self._said(index, self._envs.step_functions[index](list(self._actions.rows(actions))))
             observations, infos = said.observations, said.infos
             for agent, info in enumerate(infos):
                 require_info(self.name, "step", info)
@@ -248,7 +249,7 @@ class MultiAgentLoop(PythonLoop):
         observations, infos = begun
         return self._entries("observations", observations), self._entries("infos", infos)
 
-    def _said(self, result: Any) -> Said:
+    def _said(self, index: int, result: Any) -> Said:
         """Return the outcome of a step, an entry per agent.
 
         Raises:
@@ -257,10 +258,15 @@ class MultiAgentLoop(PythonLoop):
         if not isinstance(result, tuple) or len(result) != len(Said._fields):
             raise SpaceMismatch(f"{self.name}: step must return observations, rewards, terminated, truncated and infos")
         observations, rewards, terminated, truncated, infos = map(self._entries, Said._fields, result)
-        try:
-            numbers = [float(reward) for reward in rewards]
-        except (TypeError, ValueError) as error:
-            raise SpaceMismatch(f"{self.name}: a reward must be a number: {one_line(error)}") from error
+        numbers = [
+            paid if type(paid) in NUMBERS and -LARGEST <= paid <= LARGEST
+            else reward_of(self.name, self._called(at), paid)
+            for at, paid in enumerate(rewards, self._rows(index).start)
+        ]  # fmt: skip
+        for key, flags in (("terminated", terminated), ("truncated", truncated)):
+            for flag in flags:
+                if type(flag) not in FLAGS:
+                    truth_of(self.name, key, flag)
         return Said(observations, numbers, terminated, truncated, infos)
 
     def _entries(self, what: str, entries: Any) -> Any:

@@ -17,6 +17,7 @@ from envs.agents.common_spaces import AGENT_ID, CommonSpaces
 from envs.agents.multi_agent import ACTIVE_KEY
 from envs.conversion import one_line
 from envs.families import Harmless
+from envs.outcome import FLAGS, truth_of
 from envs.spec import MASK_KEY
 from utils.errors import SpaceMismatch, UsageError
 from utils.values import nearest
@@ -199,6 +200,10 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         acting, asked = self._living, self._listed()
         taken = {a: self._spaces.action(i, action[i]) for i, a in enumerate(self.agents) if a in asked}
         observations, rewards, terminated, truncated, infos = self._dicts("step", self.parallel.step(taken), 5)
+        for key, flags in (("terminated", terminated), ("truncated", truncated)):
+            for agent, flag in flags.items():
+                if type(flag) not in FLAGS:
+                    flags[agent] = truth_of(self.name, f"{key} of agent {agent}", flag)
         observations = {a: shown for a, shown in observations.items() if shown is not None}
         listed = self._listed()
         ended = {a for a in asked | listed if terminated.get(a, False) or truncated.get(a, False)}

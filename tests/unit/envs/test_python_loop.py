@@ -1,6 +1,7 @@
 import signal
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -214,6 +215,92 @@ def test_malformed_steps_are_refused(outcome: tuple, words: str) -> None:
     with pytest.raises(SpaceMismatch) as caught:
         collect(scripted(outcome=outcome), 3, [0, 1], zeros)
     assert words in str(caught.value)
+
+
+NUMBER = "Scripted-v0: env 1: a step comes with a number as reward, not with "
+SEVERAL = "only environments with is_multiagent = True speak in lists, an entry per agent (docs/multi_agent.md)"
+WEIGHED = f"several objectives must be weighed into one number, by a wrapper of yours; of several agents, {SEVERAL}"
+KEPT = "and float32, which keeps rewards, ends at 3.4e+38: make it smaller"
+
+
+@pytest.mark.parametrize(
+    ("reward", "line"),
+    [
+        (None, f"{NUMBER}None"),
+        ("1.0", f"{NUMBER}1.0"),
+        (1j, f"{NUMBER}1j"),
+        ([], f"{NUMBER}[]"),
+        ({"a": 1.0}, f"{NUMBER}a dict of ['a']: agents with names are those of a pettingzoo.ParallelEnv"),
+        ([0.5, 1.0], f"{NUMBER}a list of 2: {WEIGHED}"),
+        (np.zeros(3), f"{NUMBER}a ndarray of 3: {WEIGHED}"),
+        ((1.0,), f"{NUMBER}a tuple of 1: its one entry is the number that is expected"),
+        (1e200, f"Scripted-v0: env 1: reward is 1e+200, {KEPT}"),
+        (np.float64(-1e39), f"Scripted-v0: env 1: reward is -1e+39, {KEPT}"),
+        (10**400, f"Scripted-v0: env 1: reward is of 401 digits, {KEPT}"),
+        (float("nan"), "Scripted-v0: env 1: reward is not finite: nan"),
+        (np.float32("-inf"), "Scripted-v0: env 1: reward is not finite: -inf"),
+    ],
+)
+def test_rewards_that_are_no_numbers_are_named(reward: object, line: str) -> None:
+    with pytest.raises(EnvironmentFailure) as caught:
+        collect(scripted(outcome=(FINE, reward, False, False, {})), 3, [0, 1], zeros)
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize("reward", [2, True, np.float16(2), np.array(2.0), np.int64(2), 3e38])
+def test_rewards_of_any_kind_of_number(reward: Any) -> None:
+    rollout = collect(scripted(outcome=(FINE, reward, False, False, {})), 3, [0, 1], zeros)
+    assert rollout.reward[:, 1].tolist() == [0, float(np.float32(reward)), 0]
+
+
+def test_several_agents_in_tuples_are_told_from_several_objectives() -> None:
+    pair = {
+        "outcome": ((FINE, FINE), [0.0, 1.0], False, False, {}),
+        "on_reset": ((FINE, FINE), {}),
+        "observation_space": spaces.Tuple([spaces.Box(-1.0, 1.0, (2,))] * 2),
+        "action_space": spaces.Tuple([spaces.Discrete(2)] * 2),
+        "step": lambda self, action: self.outcome,
+    }
+    group = PythonLoop([type("Pair", (Scripted,), pair)], name="Pair-v0")
+    with pytest.raises(SpaceMismatch) as caught:
+        collect(group, 1, [0], lambda obs: np.zeros((1, 2), np.int32))
+    assert str(caught.value) == (
+        "Pair-v0: env 0: a step comes with a number as reward, not with a list of 2, and its spaces are Tuples of 2: it"
+        f" has several agents, and {SEVERAL}, with both spaces those of one agent"
+    )
+
+
+@pytest.mark.parametrize("key", ["terminated", "truncated"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        [False],
+        (False,),
+        "False",
+        "",
+        {"__all__": False},
+        {},
+        float("nan"),
+        None,
+        2,
+        0.5,
+        np.array([True]),
+        np.array("x"),
+    ],
+)
+def test_ends_that_are_no_truths_are_named(key: str, flag: object) -> None:
+    ends = (flag, False) if key == "terminated" else (False, flag)
+    with pytest.raises(SpaceMismatch) as caught:
+        collect(scripted(outcome=(FINE, 0.0, *ends, {})), 3, [0, 1], zeros)
+    came = flag if isinstance(flag, str) and flag else repr(flag)
+    assert str(caught.value) == f"Scripted-v0: step returned {came} as {key}: it must be True or False"
+
+
+@pytest.mark.parametrize("kind", [bool, int, np.bool_, np.int64, np.array, float])
+def test_ends_may_be_truths_or_zeros_and_ones(kind: Any) -> None:
+    rollout = collect(scripted(outcome=(FINE, 0.0, kind(False), kind(True), {})), 3, [0, 1], zeros)
+    assert rollout.truncated[:, 1].tolist() == [False, True, False]
+    assert not rollout.terminated.any()
 
 
 def test_old_style_reset_is_refused_even_where_it_would_unpack() -> None:

@@ -189,6 +189,11 @@ def answer(reward: object = (0.0, 0.0), terminated: object = (0, 0), truncated: 
     return observation, np.array(reward), np.array(terminated, bool), np.array(truncated, bool), infos
 
 
+def with_ends(terminated: object = (0, 0), truncated: object = (0, 0)) -> tuple:
+    """An answer whose ends are of any type."""
+    return (*answer()[:2], np.array(terminated), np.array(truncated), {})
+
+
 SAME = {"autoreset_mode": AutoresetMode.SAME_STEP}
 NEXT = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
@@ -255,7 +260,22 @@ def test_metadata_may_be_the_value_of_the_mode() -> None:
         ),
         (answer(reward=(0.0,)), "reward: expected shape (2,), got (1,)"),
         (answer(terminated=(0, 0, 0)), "terminated: expected shape (2,), got (3,)"),
-        (answer(reward=("a", "b")), "TypeError"),
+        (answer(reward=("a", "b")), "Stub: reward: expected numbers, got <U1 (['a', 'b'])"),
+        (answer(reward=(0.0, None)), "Stub: reward: expected numbers, got object ([0.0, None])"),
+        (
+            answer(reward=((1.0, 2.0), (3.0, 4.0))),
+            "got (2, 2); several objectives must be weighed into one number, by a",
+        ),
+        (answer(reward=((1.0,), (3.0,))), "got (2, 1); its one entry is the number that is expected"),
+        (
+            answer(reward=np.array([0.0, -1e200])),
+            "Stub: env 1: reward is -1e+200, and float32, which keeps rewards, ends at 3.4e+38: make it smaller",
+        ),
+        (with_ends(terminated=("False", "")), "Stub: terminated: expected bools, got <U5 (['False', ''])"),
+        (with_ends(truncated=(None, False)), "Stub: truncated: expected bools, got object ([None, False])"),
+        (with_ends(terminated=(0, np.nan)), "Stub: step returned nan as terminated of env 1: it must be True or False"),
+        (with_ends(truncated=(2, 0)), "Stub: step returned 2 as truncated of env 0: it must be True or False"),
+        (with_ends(truncated={"__all__": False}), "Stub: truncated: expected shape (2,), got ()"),
         (answer(reward=(0.0, -np.inf)), "Stub: env 1: reward is not finite: -inf"),
     ],
 )
@@ -412,3 +432,12 @@ def test_tuple_observations_and_dict_actions(kind: str) -> None:
     if group.spec.same_step:
         ended = rollout.truncated
         np.testing.assert_array_equal(rollout.final_obs["0"][ended], rollout.action[ended][:, :2])
+
+
+@pytest.mark.parametrize("kind", [bool, np.int8, np.int64, np.uint8, np.float32, object])
+def test_ends_of_vectors_may_be_truths_or_zeros_and_ones(kind: type) -> None:
+    ends = np.array([0, 1], kind) if kind is not object else [False, True]
+    rollout = run_stub(NEXT, answer(), (*answer(reward=(1.0, 2.0))[:2], ends, np.zeros(2, np.int8), {}), answer())
+    assert rollout.terminated.tolist() == [[False, False], [False, True], [False, False]]
+    assert not rollout.truncated.any()
+    assert rollout.reward.tolist() == [[0, 0], [1, 2], [0, 0]]

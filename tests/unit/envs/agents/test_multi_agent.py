@@ -241,7 +241,7 @@ def test_agents_are_out_for_good_when_all_are() -> None:
     ("script", "infos", "text"),
     [
         ([([1.0], NO, NO, [{}, {}])], ({}, {}), "rewards: expected a list of 2, one per agent, got 1"),
-        ([(["a", "b"], NO, NO, [{}, {}])], ({}, {}), "a reward must be a number"),
+        ([(["a", "b"], NO, NO, [{}, {}])], ({}, {}), "env 0, agent 0: a step comes with a number as reward, not"),
         ([([1.0, 1.0], NO, {"a": True}, [{}, {}])], ({}, {}), "truncated: expected a list of 2, .* got dict"),
         ([], ({},), "infos: expected a list of 2, one per agent, got 1"),
         ([], None, "reset must return .* with a dict as info"),
