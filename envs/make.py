@@ -30,7 +30,7 @@ from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, OnFailure, SingleEnv
 from envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
 from envs.names import suggestion
-from envs.spaces import ActionForm, num_agents_of
+from envs.spaces import ActionForm, find_out_agents, num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toys.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
@@ -216,6 +216,7 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
     else:
         ids, scaled = config.agent_id == "auto", config.action_scaling == "auto" or bool(config.continuous_as_bins)
         env = pettingzoo.as_gymnasium(target(**arguments, **taken), config.env, ids=ids, scaled=scaled)
+    find_out_agents(env)
     several = num_agents_of(env) > 0
     if several:
         _check_repeats(config, taken)

@@ -133,6 +133,34 @@ def num_agents_of(env: Any) -> int:
     return known
 
 
+def find_out_agents(env: Any) -> None:
+    """Let an environment say whether it has several agents, if nothing but its `num_agents` above 1 does.
+
+    It is reset for that: others count opponents in an attribute of that name.
+    """
+    count, unwrapped = num_agents_of(env), getattr(env, "unwrapped", env)
+    if not count or getattr(unwrapped, "is_multiagent", None) is not None:
+        return
+    begun = env.reset()
+    if not isinstance(begun, tuple) or len(begun) != 2:
+        return  # what makes the loop refuse it
+    observation, infos = begun
+    in_lists = isinstance(observation, list | tuple | np.ndarray) and len(observation) == count
+    unwrapped.is_multiagent = isinstance(infos, list | tuple) or (
+        in_lists and not _is_of(env.observation_space, observation)
+    )
+
+
+def _is_of(space: Space, observation: Any) -> bool:
+    """Return whether what `reset` showed is one observation: bounds and type are left to the loop."""
+    if space.shape is None:
+        return observation in space
+    try:
+        return np.shape(observation) == space.shape
+    except ValueError:  # a list of arrays of unequal shapes
+        return False
+
+
 def rows_said(env: Any, num_agents: int) -> str:
     """Return one line about which agents are which rows; empty for one agent."""
     if num_agents < 2:
@@ -280,10 +308,22 @@ _REASONS: Mapping[type[Space], str] = {
 
 
 def _refusal(space: Space) -> str:
+    if not isinstance(space, spaces.Space):
+        return _foreign(space)
     for kind, reason in _REASONS.items():
         if isinstance(space, kind):
             return reason
     return "only Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple of them work"
+
+
+def _foreign(space: object) -> str:
+    kind, package = type(space), type(space).__module__.partition(".")[0]
+    if package != "gym":
+        return f"{kind.__module__}.{kind.__qualname__} is no space of gymnasium"
+    return (
+        "it is of gym.spaces, the old package, not of gymnasium.spaces: `import gymnasium as gym` where it is made, or"
+        " wrap the environment by shimmy.GymV21CompatibilityV0 or GymV26CompatibilityV0"
+    )
 
 
 def described(space: Space) -> str:

@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,3 +132,32 @@ def test_frames_are_counted_for_atari_and_vizdoom_only() -> None:
     assert frames_per_step(Skipping("wrapper", 4, Skipping("ale_py.env:AtariEnv", 1))) == 4
     assert frames_per_step(Skipping("gymnasium.envs.mujoco:HalfCheetahEnv", 5)) == 1
     assert frames_per_step(object()) == 1
+
+
+GYM_BOX = type(
+    "Box", (), {"__module__": "gym.spaces.box", "shape": (2,), "dtype": np.dtype("f4"), "__str__": lambda s: "Box"}
+)
+GYM_DISCRETE = type("Discrete", (), {"__module__": "gym.spaces.discrete", "__str__": lambda s: "Discrete(2)"})
+OTHER = type("Range", (), {"__module__": "mine.ranges", "__str__": lambda s: "Range"})
+OLD = (
+    "it is of gym.spaces, the old package, not of gymnasium.spaces: `import gymnasium as gym` where it is made, or wrap"
+    " the environment by shimmy.GymV21CompatibilityV0 or GymV26CompatibilityV0"
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "taken", "line"),
+    [
+        (GYM_BOX(), spaces.Discrete(2), f"unsupported observation space Box (key obs): {OLD}"),
+        (spaces.Box(0, 1, (2,)), GYM_DISCRETE(), f"unsupported action space Discrete(2): {OLD}"),
+        (
+            OTHER(),
+            spaces.Discrete(2),
+            "unsupported observation space Range (key obs): mine.ranges.Range is no space of",
+        ),
+    ],
+)
+def test_spaces_of_other_packages_are_named(shown: Any, taken: Any, line: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        spec_of(shown, taken)
+    assert str(raised.value).startswith(line)

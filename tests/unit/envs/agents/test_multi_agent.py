@@ -14,7 +14,7 @@ from envs.config import EnvConfig
 from envs.env_set import OnFailure
 from envs.make import make_group
 from envs.python_loop import PythonLoop
-from envs.spaces import num_agents_of
+from envs.spaces import find_out_agents, num_agents_of
 from envs.spec import MASK_KEY, TEAM_RETURN
 from envs.toys.agents import Pair, RockPaperScissors, Shifts, shift_of, shift_reward
 from envs.toys.toy import Counter
@@ -377,3 +377,55 @@ def test_rock_paper_scissors() -> None:
         assert rewards == [expected, -expected]
         assert (terminated, truncated) == ([False] * 2, [False] * 2)
         assert game.step([first, second])[2] == [True] * 2
+
+
+# --- an attribute that others have too
+
+
+class Opponents(gymnasium.Env[Any, Any]):
+    """One agent beside opponents, counted in `num_agents`, or several agents that do not declare themselves."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, count: int, shows: str, in_lists: bool, infos: bool = False) -> None:
+        self.num_agents, self.in_lists, self.infos = count, in_lists, infos
+        box = spaces.Box(-1.0, 1.0, (count,), np.float32)
+        made = {"box": box, "tuple": spaces.Tuple([box] * count), "choice": spaces.Discrete(3)}
+        self.observation_space = made.get(shows, spaces.Dict({"x": box}))
+        self.resets = 0
+
+    def _shown(self) -> Any:
+        one = self.observation_space.sample()
+        return [self.observation_space.sample() for _ in range(self.num_agents)] if self.in_lists else one
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.resets += 1
+        return self._shown(), [{}] * self.num_agents if self.infos else {}
+
+    def step(self, action: Any) -> Any:
+        return self._shown(), [1.0] * self.num_agents if self.in_lists else 1.0, False, True, {}
+
+
+@pytest.mark.parametrize("shows", ["box", "tuple", "choice", "dict"])
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(("in_lists", "infos"), [(False, False), (True, False), (True, True)])
+def test_a_reset_tells_agents_from_opponents(shows: str, count: int, in_lists: bool, infos: bool) -> None:
+    kwargs = {"count": count, "shows": shows, "in_lists": in_lists, "infos": infos}
+    group = make_group(EnvConfig("tests.unit.envs.agents.test_multi_agent:Opponents", env_kwargs=kwargs), 2)
+    assert group.spec.num_agents == (count if in_lists else 1)
+    rollout = collect(group, 4, [0, 1], lambda obs: np.zeros((group.num_rows, 1), np.int32))
+    assert rollout.reward.tolist() == [[1.0] * group.num_rows, [0.0] * group.num_rows] * 2
+    assert group.rebuilds == 0
+
+
+def test_flags_of_one_agent_are_for_one_beside_opponents() -> None:
+    kwargs = {"count": 4, "shows": "box", "in_lists": False}
+    config = EnvConfig("tests.unit.envs.agents.test_multi_agent:Opponents", env_kwargs=kwargs, env_framestack=3)
+    assert make_group(config, 1).spec.observations["obs"].shape == (12,)
+
+
+def test_an_environment_that_declares_itself_is_not_reset_to_find_out() -> None:
+    for env in (Opponents(2, "box", in_lists=True), Opponents(1, "box", in_lists=False)):
+        env.is_multiagent = env.num_agents > 1  # type: ignore[attr-defined]
+        find_out_agents(env)
+        assert env.resets == 0
