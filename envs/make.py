@@ -29,7 +29,7 @@ from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, OnFailure, SingleEnv
 from envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
-from envs.names import suggestion
+from envs.names import registered_with_gym, suggestion
 from envs.spaces import ActionForm, find_out_agents, num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toys.toy import register_toys
@@ -42,7 +42,7 @@ from envs.wrappers import (
     stack_frames,
     vector_as_flags_ask,
 )
-from utils.errors import CannotBeDrawn, UsageError, comes_from_own_code
+from utils.errors import CannotBeDrawn, SpaceMismatch, UsageError, comes_from_own_code
 from utils.user_modules import import_user_module
 from utils.values import nearest, printable
 
@@ -83,6 +83,10 @@ CONSTRUCTOR_FLAGS = {
     "horizon": ("max_episode_steps",),
 }
 """Flags that an environment gets as a constructor argument, under whichever of these names it takes."""
+
+
+class MadeVector(UsageError):
+    """A function made a vector of environments where one environment is needed."""
 
 
 def check_name(config: EnvConfig) -> None:
@@ -143,15 +147,20 @@ def make_group(
     if _is_native(config, target):
         make = functools.partial(_make_vector, config, target, num_envs)
         return GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
-    return loop_over(
-        [lambda: make_single(config, render_mode)] * num_envs,
-        name=config.env,
-        seed=seed,
-        decorrelate_steps=decorrelate_steps if config.decorrelate_envs_on_one_worker else 0,
-        spec=spec,
-        form=ActionForm.of(config),
-        on_failure=on_failure,
-    )
+    try:
+        return loop_over(
+            [lambda: make_single(config, render_mode)] * num_envs,
+            name=config.env,
+            seed=seed,
+            decorrelate_steps=decorrelate_steps if config.decorrelate_envs_on_one_worker else 0,
+            spec=spec,
+            form=ActionForm.of(config),
+            on_failure=on_failure,
+        )
+    except MadeVector:  # a function says what it makes by making it
+        _require_able(config, target)
+        make = functools.partial(_make_vector, config, target, num_envs)
+        return GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
 
 
 def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
@@ -181,7 +190,9 @@ def is_vector_only(config: EnvConfig) -> bool:
     target = _resolve(config.env)
     if isinstance(target, Registration):
         return target.entry_point is None
-    return inspect.isclass(target) and issubclass(target, VectorEnv)
+    if inspect.isclass(target):
+        return issubclass(target, VectorEnv)
+    return "num_envs" in inspect.signature(target).parameters
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
@@ -200,9 +211,13 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
         else:
             env = _make_plain(config, target, arguments)
     if not isinstance(env, gymnasium.Env):
-        raise UsageError(f"{config.env} made a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
+        raise UsageError(f"{config.env} made a {_kind(env)}, not a gymnasium.Env")
     know_actions_sooner(env)
     return as_flags_ask(env, config)
+
+
+def _kind(env: object) -> str:
+    return f"{type(env).__module__}.{type(env).__name__}"
 
 
 def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: dict[str, Any]) -> Any:
@@ -216,6 +231,11 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
     else:
         ids, scaled = config.agent_id == "auto", config.action_scaling == "auto" or bool(config.continuous_as_bins)
         env = pettingzoo.as_gymnasium(target(**arguments, **taken), config.env, ids=ids, scaled=scaled)
+    if isinstance(env, VectorEnv):
+        env.close()
+        raise MadeVector(
+            f"{config.env} made a {_kind(env)}, not a gymnasium.Env: a vector can be neither drawn nor played alone"
+        )
     find_out_agents(env)
     several = num_agents_of(env) > 0
     if several:
@@ -244,12 +264,19 @@ def _check_repeats(config: EnvConfig, taken: dict[str, int]) -> None:
 
 def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: int) -> AnyVectorEnv:
     arguments: dict[str, Any] = config.env_kwargs | _vector_arguments(config, target)
+    if "num_envs" in arguments:
+        raise UsageError("--env_kwargs num_envs: a vector is made as large as --num_envs_per_worker asks; leave it out")
     with _construction(config.env):
         if isinstance(target, Registration):
             env: Any = gymnasium.make_vec(target, num_envs, vectorization_mode="vector_entry_point", **arguments)
         else:
-            env = target(num_envs=num_envs, **arguments)
-    assert isinstance(env, VectorEnv)
+            taken = {"num_envs", "kwargs"} & _accepted(target)
+            env = target(**({"num_envs": num_envs} if taken else {}), **arguments)
+    if not isinstance(env, VectorEnv):
+        raise UsageError(f"{config.env} takes num_envs and made a {_kind(env)}, not a gymnasium.vector.VectorEnv")
+    for name in ("num_envs", "single_observation_space", "single_action_space"):
+        if not hasattr(env, name):
+            raise SpaceMismatch(f"{config.env} has no {name}, which every VectorEnv sets in its __init__")
     return vector_as_flags_ask(env, config)
 
 
@@ -266,10 +293,15 @@ def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
         raise UsageError(f"{config.env} exists only as a vector environment (--env_vectorization=python)")
     if not has_vector or config.env_vectorization == "python":
         return False
-    unmet = _unmet_by_vector(config, target)
-    if unmet and (config.env_vectorization == "native" or is_vector_only(config)):
+    if config.env_vectorization == "native" or is_vector_only(config):
+        _require_able(config, target)
+    return not _unmet_by_vector(config, target)
+
+
+def _require_able(config: EnvConfig, target: Registration | Factory) -> None:
+    """Refuse flags that the vector environment cannot follow (UsageError)."""
+    if unmet := _unmet_by_vector(config, target):
         raise UsageError(f"the vector environment of {config.env} takes no argument for {unmet}")
-    return not unmet
 
 
 def _unmet_by_vector(config: EnvConfig, target: Registration | Factory) -> str:
@@ -395,6 +427,8 @@ def _resolve(name: str) -> Registration | Factory:
 def _unknown(name: str, env_id: str, module: ModuleType | None) -> UsageError:
     if module is None:
         return UsageError(f"there is no environment {name}{suggestion(env_id, FAMILIES)}")
+    if of_old_gym := registered_with_gym(module.__name__, env_id):
+        return UsageError(of_old_gym)
     candidates = [*(key for key in vars(module) if not key.startswith("_")), *gymnasium.registry]
     text = f"module {module.__name__} neither registers nor contains {env_id or 'an empty name'}"
     return UsageError(text + nearest(env_id, candidates, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
@@ -95,6 +96,21 @@ def _missing_package(env_id: str, families: Sequence[Family], prefixes: Sequence
 
 def _of_another(family: str, command: str) -> str:
     return f"; {family}, which is not installed, has environments of such names: {command}"
+
+
+def registered_with_gym(module: str, env_id: str) -> str:
+    """Return one line about an id that a module registers with gymnasium's predecessor; empty if it does not."""
+    gym = sys.modules.get("gym")
+    registry = getattr(getattr(gym, "envs", None), "registry", None)
+    if env_id not in getattr(registry, "env_specs", registry or ()):
+        return ""
+    version = str(getattr(gym, "__version__", "0.26"))
+    old = "GymV26" if version.startswith(("0.26", "0.27", "1")) else "GymV21"
+    return (
+        f"module {module} registers {env_id} with old gym {version}, not with gymnasium, which cannot make it; shimmy"
+        f' wraps it: pip install "shimmy[{old[:3].lower()}-{old[3:].lower()}]",'
+        f" --env=shimmy:{old}Environment-v0 --env_kwargs env_id={module}:{env_id}"
+    )
 
 
 def bare(env_id: str, prefixes: Sequence[str]) -> str:

@@ -56,11 +56,23 @@ class ResourceError(AppoError):
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an exception without line breaks; one of the user's may not even be able to say it."""
+    """The text of an exception without line breaks; one of the user's may not even be able to say it.
+
+    Without a text, as of a bare assert, it is the place where it was raised.
+    """
     try:
-        return " ".join(str(error).split())
+        return " ".join(str(error).split()) or _place_of(error)
     except Exception as another:
         return f"no text, as its __str__ raised {type(another).__name__}"
+
+
+def _place_of(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    path = Path(frames[-1].filename)
+    line = f": {frames[-1].line}" if frames[-1].line else ""
+    return f"no text, in {path.parent.name}/{path.name}, line {frames[-1].lineno}{line}"
 
 
 def lack_of(error: BaseException) -> ResourceError | None:

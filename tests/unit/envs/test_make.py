@@ -4,11 +4,15 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from envs import make, names
 from envs.agents import pettingzoo
@@ -20,7 +24,7 @@ from envs.python_loop import PythonLoop
 from envs.toys.toy import TOYS
 from envs.vector import GymVector
 from tests.unit.envs.rollouts import collect
-from utils.errors import EnvironmentFailure, UsageError
+from utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 from utils.flags import flags_of
 
 PACKAGE = {
@@ -376,3 +380,166 @@ def test_the_horizon_counts_steps_of_the_agent(name: str, frameskip: int | None)
     outcomes = [env.step(0) for _ in range(5)]  # the left wall holds
     assert [outcome[3] for outcome in outcomes] == [False] * 4 + [True]
     assert [outcome[4].get("num_frames", 1) for outcome in outcomes] == [frameskip or 1] * 5
+
+
+# --- functions and classes that make a vector
+
+
+def vector_of(num_envs: int, length: int = 3) -> Any:
+    return SyncVectorEnv([lambda: Limited(length)] * num_envs)
+
+
+def vector_of_two(length: int = 3) -> Any:
+    return vector_of(2, length)
+
+
+def no_vector(num_envs: int = 1) -> Any:
+    return Limited(num_envs)
+
+
+class Limited(gymnasium.Env[Any, Any]):
+    """Pays the number of the step, and ends after `length` of them."""
+
+    observation_space = spaces.Box(0.0, 9.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int = 3) -> None:
+        self.length, self.count = length, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        self.count += 1
+        return np.full(1, self.count, np.float32), float(self.count), self.count == self.length, False, {}
+
+
+class OwnNumber(SyncVectorEnv):
+    """Takes no `num_envs`."""
+
+    def __init__(self, length: int = 3) -> None:
+        super().__init__([lambda: Limited(length)] * 2)
+
+
+class Bare(VectorEnv[Any, Any, Any]):
+    def __init__(self, num_envs: int, **known: Any) -> None:
+        vars(self).update({"num_envs": num_envs, "single_action_space": Limited.action_space} | known)
+
+
+HERE = "tests.unit.envs.test_make"
+
+
+@pytest.mark.parametrize("vectorization", ["auto", "native"])
+@pytest.mark.parametrize("name", ["vector_of", "OwnNumber", "vector_of_two"])
+def test_functions_and_classes_that_make_vectors(name: str, vectorization: str) -> None:
+    config = EnvConfig(f"{HERE}:{name}", env_kwargs={"length": 2}, env_vectorization=vectorization)
+    if (name, vectorization) == ("vector_of_two", "native"):  # only by making it would it be known
+        with pytest.raises(UsageError, match="has no vector entry point"):
+            make_group(config, 2)
+        return
+    group = make_group(config, 2)
+    assert isinstance(group, GymVector)
+    rollout = collect(group, 4, [0, 1], lambda obs: np.zeros((2, 1), np.int32))
+    assert rollout.reward.tolist() == [[1, 1], [2, 2], [0, 0], [1, 1]]
+    assert rollout.terminated[:, 0].tolist() == [False, True, False, False]
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "flags", "line"),
+    [
+        (
+            "vector_of",
+            {"num_envs": 4},
+            {},
+            "--env_kwargs num_envs: a vector is made as large as --num_envs_per_worker asks; leave it out",
+        ),
+        (
+            "no_vector",
+            {},
+            {},
+            f"{HERE}:no_vector takes num_envs and made a {HERE}.Limited, not a gymnasium.vector.Vect",
+        ),
+        (
+            "vector_of",
+            {},
+            {"horizon": 5},
+            f"the vector environment of {HERE}:vector_of takes no argument for --horizon=5",
+        ),
+        ("vector_of_two", {}, {"horizon": 5}, f"the vector environment of {HERE}:vector_of_two takes no argument for"),
+        ("Bare", {}, {}, f"{HERE}:Bare has no single_observation_space, which every VectorEnv sets in its __init__"),
+        (
+            "vector_of",
+            {"lenght": 2},
+            {},
+            f"the vector environment of {HERE}:vector_of takes no argument for --env_kwargs",
+        ),
+    ],
+)
+def test_vectors_that_cannot_be_made_are_told_why(name: str, kwargs: dict, flags: dict, line: str) -> None:
+    with pytest.raises((UsageError, SpaceMismatch)) as raised:
+        make_group(EnvConfig(f"{HERE}:{name}", env_kwargs=kwargs, **flags), 2)
+    assert str(raised.value).startswith(line)
+
+
+def test_a_vector_is_not_played_alone() -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"vector_of_two made a gymnasium\..*SyncVectorEnv, not a gymnasium.Env: a vector can be neither",
+    ):
+        make_single(EnvConfig(f"{HERE}:vector_of_two"))
+
+
+@pytest.mark.parametrize(("version", "wrapper"), [("0.26.2", "GymV26"), ("0.21.0", "GymV21")])
+def test_ids_of_old_gym_are_called_so(monkeypatch: pytest.MonkeyPatch, version: str, wrapper: str) -> None:
+    ids: Any = {"Old-v0": 1}
+    registry = ids if wrapper == "GymV26" else SimpleNamespace(env_specs=ids)
+    gym = SimpleNamespace(__version__=version, envs=SimpleNamespace(registry=registry))
+    monkeypatch.setitem(sys.modules, "gym", gym)  # type: ignore[arg-type]
+    with pytest.raises(UsageError) as raised:
+        check_name(EnvConfig(f"{HERE}:Old-v0"))
+    assert str(raised.value) == (
+        f"module {HERE} registers Old-v0 with old gym {version}, not with gymnasium, which cannot make it; shimmy wraps"
+        f' it: pip install "shimmy[gym-{wrapper[3:].lower()}]", --env=shimmy:{wrapper}Environment-v0'
+        f" --env_kwargs env_id={HERE}:Old-v0"
+    )
+    with pytest.raises(UsageError, match="neither registers nor contains Older-v0"):
+        check_name(EnvConfig(f"{HERE}:Older-v0"))
+
+
+class Asserts(Limited):
+    """Fails without a word in the place that is named."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+        if place == "init":
+            raise AssertionError
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if self.place == "reset":
+            raise AssertionError
+        return super().reset()
+
+    def step(self, action: int) -> Any:
+        if self.place == "step":
+            raise RuntimeError
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("init", "AssertionError: no text, in envs/test_make.py, line N: raise AssertionError"),
+        ("reset", "AssertionError: no text, in envs/test_make.py, line N: raise AssertionError"),
+        ("step", "RuntimeError: no text, in envs/test_make.py, line N: raise RuntimeError"),
+    ],
+)
+def test_failures_without_a_text_show_their_place(place: str, said: str) -> None:
+    with pytest.raises(EnvironmentFailure) as raised:
+        collect(make_group(EnvConfig(f"{HERE}:Asserts", env_kwargs={"place": place}), 1), 1, [0], lambda obs: ONE)
+    assert re.sub(r"line \d+", "line N", str(raised.value)) == f"{HERE}:Asserts raised {said}"
+
+
+ONE = np.zeros((1, 1), np.int32)
