@@ -97,7 +97,8 @@ class GymVector:
             require_info(self.name, "reset", infos)
             self._observations.write_batch(obs, observation)
             self._ended = np.zeros(self.num_rows, np.bool_)
-            self._write_masks(obs, infos, infos)
+            self._write_masks(obs, infos, ~self._ended)
+            self._check_masks(obs)
             self._require_finite(obs, np.zeros(self.num_rows, np.float32))
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
@@ -112,16 +113,20 @@ class GymVector:
             require_info(self.name, "step", infos)
             self._write_outcome(row, reward, terminated, truncated)
             self._write_frames(row, infos)
+            # Before a reset of ours: a vector may hand out one info again and again.
+            episodes = self._episodes(infos) if self._ended.any() and infos else ()
+            self._write_masks(row.obs, infos, ~self._ended)
             infos_of_restarted: Mapping[str, Any] = infos
             if self.spec.same_step and self._ended.any():
                 infos_of_restarted = self._write_restarted(row, observation, infos)
             else:
                 self._observations.write_batch(row.obs, observation)
-            self._write_masks(row.obs, infos, infos_of_restarted)
+            self._write_masks(row.obs, infos_of_restarted, self._ended)
+            self._check_masks(row.obs)
             self._require_finite(row.obs, row.reward)
             if row.has_final is not None and row.has_final.any():
                 self._require_finite(row.final_obs, row.reward, row.has_final)
-            return self._episodes(infos) if self._ended.any() and infos else ()
+            return episodes
 
     def _require_finite(self, obs: dict[str, Array], reward: Array, rows: BoolArray | None = None) -> None:
         """Raise the first `NotFinite` among observations [R, *] and rewards [R], or only among `rows` [R] of them."""
@@ -187,17 +192,15 @@ class GymVector:
         in_info = MASK_KEY in (infos or {})
         return spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=in_info, form=form)
 
-    def _write_masks(
-        self, obs: dict[str, Array], infos: Mapping[str, Any], infos_of_restarted: Mapping[str, Any]
-    ) -> None:
-        """Take masks from infos if they come there, and check them; with NEXT_STEP an ended row needs no choice."""
-        if self._masks is None:
-            return
-        if self._masks.in_info:
-            self._masks.write_batch(obs, infos, np.flatnonzero(~self._ended))
-            self._masks.write_batch(obs, infos_of_restarted, np.flatnonzero(self._ended))
-        nobody = np.zeros(self.num_rows, np.bool_)
-        self._masks.check(obs, nobody if self.spec.same_step else self._ended)
+    def _write_masks(self, obs: dict[str, Array], infos: Mapping[str, Any], rows: BoolArray) -> None:
+        """Take the masks of these rows [R] from infos if they come there."""
+        if self._masks is not None and self._masks.in_info:
+            self._masks.write_batch(obs, infos, np.flatnonzero(rows))
+
+    def _check_masks(self, obs: dict[str, Array]) -> None:
+        """Refuse masks that leave no choice; with NEXT_STEP an ended row needs none."""
+        if self._masks is not None:
+            self._masks.check(obs, np.zeros(self.num_rows, np.bool_) if self.spec.same_step else self._ended)
 
     def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write the final observations of the rows that ended and the first ones of their next episodes.

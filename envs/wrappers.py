@@ -87,6 +87,7 @@ def stack_frames(env: gymnasium.Env[Any, Any], count: int) -> gymnasium.Env[Any,
     space = env.observation_space
     if not isinstance(space, spaces.Box) or not space.shape:
         raise UsageError(f"--env_framestack={count} needs an environment that shows one array, not {space}")
+    env = TransformObservation(env, np.array, space)  # a copy: it may write all that it shows into one buffer
     axis = 2 if len(space.shape) == 3 and not is_channels_first(space.shape) else 0
     if len(space.shape) == 2:  # an image without channels: the frames are its channels
         return FrameStackObservation(env, count)

@@ -181,7 +181,7 @@ class Recorder:
             ResourceError: the picture cannot be written.
         """
         try:
-            picture: Array = np.asarray(self._env.render())
+            picture: Array = np.array(self._env.render())  # a copy: it may draw all of them into one buffer
         except BaseException as error:
             reraise(self.name, error)
         if ended and self._last is not None and not picture.any():

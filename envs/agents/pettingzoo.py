@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import re
@@ -122,6 +123,8 @@ def as_gymnasium(env: Any, name: str, *, ids: bool = False, scaled: bool = False
                 f"{name}: its agents take turns (no is_parallelizable in its metadata): only environments in which all "
                 "act at once can be played"
             )
+        observe = env.observe  # of one agent after the other, maybe into one buffer
+        env.observe = lambda agent: copy.deepcopy(observe(agent))
         env = importlib.import_module("pettingzoo.utils.conversions").aec_to_parallel(env)
     return ParallelAgents(env, name, ids=ids, scaled=scaled)
 

@@ -114,14 +114,14 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _shown(self, observation: dict[str, Any]) -> dict[str, Any]:
         return {
-            _name(key): self._resized(key, observation[key]) if key in IMAGES else observation[key]
+            _name(key): self._resized(key, observation[key]) if key in IMAGES else np.array(observation[key])
             for key in self._spaces
         }
 
     def _resized(self, key: str, image: Any) -> Any:
         height, width = image.shape[:2]
         if (width, height) == self._size:
-            return image
+            return image.copy()  # it is shown again at the end, when the engine has another in its memory
         # Interpolation sees every pixel of an image less than twice as large, in a quarter of the time of averaging.
         halved = width >= 2 * self._size[0] or height >= 2 * self._size[1]
         brightness = self._cv2.INTER_AREA if halved else self._cv2.INTER_LINEAR

@@ -57,6 +57,19 @@ def parallel_to_aec_env() -> Any:
     return parallel_to_aec(ParallelShifts())
 
 
+def aec_env_with_one_buffer() -> Any:
+    """The same, which shows every agent what it sees in one array."""
+    env, buffer = parallel_to_aec(ParallelShifts()), np.zeros(5, np.float32)
+    observe = env.observe
+
+    def shown(agent: str) -> Any:
+        buffer[:] = observe(agent)
+        return buffer
+
+    env.observe = shown
+    return env
+
+
 class Turns(AECEnv):
     """Its agents take turns."""
 

@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -122,6 +122,30 @@ def test_discrete_observations_in_all_modes(mode: AutoresetMode) -> None:
     assert rollout.truncated[:, 1].sum() == (2 if mode is AutoresetMode.NEXT_STEP else 3)
     if mode is not AutoresetMode.NEXT_STEP:
         np.testing.assert_array_equal(rollout.final_obs["obs"][3, 1], [1, 0, 0])
+
+
+class OneInfo(CounterVector):
+    """Tells everything in one dict, which a reset empties."""
+
+    told: ClassVar[dict[str, Any]] = {}
+
+    def reset(self, **kwargs: Any) -> tuple:
+        observation, _ = super().reset(**kwargs)
+        self.told.clear()
+        return observation, self.told
+
+    def step(self, actions: np.ndarray) -> tuple:
+        *outcome, infos = super().step(actions)
+        self.told.clear()
+        self.told.update(infos)
+        return (*outcome, self.told)
+
+
+def test_episodes_are_reported_that_a_reset_of_ours_takes_out_of_the_infos() -> None:
+    group = GymVector(lambda: OneInfo(5, AutoresetMode.DISABLED), name="OneInfo")
+    told = collect(group, 50, SEEDS, from_observation).episodes
+    assert told == collect(counter_vector(AutoresetMode.DISABLED), 50, SEEDS, from_observation).episodes
+    assert len(told) > 20
 
 
 class DictEnv(gymnasium.Env):

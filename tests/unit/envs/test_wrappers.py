@@ -194,6 +194,33 @@ def test_bounds_are_stacked_too() -> None:
     np.testing.assert_array_equal(env.observation_space.low, 0)
 
 
+class Reusing(Numbered):
+    """Shows all its observations in one buffer, as simulators written in C do."""
+
+    def _observation(self) -> Any:
+        shown = super()._observation()
+        self.buffer = vars(self).get("buffer", shown)
+        self.buffer[...] = shown
+        return self.buffer
+
+
+@pytest.mark.parametrize("flags", [{}, {"env_frameskip": 2}, {"horizon": 7, "no_done_at_end": True}])
+@pytest.mark.parametrize("shape", [(2,), (6, 8), (6, 8, 3), (3, 6, 8), (2, 2, 2, 2)])
+def test_frames_of_an_environment_with_one_buffer_are_those_of_one_that_copies(
+    shape: tuple[int, ...], flags: dict[str, Any]
+) -> None:
+    module = f"{__name__}:"
+    shown = []
+    for name in ("Numbered", "Reusing"):
+        kwargs: dict[str, object] = {"shape": shape, "length": 9}
+        group = make_group(EnvConfig(env=module + name, env_kwargs=kwargs, env_framestack=3, **flags), 2)
+        shown.append(collect(group, 30, [0, 1], lambda obs: np.zeros((2, 1), np.int32)))
+    copied, reused = shown
+    np.testing.assert_array_equal(reused.obs["obs"], copied.obs["obs"])
+    np.testing.assert_array_equal(reused.first, copied.first)
+    assert len(np.unique(copied.obs["obs"][2, 0])) == 3  # three frames that differ
+
+
 def test_one_frame_changes_nothing() -> None:
     env = stack_frames(Numbered((3,)), 1)
     assert env.reset()[0].tolist() == [0, 0, 0]

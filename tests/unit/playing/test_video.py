@@ -5,7 +5,7 @@ import importlib.util
 import os
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -181,7 +181,7 @@ def test_places_that_take_no_file(tmp_path: Path) -> None:
         VideoFile(tmp_path / f"{252 * 'x'}.mp4")
 
 
-def film(path: Path, ends: list[bool], monkeypatch: pytest.MonkeyPatch, pictures: list[Any]) -> Recorder:
+def film(path: Path, ends: list[bool], monkeypatch: pytest.MonkeyPatch, pictures: Iterable[Any]) -> Recorder:
     monkeypatch.setattr(Drawn, "pictures", pictures)
     recorder = Recorder(named(Drawn), path, 0.0)
     with recorder.video:
@@ -199,6 +199,17 @@ def test_a_black_picture_of_a_finished_game_is_the_one_before(tmp_path: Path, mo
     film(tmp_path / "y.gif", [False, False, True, False, False], monkeypatch, pictures)
     assert [round(float(frame.mean())) for frame in pictures_of(tmp_path / "y.gif")] == [0, 100, 100, 0, 180]
     assert recorder.video.pictures_per_second == 20
+
+
+def test_pictures_that_are_drawn_into_one_buffer_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn() -> Iterator[Any]:
+        buffer = picture(0)
+        for brightness in (0, 5, 0):
+            buffer[...] = picture(brightness)
+            yield buffer
+
+    film(tmp_path / "z.gif", [False, False, True], monkeypatch, drawn())
+    assert [round(float(frame.mean())) for frame in pictures_of(tmp_path / "z.gif")] == [0, 100, 100]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_without_pettingzoo_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
         check_name(EnvConfig("sisl/pursuit-v5"))
 
 
-@pytest.mark.parametrize("name", ["ParallelShifts", "parallel_env", "parallel_to_aec_env"])
+@pytest.mark.parametrize("name", ["ParallelShifts", "parallel_env", "parallel_to_aec_env", "aec_env_with_one_buffer"])
 def test_classes_and_functions_of_ones_own(name: str) -> None:
     group = make_group(EnvConfig(f"{CROWDS}:{name}"), 2)
     assert isinstance(group, MultiAgentLoop)
