@@ -145,8 +145,7 @@ def make_group(
     target = _resolve(config.env)
     _check_flags_of_families(config)
     if _is_native(config, target):
-        make = functools.partial(_make_vector, config, target, num_envs)
-        return GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
+        return _native_group(config, target, num_envs, spec, on_failure)
     try:
         return loop_over(
             [lambda: make_single(config, render_mode)] * num_envs,
@@ -159,8 +158,21 @@ def make_group(
         )
     except MadeVector:  # a function says what it makes by making it
         _require_able(config, target)
-        make = functools.partial(_make_vector, config, target, num_envs)
-        return GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
+        return _native_group(config, target, num_envs, spec, on_failure)
+
+
+def _native_group(
+    config: EnvConfig, target: Registration | Factory, num_envs: int, spec: EnvSpec | None, on_failure: OnFailure
+) -> GroupEnv:
+    make = functools.partial(_make_vector, config, target, num_envs)
+    group = GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
+    try:
+        if spec is None:
+            group.settle_mode()
+    except BaseException:
+        group.close()
+        raise
+    return group
 
 
 def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:

@@ -61,7 +61,9 @@ class PythonLoop(ShapedRows):
     ):
         self.name, self._envs = name, EnvSet(env_fns, name, on_failure)
         self._inside = self._envs.journal.inside if self._envs.journal else [NOBODY]
-        self.spec = replace(self._envs.spec(spec, form), own_normalization=own_normalization(self._envs[0]))
+        self.spec = self._envs.spec(spec, form)
+        if spec is None:
+            self.spec = replace(self.spec, notes=self.spec.notes + own_normalization(self._envs[0]))
         self.num_rows = len(self._envs) * self.spec.num_agents
         self._actions = ActionConverter(self._envs[0].action_space, self.spec.action)
         self._observations = ObservationWriter(name, self._envs[0].observation_space)

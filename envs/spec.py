@@ -136,7 +136,7 @@ class EnvSpec:
         mask_in_info: The mask comes in `info` and not in the observation; it is stored as an observation either way.
         reward_shaping: Coefficients of the rewards that can be set, see `reward_shaping.py`; {}: there are none.
         agents: Which agents are which rows, in one line for people; empty for one agent.
-        own_normalization: One line for people about wrappers that normalize by statistics of their own; empty: none.
+        notes: Lines for people about what the environment does and does not say.
     """
 
     observations: dict[str, ObservationSpec]
@@ -148,7 +148,7 @@ class EnvSpec:
     mask_in_info: bool = False
     reward_shaping: dict[str, Any] = field(default_factory=dict)
     agents: str = ""
-    own_normalization: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class EpisodeStats(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from envs.autoreset import FIRST_ENDS, Contradiction, Ends, declared_mode, final_obs_in, gathered
 from envs.conversion import (
     ActionConverter,
     FiniteCheck,
@@ -32,6 +34,9 @@ from envs.wrappers import own_normalization
 from utils.errors import EnvironmentFailure, UsageError, format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
+
+DECLARED_STEPS, UNDECLARED_STEPS, SETTLING_SECONDS = 64, 500, 5.0
+"""Random steps at the start, and their time, in which ends are looked at."""
 
 PROBE_ROUNDS = 4
 """Partial resets tried at start-up; after 2, 3, 4 and 5 steps, so that one chance coincidence hides nothing."""
@@ -65,16 +70,18 @@ class GymVector:
         self._recorder = VectorRecorder(name, on_failure)
         with self._recorder.making():
             self._env = make_vector()
-            self._mode = autoreset_mode(self._env, name)
+            self._mode, is_declared = autoreset_mode(self._env, name, spec)
         if spec is not None:
             require_spec(name, spec, self._env.single_observation_space, self._env.single_action_space)
-        self.spec = replace(spec or self._discover(form), own_normalization=own_normalization(self._env))
+        self.spec = spec or replace(self._discover(form), notes=own_normalization(self._env))
         self.num_rows = int(self._env.num_envs)
         self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
         self._actions = ActionConverter(self._env.single_action_space, self.spec.action)
         self._observations = ObservationWriter(name, self._env.single_observation_space)
         self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
         self._finite = FiniteCheck(name, self.spec)
+        self.ends = Ends(name, self._mode, is_declared=is_declared)
+        self._final_obs = self._observations.empty(self.num_rows)
         self._ended = np.zeros(self.num_rows, np.bool_)
         self._counts_frames = False  # once infos say how many frames a step took, all of them are written
         if self._mode is AutoresetMode.DISABLED:
@@ -96,6 +103,7 @@ class GymVector:
             observation, infos = self._env.reset(seed=seed)
             require_info(self.name, "reset", infos)
             self._observations.write_batch(obs, observation)
+            self.ends.begin(obs)
             self._ended = np.zeros(self.num_rows, np.bool_)
             self._write_masks(obs, infos, ~self._ended)
             self._check_masks(obs)
@@ -111,6 +119,7 @@ class GymVector:
         with self._recorder.stepping(action):
             observation, reward, terminated, truncated, infos = self._env.step(self._actions.batch(action))
             require_info(self.name, "step", infos)
+            infos = gathered(self._env, infos)
             self._write_outcome(row, reward, terminated, truncated)
             self._write_frames(row, infos)
             # Before a reset of ours: a vector may hand out one info again and again.
@@ -121,6 +130,10 @@ class GymVector:
                 infos_of_restarted = self._write_restarted(row, observation, infos)
             else:
                 self._observations.write_batch(row.obs, observation)
+                if self._ended.any():
+                    self._compare(row.obs, self._final_obs, infos)
+                else:
+                    self.ends.look(row.obs)
             self._write_masks(row.obs, infos_of_restarted, self._ended)
             self._check_masks(row.obs)
             self._require_finite(row.obs, row.reward)
@@ -159,6 +172,8 @@ class GymVector:
                 row.has_final[:] = row.truncated
             return
         row.first[:] = self._ended
+        if self._ended.any():
+            self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
         if self._ended.any():  # the reset step belongs to no episode
             row.reward[self._ended] = 0.0
             row.terminated[self._ended] = row.truncated[self._ended] = False
@@ -211,29 +226,66 @@ class GymVector:
         if self._mode is AutoresetMode.DISABLED:
             # before the reset: a vector may hand out one buffer again and again
             self._observations.write_batch(row.final_obs, observation, self._ended)
+            self._compare(row.final_obs, self._final_obs, infos)
             observation, infos = self._env.reset(options={"reset_mask": self._ended.copy()})
-        else:
-            self._write_final(row, infos)
+            self._observations.write_batch(row.obs, observation)
+            return infos
         self._observations.write_batch(row.obs, observation)
+        self.ends.look(row.obs)
+        given = self._compare(row.obs, row.final_obs, infos)
+        lacks = np.flatnonzero(row.truncated & ~given)
+        if len(lacks):  # the value of a terminated episode's last observation is 0 whatever it shows
+            raise EnvironmentFailure(
+                f"{self.name}: an episode was truncated and infos hold no final_obs (SAME_STEP)"
+                if final_obs_in(infos)[0] is None
+                else f"{self.name}: final_obs of truncated env {lacks[0]} is missing (SAME_STEP)"
+            )
         return infos
 
-    def _write_final(self, row: StepRow, infos: Mapping[str, Any]) -> None:
-        """Take final observations from infos: an object array with a mask, or a dense batch without one (ale-py)."""
-        final = infos.get("final_obs")
-        if final is None:
-            if row.truncated.any():  # the value of a terminated episode's last observation is 0 whatever it shows
-                raise EnvironmentFailure(
-                    f"{self.name}: an episode was truncated and infos hold no final_obs (SAME_STEP)"
-                )
-            return
-        if not (isinstance(final, np.ndarray) and final.dtype == object):
-            self._observations.write_batch(row.final_obs, final, self._ended)
-            return
-        for index in np.flatnonzero(self._ended):
-            if final[index] is not None:
-                self._observations.write_row(row.final_obs, int(index), final[index])
-            elif row.truncated[index]:
-                raise EnvironmentFailure(f"{self.name}: final_obs of truncated env {index} is missing (SAME_STEP)")
+    def _compare(self, shown: dict[str, Array], out: dict[str, Array], infos: Mapping[str, Any]) -> BoolArray:
+        """Write the final observations that infos hold, and compare them with what ended rows show.
+
+        They are an object array, or a dense batch (ale-py), with a mask or without.
+
+        Returns:
+            Of which rows there are any, [R].
+        """
+        final, mask = final_obs_in(infos)
+        given: BoolArray = self._ended & np.asarray(mask, np.bool_)
+        if isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
+            given &= np.array([one is not None for one in final])
+            for index in np.flatnonzero(given):
+                self._observations.write_row(out, int(index), final[index])
+        elif final is not None:
+            self._observations.write_batch(out, final, given)
+        self.ends.compare(shown, self._ended, out, given)
+        return given
+
+    def settle_mode(self) -> None:
+        """Step at random until ends have shown how the vector goes on; what it does not declare is taken from there.
+
+        Raises:
+            Contradiction: it does something else than it declares, or what cannot be learned from.
+            EnvironmentFailure: the environment raised.
+        """
+        is_declared, until = declared_mode(self._env) is not None, time.monotonic() + SETTLING_SECONDS
+
+        def enough() -> bool:
+            return self.ends.count >= 2 * FIRST_ENDS or time.monotonic() > until
+
+        try:
+            num_steps = DECLARED_STEPS if is_declared else UNDECLARED_STEPS
+            _random_steps(self, num_steps, np.random.default_rng(0), enough)
+        except Contradiction as error:
+            if is_declared or not error.proves_same_step:
+                raise
+            self._mode = AutoresetMode.SAME_STEP
+            self.ends = Ends(self.name, self._mode, is_declared=False)
+        if not is_declared:
+            why = "by final_obs in its infos" if self._mode is AutoresetMode.SAME_STEP else "without any other sign"
+            said = f"has no metadata['autoreset_mode']; {why}, it is taken as {self._mode.value} (docs/own_env.md)"
+            same_step, notes = self._mode is AutoresetMode.SAME_STEP, (f"{self.name} {said}",)
+            self.spec = replace(self.spec, same_step=same_step, notes=self.spec.notes + notes)
 
     def _episodes(self, infos: Mapping[str, Any]) -> Sequence[EpisodeStats]:
         """Statistics of the rows that ended now; a SAME_STEP vector keeps them under `final_info`."""
@@ -242,14 +294,19 @@ class GymVector:
         return [stats for stats in found if stats is not None]
 
 
-def autoreset_mode(env: AnyVectorEnv, name: str) -> AutoresetMode:
-    """Return how the vector goes on after a done; NEXT_STEP, with a warning, if it does not say."""
-    mode = (env.metadata or {}).get("autoreset_mode")
-    try:
-        return AutoresetMode(mode)
-    except ValueError:
-        warnings.warn(f"{name}: metadata['autoreset_mode'] is {mode!r}; assuming NEXT_STEP", stacklevel=3)
-        return AutoresetMode.NEXT_STEP
+def autoreset_mode(env: AnyVectorEnv, name: str, known: EnvSpec | None = None) -> tuple[AutoresetMode, bool]:
+    """Return how the vector goes on after a done, and whether it says so.
+
+    If it does not, what is known of it already decides; else NEXT_STEP, with a warning.
+    """
+    mode = declared_mode(env)
+    if mode is not None:
+        return mode, True
+    if known is not None:
+        return (AutoresetMode.SAME_STEP if known.same_step else AutoresetMode.NEXT_STEP), False
+    said = (env.metadata or {}).get("autoreset_mode")
+    warnings.warn(f"{name}: metadata['autoreset_mode'] is {said!r}; assuming NEXT_STEP", stacklevel=3)
+    return AutoresetMode.NEXT_STEP, False
 
 
 def verify_partial_reset(group: GymVector) -> None:
@@ -278,8 +335,10 @@ def verify_partial_reset(group: GymVector) -> None:
             )
 
 
-def _random_steps(group: GymVector, num_steps: int, random: np.random.Generator) -> dict[str, Array]:
-    """The observations after some steps from a reset, taken as an actor takes them."""
+def _random_steps(
+    group: GymVector, num_steps: int, random: np.random.Generator, enough: Callable[[], bool] = lambda: False
+) -> dict[str, Array]:
+    """The observations after some steps from a reset, taken as an actor takes them; fewer when it is enough."""
     num_rows, spec = group.num_rows, group.spec
     obs, final_obs = (
         {key: np.zeros((num_rows, *o.shape), o.dtype) for key, o in spec.observations.items()} for _ in range(2)
@@ -289,6 +348,8 @@ def _random_steps(group: GymVector, num_steps: int, random: np.random.Generator)
     row = StepRow(obs, first, reward, terminated, truncated, num_frames, final_obs, has_final)
     group.reset(range(num_rows), obs)
     for _ in range(num_steps):
+        if enough():
+            break
         masks = obs[MASK_KEY].reshape(num_rows, -1) > 0 if spec.action_mask else [None] * num_rows
         group.step(np.concatenate([random_action(spec.action, mask, random) for mask in masks]), row)
     return obs

@@ -311,8 +311,8 @@ OBSERVATION_STATISTICS = ("obs_rms", "observation_rms", "ob_rms")  # by the name
 REWARD_STATISTICS = ("return_rms", "ret_rms", "reward_rms", "rew_rms")
 
 
-def own_normalization(env: Any) -> str:
-    """Return one line about wrappers that normalize by running statistics of their own; empty where there is none."""
+def own_normalization(env: Any) -> tuple[str, ...]:
+    """Return a line about wrappers that normalize by running statistics of their own; none where there are none."""
     names: list[str] = []
     shows = pays = False
     for layer in _held(env, set()):
@@ -322,14 +322,15 @@ def own_normalization(env: Any) -> str:
             shows = shows or not found.isdisjoint(OBSERVATION_STATISTICS)
             pays = pays or not found.isdisjoint(REWARD_STATISTICS)
     if not names:
-        return ""
+        return ()
     paid = ", and returns are of normalized rewards" * pays
     helps = ["--normalize_input=True"] * shows
     helps += ["--normalize_returns=True (where the algorithm lacks it: --reward_scale)"] * pays
-    return (
+    line = (
         f"the environment normalizes by statistics of its own ({', '.join(dict.fromkeys(names))}): every copy of it"
         f" begins with fresh ones, no checkpoint keeps them{paid}; leave that out, and give {' and '.join(helps)}"
     )
+    return (line,)
 
 
 def _held(env: Any, known: set[int]) -> Iterator[Any]:

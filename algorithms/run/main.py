@@ -41,7 +41,7 @@ from algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callba
 from algorithms.runtime.checkpointing import Checkpointing
 from algorithms.runtime.memory.arena import Arena
 from algorithms.runtime.memory.heartbeat import Heartbeat
-from algorithms.runtime.memory.learner_state import StateBlock
+from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
 from algorithms.runtime.messages import Address
 from algorithms.runtime.monitor.overview import Status
 from algorithms.runtime.monitor.performance import Machine
@@ -59,6 +59,7 @@ from algorithms.runtime.roles import ACTOR, MAIN
 from algorithms.runtime.runner import Runner, Turns, run_to_end
 from algorithms.runtime.topology import Topology
 from envs.make import check_name
+from envs.spec import EnvSpec
 from utils.errors import DirectoryInUse, Interrupted, NothingTrained, StopNow
 from utils.interrupts import SignalWatch
 from utils.limits import raise_limit
@@ -219,12 +220,7 @@ class Run:
         self.signals.check()
         spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided
         self.config = config = found.probe.config
-        if chosen := told(config, undecided):
-            log.info("%s", chosen)
-        if spec.agents:
-            log.info("%s", spec.agents)
-        if spec.own_normalization:
-            log.warning("%s", spec.own_normalization)
+        _log_environment(told(config, undecided), spec)
         if config.output.output:
             check_output(config.output, spec, writer_name(self.directory))
         budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
@@ -235,9 +231,7 @@ class Run:
 
         self.sampling = sampling = self._sampling(found, blueprint_of)
         topology = topology_of(config, sampling, spec.num_agents)
-        remembers = any(model.rnn_state_size for model in models)
-        for line in without_effect(config, features_of(config, spec, sampling.placement, remembers=remembers)):
-            log.warning("%s", line)
+        _log_idle_flags(config, spec, models, sampling)
         blueprint = replace(blueprint_of(topology), directory=self.directory.absolute())  # from here on no trial
         arena = reserve(blueprint.fields(), config.sampling.memory_limit_mb)
 
@@ -448,6 +442,19 @@ def _showing(gpus: str) -> Iterator[None]:
     finally:
         del os.environ[name]
         os.environ |= {} if before is None else {name: before}
+
+
+def _log_environment(chosen: str, spec: EnvSpec) -> None:
+    for line in filter(None, (chosen, spec.agents)):
+        log.info("%s", line)
+    for note in spec.notes:
+        log.warning("%s", note)
+
+
+def _log_idle_flags(config: Config, spec: EnvSpec, models: Sequence[ModelDescription], sampling: Sampling) -> None:
+    remembers = any(model.rnn_state_size for model in models)
+    for line in without_effect(config, features_of(config, spec, sampling.placement, remembers=remembers)):
+        log.warning("%s", line)
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:

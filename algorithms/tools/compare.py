@@ -87,8 +87,8 @@ def read_each(directories: Mapping[str, Path], read: Callable[[str, Path], Read]
             failed[name] = error
     if not found:
         raise next(iter(failed.values()))
-    for name, error in failed.items():
-        complain(f"warning: {shown(name)} is left out: {' '.join(str(error).split())}\n")
+    for name, why in failed.items():
+        complain(f"warning: {shown(name)} is left out: {' '.join(str(why).split())}\n")
     return found
 
 

@@ -199,8 +199,8 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         ask = partial(inquire, method="spawn")
         found = measure_run(config, ask, partial(inquire, method="forkserver"), cores if tunes else 0)
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
-        if found.probe.spec.own_normalization:
-            yield Finding("normalization", "note", found.probe.spec.own_normalization)
+        for note in found.probe.spec.notes:
+            yield Finding("env", "note", note)
         with ask(send_examination, (config,)) as examination:
             exam = require_answer(examination.answer(config.sampling.reset_timeout_seconds + EXAM_SECONDS))
         yield from report_examination(cast(Examination, exam), found.probe.spec, found.probe.config.env.horizon)

@@ -1,9 +1,14 @@
 """What needs a memory is learned with one, and only with one."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
+from algorithms.playing.policy import load_policy
 from tests.integration.runs import record
 
 MEMORY: dict[str, object] = {
@@ -109,3 +114,57 @@ def test_a_maze_is_not_solved_from_replayed_trajectories_without_a_memory(tmp_pa
     run = record(tmp_path / "run", **MAZE, use_rnn=False, train_until_return=0.95, experiment_summaries_interval=0.5)
     assert run.reason.startswith("every policy has learned from")
     assert max(run.series("reward/mean")) <= LUCK
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*assuming NEXT_STEP")
+@pytest.mark.parametrize("final", ["final_obs", "final_observation"])
+def test_a_vector_that_does_not_say_that_it_resets_in_the_same_step_is_bootstrapped_rightly(
+    tmp_path: Path, final: str
+) -> None:
+    """A pays 0 and B pays 1 for ever, but it is cut off after 4 steps."""
+    flags: dict[str, object] = {
+        "env": "tests.unit.envs.test_vector:Endless",
+        "env_kwargs": json.dumps({"final": final}),
+    }
+    small = {name: MEMORY[name] for name in ("inference", "encoder_mlp_layers", "hidden_size", "num_envs_per_worker")}
+    run = record(
+        tmp_path / "run", **flags, **small, use_rnn=False, rollout=16, batch_size=512, ppo_epochs=4, seed=1,
+        learning_rate=0.003, gamma=0.9, train_for_env_steps=60_000,
+    )  # fmt: skip
+    policy = load_policy(run.directory, trust=True)
+    values = [policy.compute_action(np.array(shown, np.float32)).value for shown in ((1, 0), (0, 1))]
+    assert values == pytest.approx([9.0, 10.0], abs=0.3)
+
+
+@pytest.mark.slow
+def test_frames_of_an_environment_with_one_buffer_are_learned_from(tmp_path: Path) -> None:
+    """Paid is the choice of the bit before the one that is shown: 16 at best, 8 by chance or by the newest frame."""
+    small = {name: MEMORY[name] for name in ("inference", "encoder_mlp_layers", "hidden_size", "num_envs_per_worker")}
+    run = record(
+        tmp_path / "run", **small, env=f"{__name__}:Delay", env_framestack=2, use_rnn=False, rollout=16, batch_size=512,
+        ppo_epochs=2, learning_rate=0.003, seed=1, train_until_return=15.0, train_for_env_steps=200_000,
+    )  # fmt: skip
+    assert run.reached_return >= 15.0
+
+
+class Delay(gymnasium.Env[Any, Any]):
+    """Shows a bit, in one buffer again and again, and pays for the choice of the bit before it."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = gymnasium.spaces.Box(0, 1, (2,)), gymnasium.spaces.Discrete(2)
+        self.buffer, self.steps, self.bits = np.zeros(2, np.float32), 0, (0, 0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps, self.bits = 0, (0, 0)
+        return self._shown(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward, self.steps = float(action == self.bits[0]), self.steps + 1
+        return self._shown(), reward, False, self.steps == 16, {}
+
+    def _shown(self) -> Any:
+        self.bits = (self.bits[1], int(self.np_random.integers(2)))
+        self.buffer[:] = (self.bits[1], 1 - self.bits[1])
+        return self.buffer

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -9,6 +10,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 
+from envs.config import EnvConfig
+from envs.make import make_group
 from envs.python_loop import PythonLoop
 from envs.spec import GroupEnv
 from envs.toys.toy import Corridor, Counter, CounterVector, counter_length, counter_step
@@ -252,11 +255,14 @@ def test_both_flags_mean_terminated(metadata: dict) -> None:
 
 
 def test_the_reset_step_of_next_step_has_neither_reward_nor_end() -> None:
-    rollout = run_stub(NEXT, answer(truncated=(1, 0)), answer((3, 4), (1, 0), (1, 0)), answer((3, 4)))
-    assert rollout.reward.tolist() == [[0, 0], [0, 4], [3, 4]]
+    rollout = run_stub(NEXT, answer((1, 0), (0, 0), (1, 0)), answer((0, 4)), answer((3, 4)))
+    assert rollout.reward.tolist() == [[1, 0], [0, 4], [3, 4]]
     assert rollout.truncated.tolist() == [[True, False], [False, False], [False, False]]
     assert not rollout.terminated.any()
     assert rollout.first.tolist() == [[True, True], [False, False], [True, False], [False, False]]
+    for odd in (answer((3, 4)), answer(terminated=(1, 0)), answer(truncated=(1, 0)), answer((-1e-3, 0))):
+        with pytest.raises(UsageError, match=r"Stub: env 0 got a reward, or ended, in the step after an end"):
+            run_stub(NEXT, answer(truncated=(1, 0)), odd)
 
 
 @pytest.mark.parametrize("metadata", [{}, {"autoreset_mode": None}, {"autoreset_mode": "sometimes"}])
@@ -465,3 +471,164 @@ def test_ends_of_vectors_may_be_truths_or_zeros_and_ones(kind: type) -> None:
     assert rollout.terminated.tolist() == [[False, False], [False, True], [False, False]]
     assert not rollout.truncated.any()
     assert rollout.reward.tolist() == [[0, 0], [1, 2], [0, 0]]
+
+
+# --- vectors that do something else than they declare
+
+
+class Endless(VectorEnv):
+    """Shows A, pays 0, then shows B and pays 1 a step for ever, but is cut off after `num_steps`.
+
+    Args:
+        does: how it goes on after an end, or `Terminates` in the same step.
+        declares: how it says that it does; None: nothing.
+        final: the key of infos under which final observations are; None: they are nowhere.
+        blind: shows B always.
+    """
+
+    def __init__(
+        self, num_envs: int = 3, does: str = "SameStep", declares: str | None = None, final: str | None = "final_obs",
+        terminates: bool = False, blind: bool = False, num_steps: int = 4,
+    ):  # fmt: skip
+        self.num_envs, self.num_steps, self.blind = num_envs, num_steps, blind
+        self.mode, self.final, self.terminates = AutoresetMode(does), final, terminates
+        self.metadata = {"autoreset_mode": declares} if declares else {}
+        self.single_observation_space, self.single_action_space = spaces.Box(0, 1, (2,)), spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.time, self.ended = np.zeros(num_envs, int), np.zeros(num_envs, bool)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+        self.time[mask] = 0
+        if options is None:
+            self.time -= np.arange(self.num_envs) % 2  # they do not end together
+        self.ended[mask] = False
+        return self._shown(), {}
+
+    def step(self, actions: np.ndarray) -> tuple:
+        resets = self.ended & (self.mode is AutoresetMode.NEXT_STEP)
+        reward = (self._shown()[:, 1] if not self.blind else np.ones(self.num_envs)) * ~resets
+        self.time = np.where(resets, 0, self.time + 1)
+        self.ended = self.time == self.num_steps
+        shown, infos = self._shown(), {}
+        if self.mode is AutoresetMode.SAME_STEP and self.ended.any():
+            infos = self._told(shown)
+            self.time[self.ended] = 0
+        over = self.ended.copy()
+        flags = (over, over & False) if self.terminates else (over & False, over)
+        return self._shown(), reward, *flags, infos
+
+    def _shown(self) -> np.ndarray:
+        return np.stack([self.time <= 0, self.time > 0], 1).astype(np.float32)[:, :: -1 if self.blind else 1]
+
+    def _told(self, shown: np.ndarray) -> dict[str, Any]:
+        if self.final is None:
+            return {}
+        if self.final == "dense":
+            return {"final_obs": shown}
+        rows = [row.copy() if over else None for row, over in zip(shown, self.ended, strict=True)]
+        told = np.empty(self.num_envs, object)
+        told[:] = rows
+        last = [{"true_reward": 3.0} if over else None for over in self.ended]
+        return {self.final: told, f"_{self.final}": self.ended.copy(), "final_info": np.array(last, object)}
+
+
+ENDLESS = f"{__name__}:Endless"
+
+
+def endless(num_envs: int = 3, **kwargs: Any) -> GroupEnv:
+    return make_group(EnvConfig(env=ENDLESS, env_kwargs=kwargs), num_envs)
+
+
+def nothing(obs: dict[str, np.ndarray]) -> np.ndarray:
+    return np.zeros((len(obs["obs"]), 1), np.int32)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("final", ["final_obs", "final_observation", "dense"])
+def test_an_undeclared_vector_with_final_observations_is_taken_as_what_it_is(final: str, num_envs: int) -> None:
+    declared = endless(num_envs, declares="SameStep")
+    with pytest.warns(UserWarning, match="assuming NEXT_STEP"):
+        group = endless(num_envs, final=final)
+    [note] = group.spec.notes
+    assert note.startswith(
+        f"{ENDLESS} has no metadata['autoreset_mode']; by final_obs in its infos, it is taken as Sam"
+    )
+    assert declared.spec == replace(group.spec, notes=())
+    worker = make_group(EnvConfig(env=ENDLESS, env_kwargs={"final": final}), num_envs, spec=group.spec)  # says nothing
+    seeds = list(range(num_envs))
+    expected, *others = (collect(one, 20, seeds, nothing) for one in (declared, group, worker))
+    assert expected.truncated[:, 0].nonzero()[0].tolist() == [3, 7, 11, 15, 19]
+    assert expected.reward[:8, 0].tolist() == [0, 1, 1, 1, 0, 1, 1, 1]
+    assert expected.final_obs["obs"][expected.truncated].tolist() == [[0, 1]] * expected.truncated.sum()
+    assert expected.obs["obs"][1:][expected.truncated].tolist() == [[1, 0]] * expected.truncated.sum()
+    for found in others:
+        for name in ("reward", "first", "terminated", "truncated", "has_final"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        np.testing.assert_array_equal(found.obs["obs"], expected.obs["obs"])
+        np.testing.assert_array_equal(found.final_obs["obs"], expected.final_obs["obs"])
+        if final != "dense":
+            assert {stats.stats["true_reward"] for _, stats in found.episodes} == {3.0}
+            assert len(found.episodes) == expected.truncated.sum()
+
+
+def test_equal_observations_prove_the_same_step_together_with_a_reward_after_the_end() -> None:
+    with pytest.warns(UserWarning, match="assuming NEXT_STEP"):
+        assert endless(blind=True, num_steps=1).spec.same_step
+
+
+def test_an_undeclared_vector_of_the_next_step_stays_one_and_says_so() -> None:
+    with pytest.warns(UserWarning, match="assuming NEXT_STEP"):
+        group = endless(does="NextStep")
+    assert not group.spec.same_step
+    assert group.spec.notes == (
+        f"{ENDLESS} has no metadata['autoreset_mode']; without any other sign, it is taken as NextStep"
+        " (docs/own_env.md)",
+    )
+
+
+REWARDED = "env 0 got a reward, or ended, in the step after an end"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"final": None, "num_steps": 1}, f"{REWARDED}, which must only reset it, and it has no metadata"),
+        ({"final": None, "blind": True}, REWARDED),
+        ({"final": None, "blind": True, "terminates": True}, REWARDED),
+        ({"declares": "NextStep"}, "infos hold another final_obs than what is shown at an end"),
+        ({"declares": "NextStep", "final": "dense"}, "autoreset_mode'] is NextStep: it must declare what it does"),
+        ({"declares": "NextStep", "final": None, "num_steps": 1}, REWARDED),
+        ({"declares": "Disabled"}, "infos hold another final_obs than what is shown at an end"),
+        ({"declares": "Disabled", "terminates": True, "final": "final_observation"}, "is Disabled: it must declare"),
+        ({"does": "NextStep", "declares": "SameStep", "terminates": True}, "the next one begins a step later"),
+    ],
+)
+@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*assuming NEXT_STEP")
+def test_a_vector_that_does_something_else_is_refused_at_the_start(
+    kwargs: dict[str, Any], words: str, num_envs: int
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        endless(num_envs, **kwargs)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"{ENDLESS}: ")
+    assert str(caught.value).endswith("it must declare what it does (docs/own_env.md)")
+
+
+def test_a_vector_of_the_next_step_that_declares_the_same_one_lacks_final_observations() -> None:
+    with pytest.raises(EnvironmentFailure, match=r"truncated and infos hold no final_obs \(SAME_STEP\)"):
+        endless(does="NextStep", declares="SameStep")
+
+
+@pytest.mark.parametrize("final", [None, "final_obs"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_vector_that_does_what_it_declares_is_taken(mode: AutoresetMode, final: str | None) -> None:
+    terminates = final is None
+    group = endless(does=mode.value, declares=mode.value, final=final, terminates=terminates)
+    rollout = collect(group, 20, [0, 1, 2], nothing)
+    valid = np.ones_like(rollout.done) if group.spec.same_step else ~rollout.first[1:]
+    assert rollout.reward[valid].mean() == pytest.approx(3 / 4, abs=0.05)
+    assert (rollout.terminated if terminates else rollout.truncated).any()
+    assert group.spec.notes == ()

@@ -374,5 +374,5 @@ INPUT, RETURNS = "--normalize_input=True", "--normalize_returns=True (where the 
 )
 def test_statistics_of_the_environment_itself_are_named(name: str, kwargs: dict[str, Any], text: str) -> None:
     group = make_group(EnvConfig(name, env_kwargs=kwargs), 2)
-    assert group.spec.own_normalization == (text and f"the environment normalizes by statistics of its own {text}")
+    assert group.spec.notes == ((f"the environment normalizes by statistics of its own {text}",) if text else ())
     group.close()

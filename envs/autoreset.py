@@ -1,0 +1,143 @@
+"""How vectors go on after an end: as they declare it, as their infos prove it, and where both contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from envs.spec import Array, BoolArray, FloatArray
+from utils.errors import UsageError
+
+FINAL_KEYS = ("final_obs", "final_observation")
+"""Of infos: what rows showed last that have been reset in the same step; gymnasium called it otherwise before 1.0."""
+
+FIRST_ENDS = 8
+"""Ends of rows after which a vector is believed to reset in the same step: chance explains no more of them."""
+
+LAST_INFO = "final_info"
+
+
+class Contradiction(UsageError):
+    """A vector does something else at an end than its mode says.
+
+    Attributes:
+        proves_same_step: whether it can only be a reset in the same step, with the final observation handed over.
+    """
+
+    proves_same_step = False
+
+
+def declared_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode | None:
+    """Return how a vector says that it goes on after an end; None if it does not say."""
+    try:
+        return AutoresetMode((env.metadata or {}).get("autoreset_mode"))
+    except ValueError:
+        return None
+
+
+def final_obs_in(infos: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the final observations that infos hold, in whatever form, and of which rows; None if there are none."""
+    found = ((infos[key], infos.get(f"_{key}", True)) for key in FINAL_KEYS if infos.get(key) is not None)
+    return next(found, (None, False))
+
+
+def gathered(env: VectorEnv[Any, Any, Any], infos: dict[str, Any]) -> dict[str, Any]:
+    """Return infos in which those of last steps are one dict of arrays, not a dict for every row as before 1.0."""
+    listed = infos.get(LAST_INFO)
+    if not isinstance(listed, np.ndarray | list | tuple):
+        return infos
+    last: dict[str, Any] = {}
+    for row, info in enumerate(listed):
+        last = env._add_info(last, info, row) if info else last
+    return {**infos, LAST_INFO: last}
+
+
+class Ends:
+    """Compares the ends of episodes with the mode by which the steps of a vector are read.
+
+    Args:
+        name: the environment's name in messages.
+        mode: by which steps are read.
+        is_declared: whether the vector says so.
+
+    Attributes:
+        count: ends of rows so far.
+    """
+
+    def __init__(self, name: str, mode: AutoresetMode, *, is_declared: bool) -> None:
+        self.count = 0
+        self._name, self._mode, self._is_declared = name, mode, is_declared
+        self._firsts: Mapping[str, Array] = {}
+        self._had_final: Array = np.zeros(1, np.bool_)  # of the rows that ended in the step before
+        self._late: BoolArray | None = None  # rows that have shown no beginning at their end, and may show it now
+        self._num_late, self._is_believed = 0, mode is not AutoresetMode.SAME_STEP
+
+    def begin(self, obs: Mapping[str, Array]) -> None:
+        """Note the first observations [R, *]."""
+        self._firsts, self._late = {key: array.copy() for key, array in obs.items()}, None
+
+    def require_nothing(self, ended: BoolArray, reward: FloatArray, ends: BoolArray) -> None:
+        """Refuse rewards [R] and ends [R] of NEXT_STEP in the step of rows that `ended` [R] in the one before."""
+        odd = ended & ((np.abs(reward) > 0) | ends)
+        if odd.any():
+            row = int(np.flatnonzero(odd)[0])
+            text = f"env {row} got a reward, or ended, in the step after an end, which must only reset it"
+            self._refuse(text, same_step=bool(self._had_final[row]))
+
+    def compare(
+        self, shown: Mapping[str, Array], ended: BoolArray, final: Mapping[str, Array], given: BoolArray
+    ) -> None:
+        """Compare what rows show that ended with the final observations of infos, which are there of `given` ones."""
+        self.count += int(ended.sum())
+        differs = given & ~_equal(shown, final) if given.any() else given
+        if self._mode is not AutoresetMode.SAME_STEP:
+            self._had_final = given
+            if differs.any():
+                text = "infos hold another final_obs than what is shown at an end, so that it resets in the same step"
+                self._refuse(text, same_step=True)
+        elif not self._is_believed:
+            late = ended & ~differs & ~self._is_first(shown)
+            self._is_believed = bool((ended & ~late).any())
+            self._note_late(late & given)
+            self._late = late & ~given
+
+    def look(self, shown: Mapping[str, Array]) -> None:
+        """Look at what rows show in the step after those of `compare`."""
+        if self._late is not None and not self._is_believed:
+            begins = self._late & self._is_first(shown)
+            self._is_believed = bool((self._late & ~begins).any())
+            self._note_late(begins)
+        self._late = None
+
+    def _note_late(self, rows: BoolArray) -> None:
+        """Count rows whose next episode begins in the step after the end; enough of them are no chance."""
+        self._num_late += int(rows.sum())
+        if self._num_late >= FIRST_ENDS and not self._is_believed:
+            self._refuse("what it shows at an end is of the episode that ends: the next one begins a step later")
+
+    def _is_first(self, shown: Mapping[str, Array]) -> BoolArray:
+        """Return which rows show what any row has shown first."""
+        rows = len(next(iter(shown.values())))
+        found = np.zeros(rows, np.bool_)
+        for row in range(rows):
+            found |= _equal(shown, {key: array[row : row + 1] for key, array in self._firsts.items()})
+        return found
+
+    def _refuse(self, what: str, *, same_step: bool = False) -> NoReturn:
+        said = f"its metadata['autoreset_mode'] is {self._mode.value}"
+        if not self._is_declared:
+            said = f"it has no metadata['autoreset_mode'], for which {self._mode.value} was assumed"
+        failure = Contradiction(f"{self._name}: {what}, and {said}: it must declare what it does (docs/own_env.md)")
+        failure.proves_same_step = same_step
+        raise failure
+
+
+def _equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> BoolArray:
+    """Return which rows of observations [R, *] are equal in all keys that both have."""
+    keys = [key for key in one if key in other]
+    rows = [(one[key] == other[key]).all(axis=tuple(range(1, one[key].ndim))) for key in keys]
+    equal: BoolArray = np.logical_and.reduce(rows)
+    return equal
