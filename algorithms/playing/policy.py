@@ -16,7 +16,7 @@ from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Player, load_player
 from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.run.folder import find_run
-from algorithms.run.trust import ANSWERS, PLAYED, permitted_flags
+from algorithms.run.trust import ANSWERS, PLAYED
 from algorithms.runtime.memory.arena import Array
 from algorithms.runtime.memory.learner_state import vector_of
 from envs.config import EnvConfig
@@ -81,7 +81,7 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
     seen, spec = look_at(saved.config.env, spaces)
     with torch.random.fork_rng(devices=[]):  # a new model draws weights
         player, env_steps = load_player(saved, spec, config, secrets.randbits(32) if seed is None else seed)
-    return Policy(saved, player, seen, env_steps, trusted=trust or spaces is None)
+    return Policy(saved, player, seen, env_steps)
 
 
 class Computed(NamedTuple):
@@ -113,8 +113,7 @@ class Policy:
         spec: the same as arrays: names, shapes, types.
     """
 
-    def __init__(self, run: SavedRun, player: Player, seen: Spaces, env_steps: int, *, trusted: bool = False) -> None:
-        self._trusted = trusted
+    def __init__(self, run: SavedRun, player: Player, seen: Spaces, env_steps: int) -> None:
         self.run, self.env_steps, self.spec = run, env_steps, player.spec
         self.observation_space, self.action_space = seen
         self._player = player
@@ -215,8 +214,8 @@ class Policy:
         Raises:
             UsageError: it cannot be made, or is not to be trusted.
         """
-        if not self._trusted:  # its spaces were given, so that nothing was asked of its environment yet
-            permitted_flags(self.run.directory, PLAYED)
+        if self.run.refusal:  # its spaces were given, so that nothing was asked of its environment yet
+            raise UsageError(self.run.refusal)
         return make_single(self.run.config.env, render_mode)
 
     @property

@@ -9,7 +9,7 @@ from algorithms.models.config import check_size
 from algorithms.playing.config import EvaluationConfig
 from algorithms.run import folder as folders
 from algorithms.run.config import Config
-from algorithms.run.trust import PLAYED, permitted_flags, size_limit
+from algorithms.run.trust import OF_STRANGERS, PLAYED, Reading, permitted
 from algorithms.runtime.checkpointing import load_best
 from algorithms.runtime.memory.learner_state import decode
 from envs.given import is_again
@@ -32,13 +32,25 @@ MISSING = {
 
 
 class SavedRun(NamedTuple):
-    """A run and one of its checkpoints, read and verified."""
+    """A run and one of its checkpoints, read and verified.
+
+    Attributes:
+        folder: of the run.
+        config: its flags, as they were read once.
+        checkpoint: where it is.
+        files: of the checkpoint, verified.
+        policy: whose it is.
+        refusal: the line that refuses to make the environment of these flags; empty: it may be made.
+        limit: of the size of another of its checkpoints.
+    """
 
     folder: RunFolder
     config: Config
     checkpoint: Path
-    files: dict[str, bytes]  # of the checkpoint, verified
-    policy: int = 0  # whose it is
+    files: dict[str, bytes]
+    policy: int = 0
+    refusal: str = ""
+    limit: checkpoint_files.Limit | None = OF_STRANGERS
 
     @property
     def directory(self) -> Path:
@@ -72,8 +84,9 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
     """
     given, closed = ("env",) if config.env else (), (Path(config.train_dir),)
     name = folder.path.name
-    flags = permitted_flags(folder.path, needed, trust=config.trust, given=given, closed=closed)
-    if not flags:
+    reading = Reading.of(folder.path, trust=config.trust)
+    permitted(reading, needed, given=given, remember=config.trust, closed=closed)
+    if not (flags := reading.flags):
         raise UsageError(f"there is no run {shown(str(folder.path))}")
     saved = Config.from_saved(flags)
     if config.env and not saved.env.env:  # it has learned from datasets, which name none
@@ -88,13 +101,13 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
             "counted from 0"
         )
     check_size(saved.model)
-    limit = size_limit(folder, trust=config.trust)
-    loaded = _load_checkpoint(folder, config, saved.run.save_best_metric, limit)
+    loaded = _load_checkpoint(folder, config, saved.run.save_best_metric, reading.limit)
     if loaded is None:
         raise CheckpointError(f"run {name} has no {MISSING[config.load_checkpoint_kind].format(config.policy_index)}")
     for _, reason in loaded.found.damaged:
         complain(f"warning: damaged checkpoint skipped: {reason}\n")
-    return SavedRun(folder, saved, loaded.found.path, loaded.files, config.policy_index)
+    refusal = reading.refusal(PLAYED, given)
+    return SavedRun(folder, saved, loaded.found.path, loaded.files, config.policy_index, refusal, reading.limit)
 
 
 def _load_checkpoint(

@@ -19,7 +19,7 @@ from algorithms.population.config import (
 )
 from algorithms.run.algorithms import DEFAULT, FlagTable, algorithms_with, find_algorithm, find_preset, flag_table
 from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
-from algorithms.run.trust import LOOKED_AT, TRAINED, permitted_flags
+from algorithms.run.trust import LOOKED_AT, TRAINED, Reading, permitted, permitted_flags
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
@@ -43,6 +43,8 @@ class Config:
             all others.
         given: flags on the command line.
         unnamed: whether nobody has named the run: the number in its name may be another one when its folder is made.
+        trusted: whether the saved run that goes on was marked by this user, or is trusted by `--trust`, when its flags
+            were read.
     """
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -57,6 +59,7 @@ class Config:
     by_kind: Mapping[str, object] = field(default_factory=dict)
     given: frozenset[str] = field(default=frozenset(), compare=False)
     unnamed: bool = field(default=False, compare=False)
+    trusted: bool = field(default=False, compare=False)
 
     @classmethod
     def from_flat(cls, values: Mapping[str, object]) -> Self:
@@ -245,7 +248,8 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     run = RunConfig(**{name: asked[name] for name in LOCATION if name in asked})  # type: ignore[arg-type]
     check_folders(run.train_dir, run.experiments_root, run.experiment)
     resumes = run.restart_behavior == "resume"
-    saved = _saved_run(run, asked, table) if resumes else {}
+    reading = Reading.of(run.run_directory, trust=run.trust) if resumes and run.experiment else None
+    saved = _saved_run(run, reading, asked, table) if reading else {}
     env = str(asked.get("env") or saved.get("env", ""))
     reads = asked.get("input") or saved.get("input")  # what that is shows when all flags are known
     if not env and find_algorithm(algo).needs_actors and not reads:
@@ -264,7 +268,9 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         layers.append(("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS}))
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
-    config = replace(Config.from_flat(values), given=frozenset(given), unnamed=not run.experiment)
+    trusted = reading is not None and reading.is_trusted
+    config = Config.from_flat(values)
+    config = replace(config, given=frozenset(given), unnamed=not run.experiment, trusted=trusted)
     if known is None and not saved:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
     check_writable(config.run.run_directory)
@@ -486,11 +492,9 @@ def _config_file(path: str, table: FlagTable) -> dict[str, object]:
     return values
 
 
-def _saved_run(run: RunConfig, asked: Mapping[str, object], table: FlagTable) -> dict[str, object]:
+def _saved_run(run: RunConfig, reading: Reading, asked: Mapping[str, object], table: FlagTable) -> dict[str, object]:
     """Return the flags of the run that is to be resumed, nothing for a new one; refuse changes it cannot take."""
-    if not run.experiment:
-        return {}
-    own = permitted_flags(run.run_directory, TRAINED, trust=run.trust, given=asked.keys(), remember=False)
+    own = permitted(reading, TRAINED, given=asked.keys()).flags
     stored = typed(own, f"saved configuration of run {run.experiment}", table)
     if not stored:
         return {}

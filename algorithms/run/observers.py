@@ -27,7 +27,7 @@ from algorithms.population.self_play import Pool, SelfPlay
 from algorithms.run.config import FLAGS_BY_PART, Config
 from algorithms.run.folder import begun_at
 from algorithms.run.page import unusual
-from algorithms.run.trust import PLAYED, reason_to_ask
+from algorithms.run.trust import NoKey, make_key
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.callbacks import Callbacks, Hooks
 from algorithms.runtime.config import RunConfig
@@ -189,9 +189,15 @@ def evaluation_words(config: Config) -> tuple[str, ...]:
 
 
 def trust_words(config: Config) -> tuple[str, ...]:
-    """Return the flag with which our commands play this run: where no mark can be written, main knows its origin."""
-    refusal = reason_to_ask(config.run.run_directory, config.run.folder.read_config(), PLAYED)
-    return ("--trust",) if refusal else ()
+    """Return the flag with which our commands play this run: where no mark can be written, main knows its origin.
+
+    What stands in the folder of the run is not asked: another may have written it since.
+    """
+    try:
+        make_key()
+    except NoKey:
+        return ("--trust",)
+    return ()
 
 
 def with_saves_to_evaluate(config: Config) -> RunConfig:

@@ -12,7 +12,7 @@ import numpy as np
 from algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
 from algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
 from algorithms.run.plan import SEED_BRANCHES, RunPlan
-from algorithms.run.trust import marked, size_limit
+from algorithms.run.trust import OF_STRANGERS, marked
 from algorithms.run.tuning.choice import Costs
 from algorithms.runtime.budget import Budget
 from algorithms.runtime.checkpointing import KEY as BEST
@@ -55,9 +55,8 @@ def finished_before(config: Config) -> str | None:
     policies = []
     for policy in range(config.sampling.num_policies):
         try:
-            loaded = checkpoint_files.load(
-                folder.checkpoints(policy), check=decode, limit=size_limit(folder, trust=config.run.trust)
-            )
+            limit = None if config.trusted else OF_STRANGERS
+            loaded = checkpoint_files.load(folder.checkpoints(policy), check=decode, limit=limit)
         except CheckpointError:
             return None  # resuming says what is wrong
         if loaded is None:

@@ -14,7 +14,9 @@ import os
 import secrets
 import stat
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
 from algorithms.run.folder import MARK, MEASURED
@@ -155,14 +157,39 @@ def is_marked(content: Mapping[str, object]) -> bool:
         return False
 
 
-def size_limit(folder: RunFolder, *, trust: bool) -> Limit | None:
-    """Return how large a checkpoint may be that is read before it is known which model it is of; None: any that fits.
+@dataclass(frozen=True)
+class Reading:
+    """One reading of the config.json of a run, with the verdict on it: the file may be gone or another one by now.
 
-    Args:
-        folder: of the run.
-        trust: the user says that it may be trusted.
+    Attributes:
+        directory: of the run.
+        content: of the file, {} if there is none.
+        is_trusted: the user says so, or the content has the mark of this user.
     """
-    return None if trust or is_marked(folder.read_config()) else OF_STRANGERS
+
+    directory: Path
+    content: Mapping[str, object]
+    is_trusted: bool
+
+    @classmethod
+    def of(cls, directory: Path, *, trust: bool = False) -> Self:
+        """Read what there is (UsageError: it is damaged)."""
+        content = RunFolder(directory).read_config()
+        return cls(directory, content, trust or is_marked(content))
+
+    @property
+    def flags(self) -> dict[str, object]:
+        """Return the flags as stored, {} for none."""
+        return {name: value for name, value in self.content.items() if name not in (MARK, MEASURED)}
+
+    @property
+    def limit(self) -> Limit | None:
+        """Return how large a checkpoint may be that is read before its model is known; None: any that fits."""
+        return None if self.is_trusted else OF_STRANGERS
+
+    def refusal(self, needed: Collection[str] | None, given: Collection[str] = ()) -> str:
+        """Return the line that refuses to use these flags; empty if they may be used, see `reason_to_ask`."""
+        return reason_to_ask(self.directory, self.content, needed, given, trust=self.is_trusted)
 
 
 def permitted_flags(
@@ -187,19 +214,39 @@ def permitted_flags(
     Raises:
         UsageError: the stored configuration is damaged, or needs to be trusted; one line lists what would be used.
     """
+    return permitted(
+        Reading.of(directory, trust=trust), needed, given=given, remember=trust and remember, closed=closed
+    ).flags
+
+
+def permitted(
+    reading: Reading,
+    needed: Collection[str] | None,
+    *,
+    given: Collection[str] = (),
+    remember: bool = False,
+    closed: Collection[Path] = (),
+) -> Reading:
+    """Return a reading of which those flags that are needed may be used; the arguments are those of `permitted_flags`.
+
+    Raises:
+        UsageError: it needs to be trusted.
+    """
     keep_out_of(*closed)
-    content = RunFolder(directory).read_config()
-    flags = {name: value for name, value in content.items() if name not in (MARK, MEASURED)}
-    refusal = reason_to_ask(directory, content, needed, given)
-    if refusal and not trust:
+    if refusal := reading.refusal(needed, given):
         raise UsageError(refusal)
-    if trust and remember and flags and not is_marked(content):
-        _remember(directory, content)
-    return flags
+    if remember and reading.flags and not is_marked(reading.content):
+        _remember(reading.directory, reading.content)
+    return reading
 
 
 def reason_to_ask(
-    directory: Path, content: Mapping[str, object], needed: Collection[str] | None, given: Collection[str] = ()
+    directory: Path,
+    content: Mapping[str, object],
+    needed: Collection[str] | None,
+    given: Collection[str] = (),
+    *,
+    trust: bool = False,
 ) -> str:
     """Return the line that refuses to use the parts of a run; empty if all that is needed of it may be used.
 
@@ -207,7 +254,7 @@ def reason_to_ask(
     """
     keep_out_of(directory)
     used = uses(content, needed, given)
-    if not used or is_marked(content):
+    if not used or trust or is_marked(content):
         return ""
     more = f" and {len(used) - MOST_SHOWN} more" if len(used) > MOST_SHOWN else ""
     return (

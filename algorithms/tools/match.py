@@ -22,7 +22,6 @@ from algorithms.playing.saved_run import SavedRun, load_run
 from algorithms.population.matchmaking import sides_of
 from algorithms.run.config import ACTION_FLAGS
 from algorithms.run.folder import find_run
-from algorithms.run.trust import size_limit
 from algorithms.runtime.memory.arena import Array
 from algorithms.tools.evaluate import CONFIDENCE_PERCENT, interval
 from algorithms.tools.flags import MatchConfig
@@ -138,7 +137,7 @@ def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
     kept = which in KINDS
     flags = replace(_flags(config), policy_index=policy, load_checkpoint_kind=which if kept else "latest")
     run = load_run(folder, flags)
-    return run if kept else _near(run, policy, int(which), size_limit(folder, trust=config.trust))
+    return run if kept else _near(run, policy, int(which))
 
 
 def _flags(config: MatchConfig) -> EvaluationConfig:
@@ -152,7 +151,7 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
     )
 
 
-def _near(run: SavedRun, policy: int, env_steps: int, limit: checkpoint_files.Limit | None) -> SavedRun:
+def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
     """Return the run with another checkpoint: the one nearest to so many env steps, of whatever kind.
 
     Raises:
@@ -161,7 +160,7 @@ def _near(run: SavedRun, policy: int, env_steps: int, limit: checkpoint_files.Li
     folders = (run.folder.checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
     kept = [found for folder in folders for found in checkpoint_files.listed(folder)]
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
-    return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest, limit))
+    return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest, run.limit))
 
 
 def _refuse_equal(runs: tuple[SavedRun, SavedRun]) -> None:

@@ -1,5 +1,8 @@
 """A policy in a loop of one's own: the actions of enjoy, its memory, its weights."""
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from algorithms import Policy, load_policy, train
 from algorithms.playing.player import Player, load_player
 from algorithms.playing.policy import look_at
 from algorithms.playing.saved_run import find_run
+from algorithms.run.folder import MARK
+from algorithms.run.trust import marked
 from envs import make
 from tests.integration.enjoying import evaluation
 from tests.markdown import ROOT, blocks
@@ -180,6 +185,58 @@ def test_with_spaces_no_environment_is_made(runs: Path, monkeypatch: pytest.Monk
     assert load_policy(runs / "windowed", spaces=seen).act(np.zeros(2, np.float32)).shape == (1,)
     with pytest.raises(UsageError, match="belongs to another model"):
         load_policy(runs / "windowed", spaces=(seen[0], spaces.Discrete(3)))
+
+
+EVIL = "import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\nclass Env: pass\n"
+
+
+def harmless(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"env": "CartPole-v1"}))
+
+
+def marked_by_the_user(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(marked({name: config[name] for name in config if name != MARK})))
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [shutil.rmtree, lambda folder: (folder / "config.json").unlink(missing_ok=True), harmless, marked_by_the_user],
+    ids=["no folder", "no config", "a harmless one", "a marked one"],
+)
+@pytest.mark.parametrize("env", ["evil_of_policy:Env", "gymnasium.envs.classic_control:CartPoleEnv"])
+def test_the_environment_of_a_stranger_is_refused_whatever_becomes_of_the_run(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: Callable[[Path], object], env: str
+) -> None:
+    """Trust is asked of the flags that were read, which are those that are used."""
+    (tmp_path / "evil_of_policy.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = shutil.copytree(runs / "cartpole", tmp_path / "runs" / "cartpole")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"env": env}))
+    own = gymnasium.make("CartPole-v1")
+    policy = load_policy(folder, spaces=(own.observation_space, own.action_space))
+    for _ in range(2):
+        with pytest.raises(UsageError, match=f"^run cartpole has no mark of yours, .* would use env={env}: --trust"):
+            policy.make_env()
+        if folder.exists():
+            swap(folder)
+    assert not (tmp_path / "evil_of_policy.ran").exists()
+    own.close()
+
+
+def test_an_environment_that_may_be_made_is_whatever_becomes_of_the_run(runs: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(runs / "cartpole", tmp_path / "runs" / "cartpole")
+    own = gymnasium.make("CartPole-v1")
+    policy = load_policy(folder, spaces=(own.observation_space, own.action_space))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"env": "evil:Env"}))
+    made = policy.make_env()
+    assert made.spec is not None
+    assert made.spec.id == "CartPole-v1"
+    made.close()
+    own.close()
 
 
 def test_masks_are_obeyed(runs: Path) -> None:

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,20 @@ from algorithms.playing.saved_run import load_run
 from algorithms.run import trust
 from algorithms.run.config import Config, parse_train
 from algorithms.run.folder import MARK, MEASURED, journal, saved_flags
-from algorithms.run.trust import ANSWERS, LOOKED_AT, PLAYED, TRAINED, is_marked, mark_of, marked, permitted_flags, uses
+from algorithms.run.observers import evaluation_words, trust_words
+from algorithms.run.trust import (
+    ANSWERS,
+    LOOKED_AT,
+    OF_STRANGERS,
+    PLAYED,
+    TRAINED,
+    Reading,
+    is_marked,
+    mark_of,
+    marked,
+    permitted_flags,
+    uses,
+)
 from algorithms.tools.compare import flags_of_run
 from algorithms.tools.flags import ReplayConfig
 from algorithms.tools.hub import _examine
@@ -217,6 +231,60 @@ def test_without_a_place_for_the_key_runs_go_on_unmarked(
     assert permitted_flags(directory, PLAYED, trust=True)["env"] == "mine:Env"
     with pytest.raises(UsageError, match="no mark of yours"):
         permitted_flags(directory, PLAYED)
+
+
+def remove(directory: Path) -> None:
+    shutil.rmtree(directory)
+
+
+def damage(directory: Path) -> None:
+    (directory / "config.json").write_text("{")
+
+
+def swap(directory: Path) -> None:
+    flags = Config.from_flat({"env": "mine:Env"}).to_flat()
+    (directory / "config.json").write_text(json.dumps(marked(flags)))
+
+
+@pytest.mark.parametrize("change", [remove, damage, swap])
+def test_a_verdict_is_of_what_was_read(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    of_stranger = Reading.of(plant(tmp_path / "e", env="evil:Env"))
+    own = Reading.of(plant(tmp_path / "own", mark=True, env="mine:Env"))
+    refusal = of_stranger.refusal(PLAYED)
+    assert "env=evil:Env: --trust" in refusal
+    for reading in (of_stranger, own):
+        change(reading.directory)
+    assert (of_stranger.refusal(PLAYED), own.refusal(PLAYED)) == (refusal, "")
+    assert (of_stranger.limit, own.limit) == (OF_STRANGERS, None)
+    assert (of_stranger.flags["env"], own.flags["env"]) == ("evil:Env", "mine:Env")
+
+
+@pytest.mark.parametrize("mark", [False, True])
+def test_a_start_keeps_the_verdict_on_the_flags_that_it_read(tmp_path: Path, mark: bool) -> None:
+    """Else a checkpoint of any size would be read, as the marked flags of another run lie there by then."""
+    words = [f"--train_dir={tmp_path}", "--experiment=e"]
+    assert not parse_train([*words, "--env=CartPole-v1"]).trusted  # there is no such run
+    directory = plant(tmp_path / "e", mark=mark)
+    config = parse_train(words)
+    (swap if not mark else remove)(directory)
+    assert config.trusted == mark
+    plant(tmp_path / "other")
+    assert parse_train([f"--train_dir={tmp_path}", "--experiment=other", "--trust"]).trusted
+
+
+@pytest.mark.parametrize("lies_there", [{}, {"env": "evil:Env"}, {"callbacks": ["evil:Callbacks"]}])
+def test_commands_beside_a_run_are_not_told_to_trust_what_lies_there(
+    tmp_path: Path, lies_there: dict[str, object]
+) -> None:
+    config = parse_train([f"--train_dir={tmp_path}", "--experiment=e", "--env=CartPole-v1"])
+    plant(tmp_path / "e", **lies_there)
+    assert trust_words(config) == ()
+    assert "--trust" not in evaluation_words(config)
+
+
+def test_where_no_mark_can_be_written_they_are(no_key: None, tmp_path: Path) -> None:
+    config = parse_train([f"--train_dir={tmp_path}", "--experiment=e", "--env=CartPole-v1"])
+    assert trust_words(config) == ("--trust",)
 
 
 def test_a_relative_place_of_configuration_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
