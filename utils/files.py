@@ -11,12 +11,16 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from utils.errors import UsageError
 from utils.values import refuse_deep, shown
+
+SETTINGS_BYTES = 1 << 18
+"""More than any file of settings has; YAML is read at some hundred kB a second."""
 
 
 @contextlib.contextmanager
@@ -45,13 +49,15 @@ def read_mapping(path: Path) -> dict[str, object]:
     """Return the mapping that a JSON, TOML or YAML file of the user's holds (by its suffix; JSON without a known one).
 
     Raises:
-        UsageError: the file is missing, unreadable, damaged or no mapping of names.
+        UsageError: the file is missing, unreadable, no plain one, too large, damaged or no mapping of names.
     """
     readers: dict[str, Callable[[str], object]] = {".toml": tomllib.loads, ".yaml": _load_yaml, ".yml": _load_yaml}
     reader = readers.get(path.suffix.lower(), _load_json)
     try:
-        value = reader(path.read_text(encoding="utf-8"))
+        value = reader(_read_named(path).decode())
         refuse_deep(value)
+    except UsageError as error:
+        raise UsageError(f"cannot use {path}: {error}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -59,6 +65,21 @@ def read_mapping(path: Path) -> dict[str, object]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise UsageError(f"{path} must hold a mapping of flags to values")
     return value
+
+
+def _read_named(path: Path) -> bytes:
+    """Return all of a file; a pipe is not waited on, and a device not read to its end (UsageError)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UsageError("it is no plain file (a folder, pipe or device)")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(SETTINGS_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > SETTINGS_BYTES:
+        raise UsageError(f"it is larger than {SETTINGS_BYTES >> 10} KiB, no settings are")
+    return content
 
 
 def _load_json(text: str) -> object:
@@ -69,6 +90,10 @@ def _load_json(text: str) -> object:
 def _load_yaml(text: str) -> object:
     yaml = importlib.import_module("yaml")
     try:
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):  # few bytes of aliases of aliases are values without end
+                line = event.start_mark.line + 1
+                raise UsageError(f"line {line} has the alias *{shown(event.anchor)}: write out what it stands for")
         value: object = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
