@@ -24,7 +24,10 @@ PART, DATA = "part-", "data"
 METADATA, EPISODE_FILE, HDF5_FILE = "metadata.json", "part-0.arrow", "main_data.hdf5"
 _PART_NAME = re.compile(rf"{PART}([0-9]{{5}}|[1-9][0-9]{{5,17}})")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_PLAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+EPISODE_BYTES = 1 << 20
+"""More than the metadata of an episode has."""
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -66,8 +69,7 @@ class Place:
             OSError: it cannot be read, is no plain file, or is or lies behind a link.
         """
         with self.entered() as folder:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            return os.fdopen(open_plain(folder, name, flags), "rb")
+            return os.fdopen(open_plain(folder, name, _PLAIN), "rb")
 
     def mapping(self, name: str, most_bytes: int = OWN_BYTES) -> dict[str, object]:
         """Return the mapping that a JSON file in the folder holds (UsageError: see `read_own_mapping`)."""
@@ -88,6 +90,26 @@ class Place:
             raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
         return True
 
+    def episodes(self, count: int) -> Iterator[tuple[dict[str, object], int]]:
+        """Yield the metadata of each of so many episodes on Arrow, and the bytes that its file takes on the disk.
+
+        Raises:
+            UsageError: the metadata of one cannot be read.
+            OSError: the folder cannot be opened.
+        """
+        with self.entered() as data:
+            for name in map(str, range(count)):
+
+                def opened(path: Path, name: str = name) -> BinaryIO:
+                    folder = enter(data, name)
+                    try:
+                        return os.fdopen(open_plain(folder, path.name, _PLAIN), "rb")
+                    finally:
+                        os.close(folder)
+
+                found = read_own_mapping(self.path / name / METADATA, EPISODE_BYTES, opened)
+                yield found, _stored_bytes(data, f"{name}/{EPISODE_FILE}")
+
     def parts(self) -> list[Place]:
         """Return the folders of data of the parts in the folder, in order; those without metadata are none.
 
@@ -100,6 +122,18 @@ class Place:
         except OSError:
             return []
         return [data for name in names if (data := self.inside(name, DATA)).holds(METADATA)]
+
+
+def _stored_bytes(folder: int, name: str) -> int:
+    try:
+        return stored_bytes(os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:  # of which reading says so
+        return 0
+
+
+def stored_bytes(found: os.stat_result) -> int:
+    """Return the bytes that a file really takes: one with holes can have any size."""
+    return min(found.st_size, 512 * found.st_blocks) or min(found.st_size, 4096)  # small ones may stand in the folder
 
 
 def part_number(name: str) -> int:

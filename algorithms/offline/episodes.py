@@ -1,6 +1,7 @@
 """Whole episodes: what a dataset holds of one, the spaces it is described by, and how steps of rows become episodes."""
 
 import json
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,10 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.conversion import ActionUnits, ObservationWriter
-from envs.spaces import AS_THEY_ARE, ActionForm, Space, children
+from envs.spaces import AS_THEY_ARE, ActionForm, Space, children, choices_of
 from envs.spec import SINGLE_KEY, ActionSpec, Array, BoolArray, EnvSpec, FloatArray
 from utils.errors import UsageError
+from utils.values import refuse_deep, shown
 
 Spaces = tuple[Space, Space]
 """Of observations and of actions, as a dataset describes them."""
@@ -252,7 +254,47 @@ def space_from_json(text: object) -> Space:
     Raises:
         ValueError, KeyError, TypeError, AssertionError: it describes none that can be learned from.
     """
-    return _space_of(json.loads(text) if isinstance(text, str) else text)
+    plain = json.loads(text) if isinstance(text, str) else text
+    _refuse_many(plain)
+    space = _space_of(plain)
+    _refuse_large(space)
+    return space
+
+
+_NUMBERS = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
+_DTYPES = {name: np.dtype(name) for name in _NUMBERS.split()}
+"""Types of numbers by the name that metadata has for them; others, as of text, can have any size."""
+MOST_SPACES, MOST_CHOICES, MOST_NUMBERS = 1000, 1 << 16, 1 << 23
+"""Of spaces in a space, of all choices and bits that these have, and of their numbers."""
+
+
+def _refuse_large(space: Space) -> None:
+    """Refuse a space that takes more memory than its description (ValueError)."""
+    leaves, choices, numbers = [space], 0, 0
+    while leaves:
+        leaf = leaves.pop()
+        leaves += [one for _, one in children(leaf) or ()]
+        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+            choices += sum(size for size, _ in choices_of(leaf))
+        elif isinstance(leaf, spaces.MultiBinary):
+            choices += math.prod(leaf.shape)
+        elif isinstance(leaf, spaces.Box):
+            numbers += math.prod(max(1, size) for size in leaf.shape)
+    if choices > MOST_CHOICES or numbers > MOST_NUMBERS:
+        most = f"where at most {MOST_CHOICES} and {MOST_NUMBERS} are read"
+        raise ValueError(f"a space of {choices} choices and {numbers} numbers, {most}")
+
+
+def _refuse_many(plain: Any) -> None:
+    """Refuse spaces in spaces without end (ValueError), before any is made."""
+    refuse_deep(plain)
+    level, count = [plain], 0
+    while level:
+        inner = [one.get("subspaces", ()) for one in level if isinstance(one, dict)]
+        level = [one for some in inner for one in (some.values() if isinstance(some, dict) else some)]
+        count += len(level)
+        if count > MOST_SPACES:
+            raise ValueError(f"a space of more than {MOST_SPACES} spaces")
 
 
 def _space_of(plain: Any) -> Space:
@@ -268,7 +310,9 @@ def _space_of(plain: Any) -> Space:
     if kind == "MultiBinary":
         return spaces.MultiBinary(plain["n"])
     if kind == "Box":
-        shape, dtype = tuple(int(size) for size in plain["shape"]), np.dtype(str(plain["dtype"]))
+        shape, dtype = tuple(int(size) for size in plain["shape"]), _DTYPES.get(str(plain["dtype"]))
+        if dtype is None:
+            raise ValueError(f"a Box of the type {shown(plain['dtype'])}, which is none of {_NUMBERS}")
         low, high = (np.array(plain[end], np.float64).astype(dtype).reshape(shape) for end in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     raise ValueError(f"a space of type {kind} cannot be learned from")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import glob
 import importlib
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -15,11 +17,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from gymnasium.spaces import Box
 
-from algorithms.offline.door import DATA, EPISODE_FILE, HDF5_FILE, METADATA, Place
+from algorithms.offline.door import DATA, EPISODE_FILE, HDF5_FILE, METADATA, Place, stored_bytes
 from algorithms.offline.episodes import Episode, Spaces, episode_of, space_from_json
-from algorithms.offline.stored import decoded_images
+from algorithms.offline.stored import (
+    FREE_BYTES,
+    JPEG_BYTES,
+    decoded_images,
+    is_image,
+    record_batch,
+    require_stored,
+    row_bytes,
+)
 from algorithms.offline.writer import FORM, FRAMES, require_pyarrow
 from envs.spaces import AS_THEY_ARE, ActionForm, children, spec_of
 from envs.spec import Array, EnvSpec
@@ -30,8 +39,8 @@ from utils.values import is_number, shown
 PICKLES = (".pkl", ".pickle", ".npy", ".npz", ".pt", ".pth")
 """Suffixes of files that are pickles, or may hold some."""
 STEP_ARRAYS = ("rewards", "terminations", "truncations")
-EXTENSION = b"ARROW:extension:name"
-"""Metadata of an Arrow field whose meaning a class would have to restore, perhaps from a pickle."""
+MOST, MOST_FRAMES = 1 << 40, 1 << 20
+"""Of anything that is counted, and of frames behind a step."""
 
 
 def named(path: Path | str) -> str:
@@ -49,6 +58,7 @@ class Source(Protocol):
         form: in which those who acted have stored actions.
         frames_per_step: simulator frames behind a step; 0: it does not say.
         lengths: steps of every episode.
+        stored_bytes: that its files take on the disk; None: it is no file.
     """
 
     name: str
@@ -56,6 +66,7 @@ class Source(Protocol):
     form: ActionForm
     frames_per_step: int
     lengths: Sequence[int]
+    stored_bytes: int | None
 
     def read(self, index: int) -> Mapping[str, Any]:
         """Return the arrays of an episode under Minari's names."""
@@ -91,6 +102,11 @@ class Dataset:
             if spec != specs[0]:
                 raise UsageError(f"--input: {source.name} has other spaces, or another frame skip, than {first.name}")
         self.spec, self.says_frames = specs[0], first.frames_per_step > 0
+        stored = [source for source in sources if source.stored_bytes is not None]
+        rows = sum(sum(source.lengths) + len(source.lengths) for source in stored)
+        with _damage(first.name):
+            asked, there = rows * _row_bytes(self.spec), sum(source.stored_bytes or 0 for source in stored)
+            require_stored(f"its {rows} rows", asked, there, 4 * FREE_BYTES)
         self.lengths = np.array([length for source in sources for length in source.lengths], np.int64)
         self._begins = np.cumsum([0, *(len(source.lengths) for source in sources)])
         if not self.lengths.sum():
@@ -181,8 +197,9 @@ def _source_in(folder: Place) -> Source:
         spaces = space_from_json(metadata["observation_space"]), space_from_json(metadata["action_space"])
         episodes: Any = metadata["total_episodes"]
         frames: Any = metadata.get(FRAMES, 0)
-        if not all(is_number(one) and one >= 0 and one == int(one) for one in (episodes, frames)):
-            raise ValueError("total_episodes must be a whole number")
+        for key, value, most in (("total_episodes", episodes, MOST), (FRAMES, frames, MOST_FRAMES)):
+            if not is_number(value) or not 0 <= value < most or value != int(value):
+                raise ValueError(f"{key} must be a whole number, at least 0 and below {most}")
         described = Described(spaces, _form_in(metadata), int(frames), int(episodes))
     kinds: Mapping[object, Callable[..., Source]] = {"arrow": ArrowSource, "hdf5": HDF5Source}
     stored = metadata.get("data_format")
@@ -190,6 +207,12 @@ def _source_in(folder: Place) -> Source:
     if kind is None:
         raise UsageError(f"--input: {name} has the format {shown(stored)}: arrow and hdf5 are read")
     return kind(folder, described)
+
+
+def _row_bytes(spec: EnvSpec) -> int:
+    """Return how many bytes a step takes in memory."""
+    of_obs = sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in spec.observations.values())
+    return of_obs + 4 * spec.action.num_values + 16
 
 
 def _form_in(metadata: Mapping[str, Any]) -> ActionForm:
@@ -248,27 +271,25 @@ class ArrowSource:
         self._arrow = require_pyarrow("input")
         self.folder, self.name = folder, str(folder.path)
         self.spaces, self.form, self.frames_per_step, episodes = described
-        self.lengths: Sequence[int] = [self._length(index) for index in range(episodes)]
-
-    def _length(self, index: int) -> int:
-        episode = self.folder.inside(str(index))
-        with _damage(str(episode.path / METADATA)):
-            steps = episode.mapping(METADATA).get("total_steps")
-            if not is_number(steps) or steps != int(steps) or steps < 1:
-                raise ValueError("total_steps must be a positive whole number")
-        return int(steps)
+        with _damage(self.name):
+            found = [(_steps_in(about), size) for about, size in folder.episodes(episodes)]
+        self.lengths: Sequence[int] = [steps for steps, _ in found]
+        self.stored_bytes: int | None = sum(size for _, size in found)
 
     def read(self, index: int) -> Mapping[str, Any]:
         """Return the arrays of an episode, the padding behind actions and rewards taken off."""
+        steps = self.lengths[index]
         with self.folder.inside(str(index)).open(EPISODE_FILE) as file:
+            size = os.fstat(file.fileno())
+            require_stored(EPISODE_FILE, size.st_size, stored_bytes(size))
             content = file.read()
-        reader = self._arrow.ipc.open_file(self._arrow.py_buffer(content))
-        for field in reader.schema:
-            _refuse_extensions(self._arrow, field)
-        (batch,) = reader.read_all().combine_chunks().to_batches()
-        batch.validate(full=True)
+        most = dict(zip(("observations", "actions"), (row_bytes(space) for space in self.spaces), strict=True))
+        most |= dict.fromkeys(STEP_ARRAYS, 16)
+        wanted = {name: (steps + 1) * one for name, one in most.items()} | {"infos": -1}
+        batch = record_batch(self._arrow, content, wanted)
+        if batch.num_rows != steps + 1:
+            raise ValueError(f"it has {batch.num_rows - 1} steps and not {steps}")
         columns = {name: batch.column(name) for name in batch.schema.names}
-        steps = batch.num_rows - 1
         raw: dict[str, Any] = {
             "observations": self._values(self.spaces[0], columns["observations"]),
             "actions": self._values(self.spaces[1], columns["actions"].slice(0, steps)),
@@ -281,7 +302,7 @@ class ArrowSource:
 
     def _values(self, space: Any, column: Any) -> Any:
         parts = children(space)
-        if parts is None and _is_image(space) and self._arrow.types.is_binary(column.type):
+        if parts is None and is_image(space) and self._arrow.types.is_binary(column.type):
             return decoded_images(space.shape, (one.as_buffer() for one in column))
         if parts is None:
             return _numbers(column).reshape(len(column), *(space.shape or ()))
@@ -289,16 +310,11 @@ class ArrowSource:
         return tuple(found.values()) if isinstance(parts[0][0], int) else found
 
 
-def _is_image(space: Any) -> bool:
-    """Whether Minari may have stored values of a space as JPEG, which their form then tells: each is a run of bytes."""
-    return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-
-
-def _refuse_extensions(pa: Any, field: Any) -> None:
-    if EXTENSION in (field.metadata or {}) or isinstance(field.type, pa.BaseExtensionType):
-        raise ValueError("a column of an extension type, which a pickle could stand for, is not read")
-    for index in range(field.type.num_fields):
-        _refuse_extensions(pa, field.type.field(index))
+def _steps_in(about: Mapping[str, object]) -> int:
+    steps = about.get("total_steps")
+    if not is_number(steps) or not 1 <= steps < MOST or steps != int(steps):
+        raise ValueError("total_steps must be a positive whole number")
+    return int(steps)
 
 
 def _numbers(column: Any) -> Array:
@@ -345,49 +361,89 @@ class HDF5Source:
         self.name = str(folder.path / HDF5_FILE)
         with _damage(self.name):
             with folder.open(HDF5_FILE) as file:  # which is not looked up by its name again
+                self.stored_bytes: int | None = stored_bytes(os.fstat(file.fileno()))
                 self._file = self._h5py.File(f"/proc/self/fd/{file.fileno()}", "r")
-            self.lengths: Sequence[int] = [
-                len(self._array(self._episode(index), "rewards")) for index in range(episodes)
-            ]
+            self._refuse_repeated(episodes)
+            arrays = (self._array(self._episode(index), "rewards") for index in range(episodes))
+            self.lengths: Sequence[int] = [math.prod(array.shape) for array in arrays]
 
     def read(self, index: int) -> Mapping[str, Any]:
         """Return the arrays of an episode; infos of others are left out."""
-        group = self._episode(index)
-        names = ("observations", "actions")
-        values = {name: self._values(space, group, name) for name, space in zip(names, self.spaces, strict=True)}
-        return values | {name: self._array(group, name)[:] for name in STEP_ARRAYS}
+        group, steps = self._episode(index), self.lengths[index]
+        values = {name: self._sized(group, name, (steps,))[:] for name in STEP_ARRAYS}
+        for name, space, rows in zip(("observations", "actions"), self.spaces, (steps + 1, steps), strict=True):
+            values[name] = self._values(space, group, name, rows)
+        return values
+
+    def _refuse_repeated(self, episodes: int) -> None:
+        """Refuse episodes that are one and the same (ValueError): some kB can name it any number of times."""
+        places: set[int] = set()
+        for index in range(episodes):
+            places.add(self._link(self._file, f"episode_{index}"))
+            if len(places) <= index:
+                raise ValueError(f"episode_{index} is another one, once more")
 
     def _episode(self, index: int) -> Any:
         return self._inside(self._file, f"episode_{index}")
 
+    def _link(self, group: Any, name: str) -> int:
+        """Return where in this file lies what a group has under a name (ValueError: nowhere)."""
+        if not isinstance(group, self._h5py.Group):
+            raise ValueError(f"{name} should lie in a group, and that is none")
+        try:
+            link = group.id.links.get_info(name.encode())
+        except (RuntimeError, KeyError):
+            raise ValueError(f"there is no {name}") from None
+        if link.type != self._h5py.h5l.TYPE_HARD:
+            raise ValueError(f"{name} is a link, which may lead anywhere: it is not followed")
+        place: int = link.u
+        return place
+
     def _inside(self, group: Any, name: str) -> Any:
         """Return what lies in a group under a name, in this file and not behind a link to another."""
-        if not isinstance(group.get(name, getlink=True), self._h5py.HardLink):
-            raise ValueError(f"{name} is a link, which may lead anywhere: it is not followed")
-        return group[name]
+        for part in name.split("/"):
+            self._link(group, part)
+            group = group[part]
+        return group
 
-    def _array(self, group: Any, name: str, *, of_bytes: bool = False) -> Any:
+    def _array(self, group: Any, name: str) -> Any:
         array = self._inside(group, name)
         if not isinstance(array, self._h5py.Dataset) or array.is_virtual or array.external:
             raise ValueError(f"{name} is no array, or lies in another file")
-        if of_bytes and self._h5py.check_vlen_dtype(array.dtype) == np.uint8:
+        if self._h5py.check_vlen_dtype(array.dtype) == np.uint8:
             return array
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             raise ValueError(f"{name} is an array of {array.dtype}")
+        if array.chunks:
+            require_stored(f"a chunk of {name}", math.prod(array.chunks) * array.dtype.itemsize, array.nbytes)
         return array
 
-    def _values(self, space: Any, group: Any, name: str) -> Any:
+    def _sized(self, group: Any, name: str, shape: tuple[int, ...]) -> Any:
+        """Return an array that has as many numbers as a shape, or images as JPEG (ValueError: it has others)."""
+        array = self._array(group, name)
+        if array.dtype.kind == "O" or math.prod(array.shape) != math.prod(shape):
+            raise ValueError(f"{name} has the shape {array.shape}, where the steps and the space have {shape}")
+        return array
+
+    def _values(self, space: Any, group: Any, name: str, rows: int) -> Any:
         parts = children(space)
-        if parts is None and _is_image(space):
-            array = self._inside(group, name)
-            if self._h5py.check_vlen_dtype(getattr(array, "dtype", None)) == np.uint8 or np.ndim(array) == 2:
-                return decoded_images(space.shape, self._array(group, name, of_bytes=True))
         if parts is None:
-            return self._array(group, name)[:]
+            if is_image(space) and (images := self._images(group, name, space.shape, rows)) is not None:
+                return decoded_images(space.shape, images)
+            return self._sized(group, name, (rows, *(space.shape or ())))[:]
         inside = self._inside(group, name)
         if isinstance(parts[0][0], int):
-            return tuple(self._values(one, inside, f"_index_{key}") for key, one in parts)
-        return {key: self._values(one, inside, str(key)) for key, one in parts}
+            return tuple(self._values(one, inside, f"_index_{key}", rows) for key, one in parts)
+        return {key: self._values(one, inside, str(key), rows) for key, one in parts}
+
+    def _images(self, group: Any, name: str, shape: tuple[int, ...], rows: int) -> Any:
+        """Return runs of bytes, each an image as JPEG; None: images are stored as they are."""
+        array = self._array(group, name)
+        if array.dtype.kind != "O" and len(array.shape) != 2:
+            return None
+        if array.shape[0] != rows or math.prod(array.shape[1:]) > 2 * math.prod(shape) + JPEG_BYTES:
+            raise ValueError(f"{name} has the shape {array.shape}, where the steps and the space have {(rows, *shape)}")
+        return array if array.dtype.kind == "O" else array[:]
 
 
 # Episodes of a function of the user's.
@@ -418,6 +474,7 @@ class FunctionSource:
     """
 
     form, frames_per_step = AS_THEY_ARE, 0
+    stored_bytes: int | None = None
 
     def __init__(self, name: str) -> None:
         function = find_function("input", name)
