@@ -224,7 +224,7 @@ def main() -> int:
 def run_command(command: Callable[[], int]) -> int:
     """Run a command and return its exit code; a failure the user can act on is one line on stderr, not a traceback."""
     open_closed_streams()
-    with interrupts.kept():
+    with interrupts.unwound(), interrupts.kept():
         try:
             return command()
         except KeyboardInterrupt:
@@ -265,6 +265,8 @@ def run(name: str, argv: Sequence[str]) -> int:
         SystemExit: help or the version was asked for.
     """
     _print_version_if_asked(argv)
+    if name == "train":
+        interrupts.stop_unwinding()
     command = COMMANDS[name]
     try:
         arguments = parse(name, argv) if command.config else (argv,)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.cli import run_command
+from algorithms.runtime.processes.prctl import bound_to_us
 from algorithms.tools.selftest.killer import MARKER, kill, processes_of
 from benchmarks import measuring, process_tree, promises
 from benchmarks.measuring import ROOT
@@ -88,6 +89,7 @@ def watch(seconds: float, words: Sequence[str], log_mib: int, metrics_mib: int) 
             main = subprocess.Popen(
                 command, env=os.environ | {MARKER: folder}, cwd=ROOT,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
+                preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
             )  # fmt: skip
         try:
             looks = _looks(main, RunFolder(Path(folder, "run")), seconds, output)

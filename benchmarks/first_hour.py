@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.cli import run_command
+from algorithms.runtime.processes.prctl import bound_to_us
 from benchmarks import markdown, measuring
 from benchmarks.measuring import ROOT
 from benchmarks.runs import RunError
@@ -104,6 +105,7 @@ def seconds_to_training(way: Way, folder: Path) -> float:
         [str(Path(sys.executable).with_name("appo")), *words],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
     )  # fmt: skip
     assert process.stdout is not None
     with process:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from algorithms.runtime.processes.prctl import bound_to_us
 from benchmarks import measuring, process_tree
 from benchmarks.measuring import ROOT, Point
 from benchmarks.process_tree import Process
@@ -218,7 +219,13 @@ def run_to_end(command: Sequence[str], prefix: Sequence[str]) -> str:
         RunError: it failed.
     """
     done = subprocess.run(
-        [*prefix, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False
+        [*prefix, *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        preexec_fn=bound_to_us(),
     )
     if done.returncode:
         raise RunError(f"{shlex.join(command)} failed", done.stdout + done.stderr)
@@ -257,7 +264,7 @@ def _running(
     with log_path.open("wb") as output:
         root = subprocess.Popen(
             [*prefix, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment}, preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
         )  # fmt: skip
     try:
         yield root

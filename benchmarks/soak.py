@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.cli import run_command
+from algorithms.runtime.processes.prctl import bound_to_us
 from algorithms.tools.selftest.killer import MARKER, kill, processes_of
 from benchmarks import measuring, process_tree, promises
 from benchmarks.measuring import ROOT
@@ -73,6 +74,7 @@ def watch(minutes: float, words: Sequence[str]) -> dict[str, list[Look]]:
             main = subprocess.Popen(
                 command, env=os.environ | {MARKER: folder}, cwd=ROOT,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
             )  # fmt: skip
         try:
             seen = _watch(main, Path(folder, "run", "metrics.jsonl"), 60 * minutes, log_path)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from algorithms.cli import run_command
+from algorithms.runtime.processes.prctl import bound_to_us
 from algorithms.tools.selftest.killer import MARKER, kill, processes_of, roles_of
 from benchmarks import measuring, promises
 from benchmarks.measuring import ROOT
@@ -91,7 +92,7 @@ def learn(goal: float, kill_seconds: float, seed: int, words: Sequence[str]) -> 
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, str(ROOT / "train_appo.py"), *given], env=os.environ | {MARKER: marker}, cwd=ROOT,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
             )  # fmt: skip
         fire = Fire(marker, process.pid, kill_seconds, seed)
         try:

@@ -67,6 +67,48 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
+# How a person or a scheduler ends a command that does not watch for signals.
+
+
+_unwinding: list[signal.Signals] = []
+
+
+@contextmanager
+def unwound() -> Iterator[None]:
+    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt, so that children and folders are ended and removed.
+
+    On leaving the process ends by that signal, as it would have without. A second signal ends it on the spot, but for
+    one that comes with the first: a shell passes on what the terminal has sent.
+    """
+    came: list[tuple[int, float]] = []
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not came:
+            came.append((number, now))
+            raise KeyboardInterrupt
+        if now - came[0][1] >= SAME_PRESS_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    if threading.current_thread() is threading.main_thread():
+        _unwinding.extend(n for n in (signal.SIGTERM, signal.SIGHUP) if _is_free(n))
+        for one in _unwinding:
+            signal.signal(one, unwind)
+    try:
+        yield
+    finally:
+        stop_unwinding()
+        if came:
+            os.kill(os.getpid(), came[0][0])
+
+
+def stop_unwinding() -> None:
+    """Let SIGTERM and SIGHUP end this process at once again: a run watches for them when it has begun."""
+    while _unwinding:
+        signal.signal(_unwinding.pop(), signal.SIG_DFL)
+
+
 # How a person or a scheduler ends a run.
 
 

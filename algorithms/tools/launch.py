@@ -17,6 +17,7 @@ from algorithms.run.algorithms import algorithms_with, flag_table
 from algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
 from algorithms.run.folder import check_name, is_run
 from algorithms.run.summary import RunSummary, summary
+from algorithms.runtime.processes.prctl import bound_to_us
 from algorithms.tools.compare import read_each, read_run, sweep_table
 from algorithms.tools.flags import LaunchConfig
 from utils.command_line import flag_text, own_command, say
@@ -144,6 +145,7 @@ class _Running:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # a Ctrl-C reaches it once, from us
+                    preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
                 )
         except OSError as error:
             raise ResourceError(f"cannot start {job.name}: {error.strerror}") from error

@@ -17,6 +17,7 @@ import numpy as np
 from algorithms.playing.episodes import EpisodeRecorder
 from algorithms.run.config import Config
 from algorithms.run.trust import PLAYED, is_marked, uses
+from algorithms.runtime.processes.prctl import die_with_parent
 from algorithms.runtime.processes.restarts import ending_of
 from algorithms.tools.flags import ReplayConfig
 from envs.agents.multi_agent import loop_over
@@ -166,6 +167,7 @@ def repeat_apart(incident: Incident, config: EnvConfig, render_mode: str | None,
 
 def _repeat_there(pipe: Connection, incident: Incident, config: EnvConfig, render_mode: str | None) -> None:
     """In the other process: tell every step and the outcome."""
+    die_with_parent(getattr(multiprocessing.parent_process(), "pid", None))
     with contextlib.suppress(OSError, ValueError):  # stderr may be no file
         faulthandler.enable()
     try:

@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 TURN_SECONDS = 0.01
@@ -35,6 +37,11 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid is not None and os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bound_to_us() -> Callable[[], None]:
+    """Return a `preexec_fn` with which a program that the calling thread starts gets SIGKILL when this thread ends."""
+    return functools.partial(die_with_parent, os.getpid())
 
 
 def adopt_orphans(*, yes: bool = True) -> None:

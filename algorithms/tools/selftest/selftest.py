@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
+from algorithms.runtime.processes.prctl import bound_to_us
 from algorithms.tools.flags import SelftestConfig
 from algorithms.tools.selftest.invariants import (
     LASTING,
@@ -73,7 +74,6 @@ class Run:
         self.directory, self.marker = folder / "run", uuid4().hex
         self.records_before = len(read_metrics(RunFolder(self.directory).metrics))
         self._log_path = folder / f"output_{self.marker}.txt"
-        # Should this process be killed, the run ends by itself.
         limits = (f"--seed={config.seed}", f"--train_for_seconds={LIMIT_SECONDS * (5 + config.kills)}")
         words = ("train", *FLAGS, *limits, f"--train_dir={folder}", "--experiment=run")
         with self._log_path.open("wb") as log:
@@ -84,6 +84,7 @@ class Run:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
             )
 
     def __enter__(self) -> Self:

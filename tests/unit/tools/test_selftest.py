@@ -1,9 +1,12 @@
 """The checks of `appo selftest` find what they are for; that runs pass them is the business of tests/chaos."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from algorithms.tools.selftest.killer import zombies_of
 from algorithms.tools.selftest.selftest import Outcome
 from tests.chaos.witness import SCALE, broken_steps, columns, traces
 from utils import checkpoint_files
+from utils.command_line import own_command
 
 TOTALS = {
     "env_steps": 900,
@@ -110,3 +114,58 @@ class TestWitness:
     def test_traces_are_exact_in_float32(self) -> None:
         seen = np.array([1.0, (2**24 - 1) * SCALE, 123456 * SCALE, 8 * SCALE], np.float32)
         assert traces(seen).tolist() == [2**24 - 1, 123456, 8]
+
+
+DEADLINE_SECONDS = 100.0
+
+
+def processes_with(text: str) -> list[int]:
+    """Return living processes in whose environment a text stands."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if text.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("selftest", "--kills=1000"),
+        ("launch", "--name=a", "--", "--env=toy/Corridor-v0", "--inference=central", "--num_workers=2"),
+    ],
+    ids=["selftest", "launch"],
+)
+def test_a_command_that_is_ended_takes_its_runs_with_it(
+    tmp_path: Path, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    if words[0] == "launch" and number == signal.SIGHUP:
+        pytest.skip("training goes on when its terminal is closed")
+    marker, temporary = f"TMPDIR={tmp_path}/tmp", tmp_path / "tmp"
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    command = subprocess.Popen(
+        own_command(words), cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(lambda: any('"training"' in status.read_text() for status in tmp_path.glob("**/status.json")))
+        assert len(processes_with(marker)) > 3
+        command.send_signal(number)
+        # A launch lets its runs save.
+        assert command.wait(DEADLINE_SECONDS) == (143 if words[0] == "launch" and number == 15 else -number)
+        wait_until(lambda: not processes_with(marker))
+    finally:
+        for pid in processes_with(marker):
+            os.kill(pid, signal.SIGKILL)
+    left = {path.name.rpartition("-")[0] for path in temporary.glob("appo-selftest-*")}
+    assert left == ({"appo-selftest"} if words[0] == "selftest" and number == signal.SIGKILL else set())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,12 +1,15 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from algorithms.cli import run_command
 from utils.errors import Interrupted
-from utils.interrupts import SignalWatch
+from utils.interrupts import SAME_PRESS_SECONDS, SignalWatch
 
 
 def interrupt() -> None:
@@ -85,3 +88,46 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
 def test_a_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(lambda: interrupt() or 0) == Interrupted.exit_code  # type: ignore[func-returns-value]
     assert capsys.readouterr().err == "error: interrupted\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_what_a_command_has_begun_is_ended_before_a_signal_ends_it(
+    tmp_path: Path, number: signal.Signals, ignored: bool
+) -> None:
+    """With a signal that was ignored when the command began, as by nohup, it goes on."""
+    code = f"""
+import os, signal, sys, tempfile
+from algorithms.cli import run_command
+def command():
+    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
+        os.kill(os.getpid(), {int(number)})
+    return 7
+if {ignored}:
+    signal.signal({int(number)}, signal.SIG_IGN)
+sys.exit(run_command(command))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == ((7, "") if ignored else (-number, "error: interrupted\n"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_signal_ends_a_command_that_does_not_end() -> None:
+    code = f"""
+import os, signal, sys, time
+from algorithms.cli import run_command
+def command():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        begin = time.monotonic()
+        os.kill(os.getpid(), signal.SIGHUP)  # as a shell passes it on
+        print("still here", flush=True)
+        while time.monotonic() - begin < {2 * SAME_PRESS_SECONDS}:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("not reached", flush=True)
+sys.exit(run_command(command))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "still here\n")
