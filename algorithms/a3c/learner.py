@@ -141,6 +141,7 @@ class A3CLearner(FlatLearner):
         computed, gathered = figures[: len(COMPUTED)], figures[len(COMPUTED) :][: self._num_statistics]
         self.optimizer.follow(progress)
         self.optimizer.gradient.copy_(batch.recorded[GRADIENT][: self.flat.num_parameters])
+        self._rate.copy_(self.optimizer.learning_rate)
         norm, skipped = self.optimizer.step(torch.tensor(bool(np.isfinite(computed[0]))), torch.zeros(()))
         self.statistics.merge(gathered)
         self.updates, self.version = self.updates + 1, self.version + 1

@@ -106,7 +106,7 @@ class Learner(ActorCriticLearner):
         parts = _microbatches(batch, self.config.microbatch_size // self.config.rollout)
         whole = self._whole(parts) if len(parts) > 1 else None
         self.optimizer.gradient.zero_()
-        targets, metrics = [], torch.zeros_like(self._metric_sum)
+        targets, metrics = [], torch.zeros_like(self._metric_sum, dtype=torch.float32)
         for part in parts:
             loss, target, part_metrics = self.loss(part, whole)
             if whole is not None:

@@ -27,6 +27,17 @@ KL = "kl_divergence"
 """The metric that kl_adaptive schedules of the learning rate follow."""
 
 
+RATE = "learning_rate"
+"""The metric that is no mean: between two rates lies one that no step was made with."""
+
+
+def _as_given(value: float) -> float:
+    """Return the shortest number that is this one in float32; any other is returned as it is."""
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    return float(str(single)) if float(single) == value else value
+
+
 class FlatLearner(ABC):
     """A learner whose weights, optimizer, statistics and further tensors are its state; how it learns is a subclass's.
 
@@ -55,7 +66,9 @@ class FlatLearner(ABC):
         self.version, self.updates = 1, 0
         self.further: dict[str, Tensor] = {}
         self.statistics = RunningStatistics(flat.module, normalize_returns)
-        self._metric_sum, self._metric_count = torch.zeros(len(self.names), device=flat.flat.device), 0
+        # In float64 a sum of one float32 number, times its count, is exact, so that means of constants do not move.
+        self._metric_sum = torch.zeros(len(self.names), dtype=torch.float64, device=flat.flat.device)
+        self._metric_count, self._rate = 0, optimizer.learning_rate.clone()
         self._kl = self.names.index(KL) if KL in self.names else None
 
     @abstractmethod
@@ -75,18 +88,26 @@ class FlatLearner(ABC):
             metrics: the values of `names`, the loss first.
         """
         kl = metrics.new_zeros(()) if self._kl is None else metrics[self._kl]
+        self._rate.copy_(self.optimizer.learning_rate)
         norm, skipped = self.optimizer.step(learnable.any() & metrics[0].isfinite(), kl)
         metrics[-len(STEP_METRICS) :] = torch.stack((norm, self.optimizer.learning_rate, skipped))
         self._metric_sum += metrics
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call, and updates skipped since the last good one; waits for the device."""
+        """Means since the last call, the rate of the last step, and updates skipped since the last good one.
+
+        It waits for the device.
+        """
         if not self._metric_count:
             return {}
-        means = (self._metric_sum / self._metric_count).tolist()
+        means = map(_as_given, (self._metric_sum / self._metric_count).tolist())
         self._metric_sum.zero_()
         self._metric_count = 0
-        return {**dict(zip(self.names, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
+        found = {**dict(zip(self.names, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
+        if RATE in found:
+            asked, used = float(self.config.learning_rate), float(self._rate)
+            found[RATE] = asked if np.float32(asked) == np.float32(used) else _as_given(used)
+        return found
 
     @property
     def layout(self) -> StateLayout:

@@ -82,8 +82,8 @@ class Defaults:
             no returns; its source reads in the learner's process, and its budget counts the steps that are read.
         synchronous: sampling stops while a single policy trains, so that nothing is learned from older weights.
         replays: steps are used long after they were acted, so that a policy lag says nothing.
-        values: the estimate of returns: the critic of an actor-critic, "actions" = the largest value of an action, empty
-            = there is none.
+        values: the estimate of returns: the critic of an actor-critic, "actions" = the largest value of an action,
+            empty = there is none.
         whole_rollouts: one set of weights acts a whole trajectory and stays until its slot is released, for workers of
             the algorithm's own that compute with it. So actors act themselves (`local`), in one group with one slot.
     """

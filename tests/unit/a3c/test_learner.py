@@ -314,7 +314,7 @@ def test_a_linear_rate_falls_with_the_budget() -> None:
     entry = beside.source.take()
     assert entry is not None
     list(beside.learner.learn(entry, 0.75))
-    assert beside.learner.metrics()["learning_rate"] == pytest.approx(2.5e-3)
+    assert beside.learner.metrics()["learning_rate"] == 2.5e-3
     beside.learner.configure(replace(beside.config, lr_schedule="constant", learning_rate=3e-3))
     assert float(beside.learner.optimizer.learning_rate) == pytest.approx(3e-3)
 
