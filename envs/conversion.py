@@ -214,7 +214,7 @@ class ObservationWriter:
         """
         for (key, shape, copy), value in zip(self._copies, self._values(observation), strict=True):
             target, source = out[key], _as_array(value)
-            if rows is None:
+            if rows is None or source.shape != (len(target), *shape):
                 self._write(key, copy, target, source, (len(target), *shape))
                 continue
             for row in np.flatnonzero(rows):
@@ -256,8 +256,9 @@ class ObservationWriter:
             raise SpaceMismatch(f"{self.name}: {where}: expected {expected}, got {type(observation).__name__}")
 
     def _write(self, key: str, copy: Copy, target: Array, source: Array, shape: tuple[int, ...]) -> None:
-        if source.shape != shape:
-            self._fail(key, f"shape {shape[1:]}", f"shape {source.shape[1:]}")
+        if source.shape != shape:  # of one row, unless it is the number of rows that differs
+            own = 0 if source.shape[1:] == shape[1:] or not source.shape else 1
+            self._fail(key, f"shape {shape[own:]}", f"shape {source.shape[own:]}")
         try:
             copy(target, source)
         except (TypeError, ValueError) as error:

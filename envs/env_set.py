@@ -18,7 +18,16 @@ import numpy as np
 from envs.conversion import failure_of, one_line, require_info, reraise
 from envs.incidents import IncidentFolder, random_state
 from envs.journal import Journal, JournalMemory
-from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, num_agents_of, require_spec, rows_said, spec_of
+from envs.spaces import (
+    AS_THEY_ARE,
+    ActionForm,
+    described,
+    frames_per_step,
+    num_agents_of,
+    require_spec,
+    rows_said,
+    spec_of,
+)
 from envs.spec import MASK_KEY, EnvSpec
 from utils.errors import EnvironmentFailure, SpaceMismatch, format_error
 from utils.timing import RESET, clock
@@ -112,6 +121,7 @@ class EnvSet:
     def __init__(self, env_fns: Sequence[Callable[[], SingleEnv]], name: str, on_failure: OnFailure) -> None:
         self.name, self.rebuilds = name, 0
         self.spaces: tuple[Any, Any] | None = None
+        self._num_agents = 0
         self.step_functions: list[Callable[[Any], tuple[Any, ...]]] = []
         self._env_fns, self._rule = list(env_fns), FailureRule(on_failure.max_rebuilds)
         self._incidents, self.alive = on_failure.incidents, on_failure.alive
@@ -150,6 +160,10 @@ class EnvSet:
         assert self.spaces is not None
         if known is not None:
             require_spec(self.name, known, *self.spaces)
+            if (agents := num_agents_of(self._envs[0]) or 1) != known.num_agents:
+                raise SpaceMismatch(
+                    f"{self.name}: it has {agents} agents, the first one that was made {known.num_agents}"
+                )
             return known
         frames, agents = frames_per_step(self._envs[0]), num_agents_of(self._envs[0])
         shaping = default_reward_shaping(self._envs[0], self.name)
@@ -250,10 +264,17 @@ class EnvSet:
         self.step_functions[index] = env.step
         for agent, shaping in self._shaping[index].items():
             set_reward_shaping(env, self.name, agent, shaping)
-        spaces = (env.observation_space, env.action_space)
-        self.spaces = self.spaces or spaces
+        spaces, agents = (env.observation_space, env.action_space), num_agents_of(env)
+        if self.spaces is None:
+            self.spaces, self._num_agents = spaces, agents
+        than = "env 0" if index else "before"
         if spaces != self.spaces:
-            raise SpaceMismatch(f"{self.name}: env {index} has other spaces than {'env 0' if index else 'before'}")
+            unlike = next(pair for pair in zip(spaces, self.spaces, strict=True) if pair[0] != pair[1])
+            own, other = map(described, unlike)
+            said = f": {own}, not {other}" if own != other else ""
+            raise SpaceMismatch(f"{self.name}: env {index} has other spaces than {than}{said}")
+        if agents != self._num_agents:
+            raise SpaceMismatch(f"{self.name}: env {index} has {agents or 1} agents, {than} {self._num_agents or 1}")
 
     def _close(self, index: int) -> None:
         """Close an environment and put one in its place that can be closed again."""

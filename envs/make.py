@@ -27,7 +27,7 @@ from envs.agents import pettingzoo
 from envs.agents.multi_agent import loop_over
 from envs.config import EnvConfig
 from envs.conversion import one_line, reraise
-from envs.env_set import RAISE, OnFailure, SingleEnv
+from envs.env_set import RAISE, EnvSet, OnFailure, SingleEnv
 from envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
 from envs.names import registered_with_gym, suggestion
 from envs.spaces import ActionForm, find_out_agents, num_agents_of
@@ -42,7 +42,14 @@ from envs.wrappers import (
     stack_frames,
     vector_as_flags_ask,
 )
-from utils.errors import CannotBeDrawn, SpaceMismatch, UsageError, comes_from_own_code
+from utils.errors import (
+    CannotBeDrawn,
+    EnvironmentFailure,
+    OtherNumber,
+    SpaceMismatch,
+    UsageError,
+    comes_from_own_code,
+)
 from utils.user_modules import import_user_module
 from utils.values import nearest, printable
 
@@ -175,6 +182,38 @@ def _native_group(
     return group
 
 
+def make_first(config: EnvConfig, given: int | None = None, **arguments: Any) -> GroupEnv:
+    """Make a group of one environment; a vector with a number of its own makes more.
+
+    Args:
+        config: the environment.
+        given: environments that flags ask for in a group, 0 if they do not; None: any number will do.
+        arguments: of `make_group`.
+
+    Raises:
+        UsageError, EnvironmentFailure: as `make_group`; a vector's own number is not the one that is given.
+    """
+    try:
+        return make_group(config, 1, **arguments)
+    except OtherNumber as error:
+        number = error.made if given is None else given
+        if number < 2:
+            raise
+    return make_group(config, number, **arguments)
+
+
+def with_company(config: EnvConfig, spec: EnvSpec) -> EnvSpec:
+    """Return the spec of an environment that there is, with whether a second one can be made in this process."""
+    if _is_native(config, _resolve(config.env)):
+        return spec
+    try:
+        EnvSet([lambda: make_single(config)], config.env, RAISE).close()
+    except (UsageError, EnvironmentFailure) as error:
+        note = f"{config.env} allows one environment per process (of a second one: {error}): each actor gets one"
+        return replace(spec, one_per_process=True, notes=(*spec.notes, note))
+    return spec
+
+
 def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
     """Make one environment behind our own loop, so that a seed means the same episodes, drawn or not.
 
@@ -224,6 +263,8 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
             env = _make_plain(config, target, arguments)
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"{config.env} made a {_kind(env)}, not a gymnasium.Env")
+    if render_mode and (made := getattr(env, "render_mode", None)) not in (render_mode, None):
+        raise CannotBeDrawn(f"{config.env} was asked for render_mode={render_mode} and made {made}")
     know_actions_sooner(env)
     return as_flags_ask(env, config)
 
@@ -289,6 +330,12 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
     for name in ("num_envs", "single_observation_space", "single_action_space"):
         if not hasattr(env, name):
             raise SpaceMismatch(f"{config.env} has no {name}, which every VectorEnv sets in its __init__")
+    if env.num_envs != num_envs:
+        env.close()
+        asked = f"{num_envs} environment{'s' * (num_envs > 1)}"
+        fits = f"--num_envs_per_worker={env.num_envs} --worker_num_splits=1"
+        text = f"{config.env} was asked for {asked} and made {env.num_envs}: if it makes no other number, {fits} fits"
+        raise OtherNumber(text, env.num_envs)
     return vector_as_flags_ask(env, config)
 
 

@@ -136,6 +136,7 @@ class EnvSpec:
         mask_in_info: The mask comes in `info` and not in the observation; it is stored as an observation either way.
         reward_shaping: Coefficients of the rewards that can be set, see `reward_shaping.py`; {}: there are none.
         agents: Which agents are which rows, in one line for people; empty for one agent.
+        one_per_process: A second one cannot be made in a process that has one.
         notes: Lines for people about what the environment does and does not say.
     """
 
@@ -148,6 +149,7 @@ class EnvSpec:
     mask_in_info: bool = False
     reward_shaping: dict[str, Any] = field(default_factory=dict)
     agents: str = ""
+    one_per_process: bool = False
     notes: tuple[str, ...] = ()
 
 

@@ -26,6 +26,14 @@ class CannotBeDrawn(UsageError):
     """The environment is to be drawn and takes no `render_mode`."""
 
 
+class OtherNumber(UsageError):
+    """A vector was made with another number of environments than it was asked for: with `made`."""
+
+    def __init__(self, text: str, made: int) -> None:
+        super().__init__(text)
+        self.made = made
+
+
 class EnvironmentFailure(AppoError):
     """The environment raised, or returned something its spaces do not allow."""
 

@@ -23,7 +23,7 @@ from envs.config import EnvConfig
 from envs.conversion import ActionConverter, ObservationWriter
 from envs.env_set import RAISE, EnvSet
 from envs.given import name_of
-from envs.make import is_factory, is_vector_only, make_group, make_single
+from envs.make import is_factory, is_vector_only, make_first, make_single
 from envs.masks import flat_mask
 from envs.spaces import ActionForm, spec_of
 from envs.spec import MASK_KEY, BoolArray, EnvSpec
@@ -269,7 +269,7 @@ def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, Env
     if given is not None:
         return given, spec_of(*given, form=ActionForm.of(config))
     if is_vector_only(config):
-        vector = make_group(config, 1)
+        vector = make_first(config)
         assert isinstance(vector, GymVector)
         vector.close()
         return vector.single_spaces, vector.spec

@@ -230,6 +230,8 @@ class Run:
             return self.blueprint(config, spec, models, topology, budget, self.device, seed)
 
         self.sampling = sampling = self._sampling(found, blueprint_of)
+        for note in spec.notes:
+            log.warning("%s", note)
         topology = topology_of(config, sampling, spec.num_agents)
         _log_idle_flags(config, spec, models, sampling)
         blueprint = replace(blueprint_of(topology), directory=self.directory.absolute())  # from here on no trial
@@ -335,7 +337,7 @@ class Run:
         """Return the sampling flags: the best by what was measured, by rules where nothing was."""
         num_agents = found.probe.spec.num_agents
         if not self.tunes or found.costs is None:
-            return plan_workers(self.config, self.cores, self.placement, num_agents)
+            return plan_workers(found.planned, self.cores, self.placement, num_agents)
 
         def memory(sampling: Sampling) -> int:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
@@ -447,8 +449,6 @@ def _showing(gpus: str) -> Iterator[None]:
 def _log_environment(chosen: str, spec: EnvSpec) -> None:
     for line in filter(None, (chosen, spec.agents)):
         log.info("%s", line)
-    for note in spec.notes:
-        log.warning("%s", note)
 
 
 def _log_idle_flags(config: Config, spec: EnvSpec, models: Sequence[ModelDescription], sampling: Sampling) -> None:

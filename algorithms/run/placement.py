@@ -65,6 +65,22 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
     return Sampling(placement, num_workers, envs, splits, threads)
 
 
+def require_one_per_process(config: Config) -> None:
+    """Refuse flags that put several environments into a process, where the environment allows one.
+
+    Raises:
+        UsageError: names the flags with which each has its own.
+    """
+    s = config.sampling
+    given = {"num_envs_per_worker": s.num_envs_per_worker, "worker_num_splits": s.worker_num_splits}
+    if s.inference == "serial":
+        given["num_workers"] = s.num_workers
+    many = [f"--{name}={count}" for name, count in given.items() if count > 1]
+    if many:
+        fits = " ".join(f"--{name}=1" for name, count in given.items() if count > 1 or name == "num_envs_per_worker")
+        raise UsageError(f"{config.env.env} allows one environment per process, not {' '.join(many)}: {fits}")
+
+
 def most_envs(config: Config, num_agents: int) -> float:
     """Return how many environments there may be, for trajectories to be trained on before they are too old.
 

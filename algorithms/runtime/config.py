@@ -275,6 +275,16 @@ class SamplingConfig:
         " of a normal one",
     )
 
+    @property
+    def given_group_size(self) -> int:
+        """Return how many environments flags ask for in a group; 0 if they do not."""
+        return self.num_envs_per_worker // max(1, self.worker_num_splits)
+
+    @property
+    def shares_process(self) -> bool:
+        """Return whether flags let several environments be in one process."""
+        return self.num_envs_per_worker != 1 or (self.inference == "serial" and self.num_workers > 1)
+
 
 @dataclass(frozen=True)
 class LoggingConfig:

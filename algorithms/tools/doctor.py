@@ -23,6 +23,7 @@ from algorithms.run.resources import free_bytes
 from algorithms.run.tuning.choice import choose, is_open, report
 from algorithms.run.tuning.measure import Measurement, _enter, measure_run, require_answer
 from algorithms.runtime.budget import Budget
+from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.processes import fork_server, inquiry
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.tools.examine_env import Examination, send_examination
@@ -201,14 +202,20 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
         for note in found.probe.spec.notes:
             yield Finding("env", "note", note)
-        with ask(send_examination, (config,)) as examination:
+        recommended = recommendation(found, cores)
+        groups, envs = recommended.flags["worker_num_splits"], recommended.flags["num_envs_per_worker"]
+        with ask(send_examination, (config, envs // groups, groups)) as examination:
             exam = require_answer(examination.answer(config.sampling.reset_timeout_seconds + EXAM_SECONDS))
+            several = examination.answer_by(time.monotonic() + config.sampling.reset_timeout_seconds)
         yield from report_examination(cast(Examination, exam), found.probe.spec, found.probe.config.env.horizon)
         yield from report_scales(cast(Examination, exam), found.probe.spec, found.probe.config)
         if chosen := chosen_in(found.probe.config, config.undecided):
             flags = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
             yield Finding("settings", "ok", told(found.probe.config, config.undecided), flags)
-        yield recommendation(found, cores)
+        yield recommended
+        if isinstance(several, WorkerFailed):
+            text = f"{envs} in one process, as many as an actor would have: {several.summary}: --num_envs_per_worker=1"
+            yield Finding("env", "bad", text)
     except Interrupted:
         raise
     except AppoError as error:
@@ -328,7 +335,7 @@ def recommendation(found: Measurement, cores: int) -> Finding:
     if found.costs is None:
         device = choose_device(config.run.device)
         placement = choose_placement(config, cores, device)
-        sampling, said = plan_workers(config, cores, placement, spec.num_agents), "by fixed rules"
+        sampling, said = plan_workers(found.planned, cores, placement, spec.num_agents), "by fixed rules"
     else:
         plan = choose(
             found.costs, found.planned, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb)

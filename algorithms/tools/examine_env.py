@@ -14,7 +14,7 @@ import numpy as np
 from algorithms.run.config import Config
 from algorithms.run.tuning.measure import _enter, _send_failures
 from envs.config import EnvConfig
-from envs.make import make_group
+from envs.make import make_first, make_group
 from envs.masks import random_action
 from envs.spec import MASK_KEY, Array, BoolArray, GroupEnv, StepRow
 from utils import limits
@@ -118,7 +118,8 @@ class Walk:
 
     def reset(self, seed: int) -> str:
         """Begin an episode; return a digest of its first observation."""
-        self.envs.reset([seed], self.row.obs)
+        num_envs = self.envs.num_rows // self.envs.spec.num_agents
+        self.envs.reset(range(seed, seed + num_envs), self.row.obs)
         return _digest(self.row.obs)
 
     def action(self) -> Array:
@@ -153,7 +154,7 @@ def examine(config: EnvConfig) -> Examination:
     Raises:
         UsageError, EnvironmentFailure: it cannot be made, or its code raised.
     """
-    with contextlib.closing(make_group(config, 1)) as envs:
+    with contextlib.closing(make_first(config)) as envs:
         walk = Walk(envs)
         repeated, differs_at = _repeat(walk)
         return _time(walk, repeated, differs_at)
@@ -223,8 +224,23 @@ def _quantiles(seconds: Sequence[float]) -> tuple[float, float]:
     return float(median), float(slow)
 
 
-def send_examination(pipe: Connection, log_path: Path, config: Config) -> None:
-    """Send an `Examination` of the environment, or a `WorkerFailed`."""
+def crowd(config: EnvConfig, group_size: int, num_groups: int) -> int:
+    """Make and reset as many environments in this process as an actor has; return how many that were.
+
+    Raises:
+        UsageError, EnvironmentFailure: they cannot be made side by side.
+    """
+    with contextlib.ExitStack() as made:
+        for _ in range(num_groups):
+            Walk(made.enter_context(contextlib.closing(make_group(config, group_size)))).reset(SEED)
+    return group_size * num_groups
+
+
+def send_examination(
+    pipe: Connection, log_path: Path, config: Config, group_size: int = 1, num_groups: int = 1
+) -> None:
+    """Send an `Examination` of the environment, and then the count of a `crowd`; or a `WorkerFailed` instead."""
     _enter("probe", log_path)
     with _send_failures(pipe):
         pipe.send(examine(config.env))
+        pipe.send(crowd(config.env, group_size, num_groups))

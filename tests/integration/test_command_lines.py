@@ -278,3 +278,40 @@ def test_an_observation_that_does_not_fit_ends_the_run_with_one_line(
     where = "actor_0: " if placement == "local" else ""
     assert result.stderr.startswith(f"error: {where}misfit_env:Misfit: {MISFITS[misfit]}"), result.stderr
     assert result.stderr.count("\n") == 1
+
+
+STUBBORN = "--env=tests.unit.envs.stubborn:"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["Fixed", "--inference=serial", "--num_workers=1", "--num_envs_per_worker=4", "--worker_num_splits=1"],
+         "Fixed was asked for 4 environments and made 8: if it makes no other number, --num_envs_per_worker=8"),
+        (["Fixed"], "Fixed was asked for 1 environment and made 8"),
+        (["Fixed", "--num_envs_per_worker=8", "--worker_num_splits=2", "--inference=central"], "asked for 4 "),
+        (["OnePerProcess", "--num_envs_per_worker=4"], "not --num_envs_per_worker=4: --num_envs_per_worker=1"),
+        (["OnePerProcess", "--num_envs_per_worker=4", "--inference=serial", "--auto_tune=False"], "allows one"),
+    ],
+)  # fmt: skip
+def test_what_is_not_what_was_asked_for_is_one_line(tmp_path: Path, argv: list[str], words: str) -> None:
+    assert_one_line(start(tmp_path, f"{STUBBORN}{argv[0]}", *argv[1:], "--train_for_env_steps=500"), words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inference", ["local", "central", "serial"])
+@pytest.mark.parametrize("auto_tune", [True, False])
+def test_an_environment_that_allows_one_per_process_is_trained(tmp_path: Path, inference: str, auto_tune: bool) -> None:
+    flags = [
+        "--rollout=8",
+        "--batch_size=64",
+        "--num_batches_per_iteration=1",
+        "--train_for_env_steps=500",
+        "--plot=False",
+    ]
+    argv = [f"{STUBBORN}OnePerProcess", *flags, f"--inference={inference}", f"--auto_tune={auto_tune}"]
+    result = start(tmp_path, *argv)
+    assert result.returncode == 0, result.stderr
+    assert "allows one environment per process (of a second one: " in result.stderr
+    assert " x 1 envs in 1 groups" in result.stdout

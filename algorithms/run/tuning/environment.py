@@ -114,22 +114,23 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitSta
 
     Args:
         config: of the run; a number of environments that is given is not exceeded.
-        envs: a group of one environment, not stepped yet.
+        envs: a group of one environment, or of as many as a vector makes, not stepped yet.
         making: what it took to make it.
         made: takes what is to be closed.
     """
     begin = time.perf_counter()
     one = GroupTimer(config, envs)
-    points = [(1, one.mean_seconds(STEPPING_SECONDS))]
+    count = envs.num_rows // envs.spec.num_agents
+    points = [(count, one.mean_seconds(STEPPING_SECONDS))]
     # The first environment brought its packages with it, which take long to load and are no part of the second one.
     once = min(making.seconds, time.perf_counter() - begin) + WARM_UP_STEPS * points[0][1]
     yield rising(points), max(0, held_bytes() - making.bytes_before - IMPORTED_BYTES)
     slot_bytes = (ROLLOUT + 1) * observation_bytes(envs.spec) * envs.spec.num_agents
-    most = config.sampling.num_envs_per_worker // max(1, config.sampling.worker_num_splits) or max(LARGER_GROUPS)
+    most = count if envs.spec.one_per_process or count > 1 else config.sampling.given_group_size or max(LARGER_GROUPS)
     groups = (min(n, most) for n in LARGER_GROUPS)
     quick = (n for n in groups if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES)
-    num_envs = next(quick, 1)
-    if num_envs > 1:
+    num_envs = next(quick, count)
+    if num_envs > count:
         before = held_bytes()
         group = make_group(config.env, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds))
         made.callback(group.close)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from algorithms.run.config import Config
 from algorithms.run.defaults import completed, learned_spec
+from algorithms.run.placement import require_one_per_process
 from algorithms.run.plan import Probe
 from algorithms.run.tuning.choice import NOTHING, Costs, Curve, threads_to_time, usual_ratio
 from algorithms.runtime.messages import WorkerFailed
@@ -23,7 +24,7 @@ from algorithms.runtime.processes.inquiry import Inquiry
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.processes.process import failure_of, isolate
 from algorithms.runtime.processes.supervisor import WorkerError
-from envs.make import check_name
+from envs.make import check_name, make_first, with_company
 from envs.spec import EnvSpec
 from utils import machine
 from utils.interrupts import SignalWatch
@@ -50,7 +51,7 @@ class Measurement(NamedTuple):
         costs: what was measured, if anything was.
         seconds: that main waited for it.
         guessed: whether the environment was not measured, so that the costs are no more than a guess.
-        alone: whether several environments in one process have failed, and no flag says that there have to be.
+        alone: whether several environments in one process fail, and no flag says that there have to be.
         others: share of the cores' time that other programs took meanwhile.
     """
 
@@ -65,7 +66,10 @@ class Measurement(NamedTuple):
     def planned(self) -> Config:
         """Return the configuration to plan processes by."""
         config = self.probe.config
-        return replace(config, sampling=replace(config.sampling, num_envs_per_worker=1)) if self.alone else config
+        if self.probe.spec.one_per_process:
+            require_one_per_process(config)
+        alone = self.alone or self.probe.spec.one_per_process
+        return replace(config, sampling=replace(config.sampling, num_envs_per_worker=1)) if alone else config
 
     @property
     def lasting(self) -> Costs | None:
@@ -108,7 +112,9 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
             if training is None:
                 return found._replace(seconds=time.monotonic() - begin)
             stepping = _stepping_costs(environment, deadline) if plays else SteppingCosts(NOTHING)
-            is_open = not (config.sampling.num_envs_per_worker or config.sampling.worker_num_splits)
+            is_open = not spec.one_per_process and not (
+                config.sampling.num_envs_per_worker or config.sampling.worker_num_splits
+            )
             found = found._replace(
                 guessed=not stepping.is_measured, alone=bool(stepping.failure and stepping.is_measured and is_open)
             )
@@ -220,7 +226,6 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
     with _send_failures(pipe):
         from algorithms.run.tuning.environment import Making, stepping_costs
         from envs.env_set import OnFailure
-        from envs.make import make_group
 
         config.run.keep_code_out()
         begin, bytes_before = time.perf_counter(), held_bytes()
@@ -228,9 +233,12 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
             pipe.send(learned_spec(config, None))
             return
         with contextlib.ExitStack() as made, _send_failures(pipe):  # first, as what is broken may take long to close
-            envs = make_group(config.env, 1, on_failure=OnFailure(config.env.max_env_rebuilds))
+            on_failure = OnFailure(config.env.max_env_rebuilds)
+            envs = make_first(config.env, config.sampling.given_group_size, on_failure=on_failure)
             made.callback(envs.close)
             making = Making(time.perf_counter() - begin, bytes_before)
+            if config.sampling.shares_process:
+                envs.spec = with_company(config.env, envs.spec)
             pipe.send(learned_spec(config, envs.spec))
             if measure:
                 for costs in stepping_costs(config, envs, making, made):

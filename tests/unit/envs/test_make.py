@@ -18,13 +18,14 @@ from envs import make, names
 from envs.agents import pettingzoo
 from envs.config import EnvConfig
 from envs.families import WITHOUT_ADAPTER, Family, adapter_names
-from envs.make import FAMILIES, check_name, make_group, make_single
+from envs.make import FAMILIES, check_name, make_first, make_group, make_single, with_company
 from envs.names import bare, suggestion
 from envs.python_loop import PythonLoop
 from envs.toys.toy import TOYS
 from envs.vector import GymVector
+from tests.unit.envs import stubborn
 from tests.unit.envs.rollouts import collect
-from utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
+from utils.errors import CannotBeDrawn, EnvironmentFailure, SpaceMismatch, UsageError
 from utils.flags import flags_of
 
 PACKAGE = {
@@ -543,3 +544,74 @@ def test_failures_without_a_text_show_their_place(place: str, said: str) -> None
 
 
 ONE = np.zeros((1, 1), np.int32)
+
+
+# --- environments that are not what was asked for
+
+
+STUBBORN = "tests.unit.envs.stubborn"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "made"),
+    [("Fixed", 1, 8), ("Fixed", 4, 8), ("Fixed", 16, 8), ("Rounded", 1, 4), ("Rounded", 6, 8)],
+)
+def test_a_vector_with_a_number_of_its_own_is_refused_in_one_line(name: str, asked: int, made: int) -> None:
+    many = f"{asked} environment{'s' * (asked > 1)}"
+    with pytest.raises(UsageError) as caught:
+        make_group(EnvConfig(f"{STUBBORN}:{name}"), asked)
+    assert str(caught.value) == (
+        f"{STUBBORN}:{name} was asked for {many} and made {made}: if it makes no other number,"
+        f" --num_envs_per_worker={made} --worker_num_splits=1 fits"
+    )
+
+
+@pytest.mark.parametrize(("name", "given", "rows"), [("Fixed", 8, 8), ("Fixed", None, 8), ("Rounded", 8, 8)])
+def test_one_that_is_asked_for_what_it_makes_is_taken(name: str, given: int | None, rows: int) -> None:
+    group = make_first(EnvConfig(f"{STUBBORN}:{name}"), given)
+    assert group.num_rows == rows
+    assert len(collect(group, 5, list(range(rows)), lambda obs: np.zeros((rows, 1), np.int32)).reward) == 5
+
+
+@pytest.mark.parametrize("given", [0, 1, 4])
+def test_one_that_is_asked_for_another_number_by_flags_is_refused(given: int) -> None:
+    with pytest.raises(UsageError, match=rf"was asked for {max(1, given)} environments? and made 8"):
+        make_first(EnvConfig(f"{STUBBORN}:Fixed"), given)
+
+
+@pytest.mark.parametrize(
+    ("grows", "words"),
+    [
+        ("space", "env 1 has other spaces than env 0: Box(0.0, 1.0, (2,), float32), not Box(0.0, 1.0, (1,), float32)"),
+        ("agents", "env 1 has 2 agents, env 0 1"),
+    ],
+)
+def test_instances_that_differ_are_refused(grows: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stubborn.Growing, "made", 0)
+    config = EnvConfig(f"{STUBBORN}:Growing", env_kwargs={"grows": grows})
+    with pytest.raises(SpaceMismatch) as caught:
+        make_group(config, 2)
+    assert str(caught.value) == f"{STUBBORN}:Growing: {words}"
+    monkeypatch.setattr(stubborn.Growing, "made", 0)
+    spec = make_group(config, 1).spec
+    with pytest.raises(SpaceMismatch, match="another space than those of the first|2 agents, the first one that was"):
+        make_group(config, 1, spec=spec)
+
+
+def test_another_render_mode_than_the_one_asked_for_is_refused() -> None:
+    with pytest.raises(CannotBeDrawn, match="AlwaysHuman was asked for render_mode=rgb_array and made human"):
+        make_single(EnvConfig(f"{STUBBORN}:AlwaysHuman"), "rgb_array")
+    assert make_single(EnvConfig(f"{STUBBORN}:AlwaysHuman"), "human").render_mode == "human"
+
+
+def test_one_that_allows_no_second_in_its_process_is_known() -> None:
+    for name in ("OnePerProcess", "FewPerProcess"):
+        config = EnvConfig(f"{STUBBORN}:{name}")
+        group = make_group(config, 1)
+        spec = with_company(config, group.spec)
+        group.close()
+        assert spec.one_per_process == (name == "OnePerProcess")
+        assert spec.notes == (
+            f"{config.env} allows one environment per process (of a second one: {config.env} raised RuntimeError: Cannot"
+            " create multiple emulator instances per process): each actor gets one",
+        ) * spec.one_per_process  # fmt: skip

@@ -282,7 +282,9 @@ def test_metadata_may_be_the_value_of_the_mode() -> None:
         (ValueError("bad\nluck"), "Stub raised ValueError: bad luck"),
         (SystemExit(2), "Stub raised SystemExit: 2"),
         ((np.zeros((2, 2), np.uint8), *answer()[1:]), "observation key obs: expected shape (1,), got shape (2,)"),
-        ((np.zeros((3, 1), np.uint8), *answer()[1:]), "observation key obs"),
+        ((np.zeros((3, 1), np.uint8), *answer()[1:]), "key obs: expected shape (2, 1), got shape (3, 1)"),
+        ((np.zeros((1, 1), np.uint8), *answer()[1:]), "key obs: expected shape (2, 1), got shape (1, 1)"),
+        ((np.zeros((), np.uint8), *answer()[1:]), "key obs: expected shape (2, 1), got shape ()"),
         ((np.zeros((2, 1)), *answer()[1:]), "fits uint8, got float64"),
         (
             (*answer()[:4], None),

@@ -1,7 +1,15 @@
 import pytest
 
 from algorithms.run.config import Config
-from algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
+from algorithms.run.placement import (
+    Sampling,
+    choose_placement,
+    cores_of,
+    gpus_of,
+    plan_workers,
+    require_one_per_process,
+    topology_of,
+)
 from algorithms.runtime.config import SamplingConfig
 from algorithms.runtime.messages import Address
 from algorithms.runtime.topology import Placement
@@ -43,6 +51,30 @@ def test_counts_are_filled_in(
     placement: Placement, cores: int, flags: dict[str, object], expected: tuple[int, int, int]
 ) -> None:
     assert plan_workers(config_of(**flags), cores, placement) == Sampling(placement, *expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"num_envs_per_worker": 4}, "not --num_envs_per_worker=4: --num_envs_per_worker=1"),
+        ({"num_envs_per_worker": 2, "worker_num_splits": 2, "inference": "central"},
+         "not --num_envs_per_worker=2 --worker_num_splits=2: --num_envs_per_worker=1 --worker_num_splits=1"),
+        ({"worker_num_splits": 2}, "not --worker_num_splits=2: --num_envs_per_worker=1 --worker_num_splits=1"),
+        ({"inference": "serial", "num_workers": 3, "num_envs_per_worker": 1},
+         "not --num_workers=3: --num_envs_per_worker=1 --num_workers=1"),
+        ({"num_envs_per_worker": 1, "num_workers": 3, "inference": "local"}, None),
+        ({"inference": "serial"}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_one_environment_per_process_goes_with_flags_or_is_refused(flags: dict[str, object], words: str | None) -> None:
+    config = config_of(env="mine:One", **flags)
+    if words is None:
+        require_one_per_process(config)
+        return
+    with pytest.raises(UsageError) as caught:
+        require_one_per_process(config)
+    assert str(caught.value) == f"mine:One allows one environment per process, {words}"
 
 
 @pytest.mark.parametrize(("num_agents", "envs"), [(1, 8), (2, 4), (8, 1), (100, 1)])

@@ -18,10 +18,10 @@ from algorithms.tools.doctor import (
     report_examination,
     report_scales,
 )
-from algorithms.tools.examine_env import REPEATED_STEPS, Examination, examine
+from algorithms.tools.examine_env import REPEATED_STEPS, Examination, crowd, examine
 from envs.spaces import ActionForm, spec_of
 from tests.unit.run.tuning.test_measure import config_of
-from utils.errors import UsageError
+from utils.errors import EnvironmentFailure, UsageError
 
 EXAM = Examination(200, None, 1000, 20, 50.0, 1.2e-5, 3e-5, 2e-4, 9e-5, 700, 512 << 10, 0)
 
@@ -148,6 +148,15 @@ def test_a_missing_package_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
         ("packages", "safetensors missing: pip install -c constraints.txt -e ."),
         ("no_such_module", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
     ]
+
+
+@pytest.mark.parametrize(("name", "most"), [("FewPerProcess", 3), ("OnePerProcess", 1)])
+def test_as_many_are_made_in_a_process_as_an_actor_has(name: str, most: int) -> None:
+    config = config_of(f"tests.unit.envs.stubborn:{name}").env
+    assert crowd(config, most, 1) == most
+    for groups in ((most + 1, 1), (1, most + 1)):
+        with pytest.raises(EnvironmentFailure, match="RuntimeError: (no more licences|Cannot create multiple)"):
+            crowd(config, *groups)
 
 
 def test_the_recommendation_is_what_a_start_would_choose() -> None:

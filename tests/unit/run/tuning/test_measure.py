@@ -13,11 +13,12 @@ import pytest
 from algorithms.models.encoders import Encoder
 from algorithms.run.config import Config, resolve
 from algorithms.run.defaults import completed
+from algorithms.run.placement import plan_workers
 from algorithms.run.plan import Probe
 from algorithms.run.tuning import measure, network
 from algorithms.run.tuning.choice import Costs, usual_ratio
 from algorithms.run.tuning.environment import ROLLOUT, GroupTimer, Making, observation_bytes, stepping_costs
-from algorithms.run.tuning.measure import BUDGET_SECONDS, measure_run
+from algorithms.run.tuning.measure import BUDGET_SECONDS, Measurement, measure_run
 from algorithms.run.tuning.network import NetworkTimer, _seconds, probe
 from algorithms.runtime.memory.learner_state import ModelDescription
 from algorithms.runtime.messages import WorkerFailed
@@ -410,6 +411,22 @@ def test_what_one_environment_has_shown_counts_whatever_becomes_of_more(
     assert found.planned.sampling.num_envs_per_worker == int(failed)
     assert found.lasting == (None if failed else found.costs)
     assert found.probe == PROBE  # and config.json has what the flags say
+
+
+def test_an_environment_that_allows_one_per_process_gets_one_by_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "tests.unit.envs.stubborn:OnePerProcess"
+    one, of_network = (((1, 1e-3),), 5), (((1, 1e-4),), ((1, 1e-5),))
+    for cores in (0, 2):
+        found = asked(Answers(replace(SPEC, one_per_process=True), one), Answers(MODELS, of_network), cores)
+        assert found.planned.sampling.num_envs_per_worker == 1
+        for placement in ("local", "central", "serial"):
+            assert plan_workers(found.planned, 4, placement).num_envs_per_worker == 1  # type: ignore[arg-type]
+    found = Measurement(probe(config_of(name)), None, 0.0)
+    assert found.planned.sampling.num_envs_per_worker == 1
+    assert found.probe.spec.notes[0].endswith(": each actor gets one")
+    with pytest.raises(UsageError, match="not --num_envs_per_worker=2: --num_envs_per_worker=1$"):
+        _ = Measurement(probe(config_of(name, num_envs_per_worker=2)), None, 0.0).planned
+    assert not probe(config_of(name, num_envs_per_worker=1)).spec.one_per_process  # and nobody asks for a second one
 
 
 @pytest.mark.parametrize("given", [{"num_envs_per_worker": 4}, {"worker_num_splits": 2}])
