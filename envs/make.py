@@ -30,7 +30,7 @@ from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, EnvSet, OnFailure, SingleEnv
 from envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
 from envs.names import registered_with_gym, suggestion
-from envs.spaces import ActionForm, find_out_agents, num_agents_of
+from envs.spaces import ActionForm, find_out_agents, note_frames, num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toys.toy import register_toys
 from envs.vector import AnyVectorEnv, GymVector
@@ -266,6 +266,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
     if render_mode and (made := getattr(env, "render_mode", None)) not in (render_mode, None):
         raise CannotBeDrawn(f"{config.env} was asked for render_mode={render_mode} and made {made}")
     know_actions_sooner(env)
+    note_frames(env.observation_space, config.env_framestack)
     return as_flags_ask(env, config)
 
 
@@ -336,6 +337,7 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
         fits = f"--num_envs_per_worker={env.num_envs} --worker_num_splits=1"
         text = f"{config.env} was asked for {asked} and made {env.num_envs}: if it makes no other number, {fits} fits"
         raise OtherNumber(text, env.num_envs)
+    note_frames(env.single_observation_space, config.env_framestack)
     return vector_as_flags_ask(env, config)
 
 

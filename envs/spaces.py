@@ -20,6 +20,10 @@ NO_BOUND = 1e9
 """Size from which on a bound of an action stands for none: many declare the largest number of their type."""
 
 
+FRAMES = "num_frames_of_flags"
+"""The attribute of a space for `ObservationSpec.frames`."""
+
+
 class ActionForm(NamedTuple):
     """How policies act in a Box.
 
@@ -97,6 +101,12 @@ def observation_specs(space: Space) -> dict[str, ObservationSpec]:
     if not observations:
         raise UsageError(f"unsupported observation space {space}: it holds no key")
     return observations
+
+
+def note_frames(space: Space, count: int | None) -> None:
+    """Let a space remember that flags have stacked so many frames into its images; None: they have not."""
+    for _, leaf in flat_observation_spaces(space) if count is not None else ():
+        vars(leaf)[FRAMES] = count
 
 
 def frames_per_step(env: object) -> int:
@@ -218,9 +228,10 @@ def _observation_spec(key: str, space: Space) -> ObservationSpec:
         case spaces.Box() | spaces.MultiBinary() if key == MASK_KEY:
             return ObservationSpec(space.shape, "uint8")
         case spaces.Box() if space.dtype == np.uint8:
-            return ObservationSpec(space.shape, "uint8", high=max(1, int(space.high.max(initial=0))))
+            high = max(1, int(space.high.max(initial=0)))
+            return ObservationSpec(space.shape, "uint8", high=high, frames=vars(space).get(FRAMES, 1))
         case spaces.Box():
-            return ObservationSpec(space.shape, "float32")
+            return ObservationSpec(space.shape, "float32", frames=vars(space).get(FRAMES, 1))
         case spaces.MultiBinary():
             return ObservationSpec(space.shape, "uint8", high=1)
         case spaces.Discrete() | spaces.MultiDiscrete():  # one-hot: the size of a choice carries no order

@@ -61,11 +61,13 @@ class ObservationSpec:
         shape: Of the array.
         dtype: A numpy name, `uint8` or `float32`.
         high: The largest value of bytes, by which models divide them: 255 for most images, 1 for one-hot vectors.
+        frames: How many frames flags have stacked into an image.
     """
 
     shape: tuple[int, ...]
     dtype: str
     high: int = 255
+    frames: int = field(default=1, compare=False)
 
 
 @dataclass(frozen=True)

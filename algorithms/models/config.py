@@ -190,18 +190,19 @@ def refuse_weights(count: int) -> None:
 def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec]) -> dict[str, str]:
     """Return the subtype of `ENCODERS` that reads each observation key.
 
-    An image is an observation of three dimensions whose sides the chosen net can take; everything else, be it the
-    smaller key of a Dict, is flattened into an mlp.
+    An image is an observation of three dimensions whose sides the chosen net can take, with as many channels as
+    pictures have (`is_picture`), unless flags ask for a net of images; everything else, be it the smaller key of a
+    Dict, is flattened into an mlp.
 
     Raises:
         UsageError: type and subtype contradict each other, or an image net was asked for and there is no image.
     """
     row = _chosen_row(config)
+    was_asked_for = (config.encoder_type, config.encoder_subtype) != ("auto", "auto")
     names = {
-        key: row.subtype if len(spec.shape) == 3 and min(image_sides(spec.shape)) >= row.min_side else MLP
+        key: row.subtype if is_large(spec, row.min_side) and (was_asked_for or is_picture(spec)) else MLP
         for key, spec in observations.items()
     }
-    was_asked_for = (config.encoder_type, config.encoder_subtype) != ("auto", "auto")
     if was_asked_for and row.subtype not in names.values():
         shapes = ", ".join(f"{key} {list(spec.shape)}" for key, spec in observations.items())
         raise UsageError(
@@ -221,6 +222,21 @@ def _chosen_row(config: ModelConfig) -> EncoderRow:
             f"choose from {', '.join(allowed)}"
         )
     return allowed[config.encoder_subtype]
+
+
+def is_large(spec: ObservationSpec, min_side: int) -> bool:
+    """Return whether an observation has three dimensions and at least so many pixels each way."""
+    return len(spec.shape) == 3 and min(image_sides(spec.shape)) >= min_side
+
+
+def is_picture(spec: ObservationSpec) -> bool:
+    """Return whether an observation of three dimensions has as many channels as pictures: 1 to 4, of up to 4 frames.
+
+    Flags may have stacked more frames. Letters, one-hot maps and voxels have other numbers.
+    """
+    channels = min(spec.shape[0], spec.shape[2])
+    channels //= spec.frames if channels % spec.frames == 0 else 1
+    return channels in {frames * colours for frames in range(1, 5) for colours in range(1, 5)}
 
 
 def image_sides(shape: Shape) -> tuple[int, int]:

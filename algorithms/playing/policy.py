@@ -25,7 +25,7 @@ from envs.env_set import RAISE, EnvSet
 from envs.given import name_of
 from envs.make import is_factory, is_vector_only, make_first, make_single
 from envs.masks import flat_mask
-from envs.spaces import ActionForm, spec_of
+from envs.spaces import ActionForm, note_frames, spec_of
 from envs.spec import MASK_KEY, BoolArray, EnvSpec
 from envs.vector import GymVector
 from utils.errors import UsageError
@@ -267,6 +267,7 @@ def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, Env
         EnvironmentFailure: it raised.
     """
     if given is not None:
+        note_frames(given[0], config.env_framestack)
         return given, spec_of(*given, form=ActionForm.of(config))
     if is_vector_only(config):
         vector = make_first(config)

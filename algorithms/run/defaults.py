@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from math import prod
 
-from algorithms.models.config import MLP, ModelConfig, encoder_names
+from algorithms.models.config import ENCODERS, MLP, ModelConfig, encoder_names, is_large, is_picture
 from algorithms.run.config import Config, check
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import WITHOUT_EFFECT
@@ -101,16 +101,37 @@ def origins_in(config: Config, undecided: Set[str]) -> dict[str, str]:
     return dict.fromkeys(chosen_in(config, undecided), ORIGIN)
 
 
-def told(config: Config, undecided: Set[str]) -> str:
-    """Return one log line that lists the flags chosen by kind of observation; empty if none were."""
+def told(config: Config, undecided: Set[str], spec: EnvSpec | None = None) -> str:
+    """Return one log line that lists the flags chosen by kind of observation; empty if none were.
+
+    Args:
+        config: a completed one.
+        undecided: flags that were open before.
+        spec: of the environment, to name the keys that decided.
+    """
     values = chosen_in(config, undecided)
     if not values:
         return ""
     memory = "" if config.model.use_rnn else "; --use_rnn=True adds a memory"
     words = " ".join(f"{name}={words_of(value)}" for name, value in values.items())
     what = "numbers and no image" if "encoder_mlp_layers" in config.by_kind else "images"
+    what += f" ({decided})" if spec and (decided := _decisive(config, spec)) else ""
     whom = shown(config.env.env) if config.env.env else "datasets"
     return f"{ORIGIN}: no preset for {whom}, which show{'s' * bool(config.env.env)} {what}: {words}{memory}"
+
+
+def _decisive(config: Config, spec: EnvSpec) -> str:
+    """Return the keys of three dimensions that count as images, or would but for their channels; empty without any."""
+    model, shown = ModelConfig() if config.model.encoder_custom else config.model, spec.observations
+    large = {key: one for key, one in shown.items() if key != MASK_KEY and is_large(one, ENCODERS[0].min_side)}
+    images, others = list[str](), list[str]()
+    for key, encoder in encoder_names(model, large).items() if large else ():
+        if encoder != MLP or not is_picture(large[key]):
+            (others if encoder == MLP else images).append(f"{key} {list(large[key].shape)}")
+    if images:
+        return f"by key {', '.join(images)}"
+    channels = "not 1 to 4 channels in up to 4 frames, as a picture: --encoder_type=conv reads such keys as one"
+    return f"{', '.join(others)} has {channels}" if others else ""
 
 
 def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:

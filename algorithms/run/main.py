@@ -220,7 +220,7 @@ class Run:
         self.signals.check()
         spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided
         self.config = config = found.probe.config
-        _log_environment(told(config, undecided), spec)
+        _log_environment(told(config, undecided, spec), spec)
         if config.output.output:
             check_output(config.output, spec, writer_name(self.directory))
         budget = Budget.of(config.run, config.sampling, spec.frames_per_step)

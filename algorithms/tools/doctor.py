@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
+from algorithms.models.config import MLP, encoder_names
 from algorithms.run.config import Config, resolve
 from algorithms.run.defaults import chosen_in, told
 from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
@@ -30,7 +31,7 @@ from algorithms.tools.examine_env import Examination, send_examination
 from algorithms.tools.flags import DoctorConfig
 from envs.make import FAMILIES, check_name
 from envs.spaces import NO_BOUND
-from envs.spec import SINGLE_KEY, ActionSpec, EnvSpec
+from envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, EnvSpec
 from utils import limits, machine
 from utils.command_line import complain, say
 from utils.errors import AppoError, Interrupted, traceback_of
@@ -75,6 +76,7 @@ LEAK_BYTES, LEAK_FILES = 8 << 20, 8
 # Sizes that a network does not learn from as they are: what it is shown, what its actions mean, what it must predict.
 LARGE_NUMBER, SMALL_NUMBER = 20.0, 0.05
 FAR, WIDEST, NARROWEST, WIDEST_MAPPED = 0.5, 10.0, 0.3, 1e4
+MANY_NUMBERS = 10_000  # of an observation that no convolution reads
 LARGE_REWARD, SMALL_REWARD, RARE_REWARD = 1e3, 1e-3, 1e4
 
 State = Literal["ok", "note", "bad"]
@@ -202,6 +204,7 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
         for note in found.probe.spec.notes:
             yield Finding("env", "note", note)
+        yield from report_inputs(found.probe.spec, found.probe.config)
         recommended = recommendation(found, cores)
         groups, envs = recommended.flags["worker_num_splits"], recommended.flags["num_envs_per_worker"]
         with ask(send_examination, (config, envs // groups, groups)) as examination:
@@ -211,7 +214,7 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         yield from report_scales(cast(Examination, exam), found.probe.spec, found.probe.config)
         if chosen := chosen_in(found.probe.config, config.undecided):
             flags = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
-            yield Finding("settings", "ok", told(found.probe.config, config.undecided), flags)
+            yield Finding("settings", "ok", told(found.probe.config, config.undecided, found.probe.spec), flags)
         yield recommended
         if isinstance(several, WorkerFailed):
             text = f"{envs} in one process, as many as an actor would have: {several.summary}: --num_envs_per_worker=1"
@@ -251,6 +254,16 @@ def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = N
     more = f"{_size(max(0, exam.grown_bytes))} and {max(0, exam.grown_files)} open files more"
     grown = f"{more} after {exam.grown_steps:,} steps"
     yield Finding("leaks", "note" if leaks else "ok", f"{grown}{': it leaks, watch the memory of actors' * leaks}")
+
+
+def report_inputs(spec: EnvSpec, config: Config) -> Iterator[Finding]:
+    """Yield a finding about observations that are read number by number and are very many."""
+    encoders = {} if config.model.encoder_custom else encoder_names(config.model, spec.observations)
+    for key, one in spec.observations.items():
+        if encoders.get(key) == MLP and key != MASK_KEY and math.prod(one.shape) > MANY_NUMBERS:
+            large = f"{key} {list(one.shape)} is read as {math.prod(one.shape):,} numbers"
+            helps = "leave out what is not needed; --encoder_type=conv reads three dimensions as an image"
+            yield Finding("inputs", "note", f"{large}, for which layers are large and slow: {helps}")
 
 
 def report_scales(exam: Examination, spec: EnvSpec, config: Config) -> Iterator[Finding]:

@@ -1,5 +1,6 @@
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from gymnasium.wrappers.vector import NormalizeObservation as VectorNormalizeObservation
 
+from algorithms.playing.policy import look_at
 from envs.config import EnvConfig
 from envs.make import make_group, make_single
 from envs.toys.toy import Counter, counter_length, counter_step, register_toys
@@ -185,6 +187,15 @@ def parts(observation: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
     if len(shape) == 2:
         return list(observation)
     return np.split(observation, 4, axis=2 if len(shape) == 3 and shape[0] > shape[2] else 0)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (40, 40, 1), (3, 40, 40)])
+def test_specs_know_the_frames_that_flags_have_stacked(shape: tuple[int, ...]) -> None:
+    config = EnvConfig(env=f"{__name__}:Numbered", env_kwargs={"shape": shape}, env_framestack=5)
+    assert make_group(config, 1).spec.observations["obs"].frames == 5
+    assert look_at(config)[1].observations["obs"].frames == 5
+    assert look_at(config, look_at(config)[0])[1].observations["obs"].frames == 5
+    assert make_group(replace(config, env_framestack=None), 1).spec.observations["obs"].frames == 1
 
 
 def test_bounds_are_stacked_too() -> None:

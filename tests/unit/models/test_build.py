@@ -339,3 +339,39 @@ def test_a_whole_model_is_no_part_of_a_critic_of_an_algorithms_own(shared: bool)
         f"--encoder_custom={name} is a whole model, an actor-critic: a network of values of actions, or a critic of"
         " its own, has room for an encoder or a core; name a class of these"
     )
+
+
+@pytest.mark.parametrize(
+    ("shape", "frames", "is_image"),
+    [
+        ((1, 84, 84), 1, True),
+        ((84, 84, 1), 1, True),
+        ((3, 64, 64), 1, True),
+        ((72, 128, 4), 1, True),
+        ((4, 84, 84), 1, True),  # stacked by the environment itself
+        ((84, 84, 12), 1, True),
+        ((12, 84, 84), 1, True),
+        ((9, 84, 84), 1, True),
+        ((84, 84, 16), 1, True),
+        ((5, 84, 84), 5, True),  # by flags
+        ((84, 84, 21), 7, True),
+        ((40, 84, 84), 10, True),
+        ((80, 84, 84), 20, True),
+        ((21, 79, 80), 1, False),  # NLE's letters
+        ((79, 80, 21), 1, False),
+        ((5, 84, 84), 1, False),
+        ((84, 84, 20), 1, False),  # one-hot symbols
+        ((17, 40, 40), 1, False),
+        ((36, 36, 36), 1, False),  # voxels
+        ((36, 36, 256), 1, False),  # text as one-hot bytes
+        ((35, 40, 40), 5, False),
+        ((12, 84, 84), 5, True),
+    ],
+)
+def test_an_image_has_as_many_channels_as_pictures_unless_flags_say_so(
+    shape: tuple[int, ...], frames: int, is_image: bool
+) -> None:
+    shown = {"obs": ObservationSpec(shape, "uint8", frames=frames), "x": ObservationSpec((3,), "float32")}
+    assert encoder_names(ModelConfig(), shown) == {"obs": "convnet_simple" if is_image else "mlp", "x": "mlp"}
+    assert encoder_names(ModelConfig(encoder_type="conv"), shown)["obs"] == "convnet_simple"
+    assert encoder_names(ModelConfig(encoder_type="mlp"), shown)["obs"] == "mlp"

@@ -38,6 +38,7 @@ IMAGES = env_presets.IMAGES | learning_presets.IMAGES
 UNKNOWN = "--env=my.games:Maze"
 FEW, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
 PICTURE = spaces.Box(0, 255, (40, 36, 3), "uint8")
+LETTERS = spaces.Box(0, 127, (21, 79, 80), "uint8")
 NUMBER = spaces.Box(-1.0, 1.0, (1,))
 SMALL, LARGE = (64, 64), (128, 128)
 
@@ -286,6 +287,14 @@ def test_the_choice_is_said_in_one_line_with_how_to_get_a_memory() -> None:
         " --use_rnn=True adds a memory"
     )
     assert "which shows images: normalize_images=True use" in told(config_of(observation=PICTURE), undecided)
+    shown = spaces.Dict({"view": PICTURE, "letters": LETTERS})
+    line = told(config_of(observation=shown), undecided, spec(shown))
+    assert "which shows images (by key view [40, 36, 3]): normalize_images=True use" in line
+    line = told(config_of(observation=LETTERS), undecided, spec(LETTERS))
+    assert (
+        "which shows numbers and no image (obs [21, 79, 80] has not 1 to 4 channels in up to 4 frames, as a picture:"
+        " --encoder_type=conv reads such keys as one): encoder_mlp_layers=128,128"
+    ) in line
     line = told(config_of("--use_rnn=True", "--ppo_epochs=1"), undecided - {"use_rnn", "ppo_epochs"})
     assert "memory" not in line
     assert "epochs" not in line

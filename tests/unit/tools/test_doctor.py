@@ -16,6 +16,7 @@ from algorithms.tools.doctor import (
     of_machine,
     recommendation,
     report_examination,
+    report_inputs,
     report_scales,
 )
 from algorithms.tools.examine_env import REPEATED_STEPS, Examination, crowd, examine
@@ -329,3 +330,13 @@ def test_sizes_are_measured_where_it_walks() -> None:
     assert (endless.state, "--horizon=1000 truncates it" in endless.text) == ("note", True)
     (ended,) = [one for one in report_examination(exam, spec, 5000) if one.name == "episodes"]
     assert (ended.state, ended.text) == ("ok", "none ended in 100 random steps, fewer than --horizon=5000")
+
+
+def test_many_numbers_that_no_convolution_reads_are_noted() -> None:
+    letters = spaces.Box(0, 127, (21, 79, 80), np.uint8)
+    shown = spaces.Dict({"letters": letters, "view": spaces.Box(0, 255, (84, 84, 3), np.uint8)})
+    [finding] = report_inputs(spec_of(shown, spaces.Discrete(2)), config_of("toy/Zero-v0"))
+    assert finding.state == "note"
+    assert finding.text.startswith("letters [21, 79, 80] is read as 132,720 numbers")
+    asked = config_of("toy/Zero-v0", encoder_type="conv")
+    assert list(report_inputs(spec_of(shown, spaces.Discrete(2)), asked)) == []
