@@ -236,9 +236,14 @@ def open_own(path: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be read, is no plain file, or lies behind a link.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with own_folder(path.parent, to_read=True) as folder:
-        return os.fdopen(open_plain(folder, path.name, flags), "rb")
+        return read_plain(folder, path.name)
+
+
+def read_plain(folder: int, name: str) -> BinaryIO:
+    """Open a file by its name in a folder that is open; see `open_own`."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(open_plain(folder, name, flags), "rb")
 
 
 def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:

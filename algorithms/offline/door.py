@@ -18,13 +18,12 @@ from typing import BinaryIO
 
 from utils.errors import UsageError
 from utils.files import remove_tree
-from utils.run_folder import OWN_BYTES, enter, open_plain, read_own_mapping
+from utils.run_folder import OWN_BYTES, enter, read_own_mapping, read_plain
 
 PART, DATA = "part-", "data"
 METADATA, EPISODE_FILE, HDF5_FILE = "metadata.json", "part-0.arrow", "main_data.hdf5"
 _PART_NAME = re.compile(rf"{PART}([0-9]{{5}}|[1-9][0-9]{{5,17}})")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_PLAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 EPISODE_BYTES = 1 << 20
 """More than the metadata of an episode has."""
@@ -69,7 +68,7 @@ class Place:
             OSError: it cannot be read, is no plain file, or is or lies behind a link.
         """
         with self.entered() as folder:
-            return os.fdopen(open_plain(folder, name, _PLAIN), "rb")
+            return read_plain(folder, name)
 
     def mapping(self, name: str, most_bytes: int = OWN_BYTES) -> dict[str, object]:
         """Return the mapping that a JSON file in the folder holds (UsageError: see `read_own_mapping`)."""
@@ -103,7 +102,7 @@ class Place:
                 def opened(path: Path, name: str = name) -> BinaryIO:
                     folder = enter(data, name)
                     try:
-                        return os.fdopen(open_plain(folder, path.name, _PLAIN), "rb")
+                        return read_plain(folder, path.name)
                     finally:
                         os.close(folder)
 

@@ -31,7 +31,17 @@ from utils import checkpoint_files
 from utils.command_line import say, words_of_flag
 from utils.errors import CheckpointError, ResourceError, UsageError
 from utils.files import replace_directory
-from utils.run_folder import CHECKPOINTS, CONFIG_FILE, PAGE_FILE, RunFolder, replace_own, write_json_atomic
+from utils.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    PAGE_FILE,
+    RunFolder,
+    enter,
+    own_folder,
+    read_plain,
+    replace_own,
+    write_json_atomic,
+)
 from utils.values import shown
 
 CHECKPOINT_FILES = r"MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json"
@@ -242,22 +252,34 @@ def _download(config: HubConfig) -> int:
     with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as temporary:
         folder = Path(temporary, name)
         for file in wanted:
+            place = Path(temporary, "fetched")
             with _reaching_the_hub():
-                fetched = Path(
-                    library.hf_hub_download(config.download, file, local_dir=str(Path(temporary, "fetched")))
-                )
-            _keep(fetched, folder / file)
+                library.hf_hub_download(config.download, file, local_dir=str(place))
+            _keep(place, file, folder / file)
         told = _examine(folder)
         replace_directory(folder, target)
     say(f"{target}: {told}")
     return 0
 
 
-def _keep(fetched: Path, target: Path) -> None:
-    if not fetched.is_file() or fetched.stat().st_size > LIMIT.num_bytes:
-        raise UsageError(f"{target.name} is no plain file of at most {LIMIT.num_bytes >> 30} GiB")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(fetched, target)
+def _keep(place: Path, file: str, target: Path) -> None:
+    """Copy a file that the library has put below a place of ours; no link on the way is followed (UsageError)."""
+    try:
+        with contextlib.ExitStack() as stack:
+            above = stack.enter_context(own_folder(place))
+            *folders, name = file.split("/")
+            for inner in folders:
+                above = enter(above, inner)
+                stack.callback(os.close, above)
+            source = stack.enter_context(read_plain(above, name))
+            if os.fstat(source.fileno()).st_size > LIMIT.num_bytes:
+                raise ValueError("it is too large")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("xb") as copy:
+                shutil.copyfileobj(source, copy)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{file} is no plain file of at most {LIMIT.num_bytes >> 30} GiB: {why}") from None
 
 
 def _examine(folder: Path) -> str:

@@ -2,10 +2,12 @@
 
 import importlib.machinery
 import json
+import os
 import re
 import shutil
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,6 +94,69 @@ def test_what_is_uploaded_comes_back_and_plays(
     assert enjoyed(capfd, tmp_path, "--experiment=cart", "--max_num_episodes=1")["num_episodes"] == 1
     with pytest.raises(UsageError, match="already: give another --experiment"):
         cli.run("hub", ["--download=me/cart", f"--train_dir={tmp_path}"])
+
+
+def link_to_file(target: Path, elsewhere: Path) -> None:
+    (elsewhere / "secret").write_text("{}")
+    target.symlink_to(elsewhere / "secret")
+
+
+def link_to_folder(target: Path, elsewhere: Path) -> None:
+    (elsewhere / target.name).write_text("{}")
+    target.parent.rmdir()
+    target.parent.symlink_to(elsewhere)
+
+
+def pipe(target: Path, elsewhere: Path) -> None:
+    os.mkfifo(target)
+
+
+def nothing(target: Path, elsewhere: Path) -> None:
+    """As a library that puts files elsewhere."""
+
+
+def larger(target: Path, elsewhere: Path) -> None:
+    target.touch()
+    os.truncate(target, (4 << 30) + 1)
+
+
+LEFT: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "a link": (link_to_file, "{name} is a link, and no link is followed here"),
+    "in a link": (link_to_folder, "{folder} is a link, and no link is followed here"),
+    "a pipe": (pipe, "{name} is no plain file"),
+    "nothing": (nothing, "No such file or directory"),
+    "too large": (larger, "it is too large"),
+}
+
+
+@pytest.mark.parametrize("name", ["config.json", "replay.mp4", "checkpoint_p0/ckpt_000000000001/state.json"])
+@pytest.mark.parametrize(("leave", "said"), LEFT.values(), ids=LEFT)
+def test_what_the_library_leaves_that_is_no_plain_file_is_refused(
+    tmp_path: Path, fake: FakeHub, monkeypatch: pytest.MonkeyPatch, leave: Any, said: str, name: str
+) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", Path(name).parent.name or "fetched"
+    elsewhere.mkdir()
+    for file in ("config.json", name):
+        (fake.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (fake.folder / file).write_text("{}")
+    good = fake.hf_hub_download
+
+    def download(repo_id: str, filename: str, *, local_dir: str) -> str:
+        if filename != name:
+            return good(repo_id, filename, local_dir=local_dir)
+        target = Path(local_dir, filename)
+        if leave is link_to_folder and target.parent.name == "fetched" and target.parent.exists():
+            shutil.rmtree(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        leave(target, elsewhere)
+        return str(target)
+
+    monkeypatch.setattr(sys.modules["huggingface_hub"], "hf_hub_download", download)
+    with pytest.raises(UsageError) as refused:
+        cli.run("hub", ["--download=me/cart", f"--train_dir={tmp_path / 'runs'}"])
+    why = said.format(name=Path(name).name, folder=folder)
+    assert str(refused.value) == f"{name} is no plain file of at most 4 GiB: {why}"
+    assert os.listdir(tmp_path / "runs") == []
 
 
 def test_a_dry_run_needs_no_library_and_touches_nothing(

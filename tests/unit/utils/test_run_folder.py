@@ -350,7 +350,7 @@ ELSEWHERE = {
         "into a new folder",
     "algorithms.tools.hub: Path(config.train_dir).mkdir(parents=True, exist_ok=True)": "above all runs",
     "algorithms.tools.hub: target.parent.mkdir(parents=True, exist_ok=True)": "in a new folder",
-    "algorithms.tools.hub: shutil.copyfile(fetched, target)": "into a new folder",
+    "algorithms.tools.hub: target.open('xb')": "in a new folder",
     "algorithms.tools.selftest.selftest: self._log_path.open('wb')": "in a temporary folder of its own",
     "algorithms.tools.selftest.selftest: shutil.rmtree(folder, ignore_errors=True)": "the same",
     "algorithms.tools.doctor: shutil.rmtree(folder, ignore_errors=True)": "in a temporary folder of its own",
