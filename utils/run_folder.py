@@ -237,10 +237,10 @@ def open_own(path: Path) -> BinaryIO:
         OSError: it cannot be read, is no plain file, or lies behind a link.
     """
     with own_folder(path.parent, to_read=True) as folder:
-        return read_plain(folder, path.name)
+        return open_in(folder, path.name)
 
 
-def read_plain(folder: int, name: str) -> BinaryIO:
+def open_in(folder: int, name: str) -> BinaryIO:
     """Open a file by its name in a folder that is open; see `open_own`."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.fdopen(open_plain(folder, name, flags), "rb")

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from utils.errors import UsageError
 from utils.files import remove_tree
-from utils.run_folder import OWN_BYTES, enter, read_own_mapping, read_plain
+from utils.run_folder import OWN_BYTES, enter, open_in, read_own_mapping
 
 PART, DATA = "part-", "data"
 METADATA, EPISODE_FILE, HDF5_FILE = "metadata.json", "part-0.arrow", "main_data.hdf5"
@@ -68,7 +68,7 @@ class Place:
             OSError: it cannot be read, is no plain file, or is or lies behind a link.
         """
         with self.entered() as folder:
-            return read_plain(folder, name)
+            return open_in(folder, name)
 
     def mapping(self, name: str, most_bytes: int = OWN_BYTES) -> dict[str, object]:
         """Return the mapping that a JSON file in the folder holds (UsageError: see `read_own_mapping`)."""
@@ -102,7 +102,7 @@ class Place:
                 def opened(path: Path, name: str = name) -> BinaryIO:
                     folder = enter(data, name)
                     try:
-                        return read_plain(folder, path.name)
+                        return open_in(folder, path.name)
                     finally:
                         os.close(folder)
 

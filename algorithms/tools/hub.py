@@ -37,8 +37,8 @@ from utils.run_folder import (
     PAGE_FILE,
     RunFolder,
     enter,
+    open_in,
     own_folder,
-    read_plain,
     replace_own,
     write_json_atomic,
 )
@@ -271,7 +271,7 @@ def _keep(place: Path, file: str, target: Path) -> None:
             for inner in folders:
                 above = enter(above, inner)
                 stack.callback(os.close, above)
-            source = stack.enter_context(read_plain(above, name))
+            source = stack.enter_context(open_in(above, name))
             if os.fstat(source.fileno()).st_size > LIMIT.num_bytes:
                 raise ValueError("it is too large")
             target.parent.mkdir(parents=True, exist_ok=True)

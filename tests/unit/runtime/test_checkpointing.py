@@ -395,6 +395,21 @@ def test_a_best_checkpoint_that_was_removed_alone_is_forgotten_and_one_out_of_re
     saving.checkpointing.finish()
 
 
+def test_a_copy_beside_the_best_checkpoint_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is named as a checkpoint is one."""
+    saving = Saving(tmp_path, monkeypatch, save_best_after=0)
+    folder = tmp_path / "checkpoint_p0" / "best"
+    copies = ["ckpt_000000000001 (copy)", "ckpt_000000000100.bak", "ckpt_best"]
+    for name in copies:
+        (folder / name).mkdir(parents=True)
+    for env_steps in (100, 200):
+        saving.played(float(env_steps), 2.0 * env_steps, env_steps=env_steps)
+        saving.asked(10.0 * env_steps)
+        saving.learned(env_steps)
+    assert names(folder) == sorted([*copies, "ckpt_000000000200"])
+    saving.checkpointing.finish()
+
+
 def test_what_other_weights_have_played_is_no_merit_of_those_that_were_adopted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,7 +156,7 @@ def test_as_many_are_made_in_a_process_as_an_actor_has(name: str, most: int) -> 
     config = config_of(f"tests.unit.envs.stubborn:{name}").env
     assert crowd(config, most, 1) == most
     for groups in ((most + 1, 1), (1, most + 1)):
-        with pytest.raises(EnvironmentFailure, match="RuntimeError: (no more licences|Cannot create multiple)"):
+        with pytest.raises(EnvironmentFailure, match=r"RuntimeError: (no more licences|Cannot create multiple)"):
             crowd(config, *groups)
 
 

@@ -424,7 +424,7 @@ def test_an_environment_that_allows_one_per_process_gets_one_by_every_way(monkey
     found = Measurement(probe(config_of(name)), None, 0.0)
     assert found.planned.sampling.num_envs_per_worker == 1
     assert found.probe.spec.notes[0].endswith(": each actor gets one")
-    with pytest.raises(UsageError, match="not --num_envs_per_worker=2: --num_envs_per_worker=1$"):
+    with pytest.raises(UsageError, match=r"not --num_envs_per_worker=2: --num_envs_per_worker=1$"):
         _ = Measurement(probe(config_of(name, num_envs_per_worker=2)), None, 0.0).planned
     assert not probe(config_of(name, num_envs_per_worker=1)).spec.one_per_process  # and nobody asks for a second one
 
