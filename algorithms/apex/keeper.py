@@ -145,7 +145,7 @@ class ReplayFile:
 
     def _checksum(self, column: int, word: int) -> int:
         """Return the checksum of all of a column that stays as it is, as memory has it."""
-        found = zlib.crc32(np.array([word, *self._arrays["note"][column, 1:]], np.int64))
+        found = zlib.crc32(_bytes_of(np.array([word, *self._arrays["note"][column, 1:]], np.int64)))
         for name in self._of_columns:
             if name != DRAWN:
                 found = zlib.crc32(_bytes_of(self._arrays[name][column]), found)

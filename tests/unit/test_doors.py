@@ -1,0 +1,199 @@
+"""What strangers may have written is read through few doors: files, names in folders, and what environments say.
+
+A run, a dataset and an environment may come from anybody. A module that opens a file by its path follows links and
+waits on pipes, one that takes a number from a name or a value from an `info` believes it. So each does so in a module
+of this table, or not at all.
+"""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests import structure
+from tests.structure import name_of
+
+FILE, JSON, NAMES, NUMBER, INFO = "opens a file", "parses", "lists names", "a number from a name", "reads an info"
+
+READERS = {"read_text": FILE, "read_bytes": FILE, "glob": NAMES, "rglob": NAMES, "iterdir": NAMES}
+"""Methods of paths."""
+FUNCTIONS = {
+    "open": FILE, "io.open": FILE, "os.open": FILE, "np.load": FILE, "np.memmap": FILE,
+    "np.fromfile": FILE, "np.loadtxt": FILE, "np.genfromtxt": FILE, "h5py.File": FILE, "pa.memory_map": FILE,
+    "pa.OSFile": FILE, "pa.ipc.open_file": FILE, "pyarrow.memory_map": FILE, "pyarrow.OSFile": FILE,
+    "pyarrow.ipc.open_file": FILE, "safetensors.safe_open": FILE, "safe_open": FILE, "load_file": FILE,
+    "torch.load": FILE, "tomllib.load": FILE, "shutil.copyfile": FILE, "shutil.copy": FILE, "shutil.copytree": FILE,
+    "json.load": JSON, "json.loads": JSON, "yaml.load": JSON, "yaml.safe_load": JSON, "pickle.load": JSON,
+    "pickle.loads": JSON, "os.listdir": NAMES, "os.scandir": NAMES, "os.walk": NAMES, "os.fwalk": NAMES,
+    "glob.glob": NAMES, "glob.iglob": NAMES,
+}  # fmt: skip
+INFOS = {"info", "infos", "final_info", "final_infos"}
+"""Names of what an environment says beside its observation."""
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield kind and text of everything that reads what a stranger may have written."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (kind := _kind(node)):
+            yield kind, ast.unparse(node)
+        elif isinstance(node, ast.Subscript) and _is_info(node.value) and isinstance(node.ctx, ast.Load):
+            yield INFO, ast.unparse(node)
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            yield from ((INFO, ast.unparse(node)) for one in node.comparators[:1] if _is_info(one))
+
+
+def _kind(node: ast.Call) -> str:
+    name = ast.unparse(node.func)
+    if name in FUNCTIONS and not any(keyword.arg == "dir_fd" for keyword in node.keywords):
+        return FUNCTIONS[name]
+    if name in ("int", "float") and any(_is_name(inner) for argument in node.args for inner in ast.walk(argument)):
+        return NUMBER
+    if isinstance(node.func, ast.Attribute):
+        if node.func.attr in ("get", "pop", "items") and _is_info(node.func.value):
+            return INFO
+        if node.func.attr == "open" and name not in ("os.open", "webbrowser.open"):
+            return FILE
+        return READERS.get(node.func.attr, "")
+    return ""
+
+
+def _is_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("name", "stem", "suffix")
+
+
+def _is_info(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Name) and node.id in INFOS) or (isinstance(node, ast.Attribute) and node.attr in INFOS)
+
+
+PROC, OURS, USERS = "/proc, /dev and the like", "a file of the installation", "a file that the user names"
+DOORS: dict[str, tuple[set[str], str]] = {
+    # Folders of runs, and files that the user names.
+    "utils.run_folder": ({FILE, JSON, NAMES}, "the door of runs: folder by folder, no link, bounded"),
+    "utils.files": ({FILE, JSON}, "the door of settings: no pipe, no alias, bounded"),
+    "utils.hashed_files": ({FILE}, "the door of checkpoints: no link, hashes"),
+    "utils.checkpoint_files": ({JSON, NAMES}, "names that match as a whole, in a folder that is open"),
+    "utils.metrics": ({JSON}, "lines of a file that `open_own` opened, bounded"),
+    "utils.lock": ({FILE, JSON}, "the lock, bounded"),
+    "utils.tensorboard": ({NAMES}, "in a folder that is open"),
+    "algorithms.run.folder": ({JSON, NAMES}, "finds runs; looks whether there is something"),
+    "algorithms.run.trust": ({FILE}, "the key of the user"),
+    "algorithms.run.code": ({FILE, JSON, NAMES}, "the user's code, bounded; in a run whether there is something"),
+    "algorithms.run.summary": ({FILE, NAMES}, "whether the lock is held, no link; what is read of a name is verified"),
+    "algorithms.run.program": ({FILE}, "the program that called us"),
+    "algorithms.run.page": ({FILE}, "a picture in a temporary folder of our own"),
+    "algorithms.runtime.learning.rollback": ({NAMES}, "old incidents, removed as they are"),
+    "algorithms.runtime.learning.learner_worker": ({FILE}, "weights in the temporary folder, named by main"),
+    "algorithms.runtime.memory.learner_state": ({JSON}, "the door of states: bounded, each value checked"),
+    "algorithms.runtime.monitor.upkeep": ({NAMES}, "sizes of logs"),
+    "algorithms.tools.evaluate": ({NAMES, NUMBER}, "whether there is something; the name of a verified checkpoint"),
+    "algorithms.tools.hub": ({FILE, NAMES}, "a folder that it has made itself; a video that the user names"),
+    "algorithms.tools.report.report": ({FILE}, OURS),
+    "envs.incidents": ({NAMES}, "in a folder that is open"),
+    # Datasets.
+    "algorithms.offline.reader": ({FILE, JSON, NAMES}, "the door of datasets"),
+    "algorithms.offline.writer": ({FILE, JSON, NAMES, NUMBER, INFO}, "the door of datasets that are written"),
+    "algorithms.offline.episodes": ({FILE, JSON, INFO}, "the door of episodes: sizes, and columns of infos"),
+    "algorithms.offline.columns": ({INFO}, "columns of infos that `episodes` has checked"),
+    "algorithms.tools.estimate": ({INFO}, "columns of infos that `episodes` has checked"),
+    "algorithms.tools.record": ({NAMES}, "whether there is something"),
+    # What environments say beside observations.
+    "envs.conversion": ({INFO}, "the door of infos: each value checked by its name"),
+    "envs.masks": ({INFO}, "the door of masks"),
+    "envs.python_loop": ({INFO}, "one environment or several in a loop"),
+    "envs.vector": ({INFO}, "environments that are a vector"),
+    "envs.wrappers": ({INFO}, "frames of a step that is repeated"),
+    "envs.agents.multi_agent": ({INFO}, "several agents"),
+    "envs.agents.pettingzoo": ({INFO}, "several agents"),
+    "envs.families.envpool": ({INFO}, "a family that is a vector"),
+    # Our own texts and pipes, and what the kernel says.
+    "utils.values": ({JSON}, "words of the command line"),
+    "utils.command_line": ({FILE}, PROC),
+    "utils.limits": ({FILE, NAMES}, PROC),
+    "utils.machine": ({FILE}, PROC),
+    "algorithms.population.lineage": ({JSON}, "a copy of what it has made"),
+    "algorithms.run.training": ({JSON}, "lines of a process of our own"),
+    "algorithms.runtime.monitor.terminal": ({FILE}, PROC),
+    "algorithms.runtime.monitor.tracking": ({FILE, JSON}, "lines of a process of our own"),
+    "algorithms.runtime.processes.janitor": ({NAMES, NUMBER}, PROC),
+    "algorithms.runtime.processes.prctl": ({FILE}, PROC),
+    "algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
+    "algorithms.tools.selftest.killer": ({FILE, NAMES, NUMBER}, PROC),
+    "algorithms.tools.selftest.selftest": ({FILE, NAMES}, "a temporary folder of its own, and /proc"),
+    "envs.env_set": ({JSON}, "a copy of what it has made"),
+}
+"""Module -> what it may read by itself, and why nothing of a stranger's is believed there."""
+
+
+def strays(module: str, tree: ast.AST) -> list[str]:
+    """List what a module reads by itself that the table does not let it read."""
+    allowed = DOORS.get(module, (set(), ""))[0]
+    return [f"{module} {kind}: {text}" for kind, text in calls(tree) if kind not in allowed]
+
+
+def test_what_strangers_may_have_written_is_read_through_the_doors_alone() -> None:
+    """Use `open_own`, `names_in_own`, `read_own_mapping`, `listed`, `read_mapping`, or the readers of datasets."""
+    assert [text for path in structure.files() for text in strays(name_of(path), ast.parse(path.read_text()))] == []
+
+
+def test_every_door_is_a_module() -> None:
+    assert set(DOORS) <= {name_of(path) for path in structure.files()}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("open(path)", FILE),
+        ("open(path, 'rb').read()", FILE),
+        ("io.open(path)", FILE),
+        ("Path(folder, 'config.json').open()", FILE),
+        ("os.open(path, os.O_RDONLY)", FILE),
+        ("path.read_text(encoding='utf-8')", FILE),
+        ("(folder / 'x').read_bytes()", FILE),
+        ("np.load(path)", FILE),
+        ("np.memmap(path, np.uint8)", FILE),
+        ("h5py.File(path, 'r')", FILE),
+        ("pa.memory_map(str(path))", FILE),
+        ("torch.load(path)", FILE),
+        ("json.load(file)", JSON),
+        ("json.loads(text)", JSON),
+        ("yaml.safe_load(text)", JSON),
+        ("folder.glob('part-*')", NAMES),
+        ("sorted(folder.rglob('*'))", NAMES),
+        ("[one for one in folder.iterdir()]", NAMES),
+        ("os.listdir(folder)", NAMES),
+        ("os.scandir(folder)", NAMES),
+        ("int(path.name[5:])", NUMBER),
+        ("max(int(path.stem.split('_')[1]) for path in paths)", NUMBER),
+        ("float(entry.name)", NUMBER),
+        ("info['num_frames']", INFO),
+        ("said.infos[agent]", INFO),
+        ("info.get('true_reward', 0.0)", INFO),
+        ("'action_mask' in infos", INFO),
+    ],
+)
+def test_a_module_that_reads_by_itself_is_found(code: str, kind: str) -> None:
+    (found,) = strays("algorithms.new_module", ast.parse(code))
+    assert found.startswith(f"algorithms.new_module {kind}: ")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open_own(path)",
+        "os.open(name, flags, dir_fd=folder)",
+        "webbrowser.open(address)",
+        "names_in_own(folder)",
+        "json.dumps(x)",
+        "int(match[1])",
+        "info = {}",
+        "info['x'] = 1",
+        "x.name",
+    ],
+)
+def test_what_goes_through_a_door_is_not(code: str) -> None:
+    assert strays("algorithms.new_module", ast.parse(code)) == []
+
+
+def test_a_door_is_open_for_what_the_table_says() -> None:
+    tree = ast.parse("path.read_text()\njson.loads(text)")
+    assert strays("utils.metrics", tree) == ["utils.metrics opens a file: path.read_text()"]
