@@ -30,6 +30,10 @@ POLICY_VERSION = "policy_version"
 """Name among the infos of the version of the weights that acted."""
 
 
+class Unfit(ValueError):
+    """What is whole, but cannot be learned from as it is."""
+
+
 @dataclass(frozen=True)
 class Episode:
     """One whole episode of L steps, as learners see it.
@@ -196,6 +200,10 @@ def episode_of(
     """
     reward: FloatArray = np.asarray(raw["rewards"], np.float32).reshape(-1)
     steps = len(reward)
+    for key, values in _leaves(described[0], raw["observations"]):
+        if len(values) != steps + 1:
+            there = f"there are {len(values)}" + (f" under {key}" if key else "")
+            raise Unfit(f"its arrays have different lengths: {steps} steps need {steps + 1} observations, {there}")
     writer = ObservationWriter(name, described[0])
     obs = writer.empty(steps + 1)
     writer.write_batch(obs, raw["observations"])
@@ -207,8 +215,10 @@ def episode_of(
         action = infos.pop(SAMPLED_ACTION).astype(action.dtype).reshape(action.shape)
         _check_choices(action, spec.action)
     ended = [np.asarray(raw[key], np.bool_).reshape(-1) for key in ("terminations", "truncations")]
-    if not steps or any(len(one) != steps for one in (action, *ended, *infos.values())):
-        raise ValueError("its arrays have different lengths")
+    named = {"actions": action, "terminations": ended[0], "truncations": ended[1], **infos}
+    for key, values in named.items():
+        if not steps or len(values) != steps:
+            raise Unfit(f"its arrays have different lengths: {steps} rewards and {len(values)} {key}")
     if (ended[0] | ended[1])[:-1].any():
         raise ValueError("it goes on after its end")
     # Where others have called something else the same, it says nothing of a policy.
@@ -219,6 +229,17 @@ def episode_of(
     if not all(np.isfinite(array).all() for array in real):
         raise ValueError("it holds what is not finite")
     return Episode(obs, action, reward, bool(ended[0][-1]), infos)
+
+
+def _leaves(space: Space, values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a space, each with its key; what has another form than the space is left to who reads it."""
+    parts = children(space)
+    if parts is None:
+        yield key, values
+    elif len(values) == len(parts) if isinstance(values, tuple | list) else isinstance(values, Mapping):
+        for name, part in parts:
+            if not isinstance(values, Mapping) or name in values:
+                yield from _leaves(part, values[name], f"{key}.{name}" if key else str(name))
 
 
 # Spaces as JSON, in the form of Minari's metadata.
@@ -282,7 +303,7 @@ def _refuse_large(space: Space) -> None:
             numbers += math.prod(max(1, size) for size in leaf.shape)
     if choices > MOST_CHOICES or numbers > MOST_NUMBERS:
         most = f"where at most {MOST_CHOICES} and {MOST_NUMBERS} are read"
-        raise ValueError(f"a space of {choices} choices and {numbers} numbers, {most}")
+        raise Unfit(f"a space of {choices} choices and {numbers} numbers, {most}")
 
 
 def _refuse_many(plain: Any) -> None:
@@ -294,15 +315,15 @@ def _refuse_many(plain: Any) -> None:
         level = [one for some in inner for one in (some.values() if isinstance(some, dict) else some)]
         count += len(level)
         if count > MOST_SPACES:
-            raise ValueError(f"a space of more than {MOST_SPACES} spaces")
+            raise Unfit(f"a space of more than {MOST_SPACES} spaces")
 
 
-def _space_of(plain: Any) -> Space:
-    kind = plain["type"]
+def _space_of(plain: Any, key: str = "") -> Space:
+    kind, inner = plain["type"], f"{key}." if key else ""
     if kind == "Dict":
-        return spaces.Dict({str(key): _space_of(one) for key, one in plain["subspaces"].items()})
+        return spaces.Dict({str(name): _space_of(one, f"{inner}{name}") for name, one in plain["subspaces"].items()})
     if kind == "Tuple":
-        return spaces.Tuple([_space_of(one) for one in plain["subspaces"]])
+        return spaces.Tuple([_space_of(one, f"{inner}{index}") for index, one in enumerate(plain["subspaces"])])
     if kind == "Discrete":
         return spaces.Discrete(int(plain["n"]), start=int(plain.get("start", 0)))
     if kind == "MultiDiscrete":
@@ -315,7 +336,10 @@ def _space_of(plain: Any) -> Space:
             raise ValueError(f"a Box of the type {shown(plain['dtype'])}, which is none of {_NUMBERS}")
         low, high = (np.array(plain[end], np.float64).astype(dtype).reshape(shape) for end in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
-    raise ValueError(f"a space of type {kind} cannot be learned from")
+    raise Unfit(
+        f"{f'{shown(key)}: ' if key else ''}a space of type {shown(kind)} cannot be learned from: leave it out by"
+        " --input=package.module:function, which returns spaces and episodes without it"
+    )
 
 
 # From the steps of rows to whole episodes.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from algorithms.offline.door import DATA, EPISODE_FILE, HDF5_FILE, METADATA, Place, stored_bytes
-from algorithms.offline.episodes import Episode, Spaces, episode_of, space_from_json
+from algorithms.offline.episodes import Episode, Spaces, Unfit, episode_of, space_from_json
 from algorithms.offline.stored import (
     FREE_BYTES,
     JPEG_BYTES,
@@ -185,15 +185,26 @@ def _data_folders(path: Path) -> list[Place]:
             return [folder]
     parts = place.parts()
     if not parts:
-        hint = f", no folder with {DATA}/{METADATA} as Minari writes it" if path.exists() else ""
+        hint = f", no folder with {DATA}/{METADATA} as Minari writes it" if path.exists() else _in_store(path)
         raise UsageError(f"there is no dataset {named(path)}{hint}")
     return parts
+
+
+def _in_store(name: Path) -> str:
+    """Return where Minari's own store has a dataset of this name, for a message; empty: nowhere."""
+    store = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets") / name
+    there = Place(store).holds(DATA) and not name.is_absolute()
+    return f"; Minari's store has one of this name: --input={store}" if there else ""
 
 
 def _source_in(folder: Place) -> Source:
     name = named(folder.path)
     with _damage(str(folder.path / METADATA)):
         metadata = folder.mapping(METADATA)
+        if missing := [
+            name for name in ("observation_space", "action_space", "total_episodes") if name not in metadata
+        ]:
+            raise Unfit(f"it lacks {', '.join(missing)}")
         spaces = space_from_json(metadata["observation_space"]), space_from_json(metadata["action_space"])
         episodes: Any = metadata["total_episodes"]
         frames: Any = metadata.get(FRAMES, 0)
@@ -224,7 +235,10 @@ def _form_in(metadata: Mapping[str, Any]) -> ActionForm:
 
 def _spec_of(source: Source, form: ActionForm) -> EnvSpec:
     with _damage(source.name):
-        return spec_of(*source.spaces, frames_per_step=source.frames_per_step or 1, form=form)
+        try:
+            return spec_of(*source.spaces, frames_per_step=source.frames_per_step or 1, form=form)
+        except UsageError as error:
+            raise Unfit(str(error)) from None
 
 
 @contextmanager
@@ -234,8 +248,8 @@ def _damage(name: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(f"--input: {error}") from None
-    except AppoError as error:
-        raise UsageError(f"--input: {named(name)} is damaged: {error}") from None
+    except (AppoError, Unfit) as error:
+        raise UsageError(f"--input: {named(name)}: {str(error).removeprefix(f'{name}: ')}") from None
     except Exception as error:  # Arrow, HDF5, numpy and gymnasium each have errors of their own
         raise UsageError(f"--input: {named(name)} is damaged: {type(error).__name__}: {text_of(error)[:200]}") from None
 
@@ -288,7 +302,8 @@ class ArrowSource:
         wanted = {name: (steps + 1) * one for name, one in most.items()} | {"infos": -1}
         batch = record_batch(self._arrow, content, wanted)
         if batch.num_rows != steps + 1:
-            raise ValueError(f"it has {batch.num_rows - 1} steps and not {steps}")
+            found = f"it has {batch.num_rows - 1} steps and not {steps}"
+            raise Unfit(f"{found}: {steps} steps need {steps + 1} observations, there are {batch.num_rows}")
         columns = {name: batch.column(name) for name in batch.schema.names}
         raw: dict[str, Any] = {
             "observations": self._values(self.spaces[0], columns["observations"]),
@@ -422,7 +437,11 @@ class HDF5Source:
         """Return an array that has as many numbers as a shape, or images as JPEG (ValueError: it has others)."""
         array = self._array(group, name)
         if array.dtype.kind == "O" or math.prod(array.shape) != math.prod(shape):
-            raise ValueError(f"{name} has the shape {array.shape}, where the steps and the space have {shape}")
+            if array.shape[1:] == shape[1:] and array.shape:
+                raise Unfit(
+                    f"its arrays have different lengths: {name} has {array.shape[0]}, where its steps need {shape[0]}"
+                )
+            raise Unfit(f"{name} has the shape {array.shape}, where the steps and the space have {shape}")
         return array
 
     def _values(self, space: Any, group: Any, name: str, rows: int) -> Any:
@@ -442,7 +461,7 @@ class HDF5Source:
         if array.dtype.kind != "O" and len(array.shape) != 2:
             return None
         if array.shape[0] != rows or math.prod(array.shape[1:]) > 2 * math.prod(shape) + JPEG_BYTES:
-            raise ValueError(f"{name} has the shape {array.shape}, where the steps and the space have {(rows, *shape)}")
+            raise Unfit(f"{name} has the shape {array.shape}, where the steps and the space have {(rows, *shape)}")
         return array if array.dtype.kind == "O" else array[:]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
+from algorithms.offline.episodes import Unfit
 from envs.spaces import Space, children
 from envs.spec import Array
 from utils.errors import UsageError
@@ -63,9 +64,9 @@ def decoded_images(shape: tuple[int, ...], encoded: Iterable[Any]) -> Array:
 
 
 def require_stored(what: str, asked: int, stored: int, free: int = FREE_BYTES) -> None:
-    """Refuse what would take much memory and takes next to nothing on the disk (ValueError)."""
+    """Refuse what would take much memory and takes next to nothing on the disk (Unfit)."""
     if asked > free and asked > MOST_RATIO * stored:
-        raise ValueError(f"{what} would take {asked >> 20} MiB of memory, and has {stored} bytes on the disk")
+        raise Unfit(f"{what} would take {asked >> 20} MiB of memory, and has {stored} bytes on the disk")
 
 
 def row_bytes(space: Space) -> int:
@@ -119,7 +120,7 @@ def record_batch(pa: Any, content: bytes, most_bytes: Mapping[str, int]) -> Any:
         if most >= 0 and name not in sizes:
             raise KeyError(f"no column {name}")
         if most >= 0 and sizes[name] > most + SLACK_BYTES:
-            raise ValueError(f"{name} would take {sizes[name]} bytes, where the steps and the space allow {most}")
+            raise Unfit(f"{name} would take {sizes[name]} bytes, where the steps and the space allow {most}")
         require_stored(name, sizes.get(name, 0) if most < 0 else 0, len(content))
     included = [schema.names.index(name) for name in most_bytes if name in sizes]
     options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
@@ -146,7 +147,7 @@ def _buffers(pa: Any, field: Any, left: list[int]) -> Iterator[int]:
     elif types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind):
         yield 2
     else:
-        raise ValueError(f"a column of the type {name}, which is not read")
+        raise Unfit(f"a column of the type {name}, which is not read")
     for index in range(kind.num_fields):
         yield from _buffers(pa, kind.field(index), left)
 
