@@ -20,8 +20,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, SupportsFloat
 
-import numpy as np
-
 from utils.failpoints import failpoint
 from utils.run_folder import is_named, names_in_own, new_own, open_own, own_folder, remove_own, replace_own
 
@@ -328,7 +326,7 @@ class EventWriter:
         _check_tag("add_image(tag, img_tensor, global_step)", tag)
         if dataformats not in ("HWC", "CHW"):
             raise ValueError(f"dataformats={dataformats!r} is not one of HWC, CHW")
-        pixels = np.asarray(img_tensor)
+        pixels = img_tensor.cpu().numpy() if hasattr(img_tensor, "cpu") else img_tensor  # of torch, or of numpy
         if dataformats == "CHW" and pixels.ndim == 3:
             pixels = pixels.transpose(1, 2, 0)
         self._queue_up(_Event(time.time(), int(global_step), {}, drawn={tag: {"image": image_of(pixels)}}))

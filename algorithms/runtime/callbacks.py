@@ -179,7 +179,7 @@ class Callbacks:
         """In both: the run, or the actor's life, ends in an orderly way."""
 
 
-EVENTS = tuple(name for name in vars(Callbacks) if not name.startswith("_"))
+EVENTS = tuple(name for name in vars(Callbacks) if name.startswith(("on_", "before_")))
 
 
 class Hooks:

@@ -47,6 +47,7 @@ def test_the_wheel_holds_three_typed_packages_and_nothing_else(wheel: Path) -> N
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
     assert {name for name in names if name.endswith("py.typed")} == {f"{package}/py.typed" for package in PACKAGES}
+    assert "utils/synonyms.toml" in names
     tracked = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == tracked
 
