@@ -112,21 +112,24 @@ def stop_unwinding() -> None:
 # How a person or a scheduler ends a run.
 
 
-LIKE_SIGTERM = (signal.SIGQUIT, signal.SIGUSR2, signal.SIGALRM)
-"""Signals that end a run as SIGTERM does: those of a terminal, of a scheduler that warns, of a timer."""
+LIKE_SIGTERM = (signal.SIGQUIT, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
+"""Signals that end a run as SIGTERM does: those of a terminal, of a scheduler that warns, of a timer, of a limit.
+
+SIGUSR1 is not among them: every process writes its stacks then, see `utils/logging.py`.
+"""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, *LIKE_SIGTERM)
 """Signals that main ends with."""
 
-QUIET = (*ENDING, signal.SIGHUP)
-"""Signals that are meant for main alone; its processes do not hear them."""
+QUIET = (*ENDING, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that do not end the processes of main: they are meant for main alone, or for stacks (SIGUSR1)."""
 
 
 class SignalWatch:
     """While entered: notes the first SIGINT or SIGTERM, raises `StopNow` at the second SIGINT, outlives SIGHUP.
 
-    SIGQUIT, SIGUSR2 and SIGALRM do as SIGTERM, unless the program has a use of its own for them: a handler that is
-    there stays, and a SIGALRM that an environment in this process takes stays taken.
+    SIGQUIT, SIGUSR2, SIGALRM and SIGXCPU do as SIGTERM, unless the program has a use of its own for them: a handler
+    that is there stays, and a SIGALRM that an environment in this process takes stays taken.
 
     A third SIGINT ends the process on the spot; the kernel then ends its children. In a thread that is not the main one
     Python allows no handlers: signals then stay what they are to the caller.

@@ -52,7 +52,11 @@ def test_a_run_that_has_reached_its_goal_ends_though_the_fork_server_stands_stop
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGUSR2, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGQUIT, signal.SIGALRM))]
+    "number",
+    [
+        signal.SIGUSR2,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGQUIT, signal.SIGALRM, signal.SIGXCPU)),
+    ],
 )
 def test_other_signals_save_as_sigterm_does(tmp_path: Path, number: int) -> None:
     """Also when all processes get them, as from a scheduler that warns."""
@@ -69,6 +73,20 @@ def test_other_signals_save_as_sigterm_does(tmp_path: Path, number: int) -> None
         assert left(run, number) == TERMINATED
         assert f"ended by {signal.Signals(number).name}" in run.stdout
         assert "starting it again" not in run.stderr
+
+
+@pytest.mark.slow
+def test_the_signal_for_stacks_ends_nothing(tmp_path: Path) -> None:
+    """To main alone, as `scancel --signal=USR1` sends it, and to all its processes."""
+    with TrainingRun(tmp_path, "--inference=central") as run:
+        run.wait_for_env_steps()
+        for pid in (*run.roles(), run.process.pid):
+            kill(pid, signal.SIGUSR1)
+        run.wait_until(lambda: "most recent call first" in run.stderr, "stacks of main")
+        before = run.env_steps()
+        run.wait_until(lambda: run.env_steps() > before, "env steps")
+        assert "starting it again" not in run.stderr
+        assert left(run, signal.SIGTERM) == TERMINATED
 
 
 @pytest.mark.slow

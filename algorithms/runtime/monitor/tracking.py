@@ -399,7 +399,7 @@ class _Lines(threading.Thread):
 
 
 def _main() -> None:
-    for name in ("INT", "TERM", "HUP", "QUIT", "USR2", "ALRM"):  # main ends it
+    for name in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU"):  # main ends it
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
     stream = open(0, "rb", closefd=False)  # noqa: SIM115 - as long as the process lives
     first = stream.readline()

@@ -180,7 +180,7 @@ class _Watch:
 
 
 def _main() -> None:
-    for name in ("INT", "TERM", "HUP", "QUIT", "USR2", "ALRM"):  # those are main's
+    for name in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU"):  # those are main's
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
     watch = _Watch(int(sys.argv[2]), sys.argv[3], owns_main=sys.argv[4] == "1")
     rest, due = b"", 0.0
