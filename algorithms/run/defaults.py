@@ -110,6 +110,8 @@ def told(config: Config, undecided: Set[str], spec: EnvSpec | None = None) -> st
         spec: of the environment, to name the keys that decided.
     """
     values = chosen_in(config, undecided)
+    if config.model.encoder_custom:  # it stands in the place of the encoder that these describe
+        values = {name: value for name, value in values.items() if not name.startswith("encoder_")}
     if not values:
         return ""
     memory = "" if config.model.use_rnn else "; --use_rnn=True adds a memory"

@@ -101,7 +101,7 @@ def evaluate(config: EvaluateConfig) -> int:
         if len(directories) > 1:
             raise UsageError(f"--every_sec follows one run, not {len(directories)}: {shown(', '.join(directories))}")
         _give_way()
-        with Evaluator(*directories.values(), config) as evaluator:
+        with Evaluator(next(iter(directories.values())), config) as evaluator:
             evaluator.follow()
         return 0
 

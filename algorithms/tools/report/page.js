@@ -18,12 +18,19 @@
     make("text", { x, y, "text-anchor": anchor }, parent).textContent = words;
   };
 
-  const short = (value) => {
+  const short = (value, digits = 4) => {
     const size = Math.abs(value);
     for (const [limit, divisor, unit] of [[1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"]]) {
-      if (size >= limit) return `${+(value / divisor).toPrecision(4)}${unit}`;
+      if (size >= limit) return `${+(value / divisor).toPrecision(digits)}${unit}`;
     }
-    return `${+value.toPrecision(4)}`;
+    return `${+value.toPrecision(digits)}`;
+  };
+
+  // Labels with as many digits as tell values apart; of those that rounding alone has made differ the first has one.
+  const labels = (values, digits = 4) => {
+    const words = values.map((value) => short(value, digits));
+    if (digits < 6 && new Set(words).size < words.length) return labels(values, digits + 1);
+    return words.map((word, i) => (words.indexOf(word) === i ? word : ""));
   };
 
   const time = (hours) => {
@@ -88,10 +95,12 @@
   const drawFrame = (chart) => {
     const { svg, width, height, sx, sy, x, y } = chart;
     const frame = make("g", { class: "frame" }, svg);
-    for (const value of ticks(y[0], y[1], height > 200 ? 6 : 4)) {
+    const levels = ticks(y[0], y[1], height > 200 ? 6 : 4);
+    const words = labels(levels);
+    levels.forEach((value, i) => {
       make("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: sy(value), y2: sy(value) }, frame);
-      text(frame, MARGIN.left - 6, sy(value) + 4, short(value), "end");
-    }
+      text(frame, MARGIN.left - 6, sy(value) + 4, words[i], "end");
+    });
     const places = (state.axis === "hours" ? timeTicks : ticks)(x[0], x[1], Math.max(2, width / 110));
     for (const value of places) text(frame, sx(value), height - 6, place(value), "middle");
   };

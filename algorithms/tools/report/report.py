@@ -8,7 +8,9 @@ import base64
 import hashlib
 import html
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +28,7 @@ from algorithms.tools.flags import ReportConfig
 from algorithms.tools.lineage import describe
 from algorithms.tools.plot import ASIDE, Band, Curve, band_of, group_runs
 from algorithms.tools.report.contents import FIGURES, MIB, Films, Found, Video, read
-from utils.command_line import say, words_of
+from utils.command_line import say, words_of, words_of_flag
 from utils.errors import UsageError
 from utils.files import replaced_when_whole
 from utils.metrics import duration, short_number
@@ -37,6 +39,8 @@ HERE = Path(__file__).parent
 COLOURS = 8  # of curves, in page.css
 PHASE_COLOURS = dict(zip(PHASES, (7, 2, 2, 0, 1, 6, None, None), strict=True))  # None: waiting, as the bar's ground
 LONGEST = 300  # characters of anything that a run says
+LONGEST_COMMAND = 4000
+LAST_SECOND = 253402300799.0  # of the years that have four digits
 MOST_FLAGS = 200
 MOST_LINES = 100  # of a lineage in words
 MOST_LANES = 16
@@ -64,7 +68,8 @@ def report(config: ReportConfig) -> int:
         temporary.write_bytes(content)
     left_out = f"; {films.left_out} videos are left out (--video_mb={config.video_mb})" if films.left_out else ""
     runs = f"{len(found)} run{'s' * (len(found) > 1)}"
-    say(f"{runs}, {len(content) / MIB:.1f} MiB: {config.output}{left_out}")
+    size = f"{len(content) / MIB:.1f} MiB" if len(content) >= MIB else f"{len(content) / 1024:.0f} KiB"
+    say(f"{runs}, {size}: {config.output}{left_out}")
     return 0
 
 
@@ -81,6 +86,7 @@ def page(runs: Sequence[Found], axis: Axis) -> str:
             _charts(drawn),
             _videos(runs),
             _flags(runs),
+            _commands(runs),
             _machine(runs),
             _lineage(runs),
             _warnings(runs),
@@ -336,6 +342,19 @@ def _flags(runs: Sequence[Found]) -> str:
     seeds = set(names) <= ASIDE
     same = '<p class="soft">They are the same but for seeds and reports.</p>' if len(runs) > 1 and seeds else ""
     return f"<h2>{title}</h2>\n{same}{_table(['flag', *heads], rows, ['flag'] * (1 + len(columns)))}{more}"
+
+
+def _commands(runs: Sequence[Found]) -> str:
+    """Return how each run was started last, with its seed, and when it was active last."""
+    cards = []
+    for run in runs:
+        names = [name for name in differing_flags([run.flags, run.defaults]) if name in run.flags]
+        words = [word for name in names for word in words_of_flag(name, run.flags[name])]
+        active = datetime.fromtimestamp(min(max(run.summary.active, 0.0), LAST_SECOND), UTC)
+        said = f"{run.name}: seed {words_of(run.flags.get('seed'))}, last active {active:%Y-%m-%d %H:%M} UTC"
+        command = printable(shlex.join(["appo", "train", *words])[:LONGEST_COMMAND])
+        cards.append(f'<p class="soft">{_text(said)}</p><pre>{html.escape(command)}</pre>')
+    return f"<h2>Commands</h2>\n{chr(10).join(cards)}"
 
 
 def _machine(runs: Sequence[Found]) -> str:

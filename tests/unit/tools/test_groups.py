@@ -160,7 +160,7 @@ TABLE = [
 def test_a_sweep_ends_with_its_settings_sorted_and_seeds_pooled(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "compare", "nets")[-4:] == TABLE
     page = Path("report.html")
-    assert said(capsys, "report", "nets") == [f"6 runs, {page.stat().st_size / 2**20:.1f} MiB: report.html"]
+    assert said(capsys, "report", "nets") == [f"6 runs, {page.stat().st_size / 1024:.0f} KiB: report.html"]
     for cell in ("<h2>Settings</h2>", ">42.00 [16.59, 67.41]</td>", ">20.00 [-4.84, 44.84]</td>"):
         assert cell in page.read_text()
     assert not any(line.startswith("runs that differ") for line in said(capsys, "compare", "alone", "outer/x"))

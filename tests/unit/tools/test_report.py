@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from algorithms import cli
 from algorithms.runtime.monitor.curves import Point
 from algorithms.tools.report import contents
 from algorithms.tools.report.contents import MIB, Films, curves, thinned
-from tests.unit.run.test_summary import flags, reports, write_run
+from tests.unit.run.test_summary import NOW, flags, reports, write_run
 from tests.unit.tools.test_top import STATUS
 from utils.errors import UsageError
 from utils.run_folder import RunFolder
@@ -78,7 +79,13 @@ def written(*argv: str) -> Page:
 
 def test_a_page_says_what_runs_are_how_they_differ_and_what_they_wait_for(runs: Path, capsys) -> None:
     page = written("r0", "r1", "train_dir/r2", "-o", "report.html")
-    assert capsys.readouterr().out == "3 runs, 0.0 MiB: report.html\n"
+    size = Path("report.html").stat().st_size
+    assert capsys.readouterr().out == f"3 runs, {size / 1024:.0f} KiB: report.html\n"
+    assert 20 < size / 1024 < 60
+    day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(NOW))
+    for number, rate in enumerate((1e-4, 1e-4, 1e-3)):
+        assert f"r{number}: seed {number}, last active {day}" in page.text
+        assert (f"--learning_rate={rate}" in page.text) == (rate != 1e-4)
     table = "seed 0 1 2 learning_rate 0.0001 0.0001 0.001"
     for said in ("r0, r1, r2", "APPO on CartPole-v1", "Flags that differ flag r0 r1 r2", table, "Z80, 2 cores",
                  "all 2 cores are full, 61% of it environment", "finished"):  # fmt: skip
