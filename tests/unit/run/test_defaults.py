@@ -299,6 +299,9 @@ def test_the_choice_is_said_in_one_line_with_how_to_get_a_memory() -> None:
     assert "memory" not in line
     assert "epochs" not in line
     assert "hidden_size=64" in line
+    own = told(config_of("--encoder_custom=my.nets:Net"), undecided)  # which replaces the encoder
+    assert "encoder_" not in own
+    assert "nonlinearity=tanh" in own
     assert chosen_in(config_of(), frozenset()) == {}
 
 
