@@ -236,6 +236,10 @@ class ActorCritic(nn.Module, ABC):
         """Convert values from the units of the value head to reward units."""
         return value * self.return_std + self.return_mean
 
+    def value_of(self, obs: Observations, logits: Tensor, value: Tensor) -> Tensor:
+        """Return the values [N] in units of return of what `act` has computed for observations {key} [N, *]."""
+        return self.denormalize_value(value)
+
     @torch.no_grad()
     def set_return_statistics(self, mean: Tensor | float, std: Tensor | float) -> None:
         """Change the units of the values and the layer they come from, so that in units of return nothing changes.

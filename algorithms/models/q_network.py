@@ -99,6 +99,10 @@ class QNetwork(ActorCritic):
         rows = {key: obs[key].flatten(0, 1) for key in self.keys}
         return self._q(self.tower.unroll(self._scaled_now(rows), first, rnn_state))
 
+    def value_of(self, obs: Observations, logits: Tensor, value: Tensor) -> Tensor:
+        """Return the values [N] of the greedy choices among those that masks allow, in units of the network."""
+        return self._greedy_value(q_learning.allowed_only(logits, self.allowed(obs, 1)))
+
     def _q(self, features: Tensor) -> Tensor:
         features = features.float()
         q: Tensor = self.q_head(features)

@@ -92,13 +92,14 @@ class Computed(NamedTuple):
         state: [H] float32, for the next call; empty without a memory.
         logits: [L] float32 of all parts of the action side by side, without a mask: of choices their unnormalized
             log-probabilities (values of --algo=APEX), of numbers their means, then the logarithms of their deviations.
-        value: of the observation, in units of return (of --algo=APEX the largest of an action, as it is learned).
+        value: of the observation, in units of return (of --algo=APEX the largest of an action that is allowed, as it is
+            learned); None: nothing has learned to estimate it, as with --algo=BC or --value_loss_coeff=0.
     """
 
     action: Any
     state: Array
     logits: Array
-    value: float
+    value: float | None
 
 
 class Policy:
@@ -111,9 +112,11 @@ class Policy:
         env_steps: that it has learned from.
         observation_space, action_space: of one agent.
         spec: the same as arrays: names, shapes, types.
+        estimates_returns: whether it knows values of observations.
     """
 
     def __init__(self, run: SavedRun, player: Player, seen: Spaces, env_steps: int) -> None:
+        self.estimates_returns = run.config.estimates_returns(run.policy)
         self.run, self.env_steps, self.spec = run, env_steps, player.spec
         self.observation_space, self.action_space = seen
         self._player = player
@@ -163,9 +166,10 @@ class Policy:
         with torch.inference_mode():
             recorded, after = player.policy.act(*inputs, None, player.random, greedy=deterministic or player.greedy)
             logits, value, _ = self.model.act(*inputs)
-            value = self.model.denormalize_value(value)
+            value = self.model.value_of(obs, logits, value)
         action = self._actions.rows(recorded["action"].cpu().numpy())[0]
-        return Computed(action, after[0].cpu().numpy().copy(), logits[0].cpu().numpy().copy(), float(value[0]))
+        known = float(value[0]) if self.estimates_returns else None
+        return Computed(action, after[0].cpu().numpy().copy(), logits[0].cpu().numpy().copy(), known)
 
     def act_batch(
         self, observations: Any, *, first: Any = None, deterministic: bool = False, action_mask: Any = None

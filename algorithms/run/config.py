@@ -113,6 +113,12 @@ class Config:
         values = differences[policy if policy < len(differences) else 0]
         return replace(self.model, **{name: value for name, value in values.items() if name in flags})
 
+    def estimates_returns(self, policy: int) -> bool:
+        """Return whether a policy has a trained estimate of returns: a critic that no loss has reached has none."""
+        own = dict(enumerate(self.per_policy)).get(policy, {})
+        coefficient = own.get("value_loss_coeff", getattr(self.learning, "value_loss_coeff", 1.0))
+        return bool(self.algorithm.values) and coefficient != 0
+
     @property
     def frozen(self) -> frozenset[int]:
         """Return the policies that never learn."""

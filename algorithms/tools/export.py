@@ -97,7 +97,7 @@ def export_policy(policy: Policy, path: Path) -> Exported:
         UsageError: the file cannot be written.
         ExportError: the model cannot be expressed in ONNX, or computes something else there.
     """
-    network = _Network(policy.model, policy.spec, policy.action_space).eval()
+    network = _Network(policy.model, policy.spec, policy.action_space, has_value=policy.estimates_returns).eval()
     described = _description(policy, network)
     with replaced_when_whole(path) as temporary:
         _write(network, described, temporary)
@@ -112,6 +112,7 @@ class _Network(nn.Module):
         model: of the policy.
         spec: of its environment.
         action_space: of its environment.
+        has_value: whether the values of the model say anything.
 
     Attributes:
         keys: of the observation -> names of their inputs.
@@ -127,13 +128,15 @@ class _Network(nn.Module):
     least: Tensor
     most: Tensor
 
-    def __init__(self, model: ActorCritic, spec: EnvSpec, action_space: Space) -> None:
+    def __init__(self, model: ActorCritic, spec: EnvSpec, action_space: Space, *, has_value: bool) -> None:
         super().__init__()
+        self.has_value = has_value
         self.model, self.parts = _copy(model), spec.action.parts
         self.keys = _input_names((*model.keys, MASK_KEY) if spec.action_mask else model.keys)
         self.has_memory = model.rnn_state_size > 0
         self.inputs = (*self.keys.values(), *(MEMORY if self.has_memory else ()))
-        self.outputs = (ACTION, model.logits_name, VALUE, *([NEXT_STATE] if self.has_memory else []))
+        value = [VALUE] if has_value else []
+        self.outputs = (ACTION, model.logits_name, *value, *([NEXT_STATE] if self.has_memory else []))
         self.specs = {key: spec.observations[key] for key in self.keys}
         self.is_real = np.array(spec.action.is_real)
         self.squashes = any(spec.action.is_squashed)
@@ -165,8 +168,8 @@ class _Network(nn.Module):
         mode = mode.to(self.low.dtype)
         action = torch.minimum(torch.maximum(mode, self.low), self.high) * self.scale + self.start
         action = torch.minimum(torch.maximum(action, self.least), self.most)  # rounding may pass a bound
-        memory = (state,) if self.has_memory else ()
-        return (action, logits, self.model.denormalize_value(value), *memory)
+        known = (self.model.value_of(obs, logits, value),) if self.has_value else ()
+        return (action, logits, *known, *((state,) if self.has_memory else ()))
 
     def examples(self, rows: int, generator: torch.Generator) -> Values:
         """Return random observations, as they are stored, around those that the model is used to."""

@@ -11,7 +11,10 @@ import torch
 from gymnasium import spaces
 
 from algorithms import cli, load_policy
+from algorithms.apex.policy import EpsilonGreedyPolicy
 from algorithms.models.build import new_model
+from algorithms.models.flat_module import FlatModule
+from algorithms.models.q_network import build_q_network
 from algorithms.parts.stochastic_policy import StochasticPolicy
 from algorithms.playing.config import EvaluationConfig
 from algorithms.playing.player import Player
@@ -154,6 +157,59 @@ def test_keys_that_are_called_as_other_inputs_outputs_or_what_is_inside(tmp_path
         "obs.obs.value": "value",
     }
     assert [one.name for one in session_of(tmp_path / "policy.onnx").get_inputs()] == list(described)
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_value"),
+    [
+        ({"algo": "BC", "input": ["x"]}, False),
+        ({"algo": "MARWIL", "input": ["x"]}, True),
+        ({"algo": "MARWIL", "input": ["x"], "value_loss_coeff": 0.0}, False),
+        ({"algo": "PPO", "value_loss_coeff": 0.0}, False),
+        ({"algo": "A3C"}, True),
+        ({"num_policies": 2, "per_policy": {"value_loss_coeff": [0.0, 0.5]}}, False),
+        ({"num_policies": 2, "per_policy": {"value_loss_coeff": [0.5, 0.0]}}, True),
+    ],
+)
+def test_a_value_that_nothing_has_learned_is_none(flags: dict[str, Any], has_value: bool) -> None:
+    policy = untrained((BOX, spaces.Discrete(3)), PLAIN | flags)
+    network = exporting._Network(policy.model, policy.spec, policy.action_space, has_value=policy.estimates_returns)
+    assert network.outputs == ("action", "logits", *(["value"] if has_value else []))
+    found = policy.compute_action(np.full(BOX.shape, 0.5, np.float32)).value
+    assert (found is not None) == has_value
+
+
+def test_a_file_of_a_clone_has_no_value(tmp_path: Path) -> None:
+    policy = untrained((BOX, spaces.Discrete(3)), PLAIN | {"algo": "BC", "input": ["x"]})
+    described = exporting.export_policy(policy, tmp_path / "policy.onnx").description
+    session = session_of(tmp_path / "policy.onnx")
+    assert [one.name for one in session.get_outputs()] == list(described["outputs"]) == ["action", "logits"]
+
+
+def test_the_value_of_a_choice_that_a_mask_forbids_is_not_the_value(tmp_path: Path) -> None:
+    """Of values of actions the largest allowed one is what is expected."""
+    flags = {"algo": "APEX", "use_rnn": False, "normalize_input": False, "encoder_mlp_layers": [16]}
+    config, seen = Config.from_flat({"env": "none", **flags}), (MASKED, spaces.Discrete(5, start=2))
+    spec = spec_of(*seen, form=ActionForm.of(config.env))
+    torch.manual_seed(0)
+    flat = FlatModule(build_q_network(config.model, spec, dueling=True))
+    with torch.no_grad():
+        flat.flat.add_(torch.rand(flat.flat.shape) * 0.5)
+    flat.module.eval()
+    player = Player(EpsilonGreedyPolicy(flat, spec, None, rescaled=False), spec, EvaluationConfig(), 0)
+    policy = Policy(SavedRun(RunFolder(Path("none")), config, Path("none"), {}), player, seen, 7)
+    assert exporting.export_policy(policy, tmp_path / "policy.onnx").worst < exporting.TOLERANCE
+    session = session_of(tmp_path / "policy.onnx")
+    observation = MASKED.sample()
+    for allowed in range(5):
+        observation["action_mask"][:] = 0
+        observation["action_mask"][allowed] = 1
+        found = policy.compute_action(observation)
+        assert found.value == pytest.approx(float(found.logits[allowed]), abs=1e-5)
+        inputs = policy._writer.empty(1)
+        policy._writer.write_row(inputs, 0, observation)
+        (value,) = session.run(["value"], {one.name: inputs[one.name] for one in session.get_inputs()})
+        assert value[0] == pytest.approx(found.value, abs=1e-5)
 
 
 @pytest.mark.slow
