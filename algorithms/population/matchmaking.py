@@ -107,6 +107,14 @@ class PolicyMatchmaker:
         """Yield how games against past versions have ended since the last report, if that is old enough or `now`."""
         yield from ()
 
+    def finish(self, policy: Array, valid: Array) -> None:
+        """Close the books at the end of a run.
+
+        Args:
+            policy: [S, R] of the steps of a slot that is not handed over.
+            valid: [S, R] which of them were taken.
+        """
+
     def _map_policy(self, function: Callable[..., Any], row: int, first_env: int) -> int:
         env, agent = divmod(row, self.num_agents)
         chosen: object = function(agent, first_env + env, self.random)
@@ -197,6 +205,10 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
         """Yield how games against past versions have ended since the last report, if that is old enough or `now`."""
         yield from self._results.flush(now)
 
+    def finish(self, policy: Array, valid: Array) -> None:
+        """Close the books at the end of a run, see `GameResults.finish`; arguments as in `PolicyMatchmaker`."""
+        self._results.finish(int(np.count_nonzero(valid & (policy != LEARNER))))
+
     def answer(self, group: int) -> Iterator[OpponentsReleased]:
         """Say once that nobody plays any more in slots that the last `OpponentTable` has left out."""
         if self.table is None or self._answered == self.table.number:
@@ -264,6 +276,16 @@ class GameResults:
         """Return the mean return [E] of the agents for which `side` [E, A] holds."""
         mean: Array = (self._return[envs] * side).sum(axis=1) / side.sum(axis=1)
         return mean
+
+    def finish(self, not_handed_over: int) -> None:
+        """Count games that have ended and were followed by none, and no steps that nobody is given.
+
+        Args:
+            not_handed_over: valid steps of past versions in a slot that stays behind, as those of the learner there.
+        """
+        self._past_steps -= not_handed_over
+        over = np.flatnonzero(self._ended.all(axis=1))
+        self.begin(over, np.zeros((len(over), self.num_agents), np.bool_), [NOBODY] * len(over))
 
     def flush(self, now: bool) -> Iterator[MatchResults]:
         """Report what has ended, if the last report is old enough or `now`."""

@@ -168,8 +168,7 @@ class ActorWorker:
     def _end(self) -> Iterator[Message]:
         self.ready.clear()
         for group in self.groups.values():
-            yield from group.episodes.flush(now=True)
-            yield from group.matchmaker.report(now=True)
+            yield from group.end()
         yield self.report()
         for group in self.groups.values():
             group.envs.close()

@@ -129,6 +129,10 @@ class Matchmaker(Protocol):
         """Report how games have ended since the last report, if that is old enough or `now`."""
         ...
 
+    def finish(self, policy: Array, valid: Array) -> None:
+        """Close the books: steps [S, R] of these policies stay in a slot that is not handed over."""
+        ...
+
 
 class OnePolicy:
     """Lets the only policy play everywhere."""
@@ -144,6 +148,9 @@ class OnePolicy:
         """Do nothing: the rewards of an only policy are not shaped."""
 
     def record(self, row: StepRow, valid: Array, policy: Array) -> None:
+        """Do nothing: no results are kept."""
+
+    def finish(self, policy: Array, valid: Array) -> None:
         """Do nothing: no results are kept."""
 
     def take_table(self, table: OpponentTable) -> None:
@@ -394,6 +401,13 @@ class EnvGroup:
             for policy in policies:
                 yield TrajectoryReady(policy, slot, int(t.sequence[slot]), self.plan.generation, taker)
         yield from self._begin_trajectory()
+
+    def end(self) -> Iterator[Outgoing]:
+        """Report all that is known at the end of a run; steps of a slot that is not handed over count nowhere."""
+        t, taken = self.trajectories, slice(0, self.step if self.slot >= 0 else 0)
+        self.matchmaker.finish(t.policy_id[self.slot, taken], t.valid[self.slot, taken])
+        yield from self.episodes.flush(now=True)
+        yield from self.matchmaker.report(now=True)
 
     def note_counts(self) -> None:
         """Keep the totals where the next actor in this place finds them."""

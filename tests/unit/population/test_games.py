@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import pytest
 from algorithms.population import matchmaking
 from algorithms.population.matchmaking import SelfPlayMatchmaker
 from algorithms.runtime.messages import MatchResults, Message, OpponentsReleased, OpponentTable
-from envs.spec import StepRow
+from envs.spec import EpisodeStats, StepRow
 from tests.unit.runtime.groups import PairEnv, Played, ready, requests
 
 ENVS = 64
@@ -159,3 +159,50 @@ def test_games_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(results) == 6 * 9  # of four steps each, the last of which only resets: the last reset is the 36th step
     assert {version for version, _ in results} <= {10, 20}
     assert {difference for _, difference in results} == {0.0}
+
+
+class RandomGames(PairEnv):
+    """Games that end one by one, by chance; who has them counts steps, ends and rewards of either side."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        super().__init__(num_envs, length=1)
+        self.random, self.over = np.random.default_rng(seed), np.zeros(num_envs, np.bool_)
+        self.ended = 0
+
+    def step(self, action: np.ndarray, row: StepRow) -> Sequence[EpisodeStats]:
+        """Reset games that are over; end others by chance."""
+        begins, self.over = self.over, ~self.over & (self.random.random(len(self.over)) < 0.3)
+        row.first[:] = np.repeat(begins, 2)
+        row.terminated[:], row.truncated[:] = np.repeat(self.over, 2), False
+        row.obs["obs"][:], row.reward[:] = 0, self.random.random(self.num_rows)
+        row.num_frames[:] = 1
+        self.ended += int(np.count_nonzero(self.over))
+        return ()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whenever_a_run_ends_its_books_have_every_game_and_every_step_that_was_handed_over(seed: int) -> None:
+    """Every game has an opponent, and all steps of slots are the learner's, the past's, or were never taken."""
+    envs, slots = RandomGames(5, seed), 40
+    played = Played(envs=envs, slots=slots, num_policies=4, num_past=3, past_share=1.0)
+    played.group.matchmaker.take_table(table(p1=0.4, p2=0.6))
+    played.begin()
+    heard: list[Message] = []
+    steps = int(np.random.default_rng(100 + seed).integers(1, 120))
+    for _ in range(steps):
+        heard += played.step()
+    whole = np.arange(slots) < steps // played.group.rollout
+    heard += played.group.end()
+    results, past_steps = done(heard)
+    assert len(results) == envs.ended
+    t, rollout = played.trajectories, played.group.rollout
+    policy, valid = t.policy_id[whole, :rollout], t.valid[whole]
+    assert past_steps == np.count_nonzero(valid & (policy > 0))
+    learned = np.count_nonzero(valid & (policy == 0))
+    assert past_steps + learned == played.group.totals["collected"]
+    # By opponent: an episode of every version ends in one row of its side.
+    done_by = Counter(version for version, _ in results)
+    taken = np.arange(slots * rollout) < steps
+    policy, valid = (x.reshape(-1, 5, 2)[taken] for x in (t.policy_id[:, :rollout], t.valid))
+    over = t.terminated.reshape(-1, 5, 2)[taken] & valid
+    assert done_by == Counter((10 * policy[over & (policy > 0)]).tolist())
