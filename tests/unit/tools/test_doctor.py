@@ -4,6 +4,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from algorithms import cli
 from algorithms.run.config import Config
