@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
+from envs.precision import Precision
 from envs.spaces import Space, children, choices_of, flat_observation_spaces, observation_specs
 from envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, EnvSpec, EpisodeStats, ObservationSpec, row_name
 from utils.errors import AppoError, EnvironmentFailure, NotFinite, SpaceMismatch, StopNow, text_of
@@ -178,6 +179,8 @@ class ObservationWriter:
     of the type and the shape are checked on every write.
 
     Attributes:
+        space: of the observations.
+        precision: told of everything that is written, if it is there; then nothing may pass by as plain.
         plain_shape, plain_types: An array of this shape and one of these type characters may be assigned to a row of
             the only key as it is; MuJoCo shows float64, which is stored as float32.
     """
@@ -185,9 +188,10 @@ class ObservationWriter:
     def __init__(self, name: str, space: Space):
         self.name = name
         self.specs: dict[str, ObservationSpec] = observation_specs(space)
-        self._space = space
+        self.space = space
         self._copies = [(key, leaf.shape or (), _copy_of(key, leaf)) for key, leaf in flat_observation_spaces(space)]
         self.plain_shape, self.plain_types = space.shape, ""
+        self.precision: Precision | None = None
         if isinstance(space, spaces.Box):
             codes, stored = np.typecodes["AllInteger"] + "efd?", self.specs[SINGLE_KEY].dtype
             self.plain_types = "".join(code for code in codes if np.can_cast(code, stored, "same_kind"))
@@ -222,7 +226,7 @@ class ObservationWriter:
 
     def _values(self, observation: Any) -> list[Any]:
         values: list[Any] = []
-        self._collect(self._space, observation, (), values)
+        self._collect(self.space, observation, (), values)
         return values
 
     def _collect(self, space: Space, observation: Any, path: Path, values: list[Any]) -> None:
@@ -261,6 +265,8 @@ class ObservationWriter:
             self._fail(key, f"shape {shape[own:]}", f"shape {source.shape[own:]}")
         try:
             copy(target, source)
+            if self.precision is not None:
+                self.precision.look(key, source, target)
         except (TypeError, ValueError) as error:
             self._fail(key, f"a value that fits {target.dtype}", f"{source.dtype} ({one_line(error)})")
 

@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import VectorEnv
@@ -30,10 +31,11 @@ from envs.conversion import one_line, reraise
 from envs.env_set import RAISE, EnvSet, OnFailure, SingleEnv
 from envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
 from envs.names import registered_with_gym, suggestion
+from envs.precision import may_lose, watched
 from envs.spaces import ActionForm, find_out_agents, note_frames, num_agents_of
 from envs.spec import EnvSpec, GroupEnv
 from envs.toys.toy import register_toys
-from envs.vector import AnyVectorEnv, GymVector
+from envs.vector import AnyVectorEnv, GymVector, random_steps
 from envs.wrappers import (
     RepeatAction,
     as_flags_ask,
@@ -90,6 +92,9 @@ CONSTRUCTOR_FLAGS = {
     "horizon": ("max_episode_steps",),
 }
 """Flags that an environment gets as a constructor argument, under whichever of these names it takes."""
+
+
+PRECISION_STEPS = 32
 
 
 class MadeVector(UsageError):
@@ -200,6 +205,15 @@ def make_first(config: EnvConfig, given: int | None = None, **arguments: Any) ->
         if number < 2:
             raise
     return make_group(config, number, **arguments)
+
+
+def with_precision(group: GroupEnv) -> EnvSpec:
+    """Return the spec of a group with lines about numbers that it loses where it stores them, found in random steps."""
+    if not may_lose(group._observations.space):  # type: ignore[attr-defined]
+        return group.spec
+    with watched(group) as precision, suppress(EnvironmentFailure):  # which the run meets, and has rules for
+        random_steps(group, PRECISION_STEPS, np.random.default_rng(0))
+    return replace(group.spec, notes=(*group.spec.notes, *precision.lines()))
 
 
 def with_company(config: EnvConfig, spec: EnvSpec) -> EnvSpec:

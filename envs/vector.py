@@ -29,7 +29,7 @@ from envs.journal import NOBODY, Journal
 from envs.masks import ActionMasks, random_action
 from envs.outcome import truths_of, write_rewards
 from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
-from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, StepRow
+from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
 from envs.wrappers import own_normalization
 from utils.errors import EnvironmentFailure, UsageError, format_error
 
@@ -275,7 +275,7 @@ class GymVector:
 
         try:
             num_steps = DECLARED_STEPS if is_declared else UNDECLARED_STEPS
-            _random_steps(self, num_steps, np.random.default_rng(0), enough)
+            random_steps(self, num_steps, np.random.default_rng(0), enough)
         except Contradiction as error:
             if is_declared or not error.proves_same_step:
                 raise
@@ -321,7 +321,7 @@ def verify_partial_reset(group: GymVector) -> None:
     rows, random = np.arange(group.num_rows), np.random.default_rng(0)
     after = group._observations.empty(group.num_rows)
     for num_steps in range(2, 2 + PROBE_ROUNDS):
-        obs = _random_steps(group, num_steps, random)
+        obs = random_steps(group, num_steps, random)
         mask = rows == num_steps % group.num_rows
         try:
             observation, _ = group._env.reset(options={"reset_mask": mask.copy()})
@@ -335,8 +335,8 @@ def verify_partial_reset(group: GymVector) -> None:
             )
 
 
-def _random_steps(
-    group: GymVector, num_steps: int, random: np.random.Generator, enough: Callable[[], bool] = lambda: False
+def random_steps(
+    group: GroupEnv, num_steps: int, random: np.random.Generator, enough: Callable[[], bool] = lambda: False
 ) -> dict[str, Array]:
     """The observations after some steps from a reset, taken as an actor takes them; fewer when it is enough."""
     num_rows, spec = group.num_rows, group.spec
@@ -346,7 +346,7 @@ def _random_steps(
     first, terminated, truncated, has_final = np.zeros((4, num_rows), np.bool_)
     reward, num_frames = np.zeros(num_rows, np.float32), np.zeros(num_rows, np.int32)
     row = StepRow(obs, first, reward, terminated, truncated, num_frames, final_obs, has_final)
-    group.reset(range(num_rows), obs)
+    group.reset(range(num_rows // spec.num_agents), obs)
     for _ in range(num_steps):
         if enough():
             break

@@ -203,7 +203,8 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         found = measure_run(config, ask, partial(inquire, method="forkserver"), cores if tunes else 0)
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
         for note in found.probe.spec.notes:
-            yield Finding("env", "note", note)
+            if not note.startswith("observation key "):  # which the examination sees in more steps
+                yield Finding("env", "note", note)
         yield from report_inputs(found.probe.spec, found.probe.config)
         recommended = recommendation(found, cores)
         groups, envs = recommended.flags["worker_num_splits"], recommended.flags["num_envs_per_worker"]
@@ -268,7 +269,9 @@ def report_inputs(spec: EnvSpec, config: Config) -> Iterator[Finding]:
 
 def report_scales(exam: Examination, spec: EnvSpec, config: Config) -> Iterator[Finding]:
     """Yield findings about the sizes of observations, actions and rewards, with the flags that help."""
-    if exam.shown:
+    for line in exam.lost:
+        yield Finding("observations", "bad", line)
+    if exam.shown and not exam.lost:
         yield _observations(exam.shown, config)
     if any(spec.action.is_real):
         yield _actions(spec.action, config)

@@ -16,6 +16,7 @@ from algorithms.run.tuning.measure import _enter, _send_failures
 from envs.config import EnvConfig
 from envs.make import make_first, make_group
 from envs.masks import random_action
+from envs.precision import watched
 from envs.spec import MASK_KEY, Array, BoolArray, GroupEnv, StepRow
 from utils import limits
 from utils.limits import held_bytes
@@ -43,6 +44,7 @@ class Examination(NamedTuple):
         reset_seconds: median of the steps that reset; None if there were none.
         grown_steps, grown_bytes, grown_files: after warming up, in so many steps, memory and open files grew by these.
         shown: the least and the largest number of every observation key of floats.
+        lost: lines about numbers of observations that are not stored as they are.
         usual_reward, largest_reward: median and largest size of the rewards that were not 0; 0 if all were.
     """
 
@@ -59,6 +61,7 @@ class Examination(NamedTuple):
     grown_bytes: int
     grown_files: int
     shown: Mapping[str, tuple[float, float]] = {}
+    lost: tuple[str, ...] = ()
     usual_reward: float = 0.0
     largest_reward: float = 0.0
 
@@ -156,8 +159,9 @@ def examine(config: EnvConfig) -> Examination:
     """
     with contextlib.closing(make_first(config)) as envs:
         walk = Walk(envs)
-        repeated, differs_at = _repeat(walk)
-        return _time(walk, repeated, differs_at)
+        with watched(envs) as precision:
+            repeated, differs_at = _repeat(walk)
+        return _time(walk, repeated, differs_at)._replace(lost=precision.lines())
 
 
 def _repeat(walk: Walk) -> tuple[int, int | None]:

@@ -24,7 +24,7 @@ from algorithms.runtime.processes.inquiry import Inquiry
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.processes.process import failure_of, isolate
 from algorithms.runtime.processes.supervisor import WorkerError
-from envs.make import check_name, make_first, with_company
+from envs.make import check_name, make_first, with_company, with_precision
 from envs.spec import EnvSpec
 from utils import machine
 from utils.interrupts import SignalWatch
@@ -237,6 +237,7 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
             envs = make_first(config.env, config.sampling.given_group_size, on_failure=on_failure)
             made.callback(envs.close)
             making = Making(time.perf_counter() - begin, bytes_before)
+            envs.spec = with_precision(envs)
             if config.sampling.shares_process:
                 envs.spec = with_company(config.env, envs.spec)
             pipe.send(learned_spec(config, envs.spec))

@@ -28,7 +28,7 @@ from algorithms.runtime.memory.slots import Trajectories
 from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
 from algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from algorithms.runtime.topology import Topology
-from envs.make import make_first, with_company
+from envs.make import make_first, with_company, with_precision
 from envs.spec import MASK_KEY, EnvSpec
 from utils import machine
 
@@ -54,7 +54,9 @@ def probe(config: Config) -> Probe:
     played = None
     if config.env.env:
         envs = make_first(config.env, config.sampling.given_group_size)
-        played = with_company(config.env, envs.spec) if config.sampling.shares_process else envs.spec
+        played = with_precision(envs)
+        if config.sampling.shares_process:
+            played = with_company(config.env, played)
         envs.close()
     spec = learned_spec(config, played)
     whole = completed(config, spec)

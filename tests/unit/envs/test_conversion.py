@@ -1,3 +1,6 @@
+from typing import Any
+
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -5,7 +8,9 @@ from gymnasium.vector.utils import batch_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envs.config import EnvConfig
 from envs.conversion import ActionConverter, ObservationWriter, episode_stats, row_of_batched
+from envs.make import make_group, with_precision
 from envs.spaces import spec_of
 from envs.spec import EpisodeStats
 from utils.errors import EnvironmentFailure
@@ -249,3 +254,66 @@ def test_of_an_episode_with_more_statistics_than_anybody_counts_the_first_are_ta
     found = episode_stats(3, info)
     assert found is not None
     assert found.stats == {**{f"n{number}": float(number) for number in range(1000)}, "true_reward": 5.0}
+
+
+# --- numbers that float32 cannot hold
+
+
+class Offset(gymnasium.Env[Any, Any]):
+    """Shows an offset and a bit, or noise, in any type and form; never ends."""
+
+    def __init__(self, offset: float = 0.0, dtype: str = "float64", form: str = "box", noise: float = 1.0) -> None:
+        self.offset, self.dtype, self.form, self.noise = offset, np.dtype(dtype).type, form, noise
+        least, most = (-1e300, 1e300) if self.dtype is np.float64 else (-(2**30), 2**30)
+        if self.dtype is np.int64:
+            least, most = -(2**60), 2**60
+        box = spaces.Box(least, most, (2,), self.dtype)
+        self.observation_space: Any = spaces.Dict({"a": VECTOR, "b": box}) if form == "dict" else box
+        self.action_space = spaces.Discrete(2)
+        self.is_multiagent, self.num_agents = form == "agents", 2
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._shown(), [{}] * 2 if self.is_multiagent else {}
+
+    def step(self, action: Any) -> Any:
+        if self.is_multiagent:
+            return self._shown(), [0.0] * 2, [False] * 2, [False] * 2, [{}] * 2
+        return self._shown(), 0.0, False, False, {}
+
+    def _shown(self) -> Any:
+        bits = self.np_random.integers(2, size=2)
+        shown = (self.offset + (bits if self.noise == 1.0 else self.noise * bits)).astype(self.dtype)
+        if self.form == "dict":
+            return {"a": np.zeros(VECTOR.shape, np.float32), "b": shown}
+        return [shown, shown] if self.is_multiagent else shown
+
+
+@pytest.mark.parametrize("form", ["box", "dict", "agents"])
+@pytest.mark.parametrize(
+    ("kwargs", "shown"),
+    [
+        ({"offset": 1e9}, "1000000001.0 is stored as 1000000000"),
+        ({"offset": 1.7e9 + 0.25}, "is stored as 1.7e9"),
+        ({"offset": 2**24, "dtype": "int64"}, "16777217 is stored as 16777216"),
+        ({"offset": 2**24, "dtype": "int32"}, "16777217 is stored as 16777216"),
+        ({"offset": 1e5, "noise": 1e-3}, "100000.001 is stored as 100000"),
+        ({"offset": 0}, None),
+        ({"offset": 1e6}, None),
+        ({"offset": 1.0, "noise": 1e-12}, None),  # what a simulator has of noise
+        ({"offset": 2**20, "dtype": "int64"}, None),
+        ({"offset": 1 << 24, "dtype": "float64", "noise": 1024.0}, None),
+    ],
+)
+def test_numbers_that_float32_cannot_hold_are_named(kwargs: dict[str, Any], shown: str | None, form: str) -> None:
+    config = EnvConfig(env=f"{__name__}:Offset", env_kwargs={**kwargs, "form": form})
+    group = make_group(config, 1)
+    plain = group._observations.plain_types  # type: ignore[attr-defined]
+    notes = with_precision(group).notes
+    assert len(notes) == (shown is not None)
+    key = "b" if form == "dict" else "obs"
+    for note in notes:
+        assert note.startswith(f"observation key {key}: ")
+        assert (shown or "").replace("1.7e9", "1700000000") in note
+        assert note.endswith("as float32 cannot hold it: subtract an offset in the environment, before it is rounded")
+    assert group._observations.plain_types == plain  # type: ignore[attr-defined]

@@ -341,3 +341,16 @@ def test_many_numbers_that_no_convolution_reads_are_noted() -> None:
     assert finding.text.startswith("letters [21, 79, 80] is read as 132,720 numbers")
     asked = config_of("toy/Zero-v0", encoder_type="conv")
     assert list(report_inputs(spec_of(shown, spaces.Discrete(2)), asked)) == []
+
+
+@pytest.mark.parametrize(("offset", "state"), [(1e9, "bad"), (1e3, "ok")])
+def test_numbers_that_are_not_stored_as_they_are_are_bad(
+    offset: float, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examine_env, "STEPPING_SECONDS", 0.05)
+    config = config_of("tests.unit.envs.test_conversion:Offset", env_kwargs={"offset": offset}, normalize_input=True)
+    exam = examine(config.env)
+    spec = spec_of(spaces.Box(-np.inf, np.inf, (2,), np.float64), spaces.Discrete(2))
+    [finding] = [one for one in report_scales(exam, spec, config) if one.name == "observations"]
+    assert finding.state == state
+    assert finding.text.startswith("observation key obs: 1000000001.0 is stored as 1000000000, as ") == (state == "bad")
