@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from envs.precision import Precision
 from envs.spaces import Space, children, choices_of, flat_observation_spaces, observation_specs
 from envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, EnvSpec, EpisodeStats, ObservationSpec, row_name
 from utils.errors import AppoError, EnvironmentFailure, NotFinite, SpaceMismatch, StopNow, text_of
+from utils.logging import SHOWN
+from utils.values import ABSURD
 
 Path = tuple[str, ...]
 
@@ -23,6 +26,8 @@ Copy = Callable[[Array, Array], None]
 
 BatchConverter = Callable[[Array], Any]
 
+
+log = logging.getLogger(__name__)
 
 LACKING = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
 """What Python says of a `reset` as environments of old gym have it."""
@@ -343,6 +348,7 @@ def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     return picked
 
 
+@np.errstate(over="ignore")  # a loss that is not finite makes no step
 def scale_rewards(reward: Array, factor: float, limit: float) -> None:
     """Multiply rewards in place, as `--reward_scale` says, then clip them to a limit, which is none if it is 0."""
     if factor != 1.0:
@@ -357,6 +363,10 @@ def reported_frames(info: Mapping[str, Any], default: int) -> int:
 
 
 # Rewards and observations that are NaN or infinite, found for the price of a small product per array and step.
+
+
+_huge: set[tuple[str, str]] = set()
+"""Environments and keys of observations of which this process has said that they are huge."""
 
 
 class FiniteCheck:
@@ -380,7 +390,21 @@ class FiniteCheck:
             for key in self._keys:
                 numbers = obs[key].reshape(-1)
                 fine = fine and isfinite(numbers.dot(numbers))
-        return {} if fine else self._search(obs, reward)
+        if fine:
+            return {}
+        failures = self._search(obs, reward)
+        if not failures:
+            self._say_what_is_huge(obs)
+        return failures
+
+    def _say_what_is_huge(self, obs: dict[str, Array]) -> None:
+        """Log once in a process which observations have squares beyond float32; rewards show in the returns."""
+        for key in self._keys:
+            size = float(np.abs(obs[key]).max(initial=0.0))
+            if size > ABSURD and (self.name, key) not in _huge:
+                _huge.add((self.name, key))
+                said = "%s: observation key %s is as large as %.3g: float32 cannot hold its square, let it be smaller"
+                log.warning(said, self.name, key, size, extra=SHOWN)
 
     def require(self, obs: dict[str, Array], row: int) -> None:
         """Raise `NotFinite` if the observations of a row are not finite."""

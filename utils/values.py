@@ -95,6 +95,10 @@ def _check_limits(flag: Flag, value: object) -> None:
         raise UsageError(f"--{flag.name} must be at most {flag.maximum:g}, got {shown(value)}")
 
 
+ABSURD = 1e15
+"""A size from which on rewards, observations and losses are beyond reason: float32 soon cannot hold their squares."""
+
+
 def shown(value: object) -> str:
     """Return a printable, one-line, bounded form of anything a user may have typed."""
     text = value if isinstance(value, str) and value.isprintable() and value else repr(value)

@@ -184,6 +184,7 @@ class ReplayPart:
         self.figures.add("sample_ms", 1e3 * (time.perf_counter() - began))
         return samples
 
+    @np.errstate(over="ignore")  # a loss that is not finite makes no step
     def _copy_steps(self, samples: Samples, staging: Mapping[str, Array]) -> None:
         """Copy single steps, with the observation that follows the n-step return."""
         storage, arrays = self.storage, self.storage.arrays

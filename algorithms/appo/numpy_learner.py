@@ -63,6 +63,7 @@ class NumpyUpdate:
             self.learner.quick_update = None
         return found
 
+    @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
     def differentiate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Do what `Learner.differentiate` does."""
         c, valid = self.config, batch.valid.numpy()
@@ -149,7 +150,7 @@ def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, floa
     advantage = np.where(valid, advantage, ZERO)
     mean = advantage.sum(dtype=np.float32) / np.float32(count)
     centered = np.where(valid, advantage - mean, ZERO)
-    deviation = math.sqrt(float(np.square(centered).sum(dtype=np.float32)) / count)
+    deviation = math.sqrt(float(np.square(centered, dtype=np.float64).sum()) / count)
     return centered / np.float32(max(deviation, ADVANTAGE_STD_MIN)), deviation
 
 

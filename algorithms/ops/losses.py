@@ -169,7 +169,8 @@ def masked_mean_and_std(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     count, invalid = valid.sum().clamp(min=1), ~valid
     x = x.detach().masked_fill(invalid, 0.0)
     mean = x.sum() / count
-    return mean, ((x - mean).square_().masked_fill_(invalid, 0.0).sum() / count).sqrt()
+    squares = (x - mean).double().square_().masked_fill_(invalid, 0.0)  # of numbers beyond 1e19 in float32: infinite
+    return mean, (squares.sum() / count).sqrt().to(mean.dtype)
 
 
 def normalize_advantage(advantage: Tensor, valid: Tensor, mean_and_std: tuple[Tensor, Tensor] | None = None) -> Tensor:

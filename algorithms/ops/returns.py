@@ -13,6 +13,7 @@ targets are constants of the loss.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -213,6 +214,7 @@ def _accumulate(term: Tensor, decay: Tensor) -> Tensor:
     return _accumulate_rows(term, decay) if term.device.type == "cpu" else _accumulate_on_device(term, decay)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # as torch does it on a device
 def _accumulate_rows(term: Tensor, decay: Tensor) -> Tensor:
     """On the CPU numpy is several times faster: a row of a few hundred numbers is all overhead in torch."""
     total = term.clone()

@@ -132,6 +132,7 @@ class Monitor:
                 if state and not first_start:
                     self._show_again(policy, folder.metrics)
         self._traces: set[str] = set()  # that have been shown
+        self._has_said_absurd = False
         self._played = self._ended = False  # an episode of this start has; this start has
         self._summary_interval = FIRST_SUMMARY_SECONDS
         self._next_summary = self.started + FIRST_SUMMARY_SECONDS
@@ -177,7 +178,7 @@ class Monitor:
         """Log the warnings of a worker, and each traceback of the user's code once, whatever the worker."""
         for text in raised:
             head, _, trace = text.partition("\n")
-            key = trace or text
+            key = trace or head.partition(" is ")[0]  # numbers differ from worker to worker
             if key not in self._traces and len(self._traces) < MOST_TRACES:
                 self._traces.add(key)
                 log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
@@ -206,6 +207,7 @@ class Monitor:
 
     def write_summaries(self, now: float) -> None:
         """Write a record of every policy to metrics.jsonl and TensorBoard."""
+        self._say_what_is_absurd()
         found = self.performance()
         machine = {f"perf/{name}": value for name, value in self.usage.read().items()}
         for policy in range(len(self.policies)):
@@ -222,6 +224,13 @@ class Monitor:
                 tracker.add(policy, record)
             if self.writers:
                 self._show(policy, record)
+
+    def _say_what_is_absurd(self) -> None:
+        """Log once in a run that figures are of a size from which nothing can be learned."""
+        found = [(policy, figures) for policy, one in enumerate(self.policies) if (figures := one.absurd())]
+        if found and not self._has_said_absurd:
+            self._has_said_absurd = True
+            log.warning("policy %d: nothing can be learned from such numbers: %s", *found[0])
 
     def _told(self, hooks: Hooks, policy: int, record: dict[str, float]) -> dict[str, float]:
         """Return the record as callbacks leave it, after they have written their figures beside it."""

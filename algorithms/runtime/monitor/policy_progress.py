@@ -12,7 +12,7 @@ from algorithms.runtime.messages import (
     PolicyTraits,
 )
 from utils.metrics import short_number
-from utils.values import shown
+from utils.values import ABSURD, shown
 from utils.windows import RateMeter, RunningStatistic
 
 log = logging.getLogger(__name__)
@@ -173,6 +173,17 @@ class PolicyProgress:
         values |= {f"perf/{name}": meter.rates()[10.0] for name, meter in rates.items()}
         return {tag: value for tag, value in values.items() if math.isfinite(value)}
 
+    def absurd(self) -> str:
+        """Return the figures of learning and returns that are beyond all reason; empty if none is."""
+        figures = {tag: value for tag, value in self.metrics.items() if tag.startswith("train/")}
+        if self.episode_return.count:
+            figures["reward/mean"] = self.episode_return.mean
+        found = [f"{tag} {value:.3g}" for tag, value in figures.items() if ABSURD < abs(value) < math.inf]
+        if figures.get("train/skipped", 0.0) >= 1.0:
+            lost = (tag for tag, value in figures.items() if not math.isfinite(value))
+            found.append(f"every update was skipped, as {next(lost, 'its gradient')} is not finite")
+        return ", ".join(found)
+
     def line(self) -> str:
         """Return progress, speed, lag and return in one line."""
         rates = self.env_step_rate.rates()
@@ -185,5 +196,6 @@ class PolicyProgress:
             least, most = (None if end is None else f"{end:.0f}" for end in ends)
             parts.append(f"lag {lag:.1f}" + (f" ({least} to {most})" if least and most else ""))
         if self.episode_return.count:
-            parts.append(f"return {self.episode_return.mean:.2f} over {self.episode_return.count} episodes")
+            mean, digits = self.episode_return.mean, ".2f" if abs(self.episode_return.mean) < ABSURD else ".4g"
+            parts.append(f"return {mean:{digits}} over {self.episode_return.count} episodes")
         return ", ".join(parts)

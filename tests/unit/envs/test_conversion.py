@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.config import EnvConfig
-from envs.conversion import ActionConverter, ObservationWriter, episode_stats, row_of_batched
+from envs.conversion import (
+    ActionConverter,
+    FiniteCheck,
+    ObservationWriter,
+    episode_stats,
+    row_of_batched,
+    scale_rewards,
+)
 from envs.make import make_group, with_precision
 from envs.spaces import spec_of
 from envs.spec import EpisodeStats
@@ -317,3 +324,30 @@ def test_numbers_that_float32_cannot_hold_are_named(kwargs: dict[str, Any], show
         assert (shown or "").replace("1.7e9", "1700000000") in note
         assert note.endswith("as float32 cannot hold it: subtract an offset in the environment, before it is rounded")
     assert group._observations.plain_types == plain  # type: ignore[attr-defined]
+
+
+# --- numbers whose squares are beyond float32
+
+
+@pytest.mark.parametrize("size", [3e38, -1e30, 1e20])
+def test_huge_observations_are_said_once_and_huge_rewards_pass(size: float, caplog: pytest.LogCaptureFixture) -> None:
+    name = f"Huge{size}-v0"
+    spec = spec_of(
+        spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (2,)), "y": spaces.Box(-1.0, 1.0)}), spaces.Discrete(2)
+    )
+    obs = {"x": np.array([[size, 0.0]], np.float32), "y": np.zeros((1, 1), np.float32)}
+    for _ in range(2):  # of two groups in one process
+        assert FiniteCheck(name, spec)(obs, np.array([1e30], np.float32)) == {}
+    said = (
+        f"{name}: observation key x is as large as {abs(size):.3g}: float32 cannot hold its square, let it be smaller"
+    )
+    assert [record.getMessage() for record in caplog.records] == [said]
+    obs["y"][0] = np.nan
+    [failure] = FiniteCheck(name, spec)(obs, np.array([1e30], np.float32)).values()
+    assert str(failure) == f"{name}: env 0: observation key y is not finite: nan at [0]"
+
+
+def test_scaled_rewards_that_leave_float32_are_infinite_without_a_warning() -> None:
+    reward = np.array([1e30, -1.0], np.float32)
+    scale_rewards(reward, 1e10, 0.0)
+    assert reward.tolist() == [np.inf, np.float32(-1e10)]

@@ -80,6 +80,13 @@ class TestMaskedMean:
         assert gradient(mean, x) == [0.0, 0.0, 0.0]
         assert [s.item() for s in masked_mean_and_std(x, ~ALL)] == [0.0, 0.0]
 
+    @pytest.mark.parametrize("size", [1e19, 1e30, 1e38])
+    def test_deviations_of_numbers_whose_squares_are_beyond_float32(self, size: float) -> None:
+        x = torch.tensor([size, -size])
+        mean, std = masked_mean_and_std(x, torch.ones(2, dtype=torch.bool))
+        assert mean.item() == 0.0
+        assert (std.item(), std.dtype) == (x[0].item(), torch.float32)
+
     def test_single_step_has_deviation_zero(self) -> None:
         assert [s.item() for s in masked_mean_and_std(torch.tensor([5.0]), torch.tensor([True]))] == [5.0, 0.0]
 

@@ -608,3 +608,53 @@ def test_figures_that_summaries_invent_are_bounded(watched: Watched, caplog: pyt
     assert all(record["perf/version"] == 7.0 for record in watched.records())
     assert len(caplog.records) == 1
     monitor.close()
+
+
+# --- numbers beyond reason
+
+
+@pytest.mark.parametrize(
+    ("metrics", "rewards", "said"),
+    [
+        ({"loss": 3.0, "learning_rate": 0.5, "skipped": 0.5}, 1e14, None),
+        ({"loss": math.inf, "skipped": 0.25}, 1.0, None),  # some are skipped, others are not
+        ({"learning_rate": 1e30}, 1.0, "train/learning_rate 1e+30"),
+        ({"loss": 2.0}, -1e30, "reward/mean -1e+30"),
+        ({"q_mean": -2e16, "td_error": 5e20}, 1.0, "train/q_mean -2e+16, train/td_error 5e+20"),
+        ({"value_loss": math.inf, "skipped": 1.0}, 1.0, "every update was skipped, as train/value_loss is not finite"),
+        ({"loss": 1.0, "skipped": 1.0}, 1.0, "every update was skipped, as its gradient is not finite"),
+    ],
+)
+def test_figures_beyond_reason_are_said_once(
+    watched: Watched,
+    caplog: pytest.LogCaptureFixture,
+    metrics: dict[str, float],
+    rewards: float,
+    said: str | None,
+) -> None:
+    monitor = watched.monitor(2)
+    for env_steps in (100, 200):
+        monitor.handle(report(env_steps, policy=1, **metrics))
+        monitor.handle(episodes((1, rewards, 10)))
+        monitor.write_summaries(watched.now)
+    lines = [record.getMessage() for record in caplog.records if "nothing can be learned" in record.getMessage()]
+    assert lines == ([f"policy 1: nothing can be learned from such numbers: {said}"] if said else [])
+
+
+def test_warnings_for_people_are_shown_once_whatever_the_worker_and_the_number(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = watched.monitor()
+    for worker, number in (("actor_0", 3e38), ("actor_1", 2e37)):
+        monitor.handle(WorkerReport(worker, {}, (f"Huge: observation key obs is as large as {number:.3g}: so",)))
+    monitor.handle(WorkerReport("actor_1", {}, ("Huge: observation key other is as large as 3: so",)))
+    assert [record.getMessage() for record in caplog.records] == [
+        "actor_0: Huge: observation key obs is as large as 3e+38: so",
+        "actor_1: Huge: observation key other is as large as 3: so",
+    ]
+
+
+def test_large_returns_are_short() -> None:
+    progress = PolicyProgress(100)
+    progress.add_episodes(episodes((0, 3e29, 10)), 0)
+    assert "return 3e+29 over 1 episodes" in progress.line()
