@@ -21,6 +21,7 @@ from utils.command_line import (
     open_closed_streams,
     parse_command_line,
     print_and_exit,
+    require_working_folder,
     underscored,
     wants_help,
 )
@@ -265,6 +266,8 @@ def run(name: str, argv: Sequence[str]) -> int:
         SystemExit: help or the version was asked for.
     """
     _print_version_if_asked(argv)
+    if not wants_help(argv):
+        require_working_folder()
     if name == "train":
         interrupts.stop_unwinding()
     command = COMMANDS[name]
@@ -347,3 +350,7 @@ def _print_version_if_asked(argv: Sequence[str]) -> None:
             print_and_exit(f"appo {version('appo')}")
         except PackageNotFoundError:
             print_and_exit("appo (not installed)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -144,6 +144,20 @@ def complain(text: str) -> None:
         sys.stderr.write(printable(text))
 
 
+def require_working_folder() -> None:
+    """Refuse to work in a folder that is gone, or in which nothing can be opened.
+
+    Raises:
+        UsageError: it is so.
+    """
+    try:
+        folder = os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the current folder is gone ({error.strerror}): cd to another one and start again") from None
+    if not os.access(".", os.X_OK):
+        raise UsageError(f"nothing in the current folder {shown(folder)} may be opened: cd to another one")
+
+
 def open_closed_streams() -> None:
     """Let stdin, stdout and stderr lead nowhere where the caller has closed them, as a daemon does.
 

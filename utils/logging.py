@@ -33,7 +33,13 @@ class _DropWhenFull(logging.Handler):
 
 
 class _LineStream(_DropWhenFull, logging.StreamHandler[IO[str]]):
-    pass
+    """Writes to the terminal; characters that its encoding does not know become question marks, as `say` has it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text, encoding = super().format(record), getattr(self.stream, "encoding", None) or "utf-8"
+        if getattr(self.stream, "errors", "strict") != "strict":  # stderr writes them as Python spells them
+            return text
+        return text.encode(encoding, "replace").decode(encoding)
 
 
 class _LineFile(_DropWhenFull, logging.StreamHandler[IO[str]]):

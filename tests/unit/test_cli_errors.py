@@ -298,3 +298,76 @@ def test_what_every_process_imports_of_the_console_script_is_little() -> None:
     words = "import sys, algorithms.cli; print([m for m in ('importlib.metadata', 'numpy') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+MAIN = f"import sys; sys.path.append({str(ROOT)!r}); from algorithms.cli import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    "command", [["train", "--env=CartPole-v1"], ["enjoy", "--env=CartPole-v1"], ["runs"], ["doctor"]]
+)
+def test_a_current_folder_that_is_gone_is_one_line(tmp_path: Path, command: list[str]) -> None:
+    words = [sys.executable, "-c", MAIN, *command]
+    script = 'cd "$0" && rmdir "$0" && exec "$@"'
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, str(gone), *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == (
+        "error: the current folder is gone (No such file or directory): cd to another one and start again\n"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_current_folder_in_which_nothing_can_be_opened_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.command_line.os.access", lambda path, mode: False)  # nothing is closed to root
+    with pytest.raises(UsageError, match=r"nothing in the current folder .* may be opened: cd to another one"):
+        cli_run("runs", [])
+    with pytest.raises(SystemExit):
+        cli_run("runs", ["--help"])
+
+
+def test_the_module_is_the_command() -> None:
+    words = [sys.executable, "-m", "algorithms.cli"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("usage: appo COMMAND [flags]\n  train ")
+    wrong = subprocess.run([*words, "trian"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, wrong.returncode) == (0, 2)
+    assert wrong.stderr.startswith("error: unknown command trian; did you mean train?")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("ascii", "saved zug/?? at 10 ?"),
+        ("iso-8859-1", "saved zug/\xfc\xe4 at 10 ?"),
+        ("utf-8", "saved zug/\xfc\xe4 at 10 \u20ac"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_log_lines_pass_any_encoding_of_the_output(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, said: str, as_json: bool
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    err = io.TextIOWrapper(io.BytesIO(), encoding, errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    root = logging.logging.getLogger()
+    before = list(root.handlers), root.level
+    root.handlers = []
+    try:
+        logging.configure("main", None, as_json=as_json)
+        for write in (root.info, root.warning):
+            write("saved %s at %d \u20ac", "zug/\xfc\xe4", 10)
+        texts = [stream.buffer.getvalue().decode(encoding) for stream in (out, err)]  # type: ignore[attr-defined]
+    finally:
+        root.handlers, _ = before
+        root.setLevel(before[1])
+    if as_json:
+        lines = [json.loads(line)["message"] for line in texts[0].splitlines()]
+        assert lines == ["saved zug/\xfc\xe4 at 10 \u20ac"] * 2
+        return
+    assert texts[0] == f"{said}\n"
+    spelled = "saved zug/\xfc\xe4 at 10 \u20ac".encode(encoding, "backslashreplace").decode(encoding)
+    assert texts[1] == f"{spelled}\n"
