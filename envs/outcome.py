@@ -36,10 +36,11 @@ def reward_of(name: str, who: str, reward: Any, env: Any = None) -> float:
         SpaceMismatch: it is no number.
         NotFinite: it is a number too large for the memory of rewards.
     """
-    number = reward.item() if getattr(reward, "shape", None) == () and hasattr(reward, "item") else reward
-    if not isinstance(number, bool | int | float | np.floating):
+    number: Any = reward.item() if getattr(reward, "shape", None) == () and hasattr(reward, "item") else reward
+    if not isinstance(number, bool | int | float | np.floating):  # a long double stays one
         raise SpaceMismatch(f"{name}: {who}: a step comes with a number as reward, not with {_described(reward, env)}")
-    if LARGEST < abs(number) < np.inf:
+    size: Any = abs(number)
+    if LARGEST < size < np.inf:
         raise NotFinite(_too_large(name, who, number))
     return float(number)
 
@@ -80,13 +81,12 @@ def truths_of(name: str, key: str, flags: Any, num_rows: int) -> BoolArray:
         EnvironmentFailure: they are no truths, or not one for each row.
     """
     array = _of_rows(name, key, flags, num_rows, "biuf", "bools")
-    if array.dtype == np.bool_:
-        return array
     odd = np.flatnonzero((array != 0) & (array != 1))
     if odd.size:
         who = row_name(int(odd[0]), 1)
         raise SpaceMismatch(f"{name}: step returned {array[odd[0]]} as {key} of {who}: it must be True or False")
-    return array != 0
+    truths: BoolArray = array != 0
+    return truths
 
 
 def _of_rows(name: str, key: str, values: Any, num_rows: int, kinds: str, expected: str) -> Array:
@@ -102,7 +102,7 @@ def _of_rows(name: str, key: str, values: Any, num_rows: int, kinds: str, expect
     return array
 
 
-def _too_large(name: str, who: str, number: float) -> str:
+def _too_large(name: str, who: str, number: Any) -> str:
     try:
         said = f"{number:.6g}"
     except OverflowError:  # a Python int has no limit

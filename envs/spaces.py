@@ -166,7 +166,7 @@ def _is_of(space: Space, observation: Any) -> bool:
     if space.shape is None:
         return observation in space
     try:
-        return np.shape(observation) == space.shape
+        return bool(np.shape(observation) == space.shape)
     except ValueError:  # a list of arrays of unequal shapes
         return False
 
@@ -318,7 +318,7 @@ _REASONS: Mapping[type[Space], str] = {
 }
 
 
-def _refusal(space: Space) -> str:
+def _refusal(space: object) -> str:
     if not isinstance(space, spaces.Space):
         return _foreign(space)
     for kind, reason in _REASONS.items():

@@ -66,10 +66,10 @@ class ResourceError(AppoError):
 def text_of(error: BaseException) -> str:
     """The text of an exception without line breaks; one of the user's may not even be able to say it.
 
-    Without a text, as of a bare assert, it is the place where it was raised.
+    Without a text, as of a bare assert, it is the place where it was raised; the name of a MemoryError says enough.
     """
     try:
-        return " ".join(str(error).split()) or _place_of(error)
+        return " ".join(str(error).split()) or ("" if isinstance(error, MemoryError) else _place_of(error))
     except Exception as another:
         return f"no text, as its __str__ raised {type(another).__name__}"
 

@@ -126,6 +126,44 @@ def cgroup_free_pids(cgroups: Path, proc: Path) -> int | None:
     return None if found is None else int(found)
 
 
+class KernelKills:
+    """The processes that the kernel has killed as memory was short, since this was made.
+
+    Args:
+        cgroups, proc: where the kernel shows them.
+    """
+
+    def __init__(self, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> None:
+        self._cgroups, self._proc = cgroups, proc
+        self._of_group, self._of_machine = self._counts()
+
+    def explain(self) -> bool | None:
+        """Return whether the kernel has killed a process, each of which explains one death; None: it does not say.
+
+        A kill that only the machine has counted may be one in another container.
+        """
+        group, whole = self._counts()
+        if group is not None and self._of_group is not None and group > self._of_group:
+            self._of_group += 1
+            return True
+        if whole is not None and self._of_machine is not None and whole > self._of_machine:
+            self._of_machine += 1
+            return None
+        return None if group is None and whole is None else False
+
+    def _counts(self) -> tuple[int | None, int | None]:
+        """Return the kills in this process's cgroup, or the nearest above that shows any, and on the machine."""
+        groups = [group / "memory.events" for group in _groups(self._cgroups, self._proc, "", (".", "unified"))]
+        groups += [group / "memory.oom_control" for group in _groups(self._cgroups, self._proc, "memory", ("memory",))]
+        counts = (_count_of(_read(file), "oom_kill") for file in groups)
+        shown = next((count for count in counts if count is not None), None)
+        return shown, _count_of(_read(self._proc / "vmstat"), "oom_kill")
+
+
+def _count_of(text: str | None, key: str) -> int | None:
+    return next((int(line.split()[1]) for line in (text or "").splitlines() if line.startswith(f"{key} ")), None)
+
+
 def parse_cpu_max(text: str) -> float | None:
     """Cores of a cgroup v2 `cpu.max`: "200000 100000" is 2.0, "max 100000" is None."""
     words = text.split()

@@ -115,7 +115,12 @@ def test_an_environment_that_hangs_at_the_start_is_named_with_its_stack(
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("local", "learner.publish:kill9@5", 1, "learner_0 was killed by SIGKILL (out of memory?)"),
+                (
+                    "local",
+                    "learner.publish:kill9@5",
+                    1,
+                    "learner_0 was killed by SIGKILL, not by the kernel's out-of-memory killer",
+                ),
                 ("local", "actor.step:raise@40%w1", 1, "actor_1: FailpointError: failpoint actor.step"),
                 ("serial", "learner.step:raise@4", 1, "FailpointError: failpoint learner.step"),
             )

@@ -94,7 +94,7 @@ def kill_and_check(run: TrainingRun, role: str) -> float:
     if role == "fork_server":
         assert "was lost: the fork server that started it has ended" in ended.stderr
     else:
-        assert ended.stderr == f"error: {role} was killed by SIGKILL (out of memory?)\n"
+        assert ended.stderr == f"error: {role} was killed by SIGKILL, not by the kernel's out-of-memory killer\n"
     assert_saved(run, 1 if role in ("learner_0", "fork_server") else reported)
     return seconds
 

@@ -222,13 +222,23 @@ def failure_of(name: str, error: BaseException) -> WorkerFailed:
     return WorkerFailed(name, error.exit_code, str(error), traceback_of(error), error.lasting)
 
 
+kernel_kills = machine.KernelKills()
+
+OF_SIGKILL = {
+    True: ": out of memory (the kernel's count of such kills rose)",
+    False: ", not by the kernel's out-of-memory killer",
+    None: " (out of memory?)",
+}
+"""What follows `killed by SIGKILL`, by whether the kernel has done it for want of memory; None: it does not say."""
+
+
 def cause_of_death(name: str, exit_code: int | None) -> str:
     """Return one line about a process that ended without a word."""
     if exit_code == LOST:
         return f"{name} was lost: the fork server that started it has ended"
     if exit_code is None or exit_code >= 0:
         return f"{name} ended unexpectedly with {ending_of(exit_code)}"
-    hint = " (out of memory?)" if -exit_code == signal.SIGKILL else ""
+    hint = OF_SIGKILL[kernel_kills.explain()] if -exit_code == signal.SIGKILL else ""
     return f"{name} was killed by {ending_of(exit_code)}{hint}"
 
 

@@ -346,3 +346,42 @@ def test_memory_that_the_kernel_does_not_tell_is_not_known(monkeypatch: pytest.M
 
     monkeypatch.setattr(psutil.Process, "memory_full_info", refused)
     assert machine.family_memory_bytes() is None
+
+
+# --- kills for want of memory
+
+
+V2, V1 = "0::/job\n", "4:memory:/job\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "changes", "verdicts"),
+    [
+        (V2, "job/memory.events", {"group": 1}, [True, False]),
+        (V2, "job/memory.events", {"group": 2, "vmstat": 2}, [True, True, None, None, False]),
+        (V2, "memory.events", {"group": 1}, [True, False]),  # a container sees its own group at the top
+        (V2, "unified/job/memory.events", {"group": 1}, [True, False]),
+        (V1, "memory/job/memory.oom_control", {"group": 1}, [True, False]),
+        (V1, "memory/memory.oom_control", {}, [False, False]),
+        (V2, "job/memory.events", {"vmstat": 1}, [None, False]),  # perhaps in another container
+        (V2, "", {"vmstat": 1}, [None, False]),
+        (V2, "", {}, [False]),
+        (V2, "", {"vmstat": None}, [None, None]),  # no kernel that tells
+    ],
+)
+def test_the_kernel_is_asked_whether_it_has_killed(
+    tmp_path: Path, cgroup: str, file: str, changes: dict[str, int | None], verdicts: list[bool | None]
+) -> None:
+    def show(group: int, vmstat: int | None) -> None:
+        write(tmp_path, {"proc/self/cgroup": cgroup})
+        if vmstat is not None:
+            write(tmp_path, {"proc/vmstat": f"pgfault 5\noom_kill {vmstat}\n"})
+        if file:
+            write(tmp_path, {f"cgroup/{file}": f"oom 9\nunder_oom 0\noom_kill {group}\noom_group_kill 0\n"})
+
+    show(7, None if changes.get("vmstat", 0) is None else 3)
+    kills = machine.KernelKills(tmp_path / "cgroup", tmp_path / "proc")
+    rises = {name: rise or 0 for name, rise in changes.items()}
+    if rises:
+        show(7 + rises.get("group", 0), None if changes.get("vmstat", 0) is None else 3 + rises.get("vmstat", 0))
+    assert [kills.explain() for _ in verdicts] == verdicts

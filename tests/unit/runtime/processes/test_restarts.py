@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from algorithms.runtime.memory.heartbeat import Activity, Pulse
-from algorithms.runtime.processes.process import failure_of
+from algorithms.runtime.processes.process import cause_of_death, failure_of
 from algorithms.runtime.processes.restarts import (
     BACKOFF_SECONDS,
     MAX_FAULTS,
@@ -181,3 +181,17 @@ def test_a_long_life_beside_forgives_all_ends_before() -> None:
         assert revival.plain() == {"state": "ended", "restarts": restart}
         assert revival.due == now + 60.0 + REVIVAL_SECONDS[0]
         now = revival.due
+
+
+@pytest.mark.parametrize(
+    ("verdict", "line"),
+    [
+        (True, "actor_3 was killed by SIGKILL: out of memory (the kernel's count of such kills rose)"),
+        (False, "actor_3 was killed by SIGKILL, not by the kernel's out-of-memory killer"),
+        (None, "actor_3 was killed by SIGKILL (out of memory?)"),
+    ],
+)
+def test_a_kill_is_called_by_its_cause(monkeypatch: pytest.MonkeyPatch, verdict: bool | None, line: str) -> None:
+    monkeypatch.setattr("algorithms.runtime.processes.process.kernel_kills.explain", lambda: verdict)
+    assert cause_of_death("actor_3", -signal.SIGKILL) == line
+    assert cause_of_death("actor_3", -signal.SIGTERM) == "actor_3 was killed by SIGTERM"
