@@ -31,7 +31,7 @@ POLICY_VERSION = "policy_version"
 
 
 class Unfit(ValueError):
-    """What is whole, but cannot be learned from as it is."""
+    """Content of a dataset that is whole, but cannot be learned from as it is."""
 
 
 @dataclass(frozen=True)
