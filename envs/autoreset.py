@@ -65,11 +65,12 @@ class Ends:
 
     Attributes:
         count: ends of rows so far.
+        is_declared: as given.
     """
 
     def __init__(self, name: str, mode: AutoresetMode, *, is_declared: bool) -> None:
         self.count = 0
-        self._name, self._mode, self._is_declared = name, mode, is_declared
+        self._name, self._mode, self.is_declared = name, mode, is_declared
         self._firsts: Mapping[str, Array] = {}
         self._had_final: Array = np.zeros(1, np.bool_)  # of the rows that ended in the step before
         self._late: BoolArray | None = None  # rows that have shown no beginning at their end, and may show it now
@@ -128,7 +129,7 @@ class Ends:
 
     def _refuse(self, what: str, *, same_step: bool = False) -> NoReturn:
         said = f"its metadata['autoreset_mode'] is {self._mode.value}"
-        if not self._is_declared:
+        if not self.is_declared:
             said = f"it has no metadata['autoreset_mode'], for which {self._mode.value} was assumed"
         failure = Contradiction(f"{self._name}: {what}, and {said}: it must declare what it does (docs/own_env.md)")
         failure.proves_same_step = same_step

@@ -177,18 +177,13 @@ def _native_group(
     config: EnvConfig, target: Registration | Factory, num_envs: int, spec: EnvSpec | None, on_failure: OnFailure
 ) -> GroupEnv:
     make = functools.partial(_make_vector, config, target, num_envs)
-    group = GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
-    try:
-        if spec is None:
-            group.settle_mode()
-    except BaseException:
-        group.close()
-        raise
-    return group
+    return GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
 
 
 def make_first(config: EnvConfig, given: int | None = None, **arguments: Any) -> GroupEnv:
-    """Make a group of one environment; a vector with a number of its own makes more.
+    """Make a group of one environment, by which others are made; a vector with a number of its own makes more.
+
+    How a vector goes on after an end is found out, if it does not say so.
 
     Args:
         config: the environment.
@@ -199,12 +194,19 @@ def make_first(config: EnvConfig, given: int | None = None, **arguments: Any) ->
         UsageError, EnvironmentFailure: as `make_group`; a vector's own number is not the one that is given.
     """
     try:
-        return make_group(config, 1, **arguments)
+        group = make_group(config, 1, **arguments)
     except OtherNumber as error:
         number = error.made if given is None else given
         if number < 2:
             raise
-    return make_group(config, number, **arguments)
+        group = make_group(config, number, **arguments)
+    try:
+        if isinstance(group, GymVector):
+            group.settle_mode()
+    except BaseException:
+        group.close()
+        raise
+    return group
 
 
 def with_precision(group: GroupEnv) -> EnvSpec:
@@ -237,7 +239,7 @@ def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
         UsageError, EnvironmentFailure: as `make_group`.
     """
     if is_vector_only(config):
-        return make_group(config, 1)
+        return make_first(config, 0)
     alone = replace(config, env_vectorization="python")
     if window:
         try:

@@ -268,7 +268,7 @@ class GymVector:
             Contradiction: it does something else than it declares, or what cannot be learned from.
             EnvironmentFailure: the environment raised.
         """
-        is_declared, until = declared_mode(self._env) is not None, time.monotonic() + SETTLING_SECONDS
+        is_declared, until = self.ends.is_declared, time.monotonic() + SETTLING_SECONDS
 
         def enough() -> bool:
             return self.ends.count >= 2 * FIRST_ENDS or time.monotonic() > until

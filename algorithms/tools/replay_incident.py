@@ -25,6 +25,7 @@ from envs.config import EnvConfig
 from envs.incidents import HANG, Incident, error_name, restore_random_state
 from envs.make import make_group, make_single
 from envs.spec import Array, EnvSpec, StepRow
+from envs.vector import GymVector
 from utils.command_line import complain, say
 from utils.errors import EnvironmentFailure, UsageError
 from utils.run_folder import RunFolder
@@ -201,6 +202,8 @@ def _steps_of_vector(incident: Incident, config: EnvConfig) -> Generator[int, No
     if not all(type(seed) is int for seed in incident.seeds):
         raise UsageError("the seeds of the incident are no numbers")
     with contextlib.closing(make_group(config, len(incident.seeds))) as group:
+        if isinstance(group, GymVector) and not group.ends.is_declared:
+            group.settle_mode()
         spec, rows = group.spec, group.num_rows
     actions, row = _actions(incident, spec, rows), _row(spec, rows)
     with contextlib.closing(make_group(config, len(incident.seeds), spec=spec)) as group:

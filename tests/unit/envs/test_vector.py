@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 
 from envs.config import EnvConfig
-from envs.make import make_group
+from envs.make import make_alone, make_first, make_group
 from envs.python_loop import PythonLoop
 from envs.spec import GroupEnv
 from envs.toys.toy import Corridor, Counter, CounterVector, counter_length, counter_step
@@ -540,7 +540,17 @@ ENDLESS = f"{__name__}:Endless"
 
 
 def endless(num_envs: int = 3, **kwargs: Any) -> GroupEnv:
-    return make_group(EnvConfig(env=ENDLESS, env_kwargs=kwargs), num_envs)
+    group = make_group(EnvConfig(env=ENDLESS, env_kwargs=kwargs), num_envs)
+    assert isinstance(group, GymVector)
+    group.settle_mode()
+    return group
+
+
+def test_a_vector_of_one_is_looked_at_by_whoever_makes_it_first() -> None:
+    config = EnvConfig(env=ENDLESS)
+    for make in (make_first, make_alone):
+        with pytest.warns(UserWarning, match="assuming NEXT_STEP"):
+            assert make(config).spec.same_step
 
 
 def nothing(obs: dict[str, np.ndarray]) -> np.ndarray:
