@@ -154,8 +154,7 @@ def _trained_actions(run: SavedRun, config: RecordConfig, envs: GroupEnv, seed: 
     player, _ = load_player(run, envs.spec, _evaluation(config), seed)
     policy, rows = player.policy, envs.num_rows
     if isinstance(policy, StochasticPolicy):
-        unknown = set() if run.config.estimates_returns(config.policy_index) else {"value"}
-        policy.records = frozenset(("value",) if config.deterministic else THOUGHTS) - unknown
+        policy.records = frozenset(("value",) if config.deterministic else THOUGHTS)
     player.rnn_state = torch.zeros(rows, policy.rnn_state_size, device=player.device)
     player.random = policy.random(seed, rows)
     version = np.full(rows, int(read_plain(run.files["state.json"])["version"]), np.int64)
