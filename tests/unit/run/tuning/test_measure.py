@@ -23,7 +23,7 @@ from algorithms.run.tuning.network import NetworkTimer, _seconds, probe
 from algorithms.runtime.memory.learner_state import ModelDescription
 from algorithms.runtime.messages import WorkerFailed
 from algorithms.runtime.processes.supervisor import WorkerError
-from envs.make import make_group
+from envs.make import make_group, make_single
 from envs.spec import ActionPart, ActionSpec, GroupEnv
 from tests.states import adam_layout
 from tests.unit.run import own_kinds
@@ -328,7 +328,9 @@ def test_flags_of_the_environment_that_its_kind_decides_are_those_of_its_spec(
     known = probe(config)
     spec, models, found = known.spec, known.models, known.config
     assert [part.kind for part in spec.action.parts] == distributions
-    assert spec.frames_per_step == frames
+    with make_single(found.env) as env:
+        env.reset(seed=0)
+        assert env.step(env.action_space.sample())[1] == 8.0 * frames
     assert {key: one.shape for key, one in spec.observations.items()} == {"obs": (stack * 3,)}
     assert dict(models[0].table)["actor.encoder.encoders.0.0.weight"] == (8, stack * 3)
     assert make_group(found.env, 1).spec == spec
