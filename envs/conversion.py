@@ -6,7 +6,6 @@ import logging
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from math import isfinite, prod
 from typing import Any, NoReturn
 
@@ -14,8 +13,18 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.precision import Precision
-from envs.spaces import Space, children, choices_of, flat_observation_spaces, observation_specs
-from envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, EnvSpec, EpisodeStats, ObservationSpec, row_name
+from envs.spaces import (
+    MaskForm,
+    Space,
+    allowed_by,
+    children,
+    choices_of,
+    flat_observation_spaces,
+    is_mask,
+    observation_specs,
+    shown_mask,
+)
+from envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, BoolArray, EnvSpec, ObservationSpec, row_name
 from utils.errors import AppoError, EnvironmentFailure, NotFinite, SpaceMismatch, StopNow, text_of
 from utils.logging import SHOWN
 from utils.values import ABSURD
@@ -183,6 +192,11 @@ class ObservationWriter:
     A float written into a uint8 row would be cut to 0 silently and a wrong shape would be broadcast, so both the kind
     of the type and the shape are checked on every write.
 
+    Args:
+        name: Of the environment in messages.
+        space: Of the observations.
+        action_space: Whose parts a mask of several parts stands for; needed only where observations show such a mask.
+
     Attributes:
         space: of the observations.
         precision: told of everything that is written, if it is there; then nothing may pass by as plain.
@@ -190,11 +204,21 @@ class ObservationWriter:
             the only key as it is; MuJoCo shows float64, which is stored as float32.
     """
 
-    def __init__(self, name: str, space: Space):
+    def __init__(self, name: str, space: Space, action_space: Space | None = None):
         self.name = name
         self.specs: dict[str, ObservationSpec] = observation_specs(space)
-        self.space = space
-        self._copies = [(key, leaf.shape or (), _copy_of(key, leaf)) for key, leaf in flat_observation_spaces(space)]
+        self.space, self._mask = space, shown_mask(space)
+        of_parts = self._mask is not None and children(self._mask.space) is not None
+        self._mask_form = MaskForm(action_space) if of_parts and action_space is not None else None
+        self._is_additive = self._mask is not None and self._mask.is_additive
+        self._copies = [
+            (
+                key,
+                self.specs[key].shape if key == MASK_KEY else leaf.shape or (),
+                _copy_of(key, leaf, self._is_additive),
+            )
+            for key, leaf in flat_observation_spaces(space)
+        ]
         self.plain_shape, self.plain_types = space.shape, ""
         self.precision: Precision | None = None
         if isinstance(space, spaces.Box):
@@ -213,7 +237,7 @@ class ObservationWriter:
         """
         values = self._values(observation)
         for (key, shape, copy), value in zip(self._copies, values, strict=True):
-            self._write(key, copy, out[key][row : row + 1], _as_array(value)[None], (1, *shape))
+            self._write(key, copy, out[key][row : row + 1], self._array(key, value)[None], (1, *shape))
 
     def write_batch(self, out: dict[str, Array], observation: Any, rows: Array | None = None) -> None:
         """Write batched observations: all rows, or only those where `rows` [R] is true.
@@ -222,12 +246,27 @@ class ObservationWriter:
             SpaceMismatch: as for `write_row`.
         """
         for (key, shape, copy), value in zip(self._copies, self._values(observation), strict=True):
-            target, source = out[key], _as_array(value)
+            target = out[key]
+            if key == MASK_KEY and self._mask_form is not None and not isinstance(value, np.ndarray):
+                for row in range(len(target)) if rows is None else np.flatnonzero(rows):
+                    own = self._array(key, _row_of_parts(value, row))[None]
+                    self._write(key, copy, target[row : row + 1], own, (1, *shape))
+                continue
+            source = _as_array(value)
             if rows is None or source.shape != (len(target), *shape):
                 self._write(key, copy, target, source, (len(target), *shape))
                 continue
             for row in np.flatnonzero(rows):
                 self._write(key, copy, target[row : row + 1], source[row : row + 1], (1, *shape))
+
+    def _array(self, key: str, value: Any) -> Array:
+        """Return what one row shows under a key as an array; a mask of several parts as one vector."""
+        if key != MASK_KEY or self._mask_form is None:
+            return _as_array(value)
+        try:
+            return self._mask_form.flat(value, additive=self._is_additive)
+        except ValueError as error:
+            raise SpaceMismatch(f"{self.name}: observation key {self._shown_name(key)}: {error}") from None
 
     def _values(self, observation: Any) -> list[Any]:
         values: list[Any] = []
@@ -254,7 +293,10 @@ class ObservationWriter:
         for key, part in space.spaces.items():
             if key not in observation:
                 self._fail(".".join((*path, str(key))), "a value", "none")
-            self._collect(part, observation[key], (*path, str(key)), values)
+            if is_mask(key):
+                values.append(observation[key])
+            else:
+                self._collect(part, observation[key], (*path, str(key)), values)
         if len(observation) != len(space.spaces):
             unknown = next(key for key in observation if key not in space.spaces)
             self._fail(".".join((*path, str(unknown))), "no such key", "a value")
@@ -273,10 +315,15 @@ class ObservationWriter:
             if self.precision is not None:
                 self.precision.look(key, source, target)
         except (TypeError, ValueError) as error:
+            if key == MASK_KEY:
+                raise SpaceMismatch(f"{self.name}: observation key {self._shown_name(key)}: {error}") from None
             self._fail(key, f"a value that fits {target.dtype}", f"{source.dtype} ({one_line(error)})")
 
+    def _shown_name(self, key: str) -> str:
+        return self._mask.name if key == MASK_KEY and self._mask is not None else key
+
     def _fail(self, key: str, expected: str, got: str) -> NoReturn:
-        raise SpaceMismatch(f"{self.name}: observation key {key}: expected {expected}, got {got}")
+        raise SpaceMismatch(f"{self.name}: observation key {self._shown_name(key)}: expected {expected}, got {got}")
 
 
 def _as_array(value: Any) -> Array:
@@ -284,10 +331,16 @@ def _as_array(value: Any) -> Array:
     return array
 
 
-def _copy_of(key: str, space: Space) -> Copy:
+def _row_of_parts(batch: Any, row: Any) -> Any:
+    """Return one row of what is batched part by part, as a vector shows a Dict or Tuple."""
+    if isinstance(batch, Mapping):
+        return {key: _row_of_parts(part, row) for key, part in batch.items()}
+    return tuple(_row_of_parts(part, row) for part in batch) if isinstance(batch, tuple) else batch[row]
+
+
+def _copy_of(key: str, space: Space, is_additive: bool) -> Copy:
     if key == MASK_KEY:
-        # Masks come as bool, int8, int64 or float: what counts is whether an entry is zero.
-        return lambda target, source: np.copyto(target, source != 0)
+        return lambda target, source: np.copyto(target, _allowed(source, is_additive))
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         size, first = np.array(choices_of(space)).T
         begin = np.cumsum(size) - size
@@ -295,6 +348,11 @@ def _copy_of(key: str, space: Space) -> Copy:
     if isinstance(space, spaces.MultiBinary):
         return _copy_bits
     return lambda target, source: np.copyto(target, source, casting="same_kind")
+
+
+def _allowed(mask: Array, is_additive: bool) -> BoolArray:
+    """Masks come as bool, int8, int64 or float."""
+    return allowed_by(mask, additive=is_additive and mask.dtype != np.bool_)  # bits say what is allowed
 
 
 def _copy_bits(target: Array, source: Array) -> None:
@@ -318,28 +376,12 @@ def _copy_one_hot(target: Array, source: Array, size: Any, first: Any, begin: An
     target[np.arange(len(choice))[:, None], choice + begin] = 1
 
 
-MOST_STATS = 1000
-"""Of one episode; who reports more has lost count, and main, which bounds their names, would have to read them."""
-
-
-def episode_stats(row: int, info: Mapping[str, Any]) -> EpisodeStats | None:
-    """Statistics that a single environment put into the info of an episode's last step; None if it gave none."""
-    reported = dict(islice(dict(info.get("episode_extra_stats", {})).items(), MOST_STATS))
-    if "true_reward" in info:
-        reported["true_reward"] = info["true_reward"]
-    try:
-        stats = {key: float(value) for key, value in reported.items()}
-    except (TypeError, ValueError) as error:
-        raise SpaceMismatch(f"the episode's statistics in info must be numbers: {one_line(error)}") from error
-    return EpisodeStats(row, stats) if stats else None
-
-
 def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     """Return what the batched infos of a vector environment say about one row, by gymnasium's "_key" masks."""
     picked: dict[str, Any] = {}
     for key, value in infos.items():
         mask = infos.get(f"_{key}")
-        if key.startswith("_") or (mask is not None and not mask[row]):
+        if str(key).startswith("_") or (mask is not None and not mask[row]):
             continue
         if isinstance(value, Mapping):
             picked[key] = row_of_batched(value, row)
@@ -355,11 +397,6 @@ def scale_rewards(reward: Array, factor: float, limit: float) -> None:
         np.multiply(reward, factor, out=reward)
     if limit:
         np.clip(reward, -limit, limit, out=reward)
-
-
-def reported_frames(info: Mapping[str, Any], default: int) -> int:
-    """Simulator frames behind a step, where the environment says so."""
-    return int(info.get("num_frames", default))
 
 
 # Rewards and observations that are NaN or infinite, found for the price of a small product per array and step.

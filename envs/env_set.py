@@ -9,6 +9,7 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from envs.conversion import failure_of, one_line, require_info, reraise
 from envs.incidents import IncidentFolder, random_state
 from envs.journal import Journal, JournalMemory
+from envs.masks import BY_METHOD, METHOD
 from envs.spaces import (
     AS_THEY_ARE,
     ActionForm,
@@ -166,19 +168,24 @@ class EnvSet:
                 )
             return known
         frames, agents = frames_per_step(self._envs[0]), num_agents_of(self._envs[0])
-        shaping = default_reward_shaping(self._envs[0], self.name)
-        spec = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames, form=form)
-        said = rows_said(self._envs[0], agents)
-        spec = replace(spec, reward_shaping=shaping, agents=said)
-        if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
-            return spec
+        shaping, said = default_reward_shaping(self._envs[0], self.name), rows_said(self._envs[0], agents)
+        describe = partial(spec_of, *self.spaces, num_agents=agents or 1, frames_per_step=frames, form=form)
+        spec = describe()
+        if not spec.action_mask and any(part.kind == "categorical" for part in spec.action.parts):
+            spec = self._with_mask_in_info(spec, describe)
+        return replace(spec, reward_shaping=shaping, agents=said)
+
+    def _with_mask_in_info(self, spec: EnvSpec, describe: Callable[..., EnvSpec]) -> EnvSpec:
+        """Return the spec with the mask that the info of a first reset holds."""
         try:
             _, info = self.begin(0, None)
         except BaseException as error:
             reraise(self.name, error)
-        in_info = any(MASK_KEY in one for one in (info if isinstance(info, list | tuple) else [info]))
-        masked = spec_of(*self.spaces, num_agents=agents or 1, frames_per_step=frames, mask_in_info=in_info, form=form)
-        return replace(masked, reward_shaping=shaping, agents=said)
+        if not any(MASK_KEY in one for one in (info if isinstance(info, list | tuple) else [info])):
+            return spec
+        masked = describe(mask_in_info=True)
+        by_method = self._envs[0].has_wrapper_attr(METHOD)
+        return replace(masked, mask_source=BY_METHOD if by_method else masked.mask_source)
 
     def shape_rewards(self, index: int, agent: int, shaping: Mapping[str, Any]) -> None:
         """Reward an agent of an environment by these coefficients, also when it is made again."""

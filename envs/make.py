@@ -43,6 +43,8 @@ from envs.wrappers import (
     make_registered,
     stack_frames,
     vector_as_flags_ask,
+    with_masks_of_method,
+    with_masks_of_methods,
 )
 from utils.errors import (
     CannotBeDrawn,
@@ -307,6 +309,8 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
             f"{config.env} made a {_kind(env)}, not a gymnasium.Env: a vector can be neither drawn nor played alone"
         )
     find_out_agents(env)
+    if isinstance(env, gymnasium.Env):
+        env = with_masks_of_method(env)
     several = num_agents_of(env) > 0
     if several:
         _check_repeats(config, taken)
@@ -354,7 +358,7 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
         text = f"{config.env} was asked for {asked} and made {env.num_envs}: if it makes no other number, {fits} fits"
         raise OtherNumber(text, env.num_envs)
     note_frames(env.single_observation_space, config.env_framestack)
-    return vector_as_flags_ask(env, config)
+    return vector_as_flags_ask(with_masks_of_methods(env), config)
 
 
 def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:

@@ -3,50 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from envs.spaces import Space, children, choices_of, flat_action_spaces
+from envs.conversion import row_of_batched
+from envs.spaces import MaskForm, Space, children, choices_of, flat_action_spaces, shown_mask
 from envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec, row_name
-from utils.errors import SpaceMismatch
+from utils.errors import NothingAllowed, SpaceMismatch
 
 CHOICES = spaces.Discrete | spaces.MultiDiscrete
 
+METHOD = "action_masks"
+"""The method of an environment that returns its mask, as those for sb3-contrib have it."""
 
-def flat_mask(mask: Any) -> BoolArray:
-    """A mask [M] from an array or, as gymnasium's `sample` takes it, a tuple of masks: true where allowed."""
-    if isinstance(mask, tuple | list):
-        return np.concatenate([flat_mask(part) for part in mask]) if mask else np.zeros(0, np.bool_)
-    flat: BoolArray = np.ravel(mask) != 0
-    return flat
+BY_METHOD = f"the method {METHOD}() of the environment"
 
 
-class AllowedActions:
+class FindsMask:
+    """Finds the mask in what an environment shows, or else in its info.
+
+    Args:
+        observation_space, action_space: of one agent.
+
+    Attributes:
+        form: of the masks.
+        shown: where observations show them; None: nowhere.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        self.form, self.shown = MaskForm(action_space), shown_mask(observation_space)
+
+    def find(self, observation: Any, info: Mapping[str, Any]) -> BoolArray | None:
+        """Return what is allowed, [M]; None where nothing says so.
+
+        Raises:
+            ValueError: as `MaskForm.flat`.
+        """
+        if self.shown is not None:
+            return self.form.flat(self.shown.of(observation), additive=self.shown.is_additive)
+        return None if info.get(MASK_KEY) is None else self.form.flat(info[MASK_KEY])
+
+
+class AllowedActions(FindsMask):
     """Whether an action, as an environment takes it, is allowed by what the environment shows.
 
     Args:
-        space: of the actions.
+        observation_space, action_space: of the environment.
     """
 
-    def __init__(self, space: Space):
-        self._space = space
-        leaves = [leaf for leaf in flat_action_spaces(space) if isinstance(leaf, CHOICES)]
+    def __init__(self, observation_space: Space, action_space: Space):
+        super().__init__(observation_space, action_space)
+        self._space = action_space
+        leaves = [leaf for leaf in flat_action_spaces(action_space) if isinstance(leaf, CHOICES)]
         sizes, starts = np.array([choice for leaf in leaves for choice in choices_of(leaf)]).reshape(-1, 2).T
-        self._size = int(sizes.sum())
         self._offsets = np.cumsum(sizes) - sizes - starts  # what makes choices entries of a mask
 
     def __call__(self, action: Any, observation: Any, info: Mapping[str, Any]) -> bool:
         """False where the mask in the observation, or else in info, forbids a choice of the action."""
-        shows = isinstance(observation, Mapping) and MASK_KEY in observation
-        mask = observation[MASK_KEY] if shows else info.get(MASK_KEY)
-        if mask is None or not self._size:
-            return True
-        flat = flat_mask(mask)
-        if flat.size != self._size:
-            return True  # `ActionMasks` refuses it, and says why
-        return bool(flat[np.array(_choices(self._space, action)) + self._offsets].all())
+        try:
+            allowed = self.find(observation, info) if self.form.size else None
+        except (ValueError, LookupError, TypeError):
+            return True  # what writes it refuses it, and says why
+        return allowed is None or bool(allowed[np.array(_choices(self._space, action)) + self._offsets].all())
 
 
 def _choices(space: Space, action: Any) -> list[int]:
@@ -68,7 +88,7 @@ def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.
         if kind == "categorical":
             allowed = np.arange(size) if mask is None else np.flatnonzero(mask[num_choices : num_choices + size])
             if not len(allowed):
-                raise SpaceMismatch(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
+                raise NothingAllowed(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
             values.append(random.choice(allowed))
             num_choices += size
         elif kind == "bins":
@@ -86,8 +106,8 @@ def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.
     return np.array([values], action.dtype)
 
 
-class ActionMasks:
-    """Writes the masks that come in `info`, and refuses those that leave nothing to choose.
+class ActionMasks(FindsMask):
+    """Writes the masks that come in `info`, and finds those that leave nothing to choose.
 
     The mask of a final observation may be empty, since nothing is chosen there: it is filled up, for the policy is
     asked for an action all the same, which nobody takes.
@@ -95,10 +115,12 @@ class ActionMasks:
     Args:
         name: The environment's name in messages.
         spec: Of the environment; its mask covers all categorical parts, one after the other.
+        observation_space, action_space: Of one agent.
     """
 
-    def __init__(self, name: str, spec: EnvSpec):
-        self.name, self.size, self.in_info = name, spec.action_mask, spec.mask_in_info
+    def __init__(self, name: str, spec: EnvSpec, observation_space: Space, action_space: Space):
+        super().__init__(observation_space, action_space)
+        self.name, self.in_info = name, spec.mask_in_info
         self._num_agents = spec.num_agents
         sizes = [part.size for part in spec.action.parts if part.kind == "categorical"]
         self._begins = np.cumsum([0, *sizes[:-1]])
@@ -107,42 +129,81 @@ class ActionMasks:
         """Write the mask that one environment put into its info.
 
         Raises:
-            SpaceMismatch: it is missing or of another size.
+            SpaceMismatch: it is missing, of another size, or holds something else.
         """
-        mask = info.get(MASK_KEY)
-        if mask is None:
-            self._fail("a mask", "none")
-        flat = flat_mask(mask)
-        if flat.size != self.size:
-            self._fail(f"{self.size} entries", f"{flat.size}")
-        obs[MASK_KEY][row] = flat
+        obs[MASK_KEY][row] = self.choices(None, info)
 
     def write_batch(self, obs: dict[str, Array], infos: Mapping[str, Any], rows: Sequence[int] | Array) -> None:
         """Write the masks that a vector environment put into its infos for some of its rows.
 
         Raises:
-            SpaceMismatch: one is missing or of another size.
+            SpaceMismatch: one is missing, of another size, or holds something else.
         """
-        masks, given = infos.get(MASK_KEY, ()), infos.get(f"_{MASK_KEY}")
         for row in rows:
-            said = row < len(masks) and (given is None or given[row])
-            self.write_row(obs, int(row), {MASK_KEY: masks[row]} if said else {})
+            self.write_row(obs, int(row), mask_of_batched(infos, int(row), self.form.size))
 
-    def check(self, obs: dict[str, Array], ended: BoolArray) -> None:
-        """Refuse masks [R, *] that leave nothing to choose, except those of rows whose episode has ended, [R].
+    def choices(self, observation: Any, info: Mapping[str, Any]) -> BoolArray:
+        """Return what is allowed after an observation and an info as the environment gave them, [M].
 
         Raises:
-            SpaceMismatch: a row that goes on has no choice left.
+            SpaceMismatch: as `write_row`.
+        """
+        try:
+            allowed = self.find(observation, info)
+        except ValueError as error:
+            raise SpaceMismatch(f"{self.name}: {self._where}: {error}") from None
+        if allowed is None:
+            raise SpaceMismatch(f"{self.name}: {self._where}: expected a mask, got none")
+        return allowed
+
+    def stuck(self, obs: dict[str, Array], ended: BoolArray, first_row: int = 0) -> dict[int, NothingAllowed]:
+        """Return the failures of masks [R, *] that leave nothing to choose, by row; nearly always none.
+
+        Those of rows whose episode has ended, [R], are filled up.
         """
         masks = obs[MASK_KEY].reshape(len(ended), -1)
         stuck = (np.add.reduceat(masks, self._begins, axis=1, dtype=np.int64) == 0).any(axis=1)
         if not stuck.any():
-            return
-        going_on = np.flatnonzero(stuck & ~ended)
-        if len(going_on):
-            self._fail("at least one allowed choice", f"all zero in {row_name(int(going_on[0]), self._num_agents)}")
-        masks[stuck] = 1
+            return {}
+        masks[stuck & ended] = 1
+        rows = [first_row + row for row in np.flatnonzero(stuck & ~ended).tolist()]
+        said = f"{self.name}: {self._where}: expected at least one allowed choice, got all zero in "
+        return {row: NothingAllowed(said + row_name(row, self._num_agents)) for row in rows}
 
-    def _fail(self, expected: str, got: str) -> NoReturn:
-        where = f"info key {MASK_KEY}" if self.in_info else f"observation key {MASK_KEY}"
-        raise SpaceMismatch(f"{self.name}: {where}: expected {expected}, got {got}")
+    def require(self, obs: dict[str, Array], row: int) -> None:
+        """Raise `NothingAllowed` if the mask of a row that goes on leaves nothing to choose."""
+        for failure in self.stuck({MASK_KEY: obs[MASK_KEY][row : row + 1]}, np.zeros(1, np.bool_), row).values():
+            raise failure
+
+    @property
+    def _where(self) -> str:
+        return f"observation key {self.shown.name}" if self.shown else f"info key {MASK_KEY}"
+
+
+def mask_of_batched(infos: Mapping[str, Any], row: int, size: int) -> dict[str, Any]:
+    """Return the info of a row of a vector as far as masks go.
+
+    Its masks are an entry per row, or parts of a mask, batched each; a dict is always batched.
+    """
+    said = {key: infos[key] for key in (MASK_KEY, f"_{MASK_KEY}") if key in infos}
+    parts = said.get(MASK_KEY)
+    of_parts = isinstance(parts, tuple) and all(isinstance(part, np.ndarray) and part.ndim > 1 for part in parts)
+    if of_parts and parts and sum(part[0].size for part in parts if len(part)) == size != parts[0].size:
+        said[MASK_KEY] = list(zip(*parts, strict=False))
+    return row_of_batched(said, row)
+
+
+def why_unmasked(spec: EnvSpec) -> str:
+    """Return why a mask in an info is not taken; empty where it is, or where one in the observation counts."""
+    if spec.action_mask:
+        return ""
+    if any(part.kind == "categorical" for part in spec.action.parts):
+        return "a step gave one and the first reset none: give it with every reset too"
+    return "a mask is for choices, and the actions have none"
+
+
+def masks_said(spec: EnvSpec) -> str:
+    """Return one line about whether and where masks were found; empty for an environment without choices."""
+    if spec.mask_source:
+        return f"actions are masked by {spec.mask_source}"
+    return "actions are not masked" if any(part.kind == "categorical" for part in spec.action.parts) else ""

@@ -12,17 +12,16 @@ from envs.conversion import (
     ActionConverter,
     FiniteCheck,
     ObservationWriter,
-    episode_stats,
     one_line,
-    reported_frames,
     require_info,
 )
 from envs.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
+from envs.infos import FRAMES_KEY, InfoReader
 from envs.journal import NOBODY
-from envs.masks import ActionMasks, flat_mask, random_action
+from envs.masks import ActionMasks, random_action, why_unmasked
 from envs.outcome import FLAGS, LARGEST, NUMBERS, reward_of, truth_of
 from envs.spaces import AS_THEY_ARE, ActionForm
-from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
+from envs.spec import SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
 from envs.wrappers import own_normalization
 from utils.errors import EnvironmentFailure, SpaceMismatch
 
@@ -36,6 +35,10 @@ class PythonLoop(ShapedRows):
     An environment that fails is closed and made again, and the others do not notice. Its step never happened: it looks
     like one that only resets, so it is invalid, and the step before it, which shows its own true next observation, is
     bootstrapped from that as at a time limit.
+
+    Attributes:
+        cut: [R] the episodes that had begun before the first observation, at the last reset.
+        said: Keys of infos that mean something here, as far as they were found.
 
     Args:
         env_fns: One factory per environment; all must make environments with the same spaces.
@@ -66,9 +69,13 @@ class PythonLoop(ShapedRows):
             self.spec = replace(self.spec, notes=self.spec.notes + own_normalization(self._envs[0]))
         self.num_rows = len(self._envs) * self.spec.num_agents
         self._actions = ActionConverter(self._envs[0].action_space, self.spec.action)
-        self._observations = ObservationWriter(name, self._envs[0].observation_space)
-        self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
+        spaces = (self._envs[0].observation_space, self._envs[0].action_space)
+        self._observations = ObservationWriter(name, *spaces)
+        self._masks = ActionMasks(name, self.spec, *spaces) if self.spec.action_mask else None
+        self.infos = InfoReader(name, why_unmasked(self.spec))
+        self.said = self.infos.found
         self._finite = FiniteCheck(name, self.spec)
+        self.cut = np.zeros(self.num_rows, np.bool_)
         self._counts_frames = False  # once an info says how many frames a step took, all of them are written
         self._ended = [False] * self.num_rows
         self._num_steps, self._decorrelate_steps = 0, decorrelate_steps
@@ -101,8 +108,6 @@ class PythonLoop(ShapedRows):
         for index, failure in failed.items():
             self._replace(index, failure, obs)
         self._inside[0] = NOBODY
-        if self._masks:
-            self._masks.check(obs, np.zeros(self.num_rows, np.bool_))
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
         """Step or reset every environment with action [R, A]; write what came out into `row`.
@@ -136,7 +141,7 @@ class PythonLoop(ShapedRows):
                         row.terminated[index], row.truncated[index] = bool(terminated), not terminated
                         ended[index] = True
                         require_info(self.name, "step", info)
-                        stats = episode_stats(index, info)
+                        stats = self.infos.stats(index, info)
                         episodes = [*(episodes or []), stats] if stats else episodes
                 # A call would cost a third of what is left of a step beside the environment's own.
                 if type(observation) is np.ndarray and observation.dtype.char in types and observation.shape == shape:
@@ -147,13 +152,13 @@ class PythonLoop(ShapedRows):
                     self._read(info, row, index)
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, _explained(self.name, error), self._num_steps)
-        odd = self._finite(obs, reward)
+        odd: dict[int, EnvironmentFailure] = {**self._finite(obs, reward)}
+        if self._masks:
+            odd = {**self._masks.stuck(obs, np.array(ended)), **odd}
         if failed or odd:
             self._replace_failed(failed, odd, row)
             episodes = [one for one in episodes or () if not row.first[one.row]]
         inside[0] = NOBODY
-        if self._masks:
-            self._masks.check(obs, np.array(ended))
         return episodes or ()
 
     def close(self) -> None:
@@ -178,6 +183,7 @@ class PythonLoop(ShapedRows):
             EnvironmentFailure: it is given up.
         """
         self._inside[0], left = index, failure
+        self.cut[self._rows(index)] = False
         while True:
             try:
                 self._show(index, obs, self._envs.begin_anew(index, left))
@@ -190,9 +196,14 @@ class PythonLoop(ShapedRows):
         """Write the first observation of an episode."""
         observation, info = begun
         self._observations.write_row(obs, index, observation)
-        if self.spec.mask_in_info and self._masks:
-            self._masks.write_row(obs, index, info)
+        if self._masks:
+            if self.spec.mask_in_info:
+                self._masks.write_row(obs, index, info)
+            self._masks.require(obs, index)
         self._finite.require(obs, index)
+
+    def _rows(self, index: int) -> slice:
+        return slice(index * self.spec.num_agents, (index + 1) * self.spec.num_agents)
 
     def _prepare(self, action: Array, row: StepRow) -> None:
         """Remember what is to be done, and write what is true of most steps."""
@@ -207,25 +218,30 @@ class PythonLoop(ShapedRows):
     def _read(self, info: dict[str, Any], row: StepRow, index: int) -> None:
         """Take from info what belongs into the slot."""
         require_info(self.name, "step", info)
-        if self._counts_frames or "num_frames" in info:
-            self._counts_frames = True
-            row.num_frames[index] = reported_frames(info, self.spec.frames_per_step)
+        self._read_frames(info, row, index)
+        self.infos.refuse_masks(info)
         if self.spec.mask_in_info and self._masks:
             self._masks.write_row(row.obs, index, info)
+
+    def _read_frames(self, info: Mapping[str, Any], row: StepRow, at: int) -> None:
+        if not row.first[at] and (self._counts_frames or FRAMES_KEY in info):
+            self._counts_frames = True
+            row.num_frames[at] = self.infos.frames(info, self.spec.frames_per_step)
 
     def _walk(self, index: int, begun: Begun) -> Begun:
         """Take random steps from a first observation; no action is taken that a mask forbids."""
         observation, info = begun
+        self.cut[index] = False
         for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
             self._envs.alive()
-            source = info if self.spec.mask_in_info else observation
-            mask = flat_mask(source[MASK_KEY]) if self.spec.action_mask else None
+            mask = self._masks.choices(observation, info) if self._masks else None
             action = random_action(self.spec.action, mask, self._random)
             if self._envs.journal is not None:
                 self._envs.journal.walk(index, action[0])
             step = self._envs.step_functions[index]
             observation, _, terminated, truncated, info = step(self._actions.rows(action)[0])
-            if any(self._ends(terminated, truncated)):
+            self.cut[index] = not any(self._ends(terminated, truncated))
+            if not self.cut[index]:
                 observation, info = self._envs.begin(index, None)
         return observation, info
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import inf, prod
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.config import EnvConfig
-from envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, ActionSpec, Array, BoolArray, EnvSpec, ObservationSpec
 from utils.errors import SpaceMismatch, UsageError
 
 Space = spaces.Space[Any]
@@ -65,14 +65,21 @@ def spec_of(
     observations = observation_specs(observation_space)
     action = _action_spec(action_space, form)
     num_choices = sum(part.size for part in action.parts if part.kind == "categorical")
-    mask_in_info = mask_in_info and MASK_KEY not in observations
-    if mask_in_info:
+    shown = shown_mask(observation_space)
+    if shown is not None:
+        _require_mask_of(shown, action_space)
+    elif mask_in_info:
         observations[MASK_KEY] = ObservationSpec((num_choices,), "uint8")
-    mask = observations.get(MASK_KEY)
-    if mask is not None and (not num_choices or prod(mask.shape) != num_choices):
-        raise UsageError(f"observation key {MASK_KEY} has {prod(mask.shape)} entries for {num_choices} action choices")
+    source = f"observation key {shown.name}" if shown else f"info key {MASK_KEY}" if mask_in_info else ""
     return EnvSpec(
-        observations, action, num_agents, frames_per_step, same_step, num_choices if mask else 0, mask_in_info
+        observations,
+        action,
+        num_agents,
+        frames_per_step,
+        same_step,
+        num_choices if source else 0,
+        mask_in_info and shown is None,
+        mask_source=source,
     )
 
 
@@ -218,6 +225,8 @@ def choices_of(space: spaces.Discrete | spaces.MultiDiscrete) -> list[tuple[int,
 
 def _leaves(prefix: str, space: Space) -> list[tuple[str, Space]]:
     parts = children(space)
+    if is_mask(prefix):  # wherever it stands, and of how many parts it is
+        return [(MASK_KEY, space)]
     if parts is None:
         return [(prefix or SINGLE_KEY, space)]
     return [leaf for key, part in parts for leaf in _leaves(f"{prefix}.{key}" if prefix else str(key), part)]
@@ -225,8 +234,8 @@ def _leaves(prefix: str, space: Space) -> list[tuple[str, Space]]:
 
 def _observation_spec(key: str, space: Space) -> ObservationSpec:
     match space:
-        case spaces.Box() | spaces.MultiBinary() if key == MASK_KEY:
-            return ObservationSpec(space.shape, "uint8")
+        case _ if key == MASK_KEY:
+            return ObservationSpec(ShownMask((), space).shape, "uint8")
         case spaces.Box() if space.dtype == np.uint8:
             high = max(1, int(space.high.max(initial=0)))
             return ObservationSpec(space.shape, "uint8", high=high, frames=vars(space).get(FRAMES, 1))
@@ -341,3 +350,160 @@ def described(space: Space) -> str:
     """The space in one line: a Text prints its whole alphabet, a large Box its bounds."""
     text = " ".join(str(space).split())
     return text if len(text) <= 80 else type(space).__name__
+
+
+FORBIDS = -100.0
+"""From this logit on, an entry of an additive mask forbids its choice: exp(-104) is 0 as a float32."""
+
+
+class MaskForm:
+    """The form of the masks of an action space: an array, or tuples, lists and dicts like the space.
+
+    Args:
+        space: of the actions.
+
+    Attributes:
+        size: entries of a mask, one for each choice of all categorical parts.
+    """
+
+    def __init__(self, space: Space) -> None:
+        parts = children(space)
+        if isinstance(space, spaces.MultiDiscrete):
+            nested = space.nvec.ndim > 1
+            parts = [(i, spaces.MultiDiscrete(n) if nested else spaces.Discrete(n)) for i, n in enumerate(space.nvec)]
+        self._parts = [(key, MaskForm(part)) for key, part in parts or ()]
+        sizes = [size for _, part in self._parts for size in part.sizes]
+        self.sizes: list[int] = [int(space.n)] if isinstance(space, spaces.Discrete) else sizes
+        self.size = sum(self.sizes)
+
+    def flat(self, mask: Any, *, additive: bool = False) -> BoolArray:
+        """Return a mask [M] of any of these forms: true where allowed.
+
+        Args:
+            mask: as the environment gave it.
+            additive: 0 allows, what is far below forbids.
+
+        Raises:
+            ValueError: it is of no such form, or holds something else; says what was expected and found.
+        """
+        if type(mask) is np.ndarray and mask.dtype != object and mask.size == self.size:
+            return allowed_by(mask.reshape(-1), additive=additive)
+        chunks = self._chunks(mask)
+        ends, own = (np.cumsum([0, *sizes]).tolist() for sizes in (map(len, chunks), self.sizes))
+        crosses = any(
+            any(begin < one < end for one in own) and not {begin, end} <= set(own) for begin, end in pairwise(ends)
+        )
+        if ends[-1] != self.size or crosses:
+            found = " + ".join(str(len(chunk)) for chunk in chunks)
+            entries = f"{self.size} entries" if len(chunks) < 2 else f"{' + '.join(map(str, self.sizes))} entries"
+            raise ValueError(f"expected {entries}, got {found or 'none'}")
+        return np.concatenate([allowed_by(chunk, additive=additive) for chunk in chunks])
+
+    def _chunks(self, mask: Any) -> list[Array]:
+        """Return arrays that stand for whole parts, one after the other; None allows all, as `sample` has it."""
+        if mask is None:
+            return [np.ones(self.size, np.bool_)]
+        if isinstance(mask, Mapping):
+            return self._chunks_of_dict(mask)
+        if isinstance(mask, tuple | list) or (isinstance(mask, np.ndarray) and mask.dtype == object and mask.ndim):
+            if len(mask) == len(self._parts) and not all(np.isscalar(one) for one in mask):
+                return [chunk for (_, part), one in zip(self._parts, mask, strict=True) for chunk in part._chunks(one)]
+            if any(isinstance(one, tuple | list | Mapping) or np.ndim(one) for one in mask):
+                return [chunk for one in mask for chunk in self._chunks(one)]
+        return [np.ravel(mask.tolist() if isinstance(mask, np.ndarray) and mask.dtype == object else mask)]
+
+    def _chunks_of_dict(self, mask: Mapping[Any, Any]) -> list[Array]:
+        parts = {key: part for key, part in self._parts if isinstance(key, str)}
+        if unknown := [key for key in mask if key not in parts]:
+            raise ValueError(f"expected the keys {', '.join(parts) or 'of no dict'}, got {unknown[0]}")
+        if missing := [key for key, part in parts.items() if part.size and key not in mask]:
+            raise ValueError(f"expected a mask for {missing[0]}, got none")
+        return [chunk for key, part in parts.items() for chunk in part._chunks(mask.get(key))]
+
+
+def allowed_by(mask: Any, *, additive: bool = False) -> BoolArray:
+    """Return where an array of any shape allows a choice: by 1, or, if it is `additive`, by 0.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    if mask.dtype.kind not in "biuf":
+        raise ValueError(f"expected entries 0 and 1, got {mask.dtype}")
+    allowed: BoolArray = mask == 0 if additive else mask == 1
+    odd = mask[~allowed & ~(mask <= FORBIDS if additive else mask == 0)]
+    if odd.size:
+        wanted = f"entries 0 (allowed) and below {FORBIDS:g}" if additive else "entries 0 (not now) and 1 (allowed)"
+        hint = "; a mask that is added to logits is given as `mask == 0`" if (odd <= FORBIDS).any() else ""
+        raise ValueError(f"expected {wanted}, got {odd.flat[0]}{hint}")
+    return allowed
+
+
+def is_mask(key: object) -> bool:
+    """Return whether the last part of an observation key says that it is a mask."""
+    return str(key).rpartition(".")[2] == MASK_KEY
+
+
+class ShownMask(NamedTuple):
+    """The mask in an observation.
+
+    Attributes:
+        path: the keys that lead to it.
+        space: of it.
+    """
+
+    path: tuple[str | int, ...]
+    space: Space
+
+    @property
+    def name(self) -> str:
+        """Return its key as messages have it."""
+        return ".".join(map(str, self.path))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape in which it is stored."""
+        if isinstance(self.space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
+            return self.space.shape
+        return (sum(prod(leaf.shape or ()) for leaf in flat_action_spaces(self.space)),)
+
+    @property
+    def is_additive(self) -> bool:
+        """Return whether its space says that it is added to logits: no entry is above 0."""
+        leaves = flat_action_spaces(self.space)
+        return all(isinstance(leaf, spaces.Box) and (leaf.high <= 0).all() and (leaf.low < 0).all() for leaf in leaves)
+
+    def of(self, observation: Any) -> Any:
+        """Return it as an observation shows it."""
+        for key in self.path:
+            observation = observation[key]
+        return observation
+
+
+def shown_mask(space: Space, path: tuple[str | int, ...] = ()) -> ShownMask | None:
+    """Return where the observations of a space show a mask; None: nowhere."""
+    if path and is_mask(path[-1]):
+        return ShownMask(path, space)
+    found = (shown_mask(part, (*path, key)) for key, part in children(space) or ())
+    return next((one for one in found if one is not None), None)
+
+
+def _require_mask_of(mask: ShownMask, action_space: Space) -> None:
+    """Raise a `UsageError` if a mask in the observation fits no choices of the action."""
+    form, name = MaskForm(action_space), f"observation key {mask.name}"
+    kinds = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete, spaces.Discrete)
+    if any(not isinstance(leaf, kinds) for leaf in flat_action_spaces(mask.space)):
+        raise UsageError(f"{name} must be an array of 0 and 1, or a Tuple or Dict of them like the action space")
+    if not form.size or prod(mask.shape) != form.size:
+        raise UsageError(f"{name} has {prod(mask.shape)} entries for {form.size} action choices")
+    try:
+        form.flat(_ones(mask.space))
+    except ValueError as error:
+        raise UsageError(f"{name} does not fit the action space {described(action_space)}: {error}") from None
+
+
+def _ones(space: Space) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _ones(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map(_ones, space.spaces))
+    return np.ones(space.shape or (), np.bool_)

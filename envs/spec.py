@@ -136,6 +136,7 @@ class EnvSpec:
         same_step: The observation after a done is already the next episode's first one (`final_value` is needed).
         action_mask: M, the number of choices the key "action_mask" covers; 0 when there is no such key.
         mask_in_info: The mask comes in `info` and not in the observation; it is stored as an observation either way.
+        mask_source: Where the mask comes from, in words; empty where there is none.
         reward_shaping: Coefficients of the rewards that can be set, see `reward_shaping.py`; {}: there are none.
         agents: Which agents are which rows, in one line for people; empty for one agent.
         one_per_process: A second one cannot be made in a process that has one.
@@ -153,6 +154,7 @@ class EnvSpec:
     agents: str = ""
     one_per_process: bool = False
     notes: tuple[str, ...] = ()
+    mask_source: str = ""
 
 
 class EpisodeStats(NamedTuple):
@@ -192,11 +194,14 @@ class StepRow:
 class GroupEnv(Protocol):
     """The environments of one group: the unit an actor steps.
 
-    `rebuilds` counts the envs that failed and were made again.
+    `rebuilds` counts the envs that failed and were made again. `cut` says of which rows [R] the last reset has shown
+    an observation from the middle of an episode, and `said` the keys of infos that mean something here and were found.
     """
 
     spec: EnvSpec
     num_rows: int
+    cut: BoolArray
+    said: set[str]
 
     @property
     def rebuilds(self) -> int:

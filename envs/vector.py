@@ -17,20 +17,19 @@ from envs.conversion import (
     ActionConverter,
     FiniteCheck,
     ObservationWriter,
-    episode_stats,
     failure_of,
     one_line,
     require_info,
     reraise,
-    row_of_batched,
 )
 from envs.env_set import RAISE, OnFailure
+from envs.infos import FRAMES_KEY, InfoReader
 from envs.journal import NOBODY, Journal
-from envs.masks import ActionMasks, random_action
+from envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
 from envs.outcome import truths_of, write_rewards
 from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
 from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
-from envs.wrappers import own_normalization
+from envs.wrappers import VectorMasksOfMethod, layers, own_normalization
 from utils.errors import EnvironmentFailure, UsageError, format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
@@ -77,8 +76,11 @@ class GymVector:
         self.num_rows = int(self._env.num_envs)
         self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
         self._actions = ActionConverter(self._env.single_action_space, self.spec.action)
-        self._observations = ObservationWriter(name, self._env.single_observation_space)
-        self._masks = ActionMasks(name, self.spec) if self.spec.action_mask else None
+        self._observations = ObservationWriter(name, *self.single_spaces)
+        self._masks = ActionMasks(name, self.spec, *self.single_spaces) if self.spec.action_mask else None
+        self.infos = InfoReader(name, why_unmasked(self.spec))
+        self.said = self.infos.found
+        self.cut = np.zeros(self.num_rows, np.bool_)
         self._finite = FiniteCheck(name, self.spec)
         self.ends = Ends(name, self._mode, is_declared=is_declared)
         self._final_obs = self._observations.empty(self.num_rows)
@@ -182,16 +184,15 @@ class GymVector:
     def _write_frames(self, row: StepRow, infos: Mapping[str, Any]) -> None:
         """Write the frames behind every step; what SAME_STEP says of a last step stands in `final_info`."""
         final = infos.get("final_info", {}) if self.spec.same_step else {}
-        if "num_frames" in infos or "num_frames" in final:
+        if FRAMES_KEY in infos or FRAMES_KEY in final:
             self._counts_frames = True
         if not self._counts_frames:
             return
         row.num_frames.fill(self.spec.frames_per_step)
         last = self._ended & (self.spec.same_step and "final_info" in infos)
-        for source, rows in ((infos, ~last), (final, last)):
-            if "num_frames" in source:
-                reported = rows & source.get("_num_frames", True)
-                np.copyto(row.num_frames, source["num_frames"], casting="same_kind", where=reported)
+        for source, rows in ((infos, ~last & (self.spec.same_step | ~row.first)), (final, last)):
+            if FRAMES_KEY in source:
+                self.infos.batch_of_frames(source, rows, row.num_frames)
 
     def _discover(self, form: ActionForm) -> EnvSpec:
         """The spec of the vector, which is reset where its infos could hold masks."""
@@ -204,18 +205,25 @@ class GymVector:
             _, infos = self._env.reset()
         except BaseException as error:
             reraise(self.name, error)
-        in_info = MASK_KEY in (infos or {})
-        return spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=in_info, form=form)
+        if MASK_KEY not in (infos or {}):
+            return spec
+        masked = spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=True, form=form)
+        by_method = any(isinstance(layer, VectorMasksOfMethod) for layer in layers(self._env))
+        return replace(masked, mask_source=BY_METHOD if by_method else masked.mask_source)
 
     def _write_masks(self, obs: dict[str, Array], infos: Mapping[str, Any], rows: BoolArray) -> None:
-        """Take the masks of these rows [R] from infos if they come there."""
+        """Take the masks of these rows [R] from infos if they come there; refuse those that have no place."""
+        if infos:
+            self.infos.refuse_masks(infos)
         if self._masks is not None and self._masks.in_info:
             self._masks.write_batch(obs, infos, np.flatnonzero(rows))
 
     def _check_masks(self, obs: dict[str, Array]) -> None:
-        """Refuse masks that leave no choice; with NEXT_STEP an ended row needs none."""
+        """Raise for masks that leave no choice; with NEXT_STEP an ended row needs none."""
         if self._masks is not None:
-            self._masks.check(obs, np.zeros(self.num_rows, np.bool_) if self.spec.same_step else self._ended)
+            ended = np.zeros(self.num_rows, np.bool_) if self.spec.same_step else self._ended
+            for failure in self._masks.stuck(obs, ended).values():
+                raise failure
 
     def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write the final observations of the rows that ended and the first ones of their next episodes.
@@ -290,7 +298,8 @@ class GymVector:
     def _episodes(self, infos: Mapping[str, Any]) -> Sequence[EpisodeStats]:
         """Statistics of the rows that ended now; a SAME_STEP vector keeps them under `final_info`."""
         source = infos.get("final_info", infos)
-        found = [episode_stats(int(row), row_of_batched(source, int(row))) for row in np.flatnonzero(self._ended)]
+        read = self.infos
+        found = [read.stats(row, read.row(source, row, self.num_rows)) for row in np.flatnonzero(self._ended).tolist()]
         return [stats for stats in found if stats is not None]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,16 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
 from envs.config import EnvConfig
 from envs.conversion import require_info
-from envs.masks import AllowedActions
+from envs.infos import FRAMES_KEY, InfoReader
+from envs.masks import METHOD, AllowedActions
 from envs.outcome import reward_of, truth_of, truths_of
-from envs.spaces import Space, frames_per_step, num_agents_of
+from envs.spaces import Space, frames_per_step, num_agents_of, shown_mask
 from envs.spec import MASK_KEY, SINGLE_KEY, FloatArray, is_channels_first
 from utils.errors import UsageError
 
@@ -60,7 +61,8 @@ class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], times: int):
         super().__init__(env)
         self.times = times
-        self._allowed = AllowedActions(env.action_space)
+        self._allowed = AllowedActions(env.observation_space, env.action_space)
+        self._infos = InfoReader(type(env.unwrapped).__name__)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The last observation, the sum of the rewards, and the last info."""
@@ -69,11 +71,11 @@ class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
             observation, reward, terminated, truncated, info = self.env.step(action)
             require_info(name, "step", info)
             total += reward_of(name, "a repeated step", reward, self.env)
-            frames += info.get("num_frames", 1)
+            frames += self._infos.frames(info, 1)
             terminated, truncated = truth_of(name, "terminated", terminated), truth_of(name, "truncated", truncated)
             if terminated or truncated or not self._allowed(action, observation, info):
                 break
-        return observation, total, terminated, truncated, {**info, "num_frames": frames}
+        return observation, total, terminated, truncated, {**info, FRAMES_KEY: frames}
 
 
 def stack_frames(env: gymnasium.Env[Any, Any], count: int) -> gymnasium.Env[Any, Any]:
@@ -104,7 +106,7 @@ def stack_frames(env: gymnasium.Env[Any, Any], count: int) -> gymnasium.Env[Any,
 
 def joined_space(space: Space) -> spaces.Box | None:
     """The space of all numbers of a Dict end to end; None for one that holds anything but vectors of floats."""
-    if not isinstance(space, spaces.Dict) or MASK_KEY in space.spaces or not space.spaces:
+    if not isinstance(space, spaces.Dict) or shown_mask(space) or not space.spaces:
         return None
     leaves = list(space.spaces.values())
     for leaf in leaves:
@@ -286,6 +288,69 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {**(observation if self._is_dict else {SINGLE_KEY: observation}), PREVIOUS_KEY: numbers}
 
 
+class MasksOfMethod(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Puts into infos what the environment's method `action_masks` returns, of several agents a mask for each.
+
+    An info that holds a mask itself keeps it.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin an episode, with its first mask."""
+        return self._with_masks(self.env.reset(seed=seed, **({"options": options} if options else {})))
+
+    def step(self, action: Any) -> Any:
+        """Step the environment, and put the next mask into the info."""
+        return self._with_masks(self.env.step(action))
+
+    def _with_masks(self, result: Any) -> Any:
+        if not isinstance(result, tuple) or len(result) < 2 or not isinstance(result[-1], list | tuple | Mapping):
+            return result  # what reads it says what is wrong
+        *others, info = result
+        masks = self.env.get_wrapper_attr(METHOD)()
+        if not (count := num_agents_of(self.env)):
+            return (*others, {MASK_KEY: masks, **info})
+        infos = [info] * count if isinstance(info, Mapping) else info
+        return (*others, [{MASK_KEY: mask, **one} for mask, one in zip(masks, infos, strict=True)])
+
+
+class VectorMasksOfMethod(AnyVectorWrapper):
+    """Puts into infos what the method `action_masks` of a vector, or of each of its environments, returns."""
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Begin episodes, with their first masks."""
+        observation, infos = self.env.reset(seed=seed, options=options)
+        return observation, self._with_masks(infos)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Step the vector, and put the next masks into its infos."""
+        *others, infos = self.env.step(actions)
+        return (*others, self._with_masks(infos))
+
+    def _with_masks(self, infos: Any) -> Any:
+        own = getattr(self.unwrapped, METHOD, None)
+        masks = own() if own is not None else list(self.unwrapped.call(METHOD))  # type: ignore[attr-defined]
+        return {MASK_KEY: masks, **infos} if isinstance(infos, Mapping) else infos
+
+
+def with_masks_of_method(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Let the masks of an environment that has a method for them stand in its infos, unless it shows them."""
+    if not (env.has_wrapper_attr(METHOD) and callable(env.get_wrapper_attr(METHOD))):
+        return env
+    return env if shown_mask(env.observation_space) else MasksOfMethod(env)
+
+
+def with_masks_of_methods(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
+    """Let the masks of a vector with such a method stand in its infos; gymnasium's own ask their environments."""
+    of_each = False
+    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
+        first = env.unwrapped.envs[0] if isinstance(env.unwrapped, SyncVectorEnv) else env.unwrapped.env_fns[0]()
+        of_each = first.has_wrapper_attr(METHOD) and callable(first.get_wrapper_attr(METHOD))
+        if isinstance(env.unwrapped, AsyncVectorEnv):
+            first.close()
+    has = of_each or callable(getattr(env.unwrapped, METHOD, None))
+    return VectorMasksOfMethod(env) if has and not shown_mask(env.single_observation_space) else env
+
+
 def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:
     """Return how many steps a game makes per second of its own time, by its metadata and its frame skip."""
     registered = getattr(env.unwrapped, "spec", None)
@@ -293,11 +358,11 @@ def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:
         rate = ATARI_FRAMES_PER_SECOND
     else:
         rate = float(env.metadata.get("render_fps") or DEFAULT_FRAMES_PER_SECOND)
-    repeats = math.prod(layer.times for layer in _layers(env) if isinstance(layer, RepeatAction))
+    repeats = math.prod(layer.times for layer in layers(env) if isinstance(layer, RepeatAction))
     return rate / (frames_per_step(env) * repeats)
 
 
-def _layers(env: Any) -> Iterator[Any]:
+def layers(env: Any) -> Iterator[Any]:
     """Yield the wrappers of an environment, outermost first, and then the environment."""
     while env is not None:
         yield env

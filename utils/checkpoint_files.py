@@ -64,7 +64,9 @@ class Loaded(NamedTuple):
 
 
 def checkpoint_name(step: int) -> str:
-    """The directory name of the checkpoint at that step."""
+    """The directory name of the checkpoint at that step, which no reader would find if it were below 0."""
+    if step < 0:
+        raise ValueError(f"a checkpoint cannot be of step {step}")
     return f"ckpt_{step:012d}"
 
 

@@ -50,6 +50,10 @@ class NotFinite(EnvironmentFailure):
     """The environment returned a reward or an observation that is NaN or infinite."""
 
 
+class NothingAllowed(EnvironmentFailure):
+    """The environment's action mask leaves nothing to choose."""
+
+
 class NumericsError(AppoError):
     """Losses, gradients or weights are not finite and skipping did not help."""
 

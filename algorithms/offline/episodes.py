@@ -204,7 +204,7 @@ def episode_of(
         if len(values) != steps + 1:
             there = f"there are {len(values)}" + (f" under {key}" if key else "")
             raise Unfit(f"its arrays have different lengths: {steps} steps need {steps + 1} observations, {there}")
-    writer = ObservationWriter(name, described[0])
+    writer = ObservationWriter(name, *described)
     obs = writer.empty(steps + 1)
     writer.write_batch(obs, raw["observations"])
     action = stored_actions(described[1], raw["actions"], spec.action)

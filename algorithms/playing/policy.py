@@ -24,8 +24,8 @@ from envs.conversion import ActionConverter, ObservationWriter
 from envs.env_set import RAISE, EnvSet
 from envs.given import name_of
 from envs.make import is_factory, is_vector_only, make_first, make_single
-from envs.masks import flat_mask
-from envs.spaces import ActionForm, note_frames, spec_of
+from envs.masks import BY_METHOD, METHOD, mask_of_batched
+from envs.spaces import ActionForm, MaskForm, note_frames, spec_of
 from envs.spec import MASK_KEY, BoolArray, EnvSpec
 from envs.vector import GymVector
 from utils.errors import UsageError
@@ -120,10 +120,11 @@ class Policy:
         self.run, self.env_steps, self.spec = run, env_steps, player.spec
         self.observation_space, self.action_space = seen
         self._player = player
-        self._writer = ObservationWriter(run.config.env.env, seen[0])
+        self._writer = ObservationWriter(run.config.env.env, *seen)
         self._actions = ActionConverter(seen[1], player.spec.action)
         choices = [part.size for part in player.spec.action.parts if part.kind == "categorical"]
-        self._num_choices, self._begins_of_parts = sum(choices), np.cumsum([0, *choices])[:-1]
+        self._begins_of_parts = np.cumsum([0, *choices])[:-1]
+        self._mask_form = MaskForm(seen[1])
         self._begins = True  # every row begins an episode
 
     def act(self, observation: Any, *, deterministic: bool = False, action_mask: Any = None) -> Any:
@@ -159,9 +160,8 @@ class Policy:
         if state is not None and np.shape(state) != (size,):
             raise UsageError(f"state must have {size} numbers, got shape {np.shape(state)}")
         before = torch.zeros(size) if state is None else torch.tensor(np.asarray(state), dtype=torch.float32)
-        obs = {
-            key: torch.from_numpy(rows).to(player.device) for key, rows in self._one(observation, action_mask).items()
-        }
+        arrays = self._one(observation, action_mask)
+        obs = {key: torch.from_numpy(rows).to(player.device) for key, rows in arrays.items()}
         inputs = (obs, torch.tensor([state is None], device=player.device), before.to(player.device)[None])
         with torch.inference_mode():
             recorded, after = player.policy.act(*inputs, None, player.random, greedy=deterministic or player.greedy)
@@ -190,8 +190,11 @@ class Policy:
         obs = self._writer.empty(num_rows)
         self._writer.write_batch(obs, observations)
         starts = np.zeros(num_rows, np.bool_) if first is None else np.asarray(first, np.bool_)
-        masks = None if action_mask is None else (np.asarray(action_mask) != 0).reshape(num_rows, -1)
-        self._take_mask(obs, masks)
+        said = {} if action_mask is None else {MASK_KEY: action_mask}
+        masks = [mask_of_batched(said, row, self._mask_form.size) for row in range(num_rows)] if said else None
+        if masks is not None and not all(masks):
+            raise UsageError(f"{MASK_KEY}: expected {num_rows} masks, one per row")
+        self._take_masks(obs, None if masks is None else [mask[MASK_KEY] for mask in masks])
         return self._actions.batch(self._answer(obs, starts, deterministic))
 
     def reset(self) -> None:
@@ -237,19 +240,21 @@ class Policy:
         """One observation as a row [1, *] of every key, its mask included."""
         obs = self._writer.empty(1)
         self._writer.write_row(obs, 0, observation)
-        self._take_mask(obs, None if action_mask is None else flat_mask(action_mask)[None])
+        self._take_masks(obs, None if action_mask is None else [action_mask])
         if MASK_KEY in obs and not np.logical_or.reduceat(obs[MASK_KEY].reshape(-1), self._begins_of_parts).all():
             raise UsageError(f"{MASK_KEY}: expected at least one allowed choice, got all zero")
         return obs
 
-    def _take_mask(self, obs: dict[str, Array], mask: BoolArray | None) -> None:
-        """Put a mask [N, M] to the observations, or make sure that none is needed."""
-        if mask is not None:
-            obs[MASK_KEY] = mask
+    def _take_masks(self, obs: dict[str, Array], masks: list[Any] | None) -> None:
+        """Put a mask for each row to the observations, or make sure that none is needed."""
+        if masks is not None:
+            try:
+                obs[MASK_KEY] = np.stack([self._mask_form.flat(mask) for mask in masks])
+            except ValueError as error:
+                raise UsageError(f"{MASK_KEY} must have {self._mask_form.size} entries a row: {error}") from None
         elif self.spec.mask_in_info:
-            raise UsageError(f'this environment needs masks: action_mask=info["{MASK_KEY}"]')
-        if MASK_KEY in obs and obs[MASK_KEY][0].size != self._num_choices:
-            raise UsageError(f"{MASK_KEY} must have {self._num_choices} entries a row")
+            source = f"env.{METHOD}()" if self.spec.mask_source == BY_METHOD else f'info["{MASK_KEY}"]'
+            raise UsageError(f"this environment needs masks: action_mask={source}")
 
     def _answer(self, obs: dict[str, Array], first: BoolArray, deterministic: bool) -> Array:
         """Stored actions [N, A]."""

@@ -59,6 +59,7 @@ from algorithms.runtime.roles import ACTOR, MAIN
 from algorithms.runtime.runner import Runner, Turns, run_to_end
 from algorithms.runtime.topology import Topology
 from envs.make import check_name
+from envs.masks import masks_said
 from envs.spec import EnvSpec
 from utils.errors import DirectoryInUse, Interrupted, NothingTrained, StopNow
 from utils.interrupts import SignalWatch
@@ -447,7 +448,7 @@ def _showing(gpus: str) -> Iterator[None]:
 
 
 def _log_environment(chosen: str, spec: EnvSpec) -> None:
-    for line in filter(None, (chosen, spec.agents)):
+    for line in filter(None, (chosen, spec.agents, masks_said(spec))):
         log.info("%s", line)
 
 

@@ -374,7 +374,7 @@ class HookedEnvs:
     """
 
     def __init__(self, envs: GroupEnv, policy: int, hooks: Hooks) -> None:
-        self.spec, self.num_rows = envs.spec, envs.num_rows
+        self.spec, self.num_rows, self.cut, self.said = envs.spec, envs.num_rows, envs.cut, envs.said
         self._envs, self._hooks, self._watch = envs, hooks, EpisodeWatch(hooks, envs.num_rows)
         self._policies = np.full(envs.num_rows, policy, np.int32)
 

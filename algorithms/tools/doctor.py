@@ -30,6 +30,7 @@ from algorithms.runtime.processes.janitor import Janitor
 from algorithms.tools.examine_env import Examination, send_examination
 from algorithms.tools.flags import DoctorConfig
 from envs.make import FAMILIES, check_name
+from envs.masks import masks_said
 from envs.spaces import NO_BOUND
 from envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, EnvSpec
 from utils import limits, machine
@@ -236,10 +237,13 @@ def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = N
         yield Finding(
             "seeding", "note", f"the same seed and actions gave something else from {where} on: no exact repeats"
         )
+    said = f"; infos hold {', '.join(exam.said)}" if exam.said else ""
     kind = "with the last step of an episode" if spec.same_step else "on the step after the end"
     if exam.episodes:
         length = f"{exam.episode_steps:.0f}"
-        yield Finding("episodes", "ok", f"{exam.episodes} of about {length} random steps; a new one begins {kind}")
+        yield Finding(
+            "episodes", "ok", f"{exam.episodes} of about {length} random steps; a new one begins {kind}{said}"
+        )
     elif horizon is not None:
         yield Finding("episodes", "ok", f"none ended in {exam.num_steps} random steps, fewer than --horizon={horizon}")
     else:
@@ -387,7 +391,8 @@ def _spaces(spec: EnvSpec) -> str:
     takes = ", ".join(f"{part.size} {KINDS[part.kind]}" for part in spec.action.parts)
     agents = f"; {spec.num_agents} agents" if spec.num_agents > 1 else ""
     frames = f"; {spec.frames_per_step} frames per step" if spec.frames_per_step > 1 else ""
-    return f"shows {shows}; takes {takes}{agents}{frames}"
+    masks = f"; {masks}" if (masks := masks_said(spec)) else ""
+    return f"shows {shows}; takes {takes}{masks}{agents}{frames}"
 
 
 def _version(package: str) -> str | None:

@@ -45,6 +45,7 @@ class Examination(NamedTuple):
         grown_steps, grown_bytes, grown_files: after warming up, in so many steps, memory and open files grew by these.
         shown: the least and the largest number of every observation key of floats.
         lost: lines about numbers of observations that are not stored as they are.
+        said: the keys of infos that mean something, which were found.
         usual_reward, largest_reward: median and largest size of the rewards that were not 0; 0 if all were.
     """
 
@@ -64,6 +65,7 @@ class Examination(NamedTuple):
     lost: tuple[str, ...] = ()
     usual_reward: float = 0.0
     largest_reward: float = 0.0
+    said: tuple[str, ...] = ()
 
 
 class Scales:
@@ -214,6 +216,7 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Examination:
         shown=scales.shown,
         usual_reward=scales.rewards[0],
         largest_reward=scales.rewards[1],
+        said=tuple(sorted(walk.envs.said)),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from gymnasium import spaces
 
-from envs.spaces import NO_BOUND, Space, described
+from envs.spaces import NO_BOUND, Space, allowed_by, described
 from envs.spec import SINGLE_KEY, Array
 from utils.errors import UsageError
 
@@ -89,10 +89,10 @@ class CommonSpaces:
             return mask
         allowed = self.masks[agent].copy()
         if mask is not None:
-            own = np.ravel(mask) != 0
+            own = np.ravel(mask)
             if own.size != allowed.sum():
                 return mask  # whoever checks its size says so
-            allowed[: own.size] = own
+            allowed[: own.size] = allowed_by(own)
         return allowed
 
 

@@ -11,18 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.conversion import episode_stats, reported_frames, require_info
+from envs.conversion import require_info
 from envs.env_set import Begun, SingleEnv
+from envs.infos import ACTIVE_KEY, InfoReader
 from envs.journal import NOBODY
-from envs.masks import flat_mask, random_action
+from envs.masks import random_action
 from envs.outcome import FLAGS, LARGEST, NUMBERS, reward_of, truth_of
 from envs.python_loop import PythonLoop
 from envs.spaces import num_agents_of
 from envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow, row_name
 from utils.errors import EnvironmentFailure, SpaceMismatch
-
-ACTIVE_KEY = "is_active"
-"""The key of an agent's info that is false while it takes no part."""
 
 SHOWS = {True: "although it plays on", False: "at its truncated end, which is valued by what it shows"}
 
@@ -59,9 +57,11 @@ class Roster:
         playing: agents with an observation that they act on.
         out: agents whose episode has ended, and who have not come back since.
         team_return: rewards of all agents since the environment began its episode.
+        cut: that was before the first observation.
     """
 
-    def __init__(self, num_agents: int) -> None:
+    def __init__(self, num_agents: int, infos: InfoReader | None = None) -> None:
+        self._is_active, self.cut = (infos or InfoReader("")).is_active, False
         self.playing, self.out, self.team_return = [False] * num_agents, [True] * num_agents, 0.0
 
     @property
@@ -71,12 +71,12 @@ class Roster:
 
     def begin(self, infos: Infos) -> None:
         """The environment has begun an episode."""
-        self.playing, self.out = [_is_active(info) for info in infos], [False] * len(infos)
-        self.team_return = 0.0
+        self.playing, self.out = [self._is_active(info) for info in infos], [False] * len(infos)
+        self.team_return, self.cut = 0.0, False
 
     def note(self, agent: int, ended: bool, info: Mapping[str, Any]) -> None:
         """Note what was said of an agent in a step; `ended`: it terminated or was truncated."""
-        active = _is_active(info)
+        active = self._is_active(info)
         self.playing[agent] = active and not ended
         self.out[agent] = ended or (self.out[agent] and not active)
 
@@ -92,7 +92,7 @@ class MultiAgentLoop(PythonLoop):
 
     def __init__(self, env_fns: Sequence[Callable[[], SingleEnv]], **arguments: Any) -> None:
         super().__init__(env_fns, **arguments)
-        self._rosters = [Roster(self.spec.num_agents) for _ in range(len(self._envs))]
+        self._rosters = [Roster(self.spec.num_agents, self.infos) for _ in range(len(self._envs))]
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
         """Step or reset every environment with action [R, A]; write what came out into `row`.
@@ -109,20 +109,23 @@ class MultiAgentLoop(PythonLoop):
             rows = self._rows(index)
             try:
                 if self._ended[index]:
+                    self.cut[rows] = False
                     self._show(index, row.obs, self._envs.begin(index, None))
                     row.first[rows], row.reward[rows], self._ended[index] = True, 0.0, False
                 else:
                     self._write(index, self._said(index, step(list(actions[rows]))), row, reports)
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, error, self._num_steps)
-        for at, failure in self._finite(row.obs, row.reward).items():
+        odd: dict[int, EnvironmentFailure] = {**self._finite(row.obs, row.reward)}
+        if self._masks:
+            ended = np.array([not plays for one in self._rosters for plays in one.playing])
+            odd = {**self._masks.stuck(row.obs, ended), **odd}
+        for at, failure in odd.items():
             if (index := at // self.spec.num_agents) not in failed:  # what is odd beside a failure was never written
                 failed[index] = self._envs.forgive(index, failure, self._num_steps)
         for index in list(failed):
             self._begin_anew(index, failed.pop(index), row, reports)  # an error left here would hold the environment
         self._inside[0] = NOBODY
-        if self._masks:
-            self._masks.check(row.obs, np.array([not plays for one in self._rosters for plays in one.playing]))
         return [EpisodeStats(at, report) for at, report in reports.items()]
 
     def _begin_anew(self, index: int, failure: EnvironmentFailure, row: StepRow, reports: Reports) -> None:
@@ -141,17 +144,17 @@ class MultiAgentLoop(PythonLoop):
             row.reward[rows] = said.rewards  # most steps are like this, and cost half as much so
             roster.team_return += sum(said.rewards)
             for at, observation in enumerate(said.observations, rows.start):
-                self._observe(row.obs, at, observation, {}, True)
+                self._observe(row.obs, at, observation, {})
             return
         last_row = rows.start
         for agent, at in enumerate(range(rows.start, rows.stop)):
             if self._write_agent(roster, agent, said, row, at):
                 last_row = at
-                if stats := episode_stats(at, said.infos[agent]):
+                if stats := self.infos.stats(at, said.infos[agent]):
                     reports[at] = stats.stats
         if roster.over:
             self._ended[index] = True
-            if self.spec.num_agents > 1:
+            if self.spec.num_agents > 1 and not roster.cut:
                 reports.setdefault(last_row, {})[TEAM_RETURN] = roster.team_return
 
     def _write_agent(self, roster: Roster, agent: int, said: Said, row: StepRow, at: int) -> bool:
@@ -170,42 +173,42 @@ class MultiAgentLoop(PythonLoop):
             row.terminated[at], row.truncated[at] = terminated, not terminated
         lost = terminated and observation is None  # nobody asks what comes after
         if plays or (ends and not lost):
-            self._observe(row.obs, at, observation, info, plays)
+            self._observe(row.obs, at, observation, info if plays else None)
         else:
             self._blank(row.obs, at)
         return ends
-
-    def _read_frames(self, info: Mapping[str, Any], row: StepRow, at: int) -> None:
-        if self._counts_frames or "num_frames" in info:
-            self._counts_frames = True
-            row.num_frames[at] = reported_frames(info, self.spec.frames_per_step)
 
     def _show(self, index: int, obs: dict[str, Array], begun: Begun) -> None:
         """Write the first observations of an episode."""
         observations, infos = self._begun(begun)
         self._rosters[index].begin(infos)
+        self._rosters[index].cut = bool(self.cut[self._rows(index).start])
         for agent, plays in enumerate(self._rosters[index].playing):
             at = self._rows(index).start + agent
             if plays:
-                self._observe(obs, at, observations[agent], infos[agent], True)
+                self._observe(obs, at, observations[agent], infos[agent])
                 self._finite.require(obs, at)
+                if self._masks:
+                    self._masks.require(obs, at)
             else:
                 self._blank(obs, at)
 
-    def _observe(self, obs: dict[str, Array], at: int, observation: Any, info: Mapping[str, Any], plays: bool) -> None:
-        """Write what an agent sees, and where infos say it, what it may do."""
+    def _observe(self, obs: dict[str, Array], at: int, observation: Any, info: Mapping[str, Any] | None) -> None:
+        """Write what an agent sees, and where infos say it, what it may do; without an info it does nothing more."""
         shape, types = self._observations.plain_shape, self._observations.plain_types
         if type(observation) is np.ndarray and observation.dtype.char in types and observation.shape == shape:
             obs[SINGLE_KEY][at] = observation
         elif observation is None:
-            raise SpaceMismatch(f"{self.name}: {self._called(at)} shows nothing {SHOWS[plays]}")
+            raise SpaceMismatch(f"{self.name}: {self._called(at)} shows nothing {SHOWS[info is not None]}")
         else:
             self._observations.write_row(obs, at, observation)
+        if info:
+            self.infos.refuse_masks(info)
         if self.spec.mask_in_info and self._masks:
-            if plays:
-                self._masks.write_row(obs, at, info)
-            else:
+            if info is None:
                 obs[MASK_KEY][at] = 1
+            else:
+                self._masks.write_row(obs, at, info)
 
     def _called(self, at: int) -> str:
         index, agent = divmod(at, self.spec.num_agents)
@@ -220,12 +223,13 @@ class MultiAgentLoop(PythonLoop):
     def _walk(self, index: int, begun: Begun) -> Begun:
         """Take random steps from first observations; no action is taken that a mask forbids."""
         observations, infos = self._begun(begun)
-        roster = Roster(self.spec.num_agents)
+        roster = Roster(self.spec.num_agents, self.infos)
         roster.begin(infos)
+        walked = False
         for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
             self._envs.alive()
-            sources = infos if self.spec.mask_in_info else observations
-            drawn = [self._draw(source, plays) for source, plays in zip(sources, roster.playing, strict=True)]
+            shown = zip(observations, infos, roster.playing, strict=True)
+            drawn = [self._draw(*one) for one in shown]
             actions = np.concatenate(drawn)
             if self._envs.journal is not None:
                 self._envs.journal.walk(index, actions.reshape(-1))
@@ -234,14 +238,16 @@ class MultiAgentLoop(PythonLoop):
             for agent, info in enumerate(infos):
                 require_info(self.name, "step", info)
                 roster.note(agent, bool(said.terminated[agent] or said.truncated[agent]), info)
+            walked = not roster.over
             if roster.over:
                 observations, infos = self._begun(self._envs.begin(index, None))
                 roster.begin(infos)
+        self.cut[self._rows(index)] = walked
         # Who has ended during the walk must not seem to begin here.
         return observations, [{**i, ACTIVE_KEY: plays} for i, plays in zip(infos, roster.playing, strict=True)]
 
-    def _draw(self, source: Any, plays: bool) -> Array:
-        mask = flat_mask(source[MASK_KEY]) if self.spec.action_mask and plays else None
+    def _draw(self, observation: Any, info: Mapping[str, Any], plays: bool) -> Array:
+        mask = self._masks.choices(observation, info) if self._masks and plays else None
         return random_action(self.spec.action, mask, self._random)
 
     def _begun(self, begun: Any) -> tuple[Sequence[Any], Infos]:
@@ -280,10 +286,3 @@ class MultiAgentLoop(PythonLoop):
             return entries
         got = f"{len(entries)}" if isinstance(entries, list | tuple | np.ndarray) else type(entries).__name__
         raise SpaceMismatch(f"{self.name}: {what}: expected a list of {count}, one per agent, got {got}")
-
-    def _rows(self, index: int) -> slice:
-        return slice(index * self.spec.num_agents, (index + 1) * self.spec.num_agents)
-
-
-def _is_active(info: Mapping[str, Any]) -> bool:
-    return bool(info.get(ACTIVE_KEY, True))

@@ -15,9 +15,9 @@ import gymnasium
 import numpy as np
 
 from envs.agents.common_spaces import AGENT_ID, CommonSpaces
-from envs.agents.multi_agent import ACTIVE_KEY
 from envs.conversion import one_line
 from envs.families import Harmless
+from envs.infos import ACTIVE_KEY
 from envs.outcome import FLAGS, truth_of
 from envs.spec import MASK_KEY
 from utils.errors import SpaceMismatch, UsageError

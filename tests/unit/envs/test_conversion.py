@@ -13,10 +13,10 @@ from envs.conversion import (
     ActionConverter,
     FiniteCheck,
     ObservationWriter,
-    episode_stats,
     row_of_batched,
     scale_rewards,
 )
+from envs.infos import InfoReader
 from envs.make import make_group, with_precision
 from envs.spaces import spec_of
 from envs.spec import EpisodeStats
@@ -236,10 +236,10 @@ def test_a_batch_of_the_wrong_size_is_not_broadcast() -> None:
 
 
 def test_episode_stats() -> None:
-    assert episode_stats(2, {}) is None
-    assert episode_stats(2, {"other": 1}) is None
+    assert InfoReader("Env").stats(2, {}) is None
+    assert InfoReader("Env").stats(2, {"other": 1}) is None
     info = {"episode_extra_stats": {"kills": np.int64(3)}, "true_reward": np.float32(0.5)}
-    assert episode_stats(2, info) == EpisodeStats(2, {"kills": 3.0, "true_reward": 0.5})
+    assert InfoReader("Env").stats(2, info) == EpisodeStats(2, {"kills": 3.0, "true_reward": 0.5})
 
 
 def test_row_of_batched_infos_follows_masks() -> None:
@@ -258,7 +258,7 @@ def test_row_of_batched_infos_follows_masks() -> None:
 
 def test_of_an_episode_with_more_statistics_than_anybody_counts_the_first_are_taken() -> None:
     info = {"episode_extra_stats": {f"n{number}": number for number in range(50_000)}, "true_reward": 5.0}
-    found = episode_stats(3, info)
+    found = InfoReader("Env").stats(3, info)
     assert found is not None
     assert found.stats == {**{f"n{number}": float(number) for number in range(1000)}, "true_reward": 5.0}
 

@@ -6,38 +6,74 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from envs.masks import ActionMasks, flat_mask, random_action
+from envs.masks import ActionMasks, random_action
 from envs.python_loop import PythonLoop
-from envs.spaces import spec_of
+from envs.spaces import MaskForm, spec_of
 from envs.spec import GroupEnv, ObservationSpec
 from envs.toys.spaces import Spaces, spaces_vector
 from envs.vector import GymVector
 from tests.unit.envs.rollouts import collect
-from utils.errors import EnvironmentFailure, UsageError
+from utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 TUPLE = spaces.Tuple([spaces.Discrete(3), BOX, spaces.MultiDiscrete([2, 4]), spaces.MultiBinary(2)])
 
 
+PAIRS = spaces.MultiDiscrete([2, 2])
+
+
 @pytest.mark.parametrize(
-    "mask",
+    ("mask", "space"),
     [
-        [1, 0, 1, 1],
-        np.array([1, 0, 1, 1], np.int8),
-        np.array([[True, False], [True, True]]),
-        np.array([0.5, 0.0, -1.0, 2.0]),
-        ([1, 0], np.array([1, 1])),
-        (np.array([1]), ([0], np.array([True, True]))),  # as MultiDiscrete inside a Tuple samples
+        ([1, 0, 1, 1], PAIRS),
+        (np.array([1, 0, 1, 1], np.int8), PAIRS),
+        (np.array([[True, False], [True, True]]), PAIRS),
+        (np.array([1.0, 0.0, 1.0, 1.0]), PAIRS),
+        (([1, 0], np.array([1, 1])), PAIRS),
+        (np.array([np.array([1, 0]), np.array([1, 1])], object), PAIRS),
+        (([1, 0], None), PAIRS),  # all, as gymnasium's `sample` has it
+        ((np.array([1]), ([0], np.array([True, True]))),
+         spaces.Tuple([spaces.Discrete(1), spaces.MultiDiscrete([1, 2])])),
+        ({"b": [1, 1], "a": [1, 0]}, spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)})),
+        (([1, 0], [1], [1]), spaces.Tuple([spaces.Discrete(2), BOX, spaces.MultiDiscrete([1, 1])])),
+        (([1, 0], None, ([1], [1])), spaces.Tuple([spaces.Discrete(2), BOX, spaces.MultiDiscrete([1, 1])])),
+        ((([1, 0], [1]), ([1],)), spaces.Tuple([spaces.MultiDiscrete([2, 1]), spaces.MultiDiscrete([1])])),
+        (([1, 0], {"x": [1], "y": [1]}),
+         spaces.Tuple([spaces.Discrete(2), spaces.Dict(x=spaces.Discrete(1), y=spaces.Discrete(1))])),
     ],
-)
-def test_masks_of_all_forms_are_flattened(mask: object) -> None:
-    flat = flat_mask(mask)
+)  # fmt: skip
+def test_masks_of_all_forms_are_flattened(mask: object, space: spaces.Space) -> None:
+    flat = MaskForm(space).flat(mask)
     assert (flat.dtype, flat.tolist()) == (np.bool_, [True, False, True, True])
 
 
-def test_masks_of_nothing() -> None:
-    assert flat_mask(()).tolist() == []
-    assert flat_mask(np.zeros(0)).tolist() == []
+NAMED = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(3)})
+
+
+@pytest.mark.parametrize(
+    ("mask", "space", "words"),
+    [
+        (np.array([0.0, -np.inf, 0, 0]), PAIRS, "expected entries 0 (not now) and 1 (allowed), got -inf; a mask that is"
+         " added to logits is given as `mask == 0`"),
+        (np.array([0.0, -1e9, 0, 0]), PAIRS, "expected entries 0 (not now) and 1 (allowed), got -1000000000.0; a mask"
+         " that is added to logits is given as `mask == 0`"),
+        ([1, 2, 0, 1], PAIRS, "expected entries 0 (not now) and 1 (allowed), got 2"),
+        ([1, 0.5, 0, 1], PAIRS, "expected entries 0 (not now) and 1 (allowed), got 0.5"),
+        ([1, np.nan, 0, 1], PAIRS, "expected entries 0 (not now) and 1 (allowed), got nan"),
+        (["1", "0", "0", "1"], PAIRS, "expected entries 0 and 1, got <U1"),
+        ([1, 0, 1], PAIRS, "expected 4 entries, got 3"),
+        (([1, 0, 1], [1]), PAIRS, "expected 2 + 2 entries, got 3 + 1"),
+        (([1, 0, 1], [1, 0]), NAMED, "expected 2 + 3 entries, got 3 + 2"),
+        ({"a": [1, 0]}, NAMED, "expected a mask for b, got none"),
+        ({"a": [1, 0], "b": [1, 0, 0], "c": [1]}, NAMED, "expected the keys a, b, got c"),
+        ({"a": [1, 0]}, PAIRS, "expected the keys of no dict, got a"),
+        ((), PAIRS, "expected 4 entries, got 0"),
+    ],
+)  # fmt: skip
+def test_masks_of_no_form_are_refused(mask: object, space: spaces.Space, words: str) -> None:
+    with pytest.raises(ValueError, match=r"^expected") as caught:
+        MaskForm(space).flat(mask)
+    assert str(caught.value) == words
 
 
 def test_random_actions_belong_to_the_space_and_keep_to_the_mask() -> None:
@@ -68,18 +104,20 @@ def test_nothing_random_is_drawn_where_nothing_is_allowed() -> None:
 def masks_of(action_space: spaces.Space, num_rows: int) -> tuple[ActionMasks, dict[str, np.ndarray]]:
     spec = spec_of(BOX, action_space, mask_in_info=True)
     assert spec.observations["action_mask"] == ObservationSpec((spec.action_mask,), "uint8")
-    return ActionMasks("Env", spec), {"action_mask": np.full((num_rows, spec.action_mask), 77, np.uint8)}
+    return ActionMasks("Env", spec, BOX, action_space), {
+        "action_mask": np.full((num_rows, spec.action_mask), 77, np.uint8)
+    }
 
 
 def test_rows_are_written_as_zeros_and_ones() -> None:
     masks, obs = masks_of(TUPLE, 2)
-    masks.write_row(obs, 1, {"action_mask": (np.array([0, 3, 0]), ([True, False], np.array([0.0, 0.1, 0, 9])))})
+    masks.write_row(obs, 1, {"action_mask": (np.array([0, 1, 0]), ([True, False], np.array([0.0, 1.0, 0, 1])))})
     assert obs["action_mask"].tolist() == [[77] * 9, [0, 1, 0, 1, 0, 0, 1, 0, 1]]
 
 
 def test_batches_are_written_for_the_rows_asked_for() -> None:
     masks, obs = masks_of(spaces.Discrete(2), 3)
-    dense = {"action_mask": np.array([[1, 0], [0, 1], [5, 5]])}
+    dense = {"action_mask": np.array([[1, 0], [0, 1], [1, 1]])}
     masks.write_batch(obs, dense, [0, 2])
     assert obs["action_mask"].tolist() == [[1, 0], [77, 77], [1, 1]]
     objects = np.array([None, (1, 1), None], object)
@@ -108,17 +146,16 @@ def test_a_missing_mask_and_one_of_another_size_are_named(infos: dict[str, Any],
 def test_a_living_row_needs_a_choice_in_every_component() -> None:
     masks, obs = masks_of(spaces.MultiDiscrete([2, 3]), 3)
     obs["action_mask"][:] = [[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 0]]
-    with pytest.raises(EnvironmentFailure) as caught:
-        masks.check(obs, np.zeros(3, bool))
-    assert str(caught.value) == (
-        "Env: info key action_mask: expected at least one allowed choice, got all zero in env 2"
-    )
+    failures = masks.stuck(obs, np.zeros(3, bool))
+    assert {row: str(failure) for row, failure in failures.items()} == {
+        2: "Env: info key action_mask: expected at least one allowed choice, got all zero in env 2"
+    }
 
 
 def test_the_mask_of_an_ended_row_is_filled_up() -> None:
     masks, obs = masks_of(spaces.MultiDiscrete([2, 3]), 3)
     obs["action_mask"][:] = [[0, 0, 0, 0, 0], [1, 0, 0, 1, 0], [0, 1, 0, 0, 0]]
-    masks.check(obs, np.array([True, True, True]))
+    assert masks.stuck(obs, np.array([True, True, True])) == {}
     assert obs["action_mask"].tolist() == [[1] * 5, [1, 0, 0, 1, 0], [1] * 5]
 
 
@@ -126,7 +163,7 @@ def test_sums_of_masks_do_not_overflow() -> None:
     masks, obs = masks_of(spaces.Discrete(512), 1)
     obs["action_mask"][:, :256] = 1  # 256 in uint8 would be 0
     obs["action_mask"][:, 256:] = 0
-    masks.check(obs, np.zeros(1, bool))
+    assert masks.stuck(obs, np.zeros(1, bool)) == {}
     assert obs["action_mask"].sum() == 256
 
 
@@ -269,10 +306,12 @@ def test_masks_are_looked_for_with_one_reset(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_env_that_says_nothing_at_its_reset_has_no_masks(kind: str) -> None:
-    group = masked(kind, [[1, 0]] * 3, said_at_reset=False)
-    assert (group.spec.action_mask, group.spec.mask_in_info) == (0, False)
-    assert "action_mask" not in group.spec.observations
+def test_a_mask_of_a_step_after_a_reset_without_one_is_refused_at_once(kind: str) -> None:
+    with pytest.raises(SpaceMismatch) as caught:
+        collect(masked(kind, [[1, 0]] * 3, said_at_reset=False), 1, [0, 1, 2], first_choice)
+    assert str(caught.value) == (
+        "Masked: info key action_mask: a step gave one and the first reset none: give it with every reset too"
+    )
 
 
 class Continuous(Masked):
@@ -304,7 +343,7 @@ class DenseMasks(VectorEnv):
 
 
 def test_dense_masks_of_a_vector() -> None:
-    group = GymVector(lambda: DenseMasks([[1, 0], [0, 7]]), name="Dense")
+    group = GymVector(lambda: DenseMasks([[1, 0], [0, 1]]), name="Dense")
     rollout = collect(group, 2, [0, 1], lambda obs: np.zeros((2, 1), np.int32))
     assert rollout.obs["action_mask"].tolist() == [[[1, 1], [1, 1]], [[1, 0], [0, 1]], [[1, 0], [0, 1]]]
     with pytest.raises(EnvironmentFailure, match="expected a mask, got none"):

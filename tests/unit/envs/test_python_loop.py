@@ -206,7 +206,10 @@ FINE = np.zeros(2, np.float32)
         ((FINE, 0.0, False, {}), "step must return (observation, reward, terminated, truncated, info)"),
         ((FINE, "much", False, False, {}), "with a number as reward"),
         ((FINE, np.zeros(2), False, False, {}), "with a number as reward"),
-        ((FINE, 0.0, True, False, {"true_reward": "high"}), "statistics in info must be numbers"),
+        (
+            (FINE, 0.0, True, False, {"true_reward": "high"}),
+            "info key true_reward: statistics in info must be numbers, got 'high'",
+        ),
         ((FINE, 0.0, True, False, None), "truncated, info) with a dict as info"),
         ((FINE, 0.0, False, False, [1]), "truncated, info) with a dict as info"),
     ],

@@ -1,4 +1,5 @@
 import json
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ from algorithms.run.tuning.measure import Measurement
 from algorithms.tools import doctor, examine_env
 from algorithms.tools.doctor import (
     Finding,
+    _spaces,
     of_installation,
     of_machine,
     recommendation,
@@ -21,6 +23,8 @@ from algorithms.tools.doctor import (
     report_scales,
 )
 from algorithms.tools.examine_env import REPEATED_STEPS, Examination, crowd, examine
+from envs.config import EnvConfig
+from envs.make import make_group
 from envs.spaces import ActionForm, spec_of
 from tests.unit.run.tuning.test_measure import config_of
 from utils.errors import EnvironmentFailure, UsageError
@@ -354,3 +358,26 @@ def test_numbers_that_are_not_stored_as_they_are_are_bad(
     [finding] = [one for one in report_scales(exam, spec, config) if one.name == "observations"]
     assert finding.state == state
     assert finding.text.startswith("observation key obs: 1000000001.0 is stored as 1000000000, as ") == (state == "bad")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("deep", "actions are masked by observation key 0.observation.action_mask"),
+        ("info", "actions are masked by info key action_mask"),
+        ("method", "actions are masked by the method action_masks() of the environment"),
+    ],
+)
+def test_where_masks_are_is_said(where: str, said: str) -> None:
+    with closing(make_group(EnvConfig(env="tests.unit.envs.mask_game:Game", env_kwargs={"where": where}), 1)) as group:
+        assert _spaces(group.spec).endswith(f"; takes 5 choices, 4 choices; {said}")
+
+
+def test_that_there_are_no_masks_and_which_keys_of_infos_mean_something_is_said() -> None:
+    config = config_of("toy/Counter-v0").env
+    with closing(make_group(config, 1)) as group:
+        assert _spaces(group.spec).endswith("; actions are not masked")
+        exam = examine(config)
+    assert exam.said == ("episode_extra_stats", "true_reward")
+    (episodes,) = [one for one in report_examination(exam, group.spec) if one.name == "episodes"]
+    assert episodes.text.endswith("; infos hold episode_extra_stats, true_reward")

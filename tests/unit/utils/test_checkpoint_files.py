@@ -12,6 +12,7 @@ from utils.checkpoint_files import (
     TEMPORARY,
     Damaged,
     checkpoint_name,
+    listed,
     load,
     newest,
     prune,
@@ -307,3 +308,13 @@ def test_a_reader_beside_saves_and_prunes_always_gets_a_whole_checkpoint(tmp_pat
     newest = load(tmp_path)  # the last of those reads may have begun before the last save
     assert newest is not None
     assert newest.files == small(150)
+
+
+def test_no_checkpoint_is_of_a_step_that_no_reader_finds(tmp_path):
+    save(tmp_path, checkpoint_name(7), {"a": b"good"})
+    (tmp_path / "ckpt_-00000053000").mkdir()
+    (tmp_path / "ckpt_12.bak").mkdir()
+    assert [step for step, _ in listed(tmp_path)] == [7]
+    assert newest(tmp_path).step == 7
+    with pytest.raises(ValueError, match="a checkpoint cannot be of step -53000"):
+        checkpoint_name(-53000)

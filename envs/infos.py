@@ -1,0 +1,201 @@
+"""The one door through which `info` of environments comes in: every key that means something here is checked here."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from envs.conversion import row_of_batched
+from envs.spec import MASK_KEY, Array, BoolArray, EpisodeStats
+from utils.errors import NotFinite, SpaceMismatch
+
+log = logging.getLogger(__name__)
+
+FRAMES_KEY, STATS_KEY = "num_frames", "episode_extra_stats"
+
+ACTIVE_KEY = "is_active"
+"""The key of an agent's info that is false while it takes no part."""
+
+OBJECTIVE_KEY, OBJECTIVE_SYNONYM = "true_reward", "true_objective"
+"""What an episode was really worth; the second word is Sample Factory 2's."""
+
+OF_EPISODE = (STATS_KEY, OBJECTIVE_KEY, OBJECTIVE_SYNONYM)
+"""The keys that are read at the end of an episode."""
+
+MOST_STATS = 1000
+"""Of one episode; who reports more has lost count, and main, which bounds their names, would have to read them."""
+
+MOST_FRAMES = np.iinfo(np.int32).max
+
+
+def _frames(value: Any) -> int:
+    is_number = (
+        isinstance(value, int | float | np.number | np.ndarray) and not isinstance(value, bool) and not np.ndim(value)
+    )
+    if not (is_number and 1 <= value <= MOST_FRAMES and float(value).is_integer()):
+        raise ValueError(f"expected the whole number of frames behind a step, from 1 to {MOST_FRAMES}")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if np.ndim(value) or not isinstance(value, int | float | np.number | np.bool_ | np.ndarray):
+        raise ValueError("statistics in info must be numbers")
+    return float(value)
+
+
+def _stats(value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise ValueError("expected a dict of numbers")
+    for name, number in islice(value.items(), MOST_STATS):
+        if not isinstance(name, str):
+            raise ValueError(f"expected names as its keys, got {name!r}")
+        try:
+            _number(number)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"statistics in info must be numbers, got {_shown(number)} for {name}") from None
+    return {name: float(number) for name, number in islice(value.items(), MOST_STATS)}
+
+
+def _flag(value: Any) -> bool:
+    if not (isinstance(value, bool | np.bool_) or (isinstance(value, int | np.integer) and value in (0, 1))):
+        raise ValueError("expected True or False")
+    return bool(value)
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    FRAMES_KEY: _frames,
+    OBJECTIVE_KEY: _number,
+    OBJECTIVE_SYNONYM: _number,
+    STATS_KEY: _stats,
+    ACTIVE_KEY: _flag,
+}
+
+
+@functools.cache
+def _say(key: str) -> None:
+    log.info("infos of the environment hold %s", key)  # once in each process
+
+
+class InfoReader:
+    """Reads the keys of infos that mean something, and remembers which there were.
+
+    Args:
+        name: the environment's name in messages.
+        unmasked: why no mask can be taken; empty where one is.
+
+    Attributes:
+        found: the keys that there were so far.
+    """
+
+    def __init__(self, name: str, unmasked: str = "") -> None:
+        self.name, self.unmasked = name, unmasked
+        self.found: set[str] = set()
+
+    def __call__(self, info: Mapping[str, Any], key: str) -> Any:
+        """Return what an info says under a key, checked; None where it says nothing.
+
+        Raises:
+            SpaceMismatch: it is nothing that the key can mean.
+            NotFinite: it is NaN or infinite.
+        """
+        if key not in info:
+            return None
+        if key not in self.found:
+            self.found.add(key)
+            _say(key)
+        try:
+            value = READERS[key](info[key])
+        except (ValueError, OverflowError) as error:
+            got = "" if ", got " in str(error) else f", got {_shown(info[key])}"
+            raise SpaceMismatch(f"{self.name}: info key {key}: {error}{got}") from None
+        numbers = value if isinstance(value, dict) else {"": value} if isinstance(value, float) else {}
+        for part, number in numbers.items():
+            if not math.isfinite(number):
+                where = f"{key}: {part}" if part else key
+                raise NotFinite(f"{self.name}: info key {where} is not finite: {number}")
+        return value
+
+    def frames(self, info: Mapping[str, Any], default: int) -> int:
+        """Return the simulator frames behind a step."""
+        said: int | None = self(info, FRAMES_KEY)
+        return default if said is None else said
+
+    def is_active(self, info: Mapping[str, Any]) -> bool:
+        """Return whether an agent takes part."""
+        said: bool | None = self(info, ACTIVE_KEY)
+        return said is None or said
+
+    def stats(self, row: int, info: Mapping[str, Any]) -> EpisodeStats | None:
+        """Return statistics of an episode, from the info of its last step; None if there are none.
+
+        Raises:
+            SpaceMismatch, NotFinite: as above; or both words for the objective stand there and differ.
+        """
+        reported: dict[str, float] = self(info, STATS_KEY) or {}
+        words = {word: said for word in (OBJECTIVE_KEY, OBJECTIVE_SYNONYM) if (said := self(info, word)) is not None}
+        if len(set(words.values())) > 1:
+            both = " and ".join(f"{word} {said:g}" for word, said in words.items())
+            raise SpaceMismatch(f"{self.name}: info keys {both} mean the same and differ: leave one of them out")
+        if words:
+            reported[OBJECTIVE_KEY] = next(iter(words.values()))
+        return EpisodeStats(row, reported) if reported else None
+
+    def refuse_masks(self, info: Mapping[str, Any]) -> None:
+        """Refuse a mask that nobody has reckoned with: memory and networks have no place for it.
+
+        Raises:
+            SpaceMismatch: there is one.
+        """
+        if self.unmasked and MASK_KEY in info:
+            raise SpaceMismatch(f"{self.name}: info key {MASK_KEY}: {self.unmasked}")
+
+    def batch_of_frames(self, infos: Mapping[str, Any], rows: BoolArray, out: Array) -> None:
+        """Write the frames [R] that the infos of a vector say of some rows.
+
+        Raises:
+            SpaceMismatch: they are no such numbers, or not one per row.
+        """
+        said = infos.get(FRAMES_KEY)
+        if type(said) is np.ndarray and said.dtype.kind in "iu" and said.shape == rows.shape:
+            at = rows & infos.get(f"_{FRAMES_KEY}", True)
+            if FRAMES_KEY in self.found and not ((said < 1) | (said > MOST_FRAMES))[at].any():
+                np.copyto(out, said, casting="unsafe", where=at)
+                return
+        for row in np.flatnonzero(rows):
+            one = self.row(infos, int(row), len(rows), (FRAMES_KEY,))
+            out[row] = self.frames(one, int(out[row]))
+
+    def row(
+        self, infos: Mapping[str, Any], row: int, num_rows: int, keys: Sequence[str] = OF_EPISODE
+    ) -> dict[str, Any]:
+        """Return what the infos of a vector say of one row under some keys.
+
+        Raises:
+            SpaceMismatch: there is not an entry per row.
+        """
+        said = {key: infos[key] for key in (*keys, *(f"_{key}" for key in keys)) if key in infos}
+        for key, value in said.items():
+            self._require_rows(key, value, num_rows)
+        return row_of_batched(said, row)
+
+    def _require_rows(self, key: str, value: Any, num_rows: int) -> None:
+        if isinstance(value, Mapping):
+            for name, part in value.items():
+                self._require_rows(f"{key}: {name}", part, num_rows)
+        elif (
+            not isinstance(value, np.ndarray | list | tuple)
+            or (len(value) if np.ndim(value) or isinstance(value, list | tuple) else -1) != num_rows
+        ):
+            got = f"{len(value)}" if isinstance(value, list | tuple) else _shown(value)
+            raise SpaceMismatch(f"{self.name}: info key {key}: expected {num_rows} entries, one per row, got {got}")
+
+
+def _shown(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{type(value).__name__}"
