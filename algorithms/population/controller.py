@@ -27,6 +27,9 @@ from utils.windows import RunningStatistic
 
 log = logging.getLogger(__name__)
 
+TRUE_REWARD = ("true_reward", "true_objective")
+"""Words for the objective that episodes report beside their rewards; the second one is Sample Factory 2's."""
+
 
 @dataclass
 class _Order:
@@ -119,18 +122,23 @@ class Controller:
         for policy in self.learning:
             progress = self.monitor.policies[policy]
             statistic = objective_of(progress, self.config.pbt_target_objective)
-            if statistic is None and progress.episodes:
+            if progress.episodes and (statistic is None or self._misses_true_reward(progress)):
                 self._warn(progress)
             if statistic is None or statistic.count < min(self.config.pbt_min_episodes, progress.stats_avg):
                 return None
             found[policy] = statistic.mean
         return found
 
+    def _misses_true_reward(self, progress: PolicyProgress) -> bool:
+        name = self.config.pbt_target_objective
+        return name in TRUE_REWARD and objective_of(progress, name) is progress.episode_return
+
     def _warn(self, progress: PolicyProgress) -> None:
         if not self._warned:
             known = ", ".join(name.removeprefix("stats/") for name in progress.statistics())
             name = self.config.pbt_target_objective
-            log.warning("no episode has reported %s (--pbt_target_objective) so far, only %s", name, known)
+            instead = ": policies are ranked by reward" if name in TRUE_REWARD else ""
+            log.warning("no episode has reported %s (--pbt_target_objective) so far, only %s%s", name, known, instead)
             self._warned = True
 
     def _next_order(self) -> _Order | None:
@@ -233,8 +241,12 @@ class Controller:
 def objective_of(progress: PolicyProgress, name: str) -> RunningStatistic | None:
     """Return the statistic by which policies are ranked; the return if the environment reports no true reward."""
     statistics = progress.statistics()
-    found = statistics.get(name) or statistics.get(f"stats/{name}")
-    return statistics["reward"] if found is None and name == "true_reward" else found
+    if name in TRUE_REWARD:
+        return next(
+            (statistics[f"stats/{word}"] for word in TRUE_REWARD if f"stats/{word}" in statistics),
+            progress.episode_return,
+        )
+    return statistics.get(name) or statistics.get(f"stats/{name}")
 
 
 def _words(event: Event) -> str:

@@ -234,6 +234,21 @@ def test_an_objective_that_is_never_reported_is_said_once(
     assert caplog.messages == ["no episode has reported kills (--pbt_target_objective) so far, only reward, len"]
 
 
+@pytest.mark.parametrize("flags", [[], ["--pbt_target_objective=true_objective"]])
+def test_a_true_reward_that_is_never_reported_is_said_once(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    population = Population(tmp_path, monkeypatch, *flags)
+    population.played(1.0, 2.0, 3.0)
+    population.learned(1600, 1600, 1600)
+    with caplog.at_level(logging.WARNING):
+        population.said()
+        population.said()
+    name = "true_objective" if flags else "true_reward"
+    said = f"no episode has reported {name} (--pbt_target_objective) so far, only reward, len"
+    assert caplog.messages == [f"{said}: policies are ranked by reward"]
+
+
 def test_objectives() -> None:
     progress = PolicyProgress(10)
     progress.episode_return.append([1.0])
@@ -242,4 +257,5 @@ def test_objectives() -> None:
     stats = ((0, {"true_reward": 5.0, "kills": 2.0}),)
     progress.add_episodes(EpisodesDone(np.zeros(1, np.int32), np.zeros(1), np.zeros(1), stats), 0)
     assert objective_of(progress, "true_reward") is progress.stats["true_reward"]
+    assert objective_of(progress, "true_objective") is progress.stats["true_reward"]
     assert objective_of(progress, "kills") is objective_of(progress, "stats/kills") is progress.stats["kills"]
