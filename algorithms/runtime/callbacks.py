@@ -270,26 +270,30 @@ class EpisodeWatch:
         self._playing = np.zeros(num_rows, np.bool_)
         self._return, self._length = np.zeros(num_rows, np.float64), np.zeros(num_rows, np.int64)
 
-    def see(self, step: Step, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
-        """Take in a step and the statistics of episodes that ended in it; return the answers of hooks to them."""
+    def see(self, step: Step, stats: Sequence[EpisodeStats], cut: Array | None = None) -> list[EpisodeStats]:
+        """Take in a step and the statistics of episodes that ended in it; return the answers of hooks to them.
+
+        Episodes of rows [R] that are `cut`, whose begin nobody saw, are not told of.
+        """
         answers: list[EpisodeStats] = []
         watches_episodes = self.hooks.hears("on_episode_start", "on_episode_end")
         if watches_episodes:
-            self._note(step)
+            self._note(step, cut)
         if self.hooks.hears("on_episode_step"):
             if watches_episodes:
                 step = step._replace(episodes=self._of_rows(step))
             self.hooks.tell("on_episode_step", Step(*(read_only(part) for part in step)))
         if watches_episodes:
             for row in np.flatnonzero((step.terminated | step.truncated) & step.valid).tolist():
-                answers += self._end(row, step, stats)
+                if row in self._episodes:
+                    answers += self._end(row, step, stats)
         return answers
 
-    def _note(self, step: Step) -> None:
+    def _note(self, step: Step, cut: Array | None) -> None:
         """Begin episodes with the first step in a row, and forget those that a failure of the environment has ended."""
         begins = step.valid & ~self._playing
         self._return[begins] = self._length[begins] = 0
-        for row in np.flatnonzero(begins).tolist():
+        for row in np.flatnonzero(begins if cut is None else begins & ~cut).tolist():
             env, agent = divmod(row, step.num_agents)
             self._episodes[row] = Episode(step.first_env + env, agent, int(step.policies[row]))
             self.hooks.tell("on_episode_start", self._episodes[row])
@@ -299,7 +303,7 @@ class EpisodeWatch:
 
     def _of_rows(self, step: Step) -> tuple[Episode | None, ...]:
         """Return the episode of every row in which a step was taken."""
-        return tuple(self._episodes[row] if taken else None for row, taken in enumerate(step.valid.tolist()))
+        return tuple(self._episodes.get(row) if taken else None for row, taken in enumerate(step.valid.tolist()))
 
     def _end(self, row: int, step: Step, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
         episode = self._episodes.pop(row)
@@ -325,7 +329,7 @@ class GroupHooks:
         self._num_agents, self._first_env = num_agents, first_row // num_agents
         self._watch = EpisodeWatch(hooks, trajectories.valid.shape[2])
 
-    def step(self, slot: int, step: int, row: StepRow, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
+    def step(self, slot: int, step: int, row: StepRow, stats: Sequence[EpisodeStats], cut: Array) -> list[EpisodeStats]:
         """Tell of a step that has been taken; return the statistics of episodes, those included that callbacks add."""
         t = self._trajectories
         seen = Step(
@@ -340,7 +344,7 @@ class GroupHooks:
             valid=t.valid[slot, step],
             policies=t.policy_id[slot, step],
         )
-        return [*stats, *self._watch.see(seen, stats)]
+        return [*stats, *self._watch.see(seen, stats, cut)]
 
     def trajectory(self, slot: int) -> None:
         """Call hooks for a trajectory that is full, first those who may change it."""

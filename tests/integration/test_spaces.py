@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from algorithms import load_policy
 from envs.toys.spaces import ACTIONS, OBSERVATIONS, Spaces
+from tests.integration.enjoying import enjoyed
 from tests.integration.runs import record
+from tests.unit.envs.test_mask_forms import CASES
 
 TRAINING: dict[str, object] = {
     "env": "toy/Spaces-v0",
@@ -87,3 +90,40 @@ def test_masks_hold_between_processes(tmp_path: Path, case: tuple[str, str]) -> 
 @pytest.mark.parametrize("rnn_type", ["gru", "lstm"])
 def test_a_recurrent_network_learns_with_masks_too(tmp_path: Path, rnn_type: str) -> None:
     solve(tmp_path / "run", mask="info", observation="dict", action="tuple", use_rnn=True, rnn_type=rnn_type)
+
+
+FORMS = [case for case in CASES if case[0] != "observation" or case[1] in ("flat", "backwards", "additive", "tuple")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["APPO", "APEX"])
+@pytest.mark.parametrize("case", FORMS, ids="-".join)
+def test_masks_in_every_form_hold_in_training_and_in_play(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], case: tuple[str, str, str], algo: str
+) -> None:
+    """Of 20 pairs one is legal in each of 8 steps, so that 8.0 is reached only within the masks."""
+    where, form, action = case
+    of_env = {"where": where, "form": form, "action": action}
+    settings = {"env": "tests.unit.envs.mask_game:Game", "env_kwargs": json.dumps(of_env), "algo": algo}
+    small: dict[str, object] = {
+        "inference": "serial",
+        "use_rnn": False,
+        "encoder_mlp_layers": 16,
+        "hidden_size": 16,
+        "rollout": 8,
+    }
+    record(tmp_path / "run", **settings, **small, num_envs_per_worker=8, train_for_env_steps=3000)
+    policy = load_policy(tmp_path / "run", seed=1)
+    env = policy.make_env()
+    returns = []
+    for seed in range(10):
+        observation, info = env.reset(seed=seed)
+        over, total = False, 0.0
+        while not over:
+            taken = policy.act(observation, action_mask=info.get("action_mask"))
+            observation, reward, over, _, info = env.step(taken)
+            total += float(reward)
+        returns.append(total)
+    assert returns == [8.0] * 10
+    played = enjoyed(capfd, tmp_path, "--experiment=run", "--max_num_episodes=10")["episodes"]
+    assert [episode["return"] for episode in played] == [8.0] * 10

@@ -251,6 +251,7 @@ class EnvGroup:
     def reset(self) -> None:
         """Reset every environment; their first observations wait for the first slot."""
         self.envs.reset(self.seeds, self._carry_obs)
+        self.episodes.cut[:] = self.envs.cut
         self._draw_policies(self._carry_policy, self._carry_first)
 
     def advance(self) -> Iterator[Outgoing]:
@@ -273,7 +274,7 @@ class EnvGroup:
         if self.soft_horizon is not None:
             self.soft_horizon.count(now.out, now.valid)
         if self.hooks is not None:
-            stats = self.hooks.step(slot, step, now.out, stats)
+            stats = self.hooks.step(slot, step, now.out, stats, self.episodes.cut)
         self.episodes.record(now.out, now.valid, self.trajectories.policy_id[slot, step], stats)
         self.matchmaker.record(now.out, now.valid, self.trajectories.policy_id[slot, step])
         if num_valid < now.valid.size:
@@ -468,10 +469,15 @@ FLUSH_SECONDS = 0.2
 
 
 class Episodes:
-    """Accumulates rewards as the env gave them, and reports finished episodes a few times a second."""
+    """Accumulates rewards as the env gave them, and reports finished episodes a few times a second.
+
+    Attributes:
+        count: episodes that have ended.
+        cut: [R] whose episode had begun before the first step: its return and length are not known, and not reported.
+    """
 
     def __init__(self, num_rows: int, exploring: Sequence[bool] = ()) -> None:
-        self.count = 0
+        self.count, self.cut = 0, np.zeros(num_rows, np.bool_)
         self._exploring = np.array(exploring, np.bool_) if exploring else np.zeros(num_rows, np.bool_)
         self._explores = any(exploring)
         self._return = np.zeros(num_rows, np.float64)
@@ -489,14 +495,16 @@ class Episodes:
         if row.logical_end is not None:
             self._done |= row.logical_end
         if self._done.any():
-            ended = self._done.nonzero()[0]
+            ended = (self._done & ~self.cut).nonzero()[0]
             self.count += len(ended)
-            self._ended.append((policy[ended], self._return[ended], self._length[ended], self._exploring[ended]))
-            self._return[ended] = 0
-            self._length[ended] = 0
+            if len(ended):
+                self._ended.append((policy[ended], self._return[ended], self._length[ended], self._exploring[ended]))
+            self._return[self._done] = 0
+            self._length[self._done] = 0
         for one in stats:
-            if not self._exploring[one.row]:
+            if not (self._exploring[one.row] or self.cut[one.row]):
                 self._stats.append((int(policy[one.row]), one.stats))
+        self.cut &= ~self._done
 
     def forget(self, rows: Array) -> None:
         """Drop what was gathered of episodes that go on nowhere: in these rows [R] the next one begins.
@@ -505,6 +513,7 @@ class Episodes:
         """
         self._return[rows] = 0
         self._length[rows] = 0
+        self.cut[rows] = False
 
     def flush(self, now: bool = False) -> Iterator[EpisodesDone]:
         """Report episodes that have ended, if the last report is old enough or `now`."""

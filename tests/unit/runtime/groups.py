@@ -22,6 +22,7 @@ class PairEnv:
         self.spec = EnvSpec({"obs": ObservationSpec((1,), "float32")}, ActionSpec((ActionPart("categorical", 2),)), 2)
         self.num_rows, self.length, self.steps = 2 * num_envs, length, 0
         self.rebuilds = 0
+        self.cut, self.said = np.zeros(self.num_rows, bool), set[str]()
 
     def reset(self, seeds: Sequence[int], obs: dict[str, np.ndarray]) -> None:
         assert len(seeds) == self.num_rows // 2
