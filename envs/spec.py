@@ -154,7 +154,7 @@ class EnvSpec:
     agents: str = ""
     one_per_process: bool = False
     notes: tuple[str, ...] = ()
-    mask_source: str = ""
+    mask_source: str = field(default="", compare=False)
 
 
 class EpisodeStats(NamedTuple):
