@@ -79,10 +79,11 @@ class ReplayFile:
         descriptor = self._open()
         try:
             word = storage.word.copy()
+            rest = {"note": self._arrays["note"].copy()}  # now: those of columns that are kept have their checksums
             saved = self._begin(descriptor)
             os.pwrite(descriptor, NOT_WRITTEN, REST)
             os.fdatasync(descriptor)
-            is_whole = (word > 0) & (word % 2 == 0)
+            is_whole = (word > 0) & (word % 2 == 0) & (storage.word == word)
             kept = is_whole & (saved == word)
             self._saved = np.where(kept, word, 0)
             self._write(descriptor, WORD, self._saved)
@@ -92,9 +93,8 @@ class ReplayFile:
                 for column in range(begin, end):
                     self._check[column] = self._checksum(column, int(word[column]))
             self._write(descriptor, CHECK, self._check)
-            rest = {name: self._arrays[name].copy() for name in WHOLE}
-            used = int(np.flatnonzero(is_whole).max(initial=-1)) + 1
-            rest[DRAWN] = storage.arrays[DRAWN][:used].copy()
+            rest |= {name: self._arrays[name].copy() for name in WHOLE[1:]}
+            rest[DRAWN] = storage.arrays[DRAWN][: _used(word)].copy()
             for name, array in rest.items():
                 self._write(descriptor, name, array)
             os.fdatasync(descriptor)
@@ -120,26 +120,21 @@ class ReplayFile:
 
     def _begin(self, descriptor: int) -> Array:
         """Return the words of the columns that are whole in the file, and have their checksums; it may be new."""
-        storage, words = self.storage, np.zeros_like(self.storage.word)
-        header = self._header_in(descriptor)
-        if not header:
-            os.ftruncate(descriptor, self._nbytes)
-            os.pwrite(descriptor, self._header, 0)
-            return words
-        if self._saved is not None:
+        words, header = np.zeros_like(self.storage.word), self._header_in(descriptor)
+        os.ftruncate(descriptor, self._nbytes)
+        if header and self._saved is not None:
             words = self._saved
-        else:  # a learner that takes the place of one that died goes on with its file
+        elif header:  # a learner that takes the place of one that died goes on with its file
             self._read(descriptor, WORD, words)
-            if header == self._header:
-                self._read(descriptor, CHECK, self._check)
-        if header != self._header:
-            for column in np.flatnonzero((words > 0) & (words == storage.word)).tolist():
+            self._read(descriptor, CHECK, self._check)
+        if header == self._unchecked:
+            words = np.where(words == self.storage.word, words, 0)  # what is taken since has another checksum
+            for column in np.flatnonzero(words).tolist():
                 self._check[column] = self._checksum(column, int(words[column]))
-            words = np.where(words == storage.word, words, 0)  # what is taken since has another checksum
-            os.ftruncate(descriptor, self._nbytes)
             self._write(descriptor, WORD, words)
             self._write(descriptor, CHECK, self._check)
             os.fdatasync(descriptor)
+        if header != self._header:
             os.pwrite(descriptor, self._header, 0)
         return words
 
@@ -199,38 +194,41 @@ class ReplayFile:
             except OSError as refused:
                 where = f"left as it is ({refused.strerror})"
             log.warning("%s is %s, the replay fills again: %s", self.path, where, error, extra=SHOWN)
-            for name in (WORD, *WHOLE):  # nothing of what has been read counts
+        if not storage.word.any():  # nothing of what has been read counts
+            for name in WHOLE:
                 self._arrays[name][:] = 0
-            storage.recover()
-            return
         storage.recover()
         self._saved = storage.word.copy()
-        log.info("the replay goes on with %d steps of %s", storage.size, self.path)
+        if storage.size:
+            log.info("the replay goes on with %d steps of %s", storage.size, self.path)
 
     def _read_all(self, descriptor: int) -> None:
         storage, arrays = self.storage, self._arrays
+        if not os.fstat(descriptor).st_size:
+            return  # the first writing was cut off before its first byte
         header = self._header_in(descriptor)
-        if not header and os.fstat(descriptor).st_size:
+        if not header:
             raise ValueError("it is of a replay of another shape, or cut off")
         word = np.zeros_like(storage.word)
-        whole = self._read_words(descriptor, word) if header else np.zeros(0, np.int64)
-        used = int(whole.max(initial=-1)) + 1
+        whole, used = self._read_words(descriptor, word), _used(word)
         storage.reserve_columns(used)
-        for name in (*WHOLE, *self._of_columns) if header else ():
-            self._read(descriptor, name, arrays[name] if name in WHOLE else arrays[name][:used])
+        for name in WHOLE:
+            self._read(descriptor, name, arrays[name])
+        for name in self._of_columns:
+            self._read(descriptor, name, arrays[name][:used])
         if header == self._header:
             self._read(descriptor, CHECK, self._check)
-            self._check_rest(descriptor, word, used)
-        if not len(whole):  # the first writing was cut off
-            for name in WHOLE:
-                arrays[name][:] = 0
-            return
+            if os.pread(descriptor, len(NOT_WRITTEN), REST) not in (NOT_WRITTEN, _checksum_of_rest(word, arrays)):
+                raise ValueError("it is damaged: words or priorities are not as they were written")
+        if not len(whole):
+            return  # the first writing was cut off
         self._check_columns(whole)
         for key, ring in storage.rings.items():
             for array, into in ring.reserve(whole[np.argsort(word[whole])]):
                 self._read(descriptor, f"obs.{key}.{array}", into)
         self._check_content(whole, word, has_checks=header == self._header)
-        self._leaf[word == 0] = 0.0
+        leaf = arrays["leaf"][: storage.columns * storage.leaves].reshape(storage.columns, storage.leaves)
+        leaf[word == 0] = 0.0
         arrays["note"][:, 0] = -1  # they came from no slot of this start
         storage.word[:] = word
 
@@ -244,19 +242,6 @@ class ReplayFile:
             raise ValueError("it is damaged: its columns have other places")
         return whole
 
-    @property
-    def _leaf(self) -> Array:
-        """Priorities [N, L]."""
-        storage = self.storage
-        leaf: Array = self._arrays["leaf"][: storage.columns * storage.leaves]
-        return leaf.reshape(storage.columns, storage.leaves)
-
-    def _check_rest(self, descriptor: int, word: Array, used: int) -> None:
-        """Refuse words, and what changes with every batch, if they are not as they were written to the end."""
-        rest = {name: self._arrays[name] for name in WHOLE} | {DRAWN: self._arrays[DRAWN][:used]}
-        if os.pread(descriptor, len(NOT_WRITTEN), REST) not in (NOT_WRITTEN, _checksum_of_rest(word, rest)):
-            raise ValueError("it is damaged: words or priorities are not as they were written")
-
     def _check_columns(self, whole: Array) -> None:
         """Refuse what would be read beside arrays later: flags that are no flags, and actions that there are not."""
         arrays, parts = self.storage.arrays, self.storage.spec.action.parts
@@ -269,7 +254,7 @@ class ReplayFile:
             raise ValueError("it is damaged: steps are counted wrongly")
         if action.dtype.kind == "i" and ((action < 0) | (action >= sizes)).any():
             raise ValueError("it is damaged: an action is no choice")
-        if not all(np.isfinite(one).all() and (one >= 0).all() for one in (self._leaf, self._arrays["largest"])):
+        if not all(np.isfinite(one).all() and (one >= 0).all() for one in map(self._arrays.get, ("leaf", "largest"))):
             raise ValueError("it is damaged: a priority is negative or no number")
 
     def _check_content(self, whole: Array, word: Array, *, has_checks: bool) -> None:
@@ -297,11 +282,16 @@ def _bytes_of(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
+def _used(word: Array) -> int:
+    """Return how many places there are up to the last one that has a word."""
+    return int(np.flatnonzero(word).max(initial=-1)) + 1
+
+
 def _checksum_of_rest(word: Array, rest: Mapping[str, Array]) -> bytes:
-    """Return the checksum of words and of what changes with every batch; that of notes is the one of their columns."""
+    """Return the checksum of words and of all that changes with every batch; notes are in those of their columns."""
     found = zlib.crc32(_bytes_of(word))
-    for name in (*WHOLE[1:], DRAWN):
-        found = zlib.crc32(_bytes_of(rest[name]), found)
+    for array in (*(rest[name] for name in WHOLE[1:]), rest[DRAWN][: _used(word)]):
+        found = zlib.crc32(_bytes_of(array), found)
     return b"%08x" % (found or 1)
 
 

@@ -204,6 +204,42 @@ def test_a_column_whose_place_is_taken_while_it_is_written_is_not_whole(
     assert digest(later(replay).source.storage) == digest(storage)
 
 
+@pytest.mark.parametrize("spec", [SPEC, STACKS], ids=["plain", "stacks"])
+@pytest.mark.parametrize("after", range(1, 60, 2))
+def test_what_is_inserted_while_it_is_written_costs_the_columns_in_whose_place_it_is_alone(
+    tmp_path: Path, spec: EnvSpec, after: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 20 places the last four and the first two; the process is killed on the way, or when all is written."""
+    replay = filled(spec, tmp_path / "file", 11)
+    storage, file = replay.source.storage, file_of(replay)
+    file.save()
+    before = dict(columns_of(storage))
+    insert(replay, 1)
+    before |= dict(columns_of(storage))
+    calls, write, write_columns = 0, os.pwrite, file._write_columns
+
+    def dying(*arguments: object) -> int:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise Killed
+        return write(*arguments)  # type: ignore[arg-type]
+
+    def slow(descriptor: int, begin: int, end: int) -> None:
+        write_columns(descriptor, begin, end)
+        insert(replay, 2)
+
+    monkeypatch.setattr(os, "pwrite", dying)
+    monkeypatch.setattr(file, "_write_columns", slow)
+    with contextlib.suppress(Killed):
+        file.save()
+    monkeypatch.undo()
+    found = dict(columns_of(later(replay).source.storage))
+    assert found.items() <= before.items()
+    assert set(found) >= set(range(23, 34))
+    assert not caplog.records
+
+
 def test_a_file_that_cannot_be_used_is_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
