@@ -181,28 +181,31 @@ def own_folder(path: Path, *, make: bool = False, to_read: bool = False) -> Iter
     Raises:
         OSError: it cannot be opened or made, or is a link, or lies behind one.
     """
-    descriptor = _open_folder(path, make=make, to_read=to_read)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _open_folder(path: Path, *, make: bool, to_read: bool) -> int:
     root = root_of(path)
     inner = path.relative_to(root).parts
     if not to_read and root.name not in ("", ".."):
         inner, root = (root.name, *inner), root.parent
     if make:
         make_durable(root)
+    with inner_folder(root, inner, make=make) as descriptor:
+        yield descriptor
+
+
+@contextlib.contextmanager
+def inner_folder(root: Path, names: Iterable[str], *, make: bool = False) -> Iterator[int]:
+    """While entered, the last of folders inside one another is open as a descriptor; only the root may be a link.
+
+    Raises:
+        OSError: see `own_folder`.
+    """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for name in inner:
-        above = descriptor
-        try:
-            descriptor = enter(above, name, make=make)
-        finally:
+    try:
+        for name in names:
+            above, descriptor = descriptor, enter(descriptor, name, make=make)
             os.close(above)
-    return descriptor
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def enter(above: int, name: str, *, make: bool = False) -> int:
@@ -243,7 +246,7 @@ def open_own(path: Path) -> BinaryIO:
 def open_in(folder: int, name: str) -> BinaryIO:
     """Open a file by its name in a folder that is open; see `open_own`."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.fdopen(open_plain(folder, name, flags), "rb")
+    return os.fdopen(_open_plain(folder, name, flags), "rb")
 
 
 def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
@@ -259,7 +262,7 @@ def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with own_folder(path.parent, make=make) as folder:
-        return open_plain(folder, path.name, flags, mode)
+        return _open_plain(folder, path.name, flags, mode)
 
 
 def update_own(path: Path, *, mode: int = 0o644) -> int:
@@ -270,7 +273,7 @@ def update_own(path: Path, *, mode: int = 0o644) -> int:
     """
     with own_folder(path.parent) as folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return open_plain(folder, path.name, flags, mode)
+        return _open_plain(folder, path.name, flags, mode)
 
 
 def new_own(path: Path, *, make: bool = False) -> int:
@@ -284,12 +287,7 @@ def new_own(path: Path, *, make: bool = False) -> int:
         return os.open(path.name, flags, 0o644, dir_fd=folder)
 
 
-def open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
-    """Return a descriptor of a plain file by its name in a folder that is open.
-
-    Raises:
-        OSError: it cannot be opened, is no plain file, or is to be written and has a second name.
-    """
+def _open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
     try:
         descriptor = os.open(name, flags, mode, dir_fd=folder)
     except OSError as error:

@@ -254,7 +254,9 @@ class ReplayFile:
             raise ValueError("it is damaged: steps are counted wrongly")
         if action.dtype.kind == "i" and ((action < 0) | (action >= sizes)).any():
             raise ValueError("it is damaged: an action is no choice")
-        if not all(np.isfinite(one).all() and (one >= 0).all() for one in map(self._arrays.get, ("leaf", "largest"))):
+        if not all(
+            np.isfinite(one).all() and (one >= 0).all() for one in (self._arrays["leaf"], self._arrays["largest"])
+        ):
             raise ValueError("it is damaged: a priority is negative or no number")
 
     def _check_content(self, whole: Array, word: Array, *, has_checks: bool) -> None:

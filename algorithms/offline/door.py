@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from utils.errors import UsageError
 from utils.files import remove_tree
-from utils.run_folder import OWN_BYTES, enter, open_in, read_own_mapping
+from utils.run_folder import OWN_BYTES, enter, inner_folder, open_in, read_own_mapping
 
 PART, DATA = "part-", "data"
 METADATA, EPISODE_FILE, HDF5_FILE = "metadata.json", "part-0.arrow", "main_data.hdf5"
 _PART_NAME = re.compile(rf"{PART}([0-9]{{5}}|[1-9][0-9]{{5,17}})")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-EPISODE_BYTES = 1 << 20
-"""More than the metadata of an episode has."""
-_ABSENT = (errno.ENOENT, errno.ENOTDIR)
 
 
 class Place:
@@ -45,21 +41,9 @@ class Place:
         """Return a folder in this one."""
         return Place(self.root, *self.inner, *names)
 
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[int]:
-        """While entered, the folder is open as a descriptor, for the `dir_fd` of functions of `os`.
-
-        Raises:
-            OSError: it cannot be opened, or is or lies behind a link.
-        """
-        descriptor = os.open(self.root, _FOLDER)
-        try:
-            for name in self.inner:
-                above, descriptor = descriptor, enter(descriptor, name)
-                os.close(above)
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def entered(self) -> contextlib.AbstractContextManager[int]:
+        """While entered, the folder is open as a descriptor (OSError), for the `dir_fd` of functions of `os`."""
+        return inner_folder(self.root, self.inner)
 
     def open(self, name: str) -> BinaryIO:
         """Open a plain file in the folder for reading; a pipe is not waited on.
@@ -83,31 +67,20 @@ class Place:
         try:
             with self.entered() as folder:
                 os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except OSError as error:
-            if error.errno in _ABSENT:
-                return False
             raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
         return True
 
-    def episodes(self, count: int) -> Iterator[tuple[dict[str, object], int]]:
-        """Yield the metadata of each of so many episodes on Arrow, and the bytes that its file takes on the disk.
-
-        Raises:
-            UsageError: the metadata of one cannot be read.
-            OSError: the folder cannot be opened.
-        """
-        with self.entered() as data:
-            for name in map(str, range(count)):
-
-                def opened(path: Path, name: str = name) -> BinaryIO:
-                    folder = enter(data, name)
-                    try:
-                        return open_in(folder, path.name)
-                    finally:
-                        os.close(folder)
-
-                found = read_own_mapping(self.path / name / METADATA, EPISODE_BYTES, opened)
-                yield found, _stored_bytes(data, f"{name}/{EPISODE_FILE}")
+    def disk_bytes(self, names: Iterable[str]) -> int:
+        """Return the bytes that files in the folder take on the disk, those of them that are there (OSError)."""
+        total = 0
+        with self.entered() as folder:
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # of which reading says so
+                    total += stored_bytes(os.stat(name, dir_fd=folder, follow_symlinks=False))
+        return total
 
     def parts(self) -> list[Place]:
         """Return the folders of data of the parts in the folder, in order; those without metadata are none.
@@ -117,17 +90,10 @@ class Place:
         """
         try:
             with self.entered() as folder:
-                names = sorted(name for name in os.listdir(folder) if part_number(name) >= 0)
+                names = sorted((name for name in os.listdir(folder) if part_number(name) >= 0), key=part_number)
         except OSError:
             return []
         return [data for name in names if (data := self.inside(name, DATA)).holds(METADATA)]
-
-
-def _stored_bytes(folder: int, name: str) -> int:
-    try:
-        return stored_bytes(os.stat(name, dir_fd=folder, follow_symlinks=False))
-    except FileNotFoundError:  # of which reading says so
-        return 0
 
 
 def stored_bytes(found: os.stat_result) -> int:
@@ -148,49 +114,60 @@ class NewPart:
         folder: of the dataset.
         name: of the hidden folder, which must not be there.
 
+    Attributes:
+        episodes, steps, nbytes: that have been written.
+
     Raises:
         OSError: it cannot be made.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self._place, self._name = Place(folder), name
+        self.episodes = self.steps = self.nbytes = 0
         with self._place.entered() as above:
             os.mkdir(name, dir_fd=above)
             self._folder = enter(above, name)
         os.mkdir(DATA, dir_fd=self._folder)
         self._data = enter(self._folder, DATA)
 
-    def add(self, number: int, files: dict[str, bytes]) -> None:
-        """Write the files of an episode (OSError)."""
-        name = str(number)
+    def add(self, encoded: bytes, steps: int) -> None:
+        """Write an episode (OSError)."""
+        name = str(self.episodes)
         os.mkdir(name, dir_fd=self._data)
         episode = enter(self._data, name)
         try:
-            for file, content in files.items():
-                _write(episode, file, content)
+            _write(episode, EPISODE_FILE, encoded)
+            _write(episode, METADATA, b'{"id": %d, "total_steps": %d}' % (self.episodes, steps))
         finally:
             os.close(episode)
+        self.episodes, self.steps, self.nbytes = self.episodes + 1, self.steps + steps, self.nbytes + len(encoded)
 
-    def finish(self, metadata: bytes) -> None:
-        """Write the metadata, and give the folder the name of the next part.
+    def finish(self, about: Mapping[str, object]) -> None:
+        """Write the metadata, with what has been counted, and give the folder the name of the next part.
 
         Raises:
             OSError: it cannot be done, or somebody has put something else in the place of the folder.
         """
-        _write(self._data, METADATA, metadata)
+        counts = {"total_episodes": self.episodes, "total_steps": self.steps}
+        metadata = {**about, **counts, "dataset_size": round(self.nbytes / 1e6, 1)}
+        _write(self._data, METADATA, json.dumps(metadata).encode())  # with Infinity, as Minari has it
         with self._place.entered() as above:
             if not os.path.samestat(os.stat(self._name, dir_fd=above, follow_symlinks=False), os.fstat(self._folder)):
                 raise OSError(errno.ESTALE, f"somebody has replaced {self._name}")
-            taken = (part_number(name) for name in os.listdir(above))
-            for number in itertools.count(max(taken, default=-1) + 1):
-                try:
-                    os.rename(self._name, f"{PART}{number:05}", src_dir_fd=above, dst_dir_fd=above)
-                except OSError as error:  # another writer has just taken this number
-                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                        raise
-                else:
-                    break
+            number = max(map(part_number, os.listdir(above)), default=-1) + 1
+            while not self._is_named(f"{PART}{number:05}", above):
+                number += 1
         self.close()
+
+    def _is_named(self, name: str, above: int) -> bool:
+        """Give the folder a name; whether it could be: another writer may have just taken it."""
+        try:
+            os.rename(self._name, name, src_dir_fd=above, dst_dir_fd=above)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            return False
+        return True
 
     def close(self) -> None:
         """Give the descriptors back."""

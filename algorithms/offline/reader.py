@@ -38,7 +38,13 @@ from utils.values import is_number, shown
 
 PICKLES = (".pkl", ".pickle", ".npy", ".npz", ".pt", ".pth")
 """Suffixes of files that are pickles, or may hold some."""
+NUMBERS = {"bool", "halffloat", "float", "double"} | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+"""Types of numbers as Arrow names them."""
 STEP_ARRAYS = ("rewards", "terminations", "truncations")
+EPISODE_BYTES = 1 << 20
+"""More than the metadata of an episode has."""
 MOST, MOST_FRAMES = 1 << 40, 1 << 20
 """Of anything that is counted, and of frames behind a step."""
 
@@ -286,14 +292,18 @@ class ArrowSource:
         self.folder, self.name = folder, str(folder.path)
         self.spaces, self.form, self.frames_per_step, episodes = described
         with _damage(self.name):
-            found = [(_steps_in(about), size) for about, size in folder.episodes(episodes)]
-        self.lengths: Sequence[int] = [steps for steps, _ in found]
-        self.stored_bytes: int | None = sum(size for _, size in found)
+            about = (self._place(index).mapping(METADATA, EPISODE_BYTES) for index in range(episodes))
+            self.lengths: Sequence[int] = [_steps_in(one) for one in about]
+            files = (f"{index}/{EPISODE_FILE}" for index in range(episodes))
+            self.stored_bytes: int | None = folder.disk_bytes(files)
+
+    def _place(self, index: int) -> Place:
+        return self.folder.inside(str(index))
 
     def read(self, index: int) -> Mapping[str, Any]:
         """Return the arrays of an episode, the padding behind actions and rewards taken off."""
         steps = self.lengths[index]
-        with self.folder.inside(str(index)).open(EPISODE_FILE) as file:
+        with self._place(index).open(EPISODE_FILE) as file:
             size = os.fstat(file.fileno())
             require_stored(EPISODE_FILE, size.st_size, stored_bytes(size))
             content = file.read()
@@ -340,9 +350,9 @@ def _numbers(column: Any) -> Array:
         column = column.flatten()
     if column.null_count:
         raise ValueError("an array with gaps")
+    if str(column.type) not in NUMBERS:  # structures without fields, for example, take no room in a file
+        raise ValueError(f"an array of {column.type}")
     array: Array = column.to_numpy(zero_copy_only=False)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"an array of {array.dtype}")
     return array
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from algorithms.offline.config import OutputConfig
-from algorithms.offline.door import EPISODE_FILE, METADATA, NewPart, Place, make_folder, remove_hidden
+from algorithms.offline.door import METADATA, NewPart, Place, make_folder, remove_hidden
 from algorithms.offline.episodes import (
     SAMPLED_ACTION,
     Episode,
@@ -83,7 +82,7 @@ class DatasetWriter:
         self.spaces = spaces_of(spec)
         self._plain_spaces = _plain(self.spaces)
         self.episodes = self.steps = self.parts = 0
-        self._open: _OpenPart | None = None
+        self._open: NewPart | None = None
         self._hidden = open_folder(self.folder, name, spec)
 
     def __enter__(self) -> Self:
@@ -113,9 +112,8 @@ class DatasetWriter:
         """
         try:
             if self._open is None:
-                self._open = _OpenPart(self.folder, self._hidden)
-            table = self._encoded(episode)
-            self._open.write(table, len(episode))
+                self._open = NewPart(self.folder, self._hidden)
+            self._open.add(self._encoded(episode), len(episode))
         except OSError as error:
             raise ResourceError(f"cannot write {shown(str(self.folder))}: {error.strerror or error}") from error
         self.episodes, self.steps = self.episodes + 1, self.steps + len(episode)
@@ -140,7 +138,7 @@ class DatasetWriter:
             **self.about,
         }
         try:
-            part.appear(about)
+            part.finish(about)
         except OSError as error:
             raise ResourceError(f"cannot write {shown(str(self.folder))}: {error.strerror or error}") from error
         self._open, self.parts = None, self.parts + 1
@@ -214,26 +212,6 @@ def open_folder(folder: Path, name: str, spec: EnvSpec) -> str:
 
 def _plain(spaces: Spaces) -> dict[str, str]:
     return dict(zip(("observation_space", "action_space"), map(space_to_json, spaces), strict=True))
-
-
-class _OpenPart(NewPart):
-    """A part, with what has been written into it."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(folder, name)
-        self.episodes = self.steps = self.nbytes = 0
-
-    def write(self, encoded: bytes, steps: int) -> None:
-        """Write an episode (OSError)."""
-        about = b'{"id": %d, "total_steps": %d}' % (self.episodes, steps)
-        self.add(self.episodes, {EPISODE_FILE: encoded, METADATA: about})
-        self.episodes, self.steps, self.nbytes = self.episodes + 1, self.steps + steps, self.nbytes + len(encoded)
-
-    def appear(self, about: Mapping[str, object]) -> None:
-        """Finish it (OSError)."""
-        counts = {"total_episodes": self.episodes, "total_steps": self.steps}
-        metadata = {**about, **counts, "dataset_size": round(self.nbytes / 1e6, 1)}
-        self.finish(json.dumps(metadata).encode())  # with Infinity, as Minari has it
 
 
 def _padded(values: Any) -> Any:

@@ -36,9 +36,8 @@ from utils.run_folder import (
     CONFIG_FILE,
     PAGE_FILE,
     RunFolder,
-    enter,
+    inner_folder,
     open_in,
-    own_folder,
     replace_own,
     write_json_atomic,
 )
@@ -265,13 +264,8 @@ def _download(config: HubConfig) -> int:
 def _keep(place: Path, file: str, target: Path) -> None:
     """Copy a file that the library has put below a place of ours; no link on the way is followed (UsageError)."""
     try:
-        with contextlib.ExitStack() as stack:
-            above = stack.enter_context(own_folder(place))
-            *folders, name = file.split("/")
-            for inner in folders:
-                above = enter(above, inner)
-                stack.callback(os.close, above)
-            source = stack.enter_context(open_in(above, name))
+        *folders, name = file.split("/")
+        with inner_folder(place.parent, (place.name, *folders)) as above, open_in(above, name) as source:
             if os.fstat(source.fileno()).st_size > LIMIT.num_bytes:
                 raise ValueError("it is too large")
             target.parent.mkdir(parents=True, exist_ok=True)

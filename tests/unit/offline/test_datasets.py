@@ -320,7 +320,7 @@ def with_text(batch: pa.RecordBatch) -> pa.RecordBatch:
         (pickled, "is damaged: "),
         (lambda folder: rewrite(folder, with_nested_extension), "an extension type, which a pickle could stand for"),
         (lambda folder: rewrite(folder, with_nan), "is damaged: ValueError: it holds what is not finite"),
-        (lambda folder: rewrite(folder, with_text), "is damaged: ValueError: an array of object"),
+        (lambda folder: rewrite(folder, with_text), "is damaged: ValueError: an array of string"),
         (lambda folder: rewrite(folder, lambda batch: batch.drop_columns(["actions"])), "is damaged: KeyError: "),
         (truncate, "is damaged: "),
         (link, "is damaged: OSError: .*is a link"),

@@ -152,6 +152,12 @@ def runs(rows: int) -> pa.Array:
     return pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int32()), pa.array([0.0]))
 
 
+def hollow_lists(rows: int, size: int, kind: pa.DataType) -> pa.Array:
+    """Lists of values that take no room."""
+    inner = pa.Array.from_buffers(kind, rows * size, [None, pa.py_buffer(b"")][: 2 - pa.types.is_struct(kind)])
+    return pa.FixedSizeListArray.from_arrays(inner, size)
+
+
 def texts(rows: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), pa.array(["a" * 100]))
 
@@ -175,7 +181,9 @@ TYPES = "a column of the type {}, which is not read$"
         ({"truncations": zeros(8, 8 * MIB)}, f"truncations {TOO_LARGE}"),
         ({"observations": pa.array([[0.0] * 100_000] * 8)}, f"observations {TOO_LARGE}"),
         ({"rewards": pa.nulls(8)}, "an array with gaps"),
-        ({"rewards": pa.array([{}] * 8, pa.struct([]))}, "an array of object"),
+        ({"rewards": pa.array([{}] * 8, pa.struct([]))}, "an array of struct<>$"),
+        ({"rewards": hollow_lists(8, 10**8, pa.struct([]))}, "an array of struct<>$"),
+        ({"observations": hollow_lists(8, 10**8, pa.binary(0))}, r"an array of fixed_size_binary\[0\]$"),
     ],
 )
 def test_columns_of_arrow_without_bounds(tmp_path: Path, columns: dict[str, Any], error: str) -> None:
@@ -188,6 +196,14 @@ def test_infos_without_bounds(tmp_path: Path) -> None:
     path = stored(tmp_path / "d", batch_of(7, infos=pa.StructArray.from_arrays([zeros(8, 40 * MIB)], names=["a"])))
     assert path.stat().st_size < 100_000
     require_refused(tmp_path / "d", "infos would take 320 MiB of memory, and has [0-9]+ bytes on the disk$")
+
+
+def test_infos_of_values_that_take_no_room_are_left_out(tmp_path: Path) -> None:
+    infos = pa.StructArray.from_arrays([hollow_lists(8, 10**8, pa.struct([]))], names=["a"])
+    stored(tmp_path / "d", batch_of(7, infos=infos))
+    dataset = open_dataset([str(tmp_path / "d")])
+    with little_memory():
+        assert dataset[2].infos == {}
 
 
 def test_columns_that_nobody_needs_take_no_memory(tmp_path: Path) -> None:
