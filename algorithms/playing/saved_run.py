@@ -9,7 +9,7 @@ from algorithms.models.config import check_size
 from algorithms.playing.config import EvaluationConfig
 from algorithms.run import folder as folders
 from algorithms.run.config import Config
-from algorithms.run.trust import OF_STRANGERS, PLAYED, Reading, permitted
+from algorithms.run.trust import OF_STRANGERS, PLAYED, Reading
 from algorithms.runtime.checkpointing import load_best
 from algorithms.runtime.memory.learner_state import decode
 from envs.given import is_again
@@ -85,8 +85,8 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
     given, closed = ("env",) if config.env else (), (Path(config.train_dir),)
     name = folder.path.name
     reading = Reading.of(folder.path, trust=config.trust)
-    permitted(reading, needed, given=given, remember=config.trust, closed=closed)
-    if not (flags := reading.flags):
+    flags = reading.permitted(needed, given=given, remember=config.trust, closed=closed)
+    if not flags:
         raise UsageError(f"there is no run {shown(str(folder.path))}")
     saved = Config.from_saved(flags)
     if config.env and not saved.env.env:  # it has learned from datasets, which name none

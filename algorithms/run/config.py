@@ -19,7 +19,7 @@ from algorithms.population.config import (
 )
 from algorithms.run.algorithms import DEFAULT, FlagTable, algorithms_with, find_algorithm, find_preset, flag_table
 from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
-from algorithms.run.trust import LOOKED_AT, TRAINED, Reading, permitted, permitted_flags
+from algorithms.run.trust import LOOKED_AT, TRAINED, Reading
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from envs.config import EnvConfig
@@ -225,7 +225,7 @@ def algorithm_of(given: Mapping[str, object]) -> str:
     check_folders(run.train_dir, run.experiments_root, run.experiment)
     trust = str(given.get("trust", False)).lower() in TRUE_WORDS
     told = {"algo"} if asked else set()
-    saved = permitted_flags(run.run_directory, LOOKED_AT, trust=trust, given=told, remember=False)
+    saved = Reading.of(run.run_directory, trust=trust).permitted(LOOKED_AT, given=told)
     before = str(saved.get("algo", DEFAULT)) if saved else asked or DEFAULT
     if asked and asked != before:
         raise UsageError(f"run {run.experiment} cannot change algo {before} -> {asked}; give another --experiment")
@@ -500,7 +500,7 @@ def _config_file(path: str, table: FlagTable) -> dict[str, object]:
 
 def _saved_run(run: RunConfig, reading: Reading, asked: Mapping[str, object], table: FlagTable) -> dict[str, object]:
     """Return the flags of the run that is to be resumed, nothing for a new one; refuse changes it cannot take."""
-    own = permitted(reading, TRAINED, given=asked.keys()).flags
+    own = reading.permitted(TRAINED, given=asked.keys())
     stored = typed(own, f"saved configuration of run {run.experiment}", table)
     if not stored:
         return {}

@@ -188,79 +188,45 @@ class Reading:
         return None if self.is_trusted else OF_STRANGERS
 
     def refusal(self, needed: Collection[str] | None, given: Collection[str] = ()) -> str:
-        """Return the line that refuses to use these flags; empty if they may be used, see `reason_to_ask`."""
-        return reason_to_ask(self.directory, self.content, needed, given, trust=self.is_trusted)
+        """Return the line that refuses to use those flags that are needed; empty if they may be used.
 
+        From now on no code is imported from below the folder of the run, whatever the answer.
+        """
+        keep_out_of(self.directory)
+        used = [] if self.is_trusted else uses(self.content, needed, given)
+        if not used:
+            return ""
+        more = f" and {len(used) - MOST_SHOWN} more" if len(used) > MOST_SHOWN else ""
+        return (
+            f"run {shown(self.directory.name)} has no mark of yours, or was changed since, and would use "
+            f"{', '.join(used[:MOST_SHOWN])}{more}: --trust if you know where it comes from"
+        )
 
-def permitted_flags(
-    directory: Path,
-    needed: Collection[str] | None,
-    *,
-    trust: bool = False,
-    given: Collection[str] = (),
-    remember: bool = True,
-    closed: Collection[Path] = (),
-) -> dict[str, object]:
-    """Return the flags of a saved run as stored, {} for none, if those that are needed may be used.
+    def permitted(
+        self,
+        needed: Collection[str] | None,
+        *,
+        given: Collection[str] = (),
+        remember: bool = False,
+        closed: Collection[Path] = (),
+    ) -> dict[str, object]:
+        """Return the flags, if those that are needed may be used.
 
-    Args:
-        directory: of the run, from below which no code is imported from now on.
-        needed: the flags that are used, such as `PLAYED`; `TRAINED`: all.
-        trust: the user says so; the run is marked then.
-        given: flags that the user has given alike, which need no trust.
-        remember: write the mark; without, a start of the run does it.
-        closed: further folders from below which no code is imported from now on.
+        Args:
+            needed: the flags that are used, such as `PLAYED`; `TRAINED`: all.
+            given: flags that the user has given alike, which need no trust.
+            remember: write the mark where there is none; without, a start of the run does it.
+            closed: further folders from below which no code is imported from now on.
 
-    Raises:
-        UsageError: the stored configuration is damaged, or needs to be trusted; one line lists what would be used.
-    """
-    return permitted(
-        Reading.of(directory, trust=trust), needed, given=given, remember=trust and remember, closed=closed
-    ).flags
-
-
-def permitted(
-    reading: Reading,
-    needed: Collection[str] | None,
-    *,
-    given: Collection[str] = (),
-    remember: bool = False,
-    closed: Collection[Path] = (),
-) -> Reading:
-    """Return a reading of which those flags that are needed may be used; the arguments are those of `permitted_flags`.
-
-    Raises:
-        UsageError: it needs to be trusted.
-    """
-    keep_out_of(*closed)
-    if refusal := reading.refusal(needed, given):
-        raise UsageError(refusal)
-    if remember and reading.flags and not is_marked(reading.content):
-        _remember(reading.directory, reading.content)
-    return reading
-
-
-def reason_to_ask(
-    directory: Path,
-    content: Mapping[str, object],
-    needed: Collection[str] | None,
-    given: Collection[str] = (),
-    *,
-    trust: bool = False,
-) -> str:
-    """Return the line that refuses to use the parts of a run; empty if all that is needed of it may be used.
-
-    From now on no code is imported from below the folder of the run, whatever the answer.
-    """
-    keep_out_of(directory)
-    used = uses(content, needed, given)
-    if not used or trust or is_marked(content):
-        return ""
-    more = f" and {len(used) - MOST_SHOWN} more" if len(used) > MOST_SHOWN else ""
-    return (
-        f"run {shown(directory.name)} has no mark of yours, or was changed since, and would use "
-        f"{', '.join(used[:MOST_SHOWN])}{more}: --trust if you know where it comes from"
-    )
+        Raises:
+            UsageError: it needs to be trusted; one line lists what would be used.
+        """
+        keep_out_of(*closed)
+        if refusal := self.refusal(needed, given):
+            raise UsageError(refusal)
+        if remember and self.flags and not is_marked(self.content):
+            _remember(self.directory, self.content)
+        return self.flags
 
 
 def _remember(directory: Path, content: Mapping[str, object]) -> None:

@@ -10,13 +10,12 @@ from algorithms.run.algorithms import DEFAULT, flag_table
 from algorithms.run.folder import find_runs, saved_flags
 from algorithms.run.observers import Difference
 from algorithms.run.summary import summary
-from algorithms.run.trust import LOOKED_AT, reason_to_ask
+from algorithms.run.trust import LOOKED_AT, Reading
 from algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
 from algorithms.tools.flags import CompareConfig
 from utils.command_line import complain, say, words_of
 from utils.errors import AppoError, UsageError
 from utils.metrics import duration, short_number
-from utils.run_folder import RunFolder
 from utils.values import json_text, shown
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
@@ -106,9 +105,9 @@ def flags_of_run(directory: Path) -> dict[str, object]:
 
 def default_flags(directory: Path) -> dict[str, object]:
     """Return every flag of a run with its default, as JSON holds it."""
-    content = RunFolder(directory).read_config()
+    reading = Reading.of(directory)
     # A stranger's algorithm is not imported to be compared: then its own flags have no defaults.
-    table = flag_table(DEFAULT if reason_to_ask(directory, content, LOOKED_AT) else str(content.get("algo", DEFAULT)))
+    table = flag_table(DEFAULT if reading.refusal(LOOKED_AT) else str(reading.content.get("algo", DEFAULT)))
     return {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in table.flags.items()}
 
 

@@ -28,7 +28,6 @@ from algorithms.run.trust import (
     is_marked,
     mark_of,
     marked,
-    permitted_flags,
     uses,
 )
 from algorithms.tools.compare import flags_of_run
@@ -44,6 +43,10 @@ from utils.user_modules import import_user_module, keep_out_of
 @pytest.fixture(autouse=True)
 def _own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
+
+
+def permitted_flags(directory: Path, needed: Any, *, trust: bool = False, **given: Any) -> dict[str, object]:
+    return Reading.of(directory, trust=trust).permitted(needed, remember=trust, **given)
 
 
 def plant(directory: Path, *, mark: bool = False, **changed: object) -> Path:
