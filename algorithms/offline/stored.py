@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -84,8 +85,11 @@ def is_image(space: Space) -> bool:
 
 # Arrow: the buffers of a record batch are listed in front of it, with their sizes.
 
-BUFFERS = {"null": 0, "bool": 2, "binary": 3, "large_binary": 3, "string": 3, "large_string": 3, "fixed_size_list": 1}
-"""Number of buffers of the types that are read or can be left out; of all others that are primitive two."""
+BUFFERS = {"null": 0, "struct": 1, "fixed_size_list": 1} | dict.fromkeys(
+    ["list", "large_list", "map", "fixed_size_binary", "decimal32", "decimal64", "decimal128", "decimal256"], 2
+)
+BUFFERS |= dict.fromkeys(("binary", "large_binary", "string", "large_string"), 3)
+"""Number of buffers of the types that are read or can be left out; of those that are primitive two."""
 
 
 def record_batch(pa: Any, content: bytes, most_bytes: Mapping[str, int]) -> Any:
@@ -137,17 +141,10 @@ def _buffers(pa: Any, field: Any, left: list[int]) -> Iterator[int]:
         raise ValueError(f"it has more than {MOST_FIELDS} columns")
     if b"ARROW:extension:name" in (field.metadata or {}) or isinstance(kind, pa.BaseExtensionType):
         raise ValueError("a column of an extension type, which a pickle could stand for, is not read")
-    name, types = str(kind).partition("[")[0].partition("<")[0], pa.types
-    if types.is_struct(kind):
-        yield 1
-    elif types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
-        yield 2
-    elif name in BUFFERS:
-        yield BUFFERS[name]
-    elif types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind):
-        yield 2
-    else:
+    name = re.split(r"\W", str(kind), maxsplit=1)[0]
+    if name not in BUFFERS and not pa.types.is_primitive(kind):
         raise Unfit(f"a column of the type {name}, which is not read")
+    yield BUFFERS.get(name, 2)
     for index in range(kind.num_fields):
         yield from _buffers(pa, kind.field(index), left)
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from algorithms.offline.config import OutputConfig
-from algorithms.offline.door import METADATA, NewPart, Place, make_folder, remove_hidden
+from algorithms.offline.door import DATA, METADATA, NewPart, Place, make_folder, remove_hidden
 from algorithms.offline.episodes import (
     SAMPLED_ACTION,
     Episode,
@@ -200,9 +200,11 @@ def open_folder(folder: Path, name: str, spec: EnvSpec) -> str:
         make_folder(folder, hidden)  # so that one without room or permission is found now
     except OSError as error:
         raise UsageError(f"--output: cannot write {shown(str(folder))}: {error.strerror}") from None
-    spaces = _plain(spaces_of(spec))
+    spaces, place = _plain(spaces_of(spec)), Place(folder)
     try:
-        found = [part.mapping(METADATA) for part in Place(folder).parts()]
+        if any(whole.holds(METADATA) for whole in (place, place.inside(DATA))):  # which would be read instead
+            raise UsageError(f"{shown(str(folder))} is a dataset by itself, to which no part is added: name another")
+        found = [part.mapping(METADATA) for part in place.parts()]
     except UsageError as error:
         raise UsageError(f"--output: {error}") from None
     if any(there.get(name) != text for there in found for name, text in spaces.items()):

@@ -95,6 +95,16 @@ def test_no_part_is_added_beside_one_whose_metadata_is_damaged(tmp_path: Path, c
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("inner", ["part-00000", "part-00000/data"])
+def test_no_part_is_written_where_none_would_be_read(tmp_path: Path, inner: str) -> None:
+    """A dataset of Minari's, as each part is one, is read without parts beside its data."""
+    written(tmp_path / "d")
+    before = sorted((tmp_path / "d").rglob("*"))
+    with pytest.raises(UsageError, match=rf"^--output: .*{inner}'? is a dataset by itself, to which no part is added"):
+        written(tmp_path / "d" / inner)
+    assert sorted((tmp_path / "d").rglob("*")) == before
+
+
 def test_metadata_behind_a_link_is_not_followed(tmp_path: Path) -> None:
     written(tmp_path / "d")
     (path,) = (tmp_path / "d").glob("*/data/metadata.json")
