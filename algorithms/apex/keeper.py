@@ -1,11 +1,11 @@
 """A replay on disk, so that a later start of the run goes on with it (`--save_replay`).
 
-The file is an image of the shared memory, with room for all of it and holes where nothing has been inserted. Only what
-is new since the last time is written. The words of columns come last, and those of columns in whose place something is
-written are struck out first: whenever writing is cut off, what the file still calls whole is whole.
+The file is an image of the shared memory, with room for all of it and holes where nothing has been inserted. New
+content alone is written. The words of columns come last, and words of columns that will be overwritten are struck out
+first: whenever writing is cut off, all columns that still have a word are whole.
 
-Each column has a checksum, and what changes with every batch (priorities, words) has one together, which does not count
-while it is written. A file of before there were any gets them when it is written next.
+Each column has a checksum. What changes with every batch (priorities, words) has one together, which does not count
+while it is written. Files of before there were checksums get them with the next writing.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ReplayFile:
         return descriptor
 
     def _begin(self, descriptor: int) -> Array:
-        """Return the words of the columns that are whole in the file, and have their checksums; it may be new."""
+        """Return the words of the columns that are whole in the file, with a checksum each; the file may be new."""
         words, header = np.zeros_like(self.storage.word), self._header_in(descriptor)
         os.ftruncate(descriptor, self._nbytes)
         if header and self._saved is not None:
@@ -285,12 +285,12 @@ def _bytes_of(array: Array) -> memoryview:
 
 
 def _used(word: Array) -> int:
-    """Return how many places there are up to the last one that has a word."""
+    """Return the number of places up to the last one with a word."""
     return int(np.flatnonzero(word).max(initial=-1)) + 1
 
 
 def _checksum_of_rest(word: Array, rest: Mapping[str, Array]) -> bytes:
-    """Return the checksum of words and of all that changes with every batch; notes are in those of their columns."""
+    """Return the checksum of words and of all that changes with every batch; notes are in the checksums of columns."""
     found = zlib.crc32(_bytes_of(word))
     for array in (*(rest[name] for name in WHOLE[1:]), rest[DRAWN][: _used(word)]):
         found = zlib.crc32(_bytes_of(array), found)

@@ -1,8 +1,8 @@
-"""The door of datasets: every folder and file in one is opened here, by its name in the folder above it.
+"""The door of datasets: all folders and files in a dataset are opened here, each by its name in the folder above.
 
-A dataset may come from anybody, and others may write into its folder. So nothing in it is opened behind a link, neither
-to read nor to write; what is written is new, and never takes the place of what has its name. The folder that the user
-names may be a link, or lie behind one.
+A dataset may come from anybody, and others may write into its folder. So nothing in a dataset is opened behind a link,
+neither to read nor to write; new files never take the place of old ones. The folder that the user names may be a link,
+or lie behind one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Place:
         return True
 
     def disk_bytes(self, names: Iterable[str]) -> int:
-        """Return the bytes that files in the folder take on the disk, those of them that are there (OSError)."""
+        """Return the bytes that files in the folder take on the disk; missing ones take none (OSError)."""
         total = 0
         with self.entered() as folder:
             for name in names:
@@ -83,7 +83,7 @@ class Place:
         return total
 
     def parts(self) -> list[Place]:
-        """Return the folders of data of the parts in the folder, in order; those without metadata are none.
+        """Return the folders of data of the parts in the folder, in order; a part has metadata.
 
         Raises:
             UsageError: one of them is a link, or cannot be read.
@@ -97,12 +97,12 @@ class Place:
 
 
 def stored_bytes(found: os.stat_result) -> int:
-    """Return the bytes that a file really takes: one with holes can have any size."""
+    """Return the bytes that a file takes on the disk: with holes it can have any size."""
     return min(found.st_size, 512 * found.st_blocks) or min(found.st_size, 4096)  # small ones may stand in the folder
 
 
 def part_number(name: str) -> int:
-    """Return the number of the part that has this name; -1: it is of no part, as of a copy that a user has made."""
+    """Return the number of a part by its name; -1: the name is of no part, but of a copy of the user's, for example."""
     match = _PART_NAME.fullmatch(name)
     return int(match[1]) if match else -1
 
@@ -185,7 +185,7 @@ def _write(folder: int, name: str, content: bytes) -> None:
 
 
 def remove_hidden(folder: Path, name: str) -> None:
-    """Remove what a writer has left open in the folder of a dataset, or a link of that name; what cannot be, stays.
+    """Remove the hidden folder of a writer from a dataset, or a link of that name, as far as possible.
 
     Raises:
         OSError: the folder cannot be opened.

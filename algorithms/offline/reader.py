@@ -173,7 +173,7 @@ def _opened(words: tuple[str, ...], postprocess: str, form: ActionForm) -> Datas
 def _sources(word: str) -> list[Source]:
     if ":" in word and not Path(word).exists():
         return [FunctionSource(word)]
-    found = sorted(glob.glob(word)) if glob.has_magic(word) else [word]
+    found = sorted(glob.glob(word)) if glob.has_magic(word) and not os.path.lexists(word) else [word]
     with _damage(word):
         folders = [folder for path in found for folder in _data_folders(Path(path))]
     if not folders:
@@ -256,7 +256,7 @@ def _damage(name: str) -> Iterator[None]:
         raise UsageError(f"--input: {error}") from None
     except (AppoError, Unfit) as error:
         raise UsageError(f"--input: {named(name)}: {str(error).removeprefix(f'{name}: ')}") from None
-    except Exception as error:  # Arrow, HDF5, numpy and gymnasium each have errors of their own
+    except Exception as error:  # Arrow, HDF5, Pillow, numpy and gymnasium each have errors of their own
         raise UsageError(f"--input: {named(name)} is damaged: {type(error).__name__}: {text_of(error)[:200]}") from None
 
 

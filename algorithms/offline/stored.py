@@ -1,7 +1,7 @@
-"""Files of datasets, of which sizes are compared with the counts and the spaces before memory is taken for them.
+"""Files of datasets: their sizes are compared with counts and spaces before memory is taken.
 
-A file of some kB can name any size: of a list, a column, a buffer that is compressed, an array that was never written.
-What is read follows from the spaces and from the number of steps, and both from the metadata; see `require_stored`.
+A file of some kB can name any size: of a list, a column, a compressed buffer, an array without values on the disk.
+Spaces and the number of steps, both from the metadata, say how much is read; see `require_stored`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def decoded_images(shape: tuple[int, ...], encoded: Iterable[Any]) -> Array:
 
 
 def require_stored(what: str, asked: int, stored: int, free: int = FREE_BYTES) -> None:
-    """Refuse what would take much memory and takes next to nothing on the disk (Unfit)."""
+    """Refuse content that takes much memory and next to nothing on the disk (Unfit)."""
     if asked > free and asked > MOST_RATIO * stored:
         raise Unfit(f"{what} would take {asked >> 20} MiB of memory, and has {stored} bytes on the disk")
 
@@ -93,15 +93,15 @@ BUFFERS |= dict.fromkeys(("binary", "large_binary", "string", "large_string"), 3
 
 
 def record_batch(pa: Any, content: bytes, most_bytes: Mapping[str, int]) -> Any:
-    """Return the columns that are needed of an Arrow file, as one record batch.
+    """Return the needed columns of an Arrow file, as one record batch.
 
     Args:
         pa: pyarrow.
         content: of the file.
-        most_bytes: that each column which is needed may take; -1: it need not be there, and `require_stored` decides.
+        most_bytes: of needed columns the bytes at most; -1: may be missing, and `require_stored` decides.
 
     Raises:
-        ValueError, KeyError: a column is missing or larger, or there is a type that nothing here reads.
+        ValueError, KeyError: a column is missing or larger, or of a type that is not read.
     """
     if content[:8] != b"ARROW1\0\0" or content[-6:] != b"ARROW1":
         raise ValueError("it is no whole file of Arrow")
@@ -134,7 +134,7 @@ def record_batch(pa: Any, content: bytes, most_bytes: Mapping[str, int]) -> Any:
 
 
 def _buffers(pa: Any, field: Any, left: list[int]) -> Iterator[int]:
-    """Yield how many buffers a field and each in it has (ValueError: there is one whose values lie elsewhere)."""
+    """Yield how many buffers a field and each field in it has (ValueError: the values of one lie elsewhere)."""
     kind = field.type
     left[0] -= 1
     if left[0] < 0:

@@ -159,12 +159,12 @@ def is_marked(content: Mapping[str, object]) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of the config.json of a run, with the verdict on it: the file may be gone or another one by now.
+    """One reading of the config.json of a run, with the verdict on it: the file may be replaced by now.
 
     Attributes:
         directory: of the run.
-        content: of the file, {} if there is none.
-        is_trusted: the user says so, or the content has the mark of this user.
+        content: of the file, {} for none.
+        is_trusted: by --trust, or by the mark of this user on the content.
     """
 
     directory: Path
@@ -188,7 +188,7 @@ class Reading:
         return None if self.is_trusted else OF_STRANGERS
 
     def refusal(self, needed: Collection[str] | None, given: Collection[str] = ()) -> str:
-        """Return the line that refuses to use those flags that are needed; empty if they may be used.
+        """Return the line that refuses to use the flags that are needed; empty: they may be used.
 
         From now on no code is imported from below the folder of the run, whatever the answer.
         """
@@ -213,13 +213,13 @@ class Reading:
         """Return the flags, if those that are needed may be used.
 
         Args:
-            needed: the flags that are used, such as `PLAYED`; `TRAINED`: all.
+            needed: flags that are used, such as `PLAYED`; `TRAINED`: all.
             given: flags that the user has given alike, which need no trust.
-            remember: write the mark where there is none; without, a start of the run does it.
+            remember: write the mark where it is missing; without, a start of the run does.
             closed: further folders from below which no code is imported from now on.
 
         Raises:
-            UsageError: it needs to be trusted; one line lists what would be used.
+            UsageError: the run needs to be trusted; one line lists all that would be used.
         """
         keep_out_of(*closed)
         if refusal := self.refusal(needed, given):

@@ -185,10 +185,11 @@ def test_images_and_actions_beyond_their_bounds_come_back(tmp_path: Path) -> Non
 
 
 def test_datasets_are_found_by_folders_patterns_and_lists(tmp_path: Path) -> None:
-    for name in ("a1", "a2", "b"):
+    for name in ("a1", "a2", "b", "b[1]"):
         written(tmp_path / name, [episode(len(name), 3)])
     assert len(read(tmp_path / "a*")) == 2
     assert len(read(tmp_path / "a*", tmp_path / "b")) == 3
+    assert read(tmp_path / "b[1]").sources[0].name == str(tmp_path / "b[1]" / "part-00000" / "data")  # no pattern
     assert len(read(tmp_path / "a1" / "part-00000")) == len(read(tmp_path / "a1" / "part-00000" / "data")) == 1
 
 

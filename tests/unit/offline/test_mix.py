@@ -81,7 +81,7 @@ def test_shares_that_are_none_are_refused(words: Sequence[str], error: str) -> N
         (lambda: LearningConfig(input=("sampler:0.5", "a:0.5"), with_vtrace=False), "not --with_vtrace=False"),
         (lambda: LearningConfig(input=("sampler:0.5", "a:0.5"), batch_size=32), "a batch of one trajectory"),
         (lambda: ApexConfig(input=("a",), batch_replay=True), "in single steps with --algo=APEX"),
-        (lambda: ApexConfig(input=("sampler:0.5", "a:0.5"), batch_size=1, rollout=1), "a batch of one step"),
+        (lambda: ApexConfig(input=("sampler:0.5", "a:0.5"), batch_size=1, rollout=1, n_steps=1), "a batch of one step"),
     ],
 )
 def test_what_an_algorithm_cannot_mix_is_refused(config: Any, error: str) -> None:
