@@ -1,7 +1,6 @@
 """All flags of a training run: they are composed, completed from their sources and checked here."""
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -549,58 +548,3 @@ def word_of(argv: Sequence[str], name: str) -> str:
         elif word.startswith(f"{flag}="):
             found = word.removeprefix(f"{flag}=")
     return found
-
-
-# `--print_config`: every flag with its value and where that comes from, in a form that --config reads.
-
-
-FLAG = "--print_config"
-
-FORMATS = ("toml", "json")
-
-
-def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the format in which the flags are to be printed, empty where they are not, and the other words.
-
-    Raises:
-        UsageError: there is no such format.
-    """
-    asked = [word for word in argv if underscored([word])[0].partition("=")[0] == FLAG]
-    if not asked:
-        return "", list(argv)
-    wanted = asked[-1].partition("=")[2] or FORMATS[0]
-    if wanted not in FORMATS:
-        raise UsageError(f"{FLAG}={shown(wanted)} is not one of {', '.join(FORMATS)}")
-    return wanted, [word for word in argv if word not in asked]
-
-
-def format_flags(config: Config, origins: Mapping[str, str], wanted: str) -> str:
-    """Return the text of all flags in one of `FORMATS`."""
-    flat = config.to_flat()
-    if wanted == "json":
-        return json.dumps({name: {"value": value, "origin": origins[name]} for name, value in flat.items()}, indent=1)
-    return "\n".join(
-        line
-        for part, flags in config.table.by_part.items()
-        for line in (f"[{part}]", *(_line(name, flat[name], origins[name]) for name in flags), "")
-    )
-
-
-def _line(name: str, value: object, origin: str) -> str:
-    # A file cannot name another one, and a run that was given no name gets a new one each time.
-    left_out = name == "config" or (name == "experiment" and origin == "default")
-    return f"{'# ' * left_out}{name} = {_toml(value)}  # {origin}"
-
-
-def _toml(value: object) -> str:
-    """Return a value as TOML, which has no null: a flag takes the word for it, a mapping the whole as JSON."""
-    if value is None:
-        return '"none"'
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, dict):
-        text = json.dumps(value, ensure_ascii=False)
-        if "null" in text:
-            return _toml(text)
-        return f"{{{', '.join(f'{_toml(key)} = {_toml(element)}' for key, element in value.items())}}}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -10,8 +10,9 @@ import pytest
 
 from algorithms import cli
 from algorithms.appo.algorithm import APPO
-from algorithms.run.config import FLAGS, Config, asked_format, check, parse_train_flags
+from algorithms.run.config import FLAGS, Config, check, parse_train_flags
 from algorithms.runtime.callbacks import EVENTS
+from algorithms.tools.train import asked_format
 from docs import pictures, reference
 from docs.tags import PHASES, SECTIONS, meaning
 from tests.markdown import PAGES, ROOT, anchors, blocks, commands, embedded, links, prose

@@ -24,14 +24,12 @@ from algorithms.run.config import (
     FLAGS,
     FLAGS_BY_PART,
     Config,
-    asked_format,
     changed_flags,
-    format_flags,
     parse_train,
     parse_train_flags,
     resolve,
 )
-from algorithms.tools.train import describe
+from algorithms.tools.train import asked_format, describe, format_flags
 from envs import presets as env_presets
 from envs.config import EnvConfig
 from utils.command_line import flag_text, negation, parse_command_line, words_of_flag

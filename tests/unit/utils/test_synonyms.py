@@ -10,9 +10,10 @@ import pytest
 from algorithms import cli
 from algorithms.population.config import PopulationConfig, values_per_policy
 from algorithms.run.algorithms import ALGORITHMS, flag_table
-from algorithms.run.config import FLAGS, FLAGS_BY_PART, asked_format, parse_train_flags, resolve, typed
+from algorithms.run.config import FLAGS, FLAGS_BY_PART, parse_train_flags, resolve, typed
 from algorithms.run.training import Training
 from algorithms.tools.launch import jobs_of
+from algorithms.tools.train import asked_format
 from docs.reference import FRAMEWORKS, flags_of_tools
 from utils.command_line import parse_command_line
 from utils.errors import UsageError
