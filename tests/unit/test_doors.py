@@ -90,12 +90,13 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "algorithms.tools.report.report": ({FILE}, OURS),
     "envs.incidents": ({NAMES}, "in a folder that is open"),
     # Datasets.
-    "algorithms.offline.reader": ({FILE, JSON, NAMES}, "the door of datasets"),
-    "algorithms.offline.writer": ({FILE, JSON, NAMES, NUMBER, INFO}, "the door of datasets that are written"),
-    "algorithms.offline.episodes": ({FILE, JSON, INFO}, "the door of episodes: sizes, and columns of infos"),
+    "algorithms.offline.door": ({FILE, NAMES}, "the door of datasets: folder by folder, no link"),
+    "algorithms.offline.reader": ({FILE, NAMES}, "opens and lists by the door alone"),
+    "algorithms.offline.writer": ({INFO}, "what infos say of the steps that are written"),
+    "algorithms.offline.episodes": ({JSON, INFO}, "sizes, and columns of infos, each checked"),
+    "algorithms.offline.stored": ({INFO}, "the header of a picture, of which one word decides"),
     "algorithms.offline.columns": ({INFO}, "columns of infos that `episodes` has checked"),
     "algorithms.tools.estimate": ({INFO}, "columns of infos that `episodes` has checked"),
-    "algorithms.tools.record": ({NAMES}, "whether there is something"),
     # What environments say beside observations.
     "envs.infos": ({INFO}, "the door of infos: each value checked by its name"),
     "envs.masks": ({INFO}, "the door of masks"),
@@ -107,7 +108,7 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "envs.agents.pettingzoo": ({INFO}, "several agents"),
     "envs.families.envpool": ({INFO}, "a family that is a vector"),
     # Our own texts and pipes, and what the kernel says.
-    "utils.values": ({JSON}, "words of the command line"),
+    "utils.values": ({FILE, JSON}, "words of the command line, and their synonyms, a file of the installation"),
     "utils.command_line": ({FILE}, PROC),
     "utils.limits": ({FILE, NAMES}, PROC),
     "utils.machine": ({FILE}, PROC),
