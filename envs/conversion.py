@@ -421,12 +421,12 @@ class FiniteCheck:
     def __call__(self, obs: dict[str, Array], reward: Array) -> dict[int, NotFinite]:
         """The failures in observations [R, *] and rewards [R], by row; nearly always none."""
         # A sum of squares is finite only if all numbers are. It is not, too, if numbers are huge, so a search decides.
-        # BLAS takes a third of the time of `np.isfinite().all()`.
-        with np.errstate(over="ignore"):
-            fine = isfinite(reward.dot(reward))
-            for key in self._keys:
-                numbers = obs[key].reshape(-1)
-                fine = fine and isfinite(numbers.dot(numbers))
+        # BLAS takes a third of the time of `np.isfinite().all()`, and `vdot`, unlike `dot`, warns of no overflow.
+        rewards: Any = reward
+        fine = isfinite(np.vdot(rewards, rewards))
+        for key in self._keys:
+            numbers: Any = obs[key]
+            fine = fine and isfinite(np.vdot(numbers, numbers))
         if fine:
             return {}
         failures = self._search(obs, reward)

@@ -31,38 +31,48 @@ OF_EPISODE = (STATS_KEY, OBJECTIVE_KEY, OBJECTIVE_SYNONYM)
 MOST_STATS = 1000
 """Of one episode; who reports more has lost count, and main, which bounds their names, would have to read them."""
 
+PLAIN = frozenset({float, int, np.float64, np.float32})
+"""Types of numbers that need no look."""
+
+NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
+
 MOST_FRAMES = np.iinfo(np.int32).max
 
 
 def _frames(value: Any) -> int:
-    is_number = (
-        isinstance(value, int | float | np.number | np.ndarray) and not isinstance(value, bool) and not np.ndim(value)
-    )
+    if type(value) is int and 1 <= value <= MOST_FRAMES:
+        return value
+    is_number = isinstance(value, NUMBERS) and not isinstance(value, bool | np.bool_) and not np.ndim(value)
     if not (is_number and 1 <= value <= MOST_FRAMES and float(value).is_integer()):
         raise ValueError(f"expected the whole number of frames behind a step, from 1 to {MOST_FRAMES}")
     return int(value)
 
 
 def _number(value: Any) -> float:
-    if np.ndim(value) or not isinstance(value, int | float | np.number | np.bool_ | np.ndarray):
+    if type(value) in PLAIN:
+        return float(value)
+    if np.ndim(value) or not isinstance(value, NUMBERS):
         raise ValueError("statistics in info must be numbers")
     return float(value)
 
 
 def _stats(value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise ValueError("expected a dict of numbers")
+    stats: dict[str, float] = {}
     for name, number in islice(value.items(), MOST_STATS):
         if not isinstance(name, str):
             raise ValueError(f"expected names as its keys, got {name!r}")
         try:
-            _number(number)
+            stats[name] = number if type(number) is float else _number(number)
         except (TypeError, ValueError, OverflowError):
             raise ValueError(f"statistics in info must be numbers, got {_shown(number)} for {name}") from None
-    return {name: float(number) for name, number in islice(value.items(), MOST_STATS)}
+    return stats
 
 
 def _flag(value: Any) -> bool:
+    if type(value) is bool:
+        return value
     if not (isinstance(value, bool | np.bool_) or (isinstance(value, int | np.integer) and value in (0, 1))):
         raise ValueError("expected True or False")
     return bool(value)
@@ -114,11 +124,12 @@ class InfoReader:
         except (ValueError, OverflowError) as error:
             got = "" if ", got " in str(error) else f", got {_shown(info[key])}"
             raise SpaceMismatch(f"{self.name}: info key {key}: {error}{got}") from None
-        numbers = value if isinstance(value, dict) else {"": value} if isinstance(value, float) else {}
-        for part, number in numbers.items():
-            if not math.isfinite(number):
-                where = f"{key}: {part}" if part else key
-                raise NotFinite(f"{self.name}: info key {where} is not finite: {number}")
+        if type(value) is float and not math.isfinite(value):
+            raise NotFinite(f"{self.name}: info key {key} is not finite: {value}")
+        if type(value) is dict and not math.isfinite(sum(value.values())):  # or it is a sum of huge numbers
+            for part, number in value.items():
+                if not math.isfinite(number):
+                    raise NotFinite(f"{self.name}: info key {key}: {part} is not finite: {number}")
         return value
 
     def frames(self, info: Mapping[str, Any], default: int) -> int:
@@ -137,13 +148,13 @@ class InfoReader:
         Raises:
             SpaceMismatch, NotFinite: as above; or both words for the objective stand there and differ.
         """
-        reported: dict[str, float] = self(info, STATS_KEY) or {}
-        words = {word: said for word in (OBJECTIVE_KEY, OBJECTIVE_SYNONYM) if (said := self(info, word)) is not None}
-        if len(set(words.values())) > 1:
-            both = " and ".join(f"{word} {said:g}" for word, said in words.items())
-            raise SpaceMismatch(f"{self.name}: info keys {both} mean the same and differ: leave one of them out")
-        if words:
-            reported[OBJECTIVE_KEY] = next(iter(words.values()))
+        reported: dict[str, float] = self(info, STATS_KEY) or {} if STATS_KEY in info else {}
+        if OBJECTIVE_KEY in info or OBJECTIVE_SYNONYM in info:
+            own, other = self(info, OBJECTIVE_KEY), self(info, OBJECTIVE_SYNONYM)
+            if own is not None and other is not None and own != other:
+                both = f"{OBJECTIVE_KEY} {own:g} and {OBJECTIVE_SYNONYM} {other:g}"
+                raise SpaceMismatch(f"{self.name}: info keys {both} mean the same and differ: leave one of them out")
+            reported[OBJECTIVE_KEY] = other if own is None else own
         return EpisodeStats(row, reported) if reported else None
 
     def refuse_masks(self, info: Mapping[str, Any]) -> None:
@@ -167,22 +178,26 @@ class InfoReader:
             if FRAMES_KEY in self.found and not ((said < 1) | (said > MOST_FRAMES))[at].any():
                 np.copyto(out, said, casting="unsafe", where=at)
                 return
+        own = self._of_rows(infos, len(rows), (FRAMES_KEY,))
         for row in np.flatnonzero(rows):
-            one = self.row(infos, int(row), len(rows), (FRAMES_KEY,))
-            out[row] = self.frames(one, int(out[row]))
+            out[row] = self.frames(row_of_batched(own, int(row)), int(out[row]))
 
-    def row(
-        self, infos: Mapping[str, Any], row: int, num_rows: int, keys: Sequence[str] = OF_EPISODE
-    ) -> dict[str, Any]:
-        """Return what the infos of a vector say of one row under some keys.
+    def batch_of_stats(self, infos: Mapping[str, Any], rows: BoolArray) -> list[EpisodeStats]:
+        """Return the statistics that the infos of a vector say of episodes that ended in some rows [R].
 
         Raises:
-            SpaceMismatch: there is not an entry per row.
+            SpaceMismatch, NotFinite: as `stats`; or there is not an entry per row.
         """
+        own = self._of_rows(infos, len(rows), OF_EPISODE)
+        found = [self.stats(row, row_of_batched(own, row)) for row in np.flatnonzero(rows).tolist()] if own else ()
+        return [stats for stats in found if stats is not None]
+
+    def _of_rows(self, infos: Mapping[str, Any], num_rows: int, keys: Sequence[str]) -> dict[str, Any]:
+        """Return what the infos of a vector say under some keys, an entry per row."""
         said = {key: infos[key] for key in (*keys, *(f"_{key}" for key in keys)) if key in infos}
         for key, value in said.items():
             self._require_rows(key, value, num_rows)
-        return row_of_batched(said, row)
+        return said
 
     def _require_rows(self, key: str, value: Any, num_rows: int) -> None:
         if isinstance(value, Mapping):
@@ -197,5 +212,5 @@ class InfoReader:
 
 
 def _shown(value: object) -> str:
-    text = " ".join(repr(value).split())
+    text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
     return text if len(text) <= 80 else f"{type(value).__name__}"

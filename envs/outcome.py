@@ -13,6 +13,7 @@ from utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch
 from utils.values import shown
 
 LARGEST = float(np.finfo(np.float32).max)
+LEAST = -LARGEST
 
 NUMBERS = frozenset({float, int, np.float64, np.float32})
 """Types of rewards that need no look beside their size, which decides most steps in a few nanoseconds."""
@@ -63,10 +64,11 @@ def write_rewards(name: str, rewards: Any, out: Array) -> None:
     Raises:
         EnvironmentFailure: they are no numbers, not one for each row, or one is too large for `out`.
     """
-    array = _of_rows(name, "reward", rewards, len(out), "biuf", "numbers")
-    if array.dtype == out.dtype:
-        np.copyto(out, array)
+    is_plain = type(rewards) is np.ndarray and rewards.shape == out.shape and rewards.dtype.char in "fd"
+    if is_plain and (rewards.dtype == out.dtype or np.abs(rewards).max() <= LARGEST):  # most vectors, most steps
+        np.copyto(out, rewards, casting="same_kind")
         return
+    array = _of_rows(name, "reward", rewards, len(out), "biuf", "numbers")
     with np.errstate(over="ignore"):
         np.copyto(out, array, casting="same_kind")
     lost = np.flatnonzero(np.isinf(out) & np.isfinite(array))
@@ -80,6 +82,8 @@ def truths_of(name: str, key: str, flags: Any, num_rows: int) -> BoolArray:
     Raises:
         EnvironmentFailure: they are no truths, or not one for each row.
     """
+    if type(flags) is np.ndarray and flags.dtype.char == "?" and flags.shape == (num_rows,):
+        return flags
     array = _of_rows(name, key, flags, num_rows, "biuf", "bools")
     odd = np.flatnonzero((array != 0) & (array != 1))
     if odd.size:

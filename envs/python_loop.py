@@ -19,9 +19,9 @@ from envs.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
 from envs.infos import FRAMES_KEY, InfoReader
 from envs.journal import NOBODY
 from envs.masks import ActionMasks, random_action, why_unmasked
-from envs.outcome import FLAGS, LARGEST, NUMBERS, reward_of, truth_of
+from envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
 from envs.spaces import AS_THEY_ARE, ActionForm
-from envs.spec import SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
+from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
 from envs.wrappers import own_normalization
 from utils.errors import EnvironmentFailure, SpaceMismatch
 
@@ -131,15 +131,10 @@ class PythonLoop(ShapedRows):
                     observation, info = self._envs.begin(index, None)
                 else:
                     observation, paid, terminated, truncated, info = step(actions[index])
-                    is_plain = type(paid) in NUMBERS and -LARGEST <= paid <= LARGEST and type(terminated) in FLAGS
-                    reward[index], terminated, truncated = (
-                        (paid, terminated, truncated)
-                        if is_plain and type(truncated) in FLAGS
-                        else self._checked(index, paid, terminated, truncated)
-                    )
-                    if terminated or truncated:  # both at once: the episode is over, there is nothing to bootstrap from
-                        row.terminated[index], row.truncated[index] = bool(terminated), not terminated
-                        ended[index] = True
+                    is_plain = type(paid) in NUMBERS and LEAST <= paid <= LARGEST
+                    reward[index] = paid if is_plain else self._paid(index, paid)
+                    goes_on = terminated is False and truncated is False  # as most steps say it
+                    if not goes_on and self._end(index, row, terminated, truncated):
                         require_info(self.name, "step", info)
                         stats = self.infos.stats(index, info)
                         episodes = [*(episodes or []), stats] if stats else episodes
@@ -152,9 +147,7 @@ class PythonLoop(ShapedRows):
                     self._read(info, row, index)
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, _explained(self.name, error), self._num_steps)
-        odd: dict[int, EnvironmentFailure] = {**self._finite(obs, reward)}
-        if self._masks:
-            odd = {**self._masks.stuck(obs, np.array(ended)), **odd}
+        odd = self._odd(row, ended)
         if failed or odd:
             self._replace_failed(failed, odd, row)
             episodes = [one for one in episodes or () if not row.first[one.row]]
@@ -164,6 +157,22 @@ class PythonLoop(ShapedRows):
     def close(self) -> None:
         """Close every environment; one that fails to close is reported as a warning."""
         self._envs.close()
+
+    def _end(self, index: int, row: StepRow, terminated: Any, truncated: Any) -> bool:
+        """Write the ends of a step; return whether there is one."""
+        if type(terminated) not in FLAGS or type(truncated) not in FLAGS:
+            terminated, truncated = self._ends(terminated, truncated)
+        if not (terminated or truncated):
+            return False
+        # Both at once: the episode is over, there is nothing to bootstrap from.
+        row.terminated[index], row.truncated[index] = bool(terminated), not terminated
+        self._ended[index] = True
+        return True
+
+    def _odd(self, row: StepRow, ended: Sequence[bool]) -> Mapping[int, EnvironmentFailure]:
+        """Return the failures in what a step has written, by row; masks of rows that `ended` may leave no choice."""
+        odd = self._finite(row.obs, row.reward)
+        return {**self._masks.stuck(row.obs, np.array(ended)), **odd} if self._masks else odd
 
     def _replace_failed(
         self, failed: dict[int, EnvironmentFailure], odd: Mapping[int, EnvironmentFailure], row: StepRow
@@ -218,13 +227,15 @@ class PythonLoop(ShapedRows):
     def _read(self, info: dict[str, Any], row: StepRow, index: int) -> None:
         """Take from info what belongs into the slot."""
         require_info(self.name, "step", info)
-        self._read_frames(info, row, index)
-        self.infos.refuse_masks(info)
+        if self._counts_frames or FRAMES_KEY in info:
+            self._read_frames(info, row, index)
+        if MASK_KEY in info:
+            self.infos.refuse_masks(info)
         if self.spec.mask_in_info and self._masks:
             self._masks.write_row(row.obs, index, info)
 
     def _read_frames(self, info: Mapping[str, Any], row: StepRow, at: int) -> None:
-        if not row.first[at] and (self._counts_frames or FRAMES_KEY in info):
+        if (self._counts_frames or FRAMES_KEY in info) and not row.first[at]:
             self._counts_frames = True
             row.num_frames[at] = self.infos.frames(info, self.spec.frames_per_step)
 
@@ -245,11 +256,11 @@ class PythonLoop(ShapedRows):
                 observation, info = self._envs.begin(index, None)
         return observation, info
 
-    def _checked(self, index: int, paid: Any, terminated: Any, truncated: Any) -> tuple[float, bool, bool]:
-        """Return the reward and the ends of a step as numbers and truths (SpaceMismatch, NotFinite)."""
-        return reward_of(self.name, row_name(index, 1), paid, self._envs[index]), *self._ends(terminated, truncated)
+    def _paid(self, index: int, paid: Any) -> float:
+        return reward_of(self.name, row_name(index, 1), paid, self._envs[index])
 
     def _ends(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        """Return the ends of a step as truths (SpaceMismatch)."""
         return truth_of(self.name, "terminated", terminated), truth_of(self.name, "truncated", truncated)
 
 

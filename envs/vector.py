@@ -125,14 +125,15 @@ class GymVector:
             self._write_outcome(row, reward, terminated, truncated)
             self._write_frames(row, infos)
             # Before a reset of ours: a vector may hand out one info again and again.
-            episodes = self._episodes(infos) if self._ended.any() and infos else ()
+            ends = bool(self._ended.any())
+            episodes = self._episodes(infos) if ends and infos else ()
             self._write_masks(row.obs, infos, ~self._ended)
             infos_of_restarted: Mapping[str, Any] = infos
-            if self.spec.same_step and self._ended.any():
+            if self.spec.same_step and ends:
                 infos_of_restarted = self._write_restarted(row, observation, infos)
             else:
                 self._observations.write_batch(row.obs, observation)
-                if self._ended.any():
+                if ends:
                     self._compare(row.obs, self._final_obs, infos)
                 else:
                     self.ends.look(row.obs)
@@ -176,7 +177,7 @@ class GymVector:
         row.first[:] = self._ended
         if self._ended.any():
             self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
-        if self._ended.any():  # the reset step belongs to no episode
+            # The reset step belongs to no episode.
             row.reward[self._ended] = 0.0
             row.terminated[self._ended] = row.truncated[self._ended] = False
         self._ended = row.terminated | row.truncated
@@ -236,6 +237,7 @@ class GymVector:
             self._observations.write_batch(row.final_obs, observation, self._ended)
             self._compare(row.final_obs, self._final_obs, infos)
             observation, infos = self._env.reset(options={"reset_mask": self._ended.copy()})
+            require_info(self.name, "reset", infos)
             self._observations.write_batch(row.obs, observation)
             return infos
         self._observations.write_batch(row.obs, observation)
@@ -297,10 +299,7 @@ class GymVector:
 
     def _episodes(self, infos: Mapping[str, Any]) -> Sequence[EpisodeStats]:
         """Statistics of the rows that ended now; a SAME_STEP vector keeps them under `final_info`."""
-        source = infos.get("final_info", infos)
-        read = self.infos
-        found = [read.stats(row, read.row(source, row, self.num_rows)) for row in np.flatnonzero(self._ended).tolist()]
-        return [stats for stats in found if stats is not None]
+        return self.infos.batch_of_stats(infos.get("final_info", infos), self._ended)
 
 
 def autoreset_mode(env: AnyVectorEnv, name: str, known: EnvSpec | None = None) -> tuple[AutoresetMode, bool]:

@@ -16,7 +16,7 @@ from envs.env_set import Begun, SingleEnv
 from envs.infos import ACTIVE_KEY, InfoReader
 from envs.journal import NOBODY
 from envs.masks import random_action
-from envs.outcome import FLAGS, LARGEST, NUMBERS, reward_of, truth_of
+from envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
 from envs.python_loop import PythonLoop
 from envs.spaces import num_agents_of
 from envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow, row_name
@@ -116,11 +116,8 @@ class MultiAgentLoop(PythonLoop):
                     self._write(index, self._said(index, step(list(actions[rows]))), row, reports)
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, error, self._num_steps)
-        odd: dict[int, EnvironmentFailure] = {**self._finite(row.obs, row.reward)}
-        if self._masks:
-            ended = np.array([not plays for one in self._rosters for plays in one.playing])
-            odd = {**self._masks.stuck(row.obs, ended), **odd}
-        for at, failure in odd.items():
+        ended = [not plays for one in self._rosters for plays in one.playing] if self._masks else ()
+        for at, failure in self._odd(row, ended).items():
             if (index := at // self.spec.num_agents) not in failed:  # what is odd beside a failure was never written
                 failed[index] = self._envs.forgive(index, failure, self._num_steps)
         for index in list(failed):
@@ -265,7 +262,7 @@ class MultiAgentLoop(PythonLoop):
             raise SpaceMismatch(f"{self.name}: step must return observations, rewards, terminated, truncated and infos")
         observations, rewards, terminated, truncated, infos = map(self._entries, Said._fields, result)
         numbers = [
-            paid if type(paid) in NUMBERS and -LARGEST <= paid <= LARGEST
+            paid if type(paid) in NUMBERS and LEAST <= paid <= LARGEST
             else reward_of(self.name, self._called(at), paid)
             for at, paid in enumerate(rewards, self._rows(index).start)
         ]  # fmt: skip
