@@ -70,10 +70,9 @@ DOORS: dict[str, tuple[set[str], str]] = {
     # Folders of runs, and files that the user names.
     "utils.run_folder": ({FILE, JSON, NAMES}, "the door of runs: folder by folder, no link, bounded"),
     "utils.files": ({FILE, JSON}, "the door of settings: no pipe, no alias, bounded"),
-    "utils.hashed_files": ({FILE}, "the door of checkpoints: no link, hashes"),
     "utils.checkpoint_files": ({JSON, NAMES}, "names that match as a whole, in a folder that is open"),
     "utils.metrics": ({JSON}, "lines of a file that `open_own` opened, bounded"),
-    "utils.lock": ({FILE, JSON}, "the lock, bounded"),
+    "utils.lock": ({JSON}, "the lock, bounded"),
     "utils.tensorboard": ({NAMES}, "in a folder that is open"),
     "algorithms.run.folder": ({JSON, NAMES}, "finds runs; looks whether there is something"),
     "algorithms.run.trust": ({FILE}, "the key of the user"),
@@ -91,10 +90,10 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "envs.incidents": ({NAMES}, "in a folder that is open"),
     # Datasets.
     "algorithms.offline.door": ({FILE, NAMES}, "the door of datasets: folder by folder, no link"),
-    "algorithms.offline.reader": ({FILE, NAMES}, "opens and lists by the door alone"),
-    "algorithms.offline.writer": ({INFO}, "what infos say of the steps that are written"),
-    "algorithms.offline.episodes": ({JSON, INFO}, "sizes, and columns of infos, each checked"),
-    "algorithms.offline.stored": ({INFO}, "the header of a picture, of which one word decides"),
+    "algorithms.offline.stored": ({INFO}, "properties of a JPEG"),
+    "algorithms.offline.reader": ({FILE, NAMES}, "files that the door has opened; patterns of the user's"),
+    "algorithms.offline.writer": ({INFO}, "columns of infos that are written"),
+    "algorithms.offline.episodes": ({JSON, INFO}, "the door of episodes: sizes, and columns of infos"),
     "algorithms.offline.columns": ({INFO}, "columns of infos that `episodes` has checked"),
     "algorithms.tools.estimate": ({INFO}, "columns of infos that `episodes` has checked"),
     # What environments say beside observations.
@@ -108,7 +107,7 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "envs.agents.pettingzoo": ({INFO}, "several agents"),
     "envs.families.envpool": ({INFO}, "a family that is a vector"),
     # Our own texts and pipes, and what the kernel says.
-    "utils.values": ({FILE, JSON}, "words of the command line, and their synonyms, a file of the installation"),
+    "utils.values": ({FILE, JSON}, f"words of the command line, and {OURS}"),
     "utils.command_line": ({FILE}, PROC),
     "utils.limits": ({FILE, NAMES}, PROC),
     "utils.machine": ({FILE}, PROC),
@@ -137,8 +136,9 @@ def test_what_strangers_may_have_written_is_read_through_the_doors_alone() -> No
     assert [text for path in structure.files() for text in strays(name_of(path), ast.parse(path.read_text()))] == []
 
 
-def test_every_door_is_a_module() -> None:
-    assert set(DOORS) <= {name_of(path) for path in structure.files()}
+def test_every_door_is_as_wide_as_its_module_needs() -> None:
+    used = {name_of(path): {kind for kind, _ in calls(ast.parse(path.read_text()))} for path in structure.files()}
+    assert {name: kinds for name, (kinds, _) in DOORS.items()} == {name: used.get(name, set()) for name in DOORS}
 
 
 @pytest.mark.parametrize(
