@@ -23,35 +23,40 @@ class Precision:
     """Compares what environments show with what is stored of it."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, tuple[Any, Any, Any]] = {}  # the least, the largest and the worst rounding of every entry
-        self._examples: dict[str, tuple[Any, Any]] = {}
+        self._seen: dict[str, tuple[Any, ...]] = {}  # of every number: the least, the largest, one that lost most
 
     def look(self, key: str, shown: Array, stored: Array) -> None:
         """Compare rows [R, *] of an observation key with the same rows as they are stored."""
         kind, size = shown.dtype.kind, shown.dtype.itemsize
         if stored.dtype != np.float32 or kind not in "fiu" or size < (8 if kind == "f" else 4):
             return
-        own: Any = shown.astype(np.longdouble)
-        with np.errstate(invalid="ignore"):
-            error = np.abs(own - stored)
-        low, high, worst = self._ends.get(key, (np.inf, -np.inf, 0.0))
-        low, high = np.minimum(low, own.min(axis=0)), np.maximum(high, own.max(axis=0))
-        self._ends[key] = low, high, np.maximum(worst, error.max(axis=0))
-        if kind != "f":
-            lost = error > 0
-        else:
-            size_of_all = np.maximum(np.abs(low), np.abs(high))
-            lost = (error > LOST_SHARE * (high - low)) & (high > low) & (size_of_all >= LARGE)
-        if lost.any():
-            self._examples.setdefault(key, (shown[lost][0], stored[lost][0]))
+        low, high, worst = self._seen.get(key, (shown[0], shown[0], shown[0]))
+        rows = np.stack([*shown, worst])
+        at = np.expand_dims(_error(rows).argmax(axis=0), 0)
+        worst = np.take_along_axis(rows, at, 0)[0]
+        self._seen[key] = np.minimum(low, shown.min(axis=0)), np.maximum(high, shown.max(axis=0)), worst
 
     def lines(self) -> tuple[str, ...]:
         """Return a line for every key of which numbers are lost."""
-        return tuple(
-            f"observation key {key}: {shown!s} is stored as {float(stored):.17g}, as float32 cannot hold it: subtract"
-            " an offset in the environment, before it is rounded"
-            for key, (shown, stored) in self._examples.items()
-        )
+        lines = []
+        for key, seen in self._seen.items():
+            low, high, worst = (np.asarray(one) for one in seen)
+            lost = _error(worst) > 0
+            if worst.dtype.kind == "f":
+                span = high.astype(np.longdouble) - low
+                lost = (_error(worst) > LOST_SHARE * span) & (span > 0) & (np.maximum(-low, high) >= LARGE)
+            for one in worst[lost][:1]:
+                lines.append(
+                    f"observation key {key}: {one!s} is stored as {float(np.float32(one)):.17g}, as float32 cannot hold"
+                    " it: subtract an offset in the environment, before it is rounded"
+                )
+        return tuple(lines)
+
+
+def _error(numbers: Array) -> Any:
+    """Return how far numbers are from those that are stored; 0 for NaN and infinity, which are refused elsewhere."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.nan_to_num(np.abs(numbers.astype(np.longdouble) - numbers.astype(np.float32)), posinf=0.0)
 
 
 def may_lose(space: Space) -> bool:

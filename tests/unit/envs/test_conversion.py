@@ -18,6 +18,7 @@ from envs.conversion import (
 )
 from envs.infos import InfoReader
 from envs.make import make_group, with_precision
+from envs.precision import Precision
 from envs.spaces import spec_of
 from envs.spec import EpisodeStats
 from utils.errors import EnvironmentFailure
@@ -324,6 +325,23 @@ def test_numbers_that_float32_cannot_hold_are_named(kwargs: dict[str, Any], show
         assert (shown or "").replace("1.7e9", "1700000000") in note
         assert note.endswith("as float32 cannot hold it: subtract an offset in the environment, before it is rounded")
     assert group._observations.plain_types == plain  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("step", "lost"), [(1e-3, False), (1e-5, True)])
+def test_rounding_is_compared_with_all_that_a_number_went_through(step: float, lost: bool) -> None:
+    precision = Precision()
+    for time in range(100):
+        shown = np.array([[3e4 + step * time, 0.0]])
+        precision.look("obs", shown, shown.astype(np.float32))
+    assert bool(precision.lines()) == lost
+
+
+def test_an_environment_whose_steps_take_long_is_not_looked_at_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = make_group(EnvConfig(env=f"{__name__}:Offset", env_kwargs={"offset": 1e9}), 1)
+    clock = iter(range(100))
+    monkeypatch.setattr("envs.make.time.monotonic", lambda: float(next(clock)))
+    with_precision(group)
+    assert next(clock) == 3
 
 
 # --- numbers whose squares are beyond float32
