@@ -15,7 +15,7 @@ FINAL_KEYS = ("final_obs", "final_observation")
 """Of infos: what rows showed last that have been reset in the same step; gymnasium called it otherwise before 1.0."""
 
 FIRST_ENDS = 8
-"""Ends of rows after which a vector is believed to reset in the same step: chance explains no more of them."""
+"""Ends of rows that look like those of another mode, without one that does not: chance explains no more of them."""
 
 LAST_INFO = "final_info"
 
@@ -62,28 +62,30 @@ class Ends:
         name: the environment's name in messages.
         mode: by which steps are read.
         is_declared: whether the vector says so.
+        is_trusted: the ends are counted alone.
 
     Attributes:
         count: ends of rows so far.
         is_declared: as given.
     """
 
-    def __init__(self, name: str, mode: AutoresetMode, *, is_declared: bool) -> None:
+    def __init__(self, name: str, mode: AutoresetMode, *, is_declared: bool, is_trusted: bool = False) -> None:
         self.count = 0
-        self._name, self._mode, self.is_declared = name, mode, is_declared
+        self._name, self._mode, self.is_declared, self._is_trusted = name, mode, is_declared, is_trusted
         self._firsts: Mapping[str, Array] = {}
         self._had_final: Array = np.zeros(1, np.bool_)  # of the rows that ended in the step before
-        self._late: BoolArray | None = None  # rows that have shown no beginning at their end, and may show it now
-        self._num_late, self._is_believed = 0, mode is not AutoresetMode.SAME_STEP
+        self._odd: BoolArray | None = None  # rows whose next step tells whether their end was one of another mode
+        self._num_odd = 0
+        self._is_believed = mode is not AutoresetMode.SAME_STEP and (is_declared or mode is AutoresetMode.DISABLED)
 
     def begin(self, obs: Mapping[str, Array]) -> None:
         """Note the first observations [R, *]."""
-        self._firsts, self._late = {key: array.copy() for key, array in obs.items()}, None
+        self._firsts, self._odd = {key: array.copy() for key, array in obs.items()}, None
 
     def require_nothing(self, ended: BoolArray, reward: FloatArray, ends: BoolArray) -> None:
         """Refuse rewards [R] and ends [R] of NEXT_STEP in the step of rows that `ended` [R] in the one before."""
         odd = ended & ((np.abs(reward) > 0) | ends)
-        if odd.any():
+        if odd.any() and not self._is_trusted:
             row = int(np.flatnonzero(odd)[0])
             text = f"env {row} got a reward, or ended, in the step after an end, which must only reset it"
             self._refuse(text, same_step=bool(self._had_final[row]))
@@ -93,31 +95,35 @@ class Ends:
     ) -> None:
         """Compare what rows show that ended with the final observations of infos, which are there of `given` ones."""
         self.count += int(ended.sum())
+        if self._is_trusted:
+            return
         differs = given & ~_equal(shown, final) if given.any() else given
         if self._mode is not AutoresetMode.SAME_STEP:
             self._had_final = given
             if differs.any():
                 text = "infos hold another final_obs than what is shown at an end, so that it resets in the same step"
                 self._refuse(text, same_step=True)
-        elif not self._is_believed:
-            late = ended & ~differs & ~self._is_first(shown)
-            self._is_believed = bool((ended & ~late).any())
-            self._note_late(late & given)
-            self._late = late & ~given
+        if self._is_believed:
+            return
+        self._odd = ended & self._is_first(shown)
+        if self._mode is AutoresetMode.SAME_STEP:
+            self._odd = ended & ~differs & ~self._odd
+        self._is_believed = bool((ended & ~self._odd).any())
 
     def look(self, shown: Mapping[str, Array]) -> None:
         """Look at what rows show in the step after those of `compare`."""
-        if self._late is not None and not self._is_believed:
-            begins = self._late & self._is_first(shown)
-            self._is_believed = bool((self._late & ~begins).any())
-            self._note_late(begins)
-        self._late = None
-
-    def _note_late(self, rows: BoolArray) -> None:
-        """Count rows whose next episode begins in the step after the end; enough of them are no chance."""
-        self._num_late += int(rows.sum())
-        if self._num_late >= FIRST_ENDS and not self._is_believed:
-            self._refuse("what it shows at an end is of the episode that ends: the next one begins a step later")
+        odd, self._odd = self._odd, None
+        if odd is None or self._is_believed:
+            return
+        is_late = self._mode is AutoresetMode.SAME_STEP
+        found = odd & (self._is_first(shown) == is_late)
+        self._is_believed = bool((odd & ~found).any())
+        self._num_odd += int(found.sum())
+        if self._num_odd >= FIRST_ENDS and not self._is_believed:
+            late = "is of the episode that ends: the next one begins a step later"
+            self._refuse(
+                f"what it shows at an end {late if is_late else 'is the first observation of the next episode'}"
+            )
 
     def _is_first(self, shown: Mapping[str, Array]) -> BoolArray:
         """Return which rows show what any row has shown first."""

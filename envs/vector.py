@@ -82,7 +82,8 @@ class GymVector:
         self.said = self.infos.found
         self.cut = np.zeros(self.num_rows, np.bool_)
         self._finite = FiniteCheck(name, self.spec)
-        self.ends = Ends(name, self._mode, is_declared=is_declared)
+        trusted = type(self._env.unwrapped).__module__.startswith("gymnasium.")  # its vectors do what they declare
+        self.ends = Ends(name, self._mode, is_declared=is_declared, is_trusted=trusted)
         self._final_obs = self._observations.empty(self.num_rows)
         self._ended = np.zeros(self.num_rows, np.bool_)
         self._counts_frames = False  # once infos say how many frames a step took, all of them are written
@@ -133,10 +134,9 @@ class GymVector:
                 infos_of_restarted = self._write_restarted(row, observation, infos)
             else:
                 self._observations.write_batch(row.obs, observation)
+                self.ends.look(row.obs)
                 if ends:
                     self._compare(row.obs, self._final_obs, infos)
-                else:
-                    self.ends.look(row.obs)
             self._write_masks(row.obs, infos_of_restarted, self._ended)
             self._check_masks(row.obs)
             self._require_finite(row.obs, row.reward)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers.vector import TransformReward
 
 from envs.config import EnvConfig
 from envs.make import make_alone, make_first, make_group
@@ -629,6 +630,44 @@ def test_a_vector_that_does_something_else_is_refused_at_the_start(
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"{ENDLESS}: ")
     assert str(caught.value).endswith("it must declare what it does (docs/own_env.md)")
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.filterwarnings("ignore:.*assuming NEXT_STEP")
+def test_what_ended_rows_show_gives_a_vector_away_that_says_nothing_and_pays_nothing_at_first(num_envs: int) -> None:
+    for terminates in (False, True):
+        with pytest.raises(UsageError, match="what it shows at an end is the first observation of the next episode"):
+            endless(num_envs, final=None, terminates=terminates)
+        assert not endless(num_envs, does="NextStep", final=None, terminates=terminates).spec.same_step
+
+
+class Stream(gymnasium.Env):
+    """Goes on where it was at a reset, so that it shows first what it has shown last; pays 2 a step of 3."""
+
+    observation_space, action_space = spaces.Box(0.0, 1e6, (1,), np.float32), spaces.Discrete(2)
+    time = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        self.end = self.time + 3
+        return np.full(1, self.time, np.float32), {}
+
+    def step(self, action: int) -> tuple:
+        self.time += 1
+        return np.full(1, self.time, np.float32), 2.0, False, self.time == self.end, {}
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("mode", MODES)
+def test_vectors_of_gymnasium_are_taken_whatever_they_show_and_pay(mode: AutoresetMode, kind: Any) -> None:
+    for wrap in (lambda env: env, lambda env: TransformReward(env, lambda reward: reward + 1)):
+        group = GymVector(lambda wrap=wrap: wrap(kind([Stream] * 3, autoreset_mode=mode)), name="Stream")  # type: ignore[misc]
+        group.settle_mode()
+        rollout = collect(group, 30, [0, 1, 2], nothing)
+        group.close()
+        valid = np.ones_like(rollout.done) if group.spec.same_step else ~rollout.first[1:]
+        assert set(rollout.reward[valid]) == {rollout.reward[0, 0]}
+        assert not rollout.reward[~valid].any()
+        assert rollout.truncated.sum() == 3 * (10 if group.spec.same_step else 7)
 
 
 def test_a_vector_of_the_next_step_that_declares_the_same_one_lacks_final_observations() -> None:
