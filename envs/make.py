@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -96,7 +97,7 @@ CONSTRUCTOR_FLAGS = {
 """Flags that an environment gets as a constructor argument, under whichever of these names it takes."""
 
 
-PRECISION_STEPS = 32
+PRECISION_STEPS, PRECISION_SECONDS = 32, 1.0
 
 
 class MadeVector(UsageError):
@@ -215,21 +216,28 @@ def with_precision(group: GroupEnv) -> EnvSpec:
     """Return the spec of a group with lines about numbers that it loses where it stores them, found in random steps."""
     if not may_lose(group._observations.space):  # type: ignore[attr-defined]
         return group.spec
+    until = time.monotonic() + PRECISION_SECONDS
     with watched(group) as precision, suppress(EnvironmentFailure):  # which the run meets, and has rules for
-        random_steps(group, PRECISION_STEPS, np.random.default_rng(0))
+        random_steps(group, PRECISION_STEPS, np.random.default_rng(0), lambda: time.monotonic() > until)
     return replace(group.spec, notes=(*group.spec.notes, *precision.lines()))
 
 
 def with_company(config: EnvConfig, spec: EnvSpec) -> EnvSpec:
     """Return the spec of an environment that there is, with whether a second one can be made in this process."""
-    if _is_native(config, _resolve(config.env)):
-        return spec
-    try:
-        EnvSet([lambda: make_single(config)], config.env, RAISE).close()
-    except (UsageError, EnvironmentFailure) as error:
-        note = f"{config.env} allows one environment per process (of a second one: {error}): each actor gets one"
-        return replace(spec, one_per_process=True, notes=(*spec.notes, note))
-    return spec
+    if not _is_native(config, _resolve(config.env)):
+        try:
+            EnvSet([lambda: make_single(config)], config.env, RAISE).close()
+        except MadeVector:  # its environments are together as it is
+            pass
+        except (UsageError, EnvironmentFailure) as error:
+            return alone(spec, config.env, str(error))
+    return replace(spec, one_per_process=False)
+
+
+def alone(spec: EnvSpec, name: str, failure: str) -> EnvSpec:
+    """Return the spec of an environment beside which no second one can be made, with why."""
+    note = f"{name} allows one environment per process (of a second one: {failure}): each actor gets one"
+    return replace(spec, one_per_process=True, notes=(*spec.notes, note))
 
 
 def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
@@ -424,12 +432,18 @@ def _constructor_arguments(
 def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[str]:
     """Return the names of the arguments that a constructor takes."""
     if not isinstance(target, Registration):
-        return set(inspect.signature(target).parameters)
+        return _names(target)
     entry_point = target.vector_entry_point if vector else target.entry_point
     if entry_point is None:
         return set()
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    return {*(() if vector else target.kwargs), *inspect.signature(creator).parameters}
+    return {*(() if vector else target.kwargs), *_names(creator)}
+
+
+def _names(creator: Callable[..., Any]) -> set[str]:
+    """Return the names of arguments; `kwargs` stands for any, whatever its own name is."""
+    parameters = inspect.signature(creator).parameters.values()
+    return {"kwargs" if one.kind is one.VAR_KEYWORD else one.name for one in parameters}
 
 
 def _adapter(target: Registration | Factory) -> Adapter | None:

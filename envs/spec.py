@@ -139,7 +139,7 @@ class EnvSpec:
         mask_source: Where the mask comes from, in words; empty where there is none.
         reward_shaping: Coefficients of the rewards that can be set, see `reward_shaping.py`; {}: there are none.
         agents: Which agents are which rows, in one line for people; empty for one agent.
-        one_per_process: A second one cannot be made in a process that has one.
+        one_per_process: A second one cannot be made in a process that has one; None: that is being tried.
         notes: Lines for people about what the environment does and does not say.
     """
 
@@ -152,7 +152,7 @@ class EnvSpec:
     mask_in_info: bool = False
     reward_shaping: dict[str, Any] = field(default_factory=dict)
     agents: str = ""
-    one_per_process: bool = False
+    one_per_process: bool | None = False
     notes: tuple[str, ...] = ()
     mask_source: str = field(default="", compare=False)
 

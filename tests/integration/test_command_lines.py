@@ -300,9 +300,21 @@ def test_what_is_not_what_was_asked_for_is_one_line(tmp_path: Path, argv: list[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inference", ["local", "central", "serial"])
-@pytest.mark.parametrize("auto_tune", [True, False])
-def test_an_environment_that_allows_one_per_process_is_trained(tmp_path: Path, inference: str, auto_tune: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "inference", "auto_tune"),
+    [
+        *(
+            ("OnePerProcess", inference, tunes)
+            for inference in ("local", "central", "serial")
+            for tunes in (True, False)
+        ),
+        ("EndsProcess", "local", True),
+        ("EndsProcess", "central", False),
+    ],
+)
+def test_an_environment_that_allows_one_per_process_is_trained(
+    tmp_path: Path, name: str, inference: str, auto_tune: bool
+) -> None:
     flags = [
         "--rollout=8",
         "--batch_size=64",
@@ -310,7 +322,7 @@ def test_an_environment_that_allows_one_per_process_is_trained(tmp_path: Path, i
         "--train_for_env_steps=500",
         "--plot=False",
     ]
-    argv = [f"{STUBBORN}OnePerProcess", *flags, f"--inference={inference}", f"--auto_tune={auto_tune}"]
+    argv = [f"{STUBBORN}{name}", *flags, f"--inference={inference}", f"--auto_tune={auto_tune}"]
     result = start(tmp_path, *argv)
     assert result.returncode == 0, result.stderr
     assert "allows one environment per process (of a second one: " in result.stderr

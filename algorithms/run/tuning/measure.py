@@ -24,7 +24,7 @@ from algorithms.runtime.processes.inquiry import Inquiry
 from algorithms.runtime.processes.janitor import Janitor
 from algorithms.runtime.processes.process import failure_of, isolate
 from algorithms.runtime.processes.supervisor import WorkerError
-from envs.make import check_name, make_first, with_company, with_precision
+from envs.make import alone, check_name, make_first, with_company, with_precision
 from envs.spec import EnvSpec
 from utils import machine
 from utils.interrupts import SignalWatch
@@ -33,6 +33,9 @@ from utils.limits import held_bytes
 log = logging.getLogger(__name__)
 
 BUDGET_SECONDS = 2.0
+
+COMPANY_SECONDS, COMPANY_FACTOR = 10.0, 3.0
+"""That making a second environment may take, or so many times as long as all about the first one."""
 
 BUSY_SHARE = 0.15
 """Of the cores' time, taken by others: a third of a core where there are two."""
@@ -94,9 +97,11 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
     """
     timeout_seconds = config.sampling.reset_timeout_seconds
     plays = config.algorithm.needs_actors
+    asked = time.monotonic()
     with ask_environment(measure_environment, (config, plays and cores > 0)) as environment:
         spec = require_answer(environment.answer(timeout_seconds))
         assert isinstance(spec, EnvSpec)
+        patience = max(COMPANY_SECONDS, COMPANY_FACTOR * (time.monotonic() - asked))
         before, config = config.env, completed(config, spec)
         if config.env != before:
             environment.finish()
@@ -104,6 +109,7 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
         with ask_network(measure_network, (config, spec, cores > 0)) as network:
             models = require_answer(network.answer(timeout_seconds, "network"))
             assert isinstance(models, tuple)
+            spec, is_lost = _with_company(environment, spec, config.env.env, patience)
             found, begin = Measurement(Probe(spec, models, config), None, 0.0), time.monotonic()
             if not cores:
                 return found
@@ -111,7 +117,9 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
             training = _network_costs(network.answer_by(deadline))
             if training is None:
                 return found._replace(seconds=time.monotonic() - begin)
-            stepping = _stepping_costs(environment, deadline) if plays else SteppingCosts(NOTHING)
+            stepping = SteppingCosts() if plays else SteppingCosts(NOTHING)
+            if plays and not is_lost:
+                stepping = _stepping_costs(environment, deadline)
             is_open = not spec.one_per_process and not (
                 config.sampling.num_envs_per_worker or config.sampling.worker_num_splits
             )
@@ -126,6 +134,17 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
                 network.ask(threads)
                 costs = _with_threads(costs, threads, network.answer_by(deadline))
             return found._replace(costs=costs, seconds=time.monotonic() - begin, others=others.share())
+
+
+def _with_company(environment: Inquiry, spec: EnvSpec, name: str, patience: float) -> tuple[EnvSpec, bool]:
+    """Return the spec with whether a second environment can be made, and whether the attempt ended or blocked all."""
+    if spec.one_per_process is not None:
+        return spec, False
+    answer = environment.answer_by(time.monotonic() + patience)
+    if isinstance(answer, EnvSpec):
+        return answer, False
+    late = f"it was not made in {patience:.0f} s"
+    return alone(spec, name, answer.summary if isinstance(answer, WorkerFailed) else late), True
 
 
 def _network_costs(answer: object) -> tuple[Curve, Curve] | None:
@@ -239,8 +258,12 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
             making = Making(time.perf_counter() - begin, bytes_before)
             envs.spec = with_precision(envs)
             if config.sampling.shares_process:
-                envs.spec = with_company(config.env, envs.spec)
-            pipe.send(learned_spec(config, envs.spec))
+                envs.spec = replace(envs.spec, one_per_process=None)
+            spec = learned_spec(config, envs.spec)
+            pipe.send(spec)
+            if spec.one_per_process is None:  # a second one may end this process, or never return
+                envs.spec = with_company(config.env, spec)
+                pipe.send(envs.spec)
             if measure:
                 for costs in stepping_costs(config, envs, making, made):
                     pipe.send(costs)

@@ -1,5 +1,7 @@
 """Environments that are not what was asked for."""
 
+import os
+import signal
 from typing import Any, ClassVar
 
 import gymnasium
@@ -37,6 +39,18 @@ class OnePerProcess(Corridor):
     def close(self) -> None:
         if vars(self).pop("mine", False):
             OnePerProcess.there_is_one = False
+
+
+class EndsProcess(Corridor):
+    """Ends the process in which a second one is made, as a fault in C++."""
+
+    made: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        EndsProcess.made += 1
+        if EndsProcess.made > 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        super().__init__()
 
 
 class FewPerProcess(Corridor):

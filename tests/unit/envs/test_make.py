@@ -1,3 +1,4 @@
+import contextlib
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs import make, names
 from envs.agents import pettingzoo
@@ -21,7 +22,7 @@ from envs.families import WITHOUT_ADAPTER, Family, adapter_names
 from envs.make import FAMILIES, check_name, make_first, make_group, make_single, with_company
 from envs.names import bare, suggestion
 from envs.python_loop import PythonLoop
-from envs.toys.toy import TOYS
+from envs.toys.toy import TOYS, CounterVector
 from envs.vector import GymVector
 from tests.unit.envs import stubborn
 from tests.unit.envs.rollouts import collect
@@ -602,6 +603,24 @@ def test_another_render_mode_than_the_one_asked_for_is_refused() -> None:
     with pytest.raises(CannotBeDrawn, match="AlwaysHuman was asked for render_mode=rgb_array and made human"):
         make_single(EnvConfig(f"{STUBBORN}:AlwaysHuman"), "rgb_array")
     assert make_single(EnvConfig(f"{STUBBORN}:AlwaysHuman"), "human").render_mode == "human"
+
+
+def eight() -> Any:
+    """A vector without an argument for its number."""
+    return stubborn.Fixed()
+
+
+def any_number(num_envs: int = 1, **options: Any) -> Any:
+    return CounterVector(num_envs, **options)
+
+
+def test_environments_of_a_vector_that_a_function_makes_are_together() -> None:
+    config = EnvConfig(f"{__name__}:eight")
+    with contextlib.closing(make_first(config, 8)) as group:
+        assert with_company(config, group.spec) == group.spec
+    config = EnvConfig(f"{__name__}:any_number", env_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP})
+    with contextlib.closing(make_first(config)) as group:  # a name that stands for any argument may be any name
+        assert group.spec.same_step
 
 
 def test_one_that_allows_no_second_in_its_process_is_known() -> None:

@@ -431,6 +431,26 @@ def test_an_environment_that_allows_one_per_process_gets_one_by_every_way(monkey
     assert not probe(config_of(name, num_envs_per_worker=1)).spec.one_per_process  # and nobody asks for a second one
 
 
+@pytest.mark.parametrize("cores", [0, 2])
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(None, "it was not made in 10 s"), (WorkerFailed("probe", 1, "killed by SIGSEGV", ""), "killed by SIGSEGV")],
+)
+def test_a_second_environment_that_ends_or_blocks_the_process_is_never_made_again(
+    answer: object, why: str, cores: int
+) -> None:
+    tried = replace(SPEC, one_per_process=None)
+    found = asked(Answers(tried, answer), Answers(MODELS, (((1, 1e-4),), ((1, 1e-5),))), cores)
+    assert found.probe.spec.one_per_process
+    assert found.probe.spec.notes == (
+        f" allows one environment per process (of a second one: {why}): each actor gets one",
+    )
+    assert found.planned.sampling.num_envs_per_worker == 1
+    assert found.guessed == (cores > 0)
+    known = replace(SPEC, one_per_process=False)
+    assert asked(Answers(tried, known), Answers(MODELS), 0).probe.spec == known
+
+
 @pytest.mark.parametrize("given", [{"num_envs_per_worker": 4}, {"worker_num_splits": 2}])
 def test_a_given_number_of_environments_stays_if_several_have_failed(
     caplog: pytest.LogCaptureFixture, given: dict[str, int]
@@ -485,7 +505,7 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(NetworkTimer, "threads_ratio", lambda self, threads: f"{threads} threads")
     config = config_of("toy/Zero-v0")
     measure.measure_environment(Pipe(), tmp_path, config, True)  # type: ignore[arg-type]
-    spec = sent[0]
+    assert sent.pop(0) == replace(spec := sent[0], one_per_process=None)
     description = probe(config).models
     measure.measure_network(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
     assert sent == [spec, "costs", "better ones", None, description, "more costs", "2 threads"]
@@ -495,7 +515,7 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
     measure.measure_environment(Pipe(), tmp_path, config, False)  # type: ignore[arg-type]
     measure.measure_network(Pipe(), tmp_path, config, spec, False)  # type: ignore[arg-type]
     measure.measure_environment(Pipe(), tmp_path, config_of("toy/Zero-v0", env_kwargs={"no": 1}), True)  # type: ignore[arg-type]
-    assert sent[:-1] == [spec, description]
+    assert sent[1:-1] == [spec, description]
     assert isinstance(sent[-1], WorkerFailed)
 
 
@@ -511,7 +531,8 @@ def test_what_has_failed_is_told_before_it_is_closed(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(measure, "_enter", lambda name, log_path: None)
     monkeypatch.setattr("algorithms.run.tuning.environment.stepping_costs", fails)
-    measure.measure_environment(pipe, tmp_path, config_of("toy/Zero-v0"), True)  # type: ignore[arg-type]
+    config = config_of("toy/Zero-v0", num_envs_per_worker=1)
+    measure.measure_environment(pipe, tmp_path, config, True)  # type: ignore[arg-type]
     _, one, failure, closed = told
     assert isinstance(failure, WorkerFailed)
     assert (one, failure.summary, closed) == ("one", "ValueError: several", "closed")
