@@ -27,15 +27,9 @@ class Contradiction(UsageError):
         proves_same_step: whether it can only be a reset in the same step, with the final observation handed over.
     """
 
-    proves_same_step = False
-
-
-def declared_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode | None:
-    """Return how a vector says that it goes on after an end; None if it does not say."""
-    try:
-        return AutoresetMode((env.metadata or {}).get("autoreset_mode"))
-    except ValueError:
-        return None
+    def __init__(self, text: str, *, proves_same_step: bool) -> None:
+        super().__init__(text)
+        self.proves_same_step = proves_same_step
 
 
 def final_obs_in(infos: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -95,35 +89,32 @@ class Ends:
     ) -> None:
         """Compare what rows show that ended with the final observations of infos, which are there of `given` ones."""
         self.count += int(ended.sum())
-        if self._is_trusted:
+        is_same = self._mode is AutoresetMode.SAME_STEP
+        if self._is_trusted or (is_same and self._is_believed):
             return
+        self._had_final = given
         differs = given & ~_equal(shown, final) if given.any() else given
-        if self._mode is not AutoresetMode.SAME_STEP:
-            self._had_final = given
-            if differs.any():
-                text = "infos hold another final_obs than what is shown at an end, so that it resets in the same step"
-                self._refuse(text, same_step=True)
-        if self._is_believed:
-            return
-        self._odd = ended & self._is_first(shown)
-        if self._mode is AutoresetMode.SAME_STEP:
-            self._odd = ended & ~differs & ~self._odd
-        self._is_believed = bool((ended & ~self._odd).any())
+        if not is_same and differs.any():
+            text = "infos hold another final_obs than what is shown at an end, so that it resets in the same step"
+            self._refuse(text, same_step=True)
+        if not self._is_believed:
+            is_first = self._is_first(shown)
+            self._odd = ended & (~differs & ~is_first if is_same else is_first)
+            self._is_believed = bool((ended & ~self._odd).any())
 
     def look(self, shown: Mapping[str, Array]) -> None:
         """Look at what rows show in the step after those of `compare`."""
         odd, self._odd = self._odd, None
         if odd is None or self._is_believed:
             return
-        is_late = self._mode is AutoresetMode.SAME_STEP
-        found = odd & (self._is_first(shown) == is_late)
+        text = "what it shows at an end is the first observation of the next episode"
+        if is_same := self._mode is AutoresetMode.SAME_STEP:
+            text = "what it shows at an end is of the episode that ends: the next one begins a step later"
+        found = odd & (self._is_first(shown) == is_same)
         self._is_believed = bool((odd & ~found).any())
         self._num_odd += int(found.sum())
         if self._num_odd >= FIRST_ENDS and not self._is_believed:
-            late = "is of the episode that ends: the next one begins a step later"
-            self._refuse(
-                f"what it shows at an end {late if is_late else 'is the first observation of the next episode'}"
-            )
+            self._refuse(text)
 
     def _is_first(self, shown: Mapping[str, Array]) -> BoolArray:
         """Return which rows show what any row has shown first."""
@@ -137,9 +128,8 @@ class Ends:
         said = f"its metadata['autoreset_mode'] is {self._mode.value}"
         if not self.is_declared:
             said = f"it has no metadata['autoreset_mode'], for which {self._mode.value} was assumed"
-        failure = Contradiction(f"{self._name}: {what}, and {said}: it must declare what it does (docs/own_env.md)")
-        failure.proves_same_step = same_step
-        raise failure
+        text = f"{self._name}: {what}, and {said}: it must declare what it does (docs/own_env.md)"
+        raise Contradiction(text, proves_same_step=same_step)
 
 
 def _equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> BoolArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from envs.autoreset import FIRST_ENDS, Contradiction, Ends, declared_mode, final_obs_in, gathered
+from envs.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
 from envs.conversion import (
     ActionConverter,
     FiniteCheck,
@@ -177,8 +178,7 @@ class GymVector:
         row.first[:] = self._ended
         if self._ended.any():
             self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
-            # The reset step belongs to no episode.
-            row.reward[self._ended] = 0.0
+            row.reward[self._ended] = 0.0  # of a trusted vector: the reset step belongs to no episode
             row.terminated[self._ended] = row.truncated[self._ended] = False
         self._ended = row.terminated | row.truncated
 
@@ -307,12 +307,11 @@ def autoreset_mode(env: AnyVectorEnv, name: str, known: EnvSpec | None = None) -
 
     If it does not, what is known of it already decides; else NEXT_STEP, with a warning.
     """
-    mode = declared_mode(env)
-    if mode is not None:
-        return mode, True
+    said = (env.metadata or {}).get("autoreset_mode")
+    with suppress(ValueError):
+        return AutoresetMode(said), True
     if known is not None:
         return (AutoresetMode.SAME_STEP if known.same_step else AutoresetMode.NEXT_STEP), False
-    said = (env.metadata or {}).get("autoreset_mode")
     warnings.warn(f"{name}: metadata['autoreset_mode'] is {said!r}; assuming NEXT_STEP", stacklevel=3)
     return AutoresetMode.NEXT_STEP, False
 

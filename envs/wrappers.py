@@ -372,27 +372,29 @@ def layers(env: Any) -> Iterator[Any]:
 # Statistics by which an environment normalizes what it returns: part of the policy, and in no checkpoint.
 
 
-OBSERVATION_STATISTICS = ("obs_rms", "observation_rms", "ob_rms")  # by the names of gymnasium, baselines, SB3
-REWARD_STATISTICS = ("return_rms", "ret_rms", "reward_rms", "rew_rms")
+STATISTICS = {  # by the names of gymnasium, baselines, SB3
+    **dict.fromkeys(("obs_rms", "observation_rms", "ob_rms"), "obs"),
+    **dict.fromkeys(("return_rms", "ret_rms", "reward_rms", "rew_rms"), "reward"),
+}
 
 
 def own_normalization(env: Any) -> tuple[str, ...]:
     """Return a line about wrappers that normalize by running statistics of their own; none where there are none."""
-    names: list[str] = []
-    shows = pays = False
-    for layer in _held(env, set()):
-        own = {name for name, value in vars(layer).items() if value is not None}
-        if found := own.intersection((*OBSERVATION_STATISTICS, *REWARD_STATISTICS)):
-            names.append(type(layer).__name__)
-            shows = shows or not found.isdisjoint(OBSERVATION_STATISTICS)
-            pays = pays or not found.isdisjoint(REWARD_STATISTICS)
-    if not names:
+    found = {
+        type(layer).__name__: own
+        for layer in _held(env, set())
+        if (own := {name for name, value in vars(layer).items() if value is not None}.intersection(STATISTICS))
+    }
+    if not found:
         return ()
+    shows, pays = (
+        any(kind == STATISTICS[name] for own in found.values() for name in own) for kind in ("obs", "reward")
+    )
     paid = ", and returns are of normalized rewards" * pays
     helps = ["--normalize_input=True"] * shows
     helps += ["--normalize_returns=True (where the algorithm lacks it: --reward_scale)"] * pays
     line = (
-        f"the environment normalizes by statistics of its own ({', '.join(dict.fromkeys(names))}): every copy of it"
+        f"the environment normalizes by statistics of its own ({', '.join(found)}): every copy of it"
         f" begins with fresh ones, no checkpoint keeps them{paid}; leave that out, and give {' and '.join(helps)}"
     )
     return (line,)

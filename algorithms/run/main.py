@@ -221,7 +221,8 @@ class Run:
         self.signals.check()
         spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided
         self.config = config = found.probe.config
-        _log_environment(told(config, undecided, spec), spec)
+        for line in filter(None, (told(config, undecided, spec), spec.agents, masks_said(spec))):
+            log.info("%s", line)
         if config.output.output:
             check_output(config.output, spec, writer_name(self.directory))
         budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
@@ -445,11 +446,6 @@ def _showing(gpus: str) -> Iterator[None]:
     finally:
         del os.environ[name]
         os.environ |= {} if before is None else {name: before}
-
-
-def _log_environment(chosen: str, spec: EnvSpec) -> None:
-    for line in filter(None, (chosen, spec.agents, masks_said(spec))):
-        log.info("%s", line)
 
 
 def _log_idle_flags(config: Config, spec: EnvSpec, models: Sequence[ModelDescription], sampling: Sampling) -> None:

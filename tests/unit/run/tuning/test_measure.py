@@ -505,7 +505,8 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(NetworkTimer, "threads_ratio", lambda self, threads: f"{threads} threads")
     config = config_of("toy/Zero-v0")
     measure.measure_environment(Pipe(), tmp_path, config, True)  # type: ignore[arg-type]
-    assert sent.pop(0) == replace(spec := sent[0], one_per_process=None)
+    tried, spec = sent.pop(0), sent[0]
+    assert tried == replace(spec, one_per_process=None)  # type: ignore[type-var]
     description = probe(config).models
     measure.measure_network(Pipe(), tmp_path, config, spec, True)  # type: ignore[arg-type]
     assert sent == [spec, "costs", "better ones", None, description, "more costs", "2 threads"]
