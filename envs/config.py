@@ -136,7 +136,7 @@ class EnvConfig:
     force_envs_single_thread: bool = flag(
         True,
         "limit native thread pools (OpenMP, BLAS) inside actors to one thread each",
-        needs="actors",
+        needs="actors processes",
     )
     decorrelate_envs_on_one_worker: bool = flag(
         True,

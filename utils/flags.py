@@ -5,6 +5,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar, Union, cast
 
 from utils.errors import UsageError
@@ -62,13 +63,10 @@ class Flag:
         """Return the first part of `needs` that does not hold, None if all do.
 
         `needs` has parts separated by blanks, each of alternatives separated by `|`: the name of a flag or of another
-        value that must be neither 0 nor empty, or `name=beginning` of its text. A name that has no value holds.
+        value that must be neither 0 nor empty, `name=pattern` of its text, or `name>number`. A name that has no value
+        holds.
         """
-        for part in self.needs.split():
-            names = [alternative.partition("=")[::2] for alternative in part.split("|")]
-            if not any(name not in values or _holds(values[name], begin) for name, begin in names):
-                return part
-        return None
+        return next((part for part in self.needs.split() if not any(_holds(a, values) for a in part.split("|"))), None)
 
     @property
     def reaches_out(self) -> bool:
@@ -119,8 +117,13 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _holds(value: object, begin: str) -> bool:
-    return str(value).startswith(begin) if begin else bool(value)
+def _holds(alternative: str, values: Mapping[str, object]) -> bool:
+    name, equals, pattern = alternative.partition("=")
+    name, above, number = name.partition(">")
+    if name not in values:
+        return True
+    value: Any = values[name]
+    return value > float(number) if above else fnmatchcase(str(value), pattern) if equals else bool(value)
 
 
 def same_flag(cls: type, name: str, help: str = "") -> Any:

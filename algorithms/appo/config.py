@@ -14,7 +14,9 @@ class LearningConfig(InputConfig, ColumnsConfig):
     """Learning."""
 
     ppo_epochs: int = flag(1, "passes over the collected batches", minimum=1)
-    shuffle_minibatches: bool = flag(True, "draw trajectories into new batches in every epoch", needs="minibatches")
+    shuffle_minibatches: bool = flag(
+        True, "draw trajectories into new batches in every epoch", needs="num_batches_per_iteration>1"
+    )
     microbatch_size: int = flag(
         0,
         "samples per forward and backward pass, a multiple of rollout: saves memory, same result; 0 = batch_size",

@@ -108,7 +108,7 @@ class ModelConfig:
         1.0,
         "gain of the initial weights of the hidden layers",
         minimum=0,
-        needs="policy_initialization=orthogonal|policy_initialization=xavier",
+        needs="policy_initialization=orthogonal|policy_initialization=xavier_uniform",
     )
     actor_critic_share_weights: bool = flag(
         True,

@@ -19,13 +19,13 @@ class OptimizerConfig:
         choices=("constant", "linear", "kl_adaptive_minibatch", "kl_adaptive_epoch"),
     )
     lr_schedule_kl_threshold: float = flag(
-        0.008, "KL divergence that kl_adaptive_* schedules aim at", minimum=1e-12, needs="lr_schedule=kl_adaptive"
+        0.008, "KL divergence that kl_adaptive_* schedules aim at", minimum=1e-12, needs="lr_schedule=kl_adaptive_*"
     )
     lr_adaptive_min: float = flag(
-        1e-6, "smallest learning rate of kl_adaptive_* schedules", minimum=0, needs="lr_schedule=kl_adaptive"
+        1e-6, "smallest learning rate of kl_adaptive_* schedules", minimum=0, needs="lr_schedule=kl_adaptive_*"
     )
     lr_adaptive_max: float = flag(
-        1e-2, "largest learning rate of kl_adaptive_* schedules", minimum=0, needs="lr_schedule=kl_adaptive"
+        1e-2, "largest learning rate of kl_adaptive_* schedules", minimum=0, needs="lr_schedule=kl_adaptive_*"
     )
     adam_eps: float = flag(
         1e-6, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0, needs="optimizer=adam"

@@ -40,13 +40,12 @@ class PopulationConfig:
         "function of yours, package.module:function, that says which policy plays an episode: given the agent's number"
         " in its env, the env's number in the run and a numpy generator, it returns the policy; empty = drawn so that"
         " all play as many steps",
-        needs="policies",
     )
     policies_to_train: tuple[int, ...] = flag((), "policies that learn, the others only play; empty = all", minimum=0)
     frozen_policies: tuple[int, ...] = flag((), "policies that only play and never learn; empty = none", minimum=0)
     with_pbt: bool = flag(False, "population-based training: bad policies copy good ones, hyperparameters mutate")
     pbt_mix_policies_in_one_env: bool = flag(
-        True, "let different policies play in one multi-agent env", needs="policies"
+        True, "let different policies play in one multi-agent env", needs="num_policies>1 agents"
     )
     pbt_period_env_steps: int = flag(
         5_000_000, "env steps of a policy between two of its mutations", minimum=1, needs="with_pbt"

@@ -44,12 +44,12 @@ class PPOConfig(OptimizerConfig):
         minimum=0,
     )
     shuffle_minibatches: bool = flag(
-        True, "draw steps, or segments, into new minibatches in every epoch", needs="minibatches"
+        True, "draw steps, or segments, into new minibatches in every epoch", needs="num_batches_per_iteration>1"
     )
     recompute_advantages: bool = flag(
         False,
         "estimate advantages and value targets anew before every epoch instead of once per iteration",
-        needs="epochs",
+        needs="ppo_epochs>1",
     )
     gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
     gae_lambda: float = flag(0.95, "mixing of n-step estimates by GAE", minimum=0, maximum=1)

@@ -40,7 +40,7 @@ class Config:
         undecided: flags that nobody has given, of an environment without a preset: `run/defaults.py` decides them.
         by_kind: flag -> value that it decides for such an environment where nothing is given; {} before that and for
             all others.
-        given: flags on the command line.
+        given: flags on the command line, and of the config file those that are not as without it by default.
         unnamed: whether nobody has named the run: the number in its name may be another one when its folder is made.
         trusted: whether the saved run that goes on was marked by this user, or is trusted by `--trust`, when its flags
             were read.
@@ -250,6 +250,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     if path := given.get("config"):
         layers.append(("config file", _config_file(str(path), table)))
     asked, _ = _merged(layers)
+    chosen = given.keys() | {name for name, value in asked.items() if value != table.flags[name].default}
     run = RunConfig(**{name: asked[name] for name in LOCATION if name in asked})  # type: ignore[arg-type]
     check_folders(run.train_dir, run.experiments_root, run.experiment)
     resumes = run.restart_behavior == "resume"
@@ -275,7 +276,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
     trusted = reading is not None and reading.is_trusted
     config = Config.from_flat(values)
-    config = replace(config, given=frozenset(given), unnamed=not run.experiment, trusted=trusted)
+    config = replace(config, given=frozenset(chosen), unnamed=not run.experiment, trusted=trusted)
     if known is None and not saved:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
     check_writable(config.run.run_directory)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import prod
 
 from algorithms.models.config import ENCODERS, MLP, ModelConfig, encoder_names, is_large, is_picture
+from algorithms.run.algorithms import ALGORITHMS
 from algorithms.run.config import Config, check
 from algorithms.runtime.algorithm import Algorithm
 from algorithms.runtime.config import WITHOUT_EFFECT
@@ -161,25 +162,22 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
 FEATURES = {
     "actors": "algorithms that play environments",
     "agents": "environments of several agents",
-    "best": "--save_best_after, which is off",
     "central": "--inference=central",
     "critic": "networks with a critic",
-    "epochs": "--ppo_epochs above 1",
     "images": "environments that show images",
     "memory": "networks with a memory",
-    "minibatches": "--num_batches_per_iteration above 1",
     "numbers": "actions that are numbers",
-    "policies": "several policies",
     "processes": "runs with processes, not --inference=serial",
     "reals": "actions that are drawn as numbers",
     "returns": "algorithms that estimate returns",
+    "track=*wandb*": "--track=wandb",
     "vectors": "environments that show numbers",
 }
-"""Words of `Flag.needs` that are no flags -> what they stand for."""
+"""Words of `Flag.needs` that are no flags -> their names in a message."""
 
 
 def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: bool) -> dict[str, object]:
-    """Return the values by which flags have an effect: those of all flags, and of every feature whether it is on.
+    """Return the values by which flags have an effect: of all flags, and of every feature whether it is on.
 
     Args:
         config: completed.
@@ -187,21 +185,17 @@ def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: boo
         placement: where policies act.
         remembers: whether a network of the run has a memory.
     """
-    algorithm, learning, several = config.algorithm, config.learning, config.sampling.num_policies > 1
+    algorithm = config.algorithm
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoders = set(encoder_names(ModelConfig() if config.model.encoder_custom else config.model, inputs).values())
     features: dict[str, object] = {
         "actors": algorithm.needs_actors,
         "agents": spec.num_agents > 1,
-        "best": config.run.save_best_after >= 0,
         "central": placement == "central",
         "critic": algorithm.values == "critic",
-        "epochs": learning.ppo_epochs > 1,
         "images": bool(encoders - {MLP}),
         "memory": remembers,
-        "minibatches": learning.num_batches_per_iteration > 1,
         "numbers": any(part.is_real or part.kind == "bins" for part in spec.action.parts),
-        "policies": several or config.population.self_play,
         "processes": placement != "serial",
         "reals": any(spec.action.is_real),
         "returns": bool(algorithm.values),
@@ -211,14 +205,17 @@ def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: boo
 
 
 def without_effect(config: Config, features: Mapping[str, object]) -> Iterator[str]:
-    """Yield a line about every flag of the command line that changes nothing in this run.
+    """Yield a line about every flag given that changes nothing for any policy of this run.
 
-    Flags of the network are left out where a part of it is the user's, which may read them.
+    Flags of the network, or of learning, are left out where a part of it is the user's, which may read them.
     """
+    owned = {"model": bool(config.model.encoder_custom), "learning": config.run.algo not in ALGORITHMS}
+    policies = [{**features, **own} for own in config.differences]
     for part, flags in config.table.by_part.items():
         for name in sorted(config.given & flags.keys()):
             if name in WITHOUT_EFFECT:
                 yield f"--{name} has no effect: {WITHOUT_EFFECT[name]}"
-            elif (missing := flags[name].missing(features)) and not (part == "model" and config.model.encoder_custom):
-                off = " or ".join(FEATURES.get(word, f"--{word}") for word in missing.split("|"))
+            elif not owned.get(part) and all(missing := [flags[name].missing(policy) for policy in policies]):
+                words = str(missing[0]).replace(">", " above ").split("|")
+                off = " or ".join(FEATURES.get(word, f"--{word}") for word in words)
                 yield f"--{name} has no effect: it is for {off}"

@@ -96,10 +96,10 @@ class RunConfig:
         "reward/mean",
         "what the best has most of, over stats_avg episodes: reward, len or stats/<name>, then /mean, /min or /max",
         harmless=True,
-        needs="best",
+        needs="save_best_after>-1",
     )
     save_best_every_sec: float = flag(
-        10, "seconds between looks whether there is a new best checkpoint", minimum=0.1, needs="best"
+        10, "seconds between looks whether there is a new best checkpoint", minimum=0.1, needs="save_best_after>-1"
     )
     train_for_env_steps: int = flag(
         10_000_000_000, "stop when every policy has learned from this many env steps (frames)", minimum=1
@@ -205,7 +205,7 @@ class SamplingConfig:
         minimum=0,
         needs="actors",
     )
-    set_workers_cpu_affinity: bool = flag(True, "pin actors to CPU cores", needs="actors")
+    set_workers_cpu_affinity: bool = flag(True, "pin actors to CPU cores", needs="actors processes")
     reset_timeout_seconds: float = flag(
         120,
         "seconds making an env or its first reset may take before its process is killed and started again with its"
@@ -244,7 +244,11 @@ class SamplingConfig:
         needs="actors processes",
     )
     default_niceness: int = flag(
-        0, "niceness of the learner; policy workers get 2 more, actors 10 more", minimum=-20, maximum=19
+        0,
+        "niceness of the learner; policy workers get 2 more, actors 10 more",
+        minimum=-20,
+        maximum=19,
+        needs="processes",
     )
     train_in_background_thread: bool = flag(
         True, f"accepted, without effect: {WITHOUT_EFFECT['train_in_background_thread']}"
@@ -373,7 +377,9 @@ class LoggingConfig:
     )
     with_wandb: bool = flag(False, "the same as --track=wandb, as it was called originally", harmless=False)
     wandb_project: str = flag("appo", "project at the trackers, experiment at MLflow", needs="track|with_wandb")
-    wandb_user: str = flag("", "user or team at Weights & Biases; empty = the default one", needs="track|with_wandb")
+    wandb_user: str = flag(
+        "", "user or team at Weights & Biases; empty = the default one", needs="track=*wandb*|with_wandb"
+    )
     wandb_group: str = flag("", "group of runs at the trackers; empty = experiments_root", needs="track|with_wandb")
     wandb_job_type: str = flag("train", "kind of run at Weights & Biases and MLflow", needs="track|with_wandb")
     wandb_tags: tuple[str, ...] = flag(

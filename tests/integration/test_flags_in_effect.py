@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from algorithms import cli
+from algorithms.appo.algorithm import APPO
 from algorithms.run import main
 from algorithms.run.algorithms import ALGORITHMS, find_algorithm, flag_table
 from algorithms.run.config import Config, parse_train_flags, resolve
@@ -123,8 +124,13 @@ def test_every_flag_of_learning_of_an_algorithm_in_processes_is_read() -> None:
     assert LENGTHS.keys() | {"A3C"} == ALGORITHMS.keys()
 
 
+class Own(APPO):
+    """An algorithm of the user's, whose loss may read any flag of learning."""
+
+
 NUMBERS, PICTURE = spaces.Box(-1.0, 1.0, (4,)), spaces.Box(0, 255, (40, 40, 3), np.uint8)
 CHOICES, REALS = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,))
+TWO = ("--num_policies=2", "--per_policy")
 PROCESSES = "it is for runs with processes, not --inference=serial"
 
 
@@ -170,11 +176,11 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
             "--vtrace_rho has no effect: it is for --with_vtrace"
         ]),
         (["--lr_adaptive_max=0.1"], NUMBERS, CHOICES, [
-            "--lr_adaptive_max has no effect: it is for --lr_schedule=kl_adaptive"
+            "--lr_adaptive_max has no effect: it is for --lr_schedule=kl_adaptive_*"
         ]),
         (["--lr_adaptive_max=0.1", "--lr_schedule=kl_adaptive_epoch"], NUMBERS, CHOICES, []),
         (["--save_best_metric=len/mean", "--save_best_after=-1"], NUMBERS, CHOICES, [
-            "--save_best_metric has no effect: it is for --save_best_after, which is off"
+            "--save_best_metric has no effect: it is for --save_best_after above -1"
         ]),
         (["--step_timeout_seconds=5"], NUMBERS, CHOICES, [f"--step_timeout_seconds has no effect: {PROCESSES}"]),
         (["--algo=A3C", "--adam_eps=1e-4", "--optimizer=rmsprop"], NUMBERS, CHOICES, [
@@ -203,6 +209,34 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
             "--reward_scale has no effect: it is for algorithms that estimate returns",
         ]),
         (["--algo=MARWIL", "--input=x", "--gamma=0.9", "--reward_scale=2"], NUMBERS, CHOICES, []),
+        (["--exploration_loss=symmetric_kl", "--exploration_loss_coeff=0"], NUMBERS, CHOICES, [
+            "--exploration_loss has no effect: it is for --exploration_loss_coeff"
+        ]),
+        (
+            ["--exploration_loss=symmetric_kl", "--exploration_loss_coeff=0", *TWO, "exploration_loss_coeff=0,0.01"],
+            NUMBERS, CHOICES, []
+        ),
+        (["--rnn_type=lstm", *TWO, "use_rnn=False,True"], NUMBERS, CHOICES, []),
+        (["--rnn_type=lstm", *TWO, "gamma=0.9,0.99"], NUMBERS, CHOICES, [
+            "--rnn_type has no effect: it is for --use_rnn"
+        ]),
+        (["--pbt_mix_policies_in_one_env=False", "--num_policies=2"], NUMBERS, CHOICES, [
+            "--pbt_mix_policies_in_one_env has no effect: it is for environments of several agents"
+        ]),
+        (["--set_workers_cpu_affinity=0", "--default_niceness=1", "--force_envs_single_thread=0"], NUMBERS, CHOICES, [
+            f"--default_niceness has no effect: {PROCESSES}",
+            f"--force_envs_single_thread has no effect: {PROCESSES}",
+            f"--set_workers_cpu_affinity has no effect: {PROCESSES}",
+        ]),
+        (["--policy_init_gain=2", "--policy_initialization=torch_default"], NUMBERS, CHOICES, [
+            "--policy_init_gain has no effect: it is for --policy_initialization=orthogonal or"
+            " --policy_initialization=xavier_uniform"
+        ]),
+        (["--wandb_user=a", "--wandb_tags=a", "--track=mlflow"], NUMBERS, CHOICES, [
+            "--wandb_user has no effect: it is for --track=wandb or --with_wandb"
+        ]),
+        (["--wandb_user=a", "--track=mlflow,wandb"], NUMBERS, CHOICES, []),
+        (["--algo=tests.integration.test_flags_in_effect:Own", "--gae_lambda=0.5"], NUMBERS, CHOICES, []),
         (["--algo=MARWIL", "--input=x", "--num_workers=2"], NUMBERS, CHOICES, [
             "--num_workers has no effect: it is for algorithms that play environments"
         ]),
@@ -231,3 +265,14 @@ def test_only_what_is_given_is_told_and_told_once(tmp_path: Path, capfd: pytest.
         captured = capfd.readouterr()
         told.append((captured.out + captured.err).count("has no effect"))
     assert told == [0, 1, 0]
+
+
+def test_flags_of_a_file_are_told_where_they_are_not_the_default(tmp_path: Path) -> None:
+    spec = spec_of(NUMBERS, CHOICES)
+    file = tmp_path / "flags.toml"
+    file.write_text('use_rnn = false\nrnn_type = "lstm"\n[learning]\nrecurrence = 0\n"gae-lambda" = 0.5\n')
+    config = completed(resolve(parse_train_flags(["--env=my.games:Maze", f"--config={file}"]))[0], spec)
+    assert list(without_effect(config, features_of(config, spec, "serial", remembers=False))) == [
+        "--gae_lambda has no effect: it is for --with_vtrace=False",
+        "--rnn_type has no effect: it is for --use_rnn",
+    ]
