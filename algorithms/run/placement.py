@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from algorithms.population.config import past_slots
+from algorithms.run.algorithms import find_preset
 from algorithms.run.config import Config
 from algorithms.runtime.config import SamplingConfig
 from algorithms.runtime.messages import Address
@@ -65,20 +66,21 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
     return Sampling(placement, num_workers, envs, splits, threads)
 
 
-def require_one_per_process(config: Config) -> None:
-    """Refuse flags that put several environments into a process, where the environment allows one.
+def require_one_per_process(config: Config) -> Config:
+    """Return flags with which every environment has a process of its own; presets give way.
 
     Raises:
-        UsageError: names the flags with which each has its own.
+        UsageError: flags that are given put several environments into a process.
     """
     s = config.sampling
-    given = {"num_envs_per_worker": s.num_envs_per_worker, "worker_num_splits": s.worker_num_splits}
-    if s.inference == "serial":
-        given["num_workers"] = s.num_workers
-    many = [f"--{name}={count}" for name, count in given.items() if count > 1]
-    if many:
-        fits = " ".join(f"--{name}=1" for name, count in given.items() if count > 1 or name == "num_envs_per_worker")
-        raise UsageError(f"{config.env.env} allows one environment per process, not {' '.join(many)}: {fits}")
+    names = ["num_envs_per_worker", "worker_num_splits", *["num_workers"] * (s.inference == "serial")]
+    many = {name: count for name in names if (count := getattr(s, name)) > 1}
+    preset = config.by_kind or find_preset(config.env.env, "cpu", config.algorithm) or {}
+    given = [f"--{name}={count}" for name, count in many.items() if name in config.given or count != preset.get(name)]
+    if given:
+        fits = " ".join(f"--{name}=1" for name in names if name in many or name == "num_envs_per_worker")
+        raise UsageError(f"{config.env.env} allows one environment per process, not {' '.join(given)}: {fits}")
+    return replace(config, sampling=replace(s, **dict.fromkeys(["num_envs_per_worker", *many], 1)))
 
 
 def most_envs(config: Config, num_agents: int) -> float:

@@ -70,9 +70,8 @@ class Measurement(NamedTuple):
         """Return the configuration to plan processes by."""
         config = self.probe.config
         if self.probe.spec.one_per_process:
-            require_one_per_process(config)
-        alone = self.alone or self.probe.spec.one_per_process
-        return replace(config, sampling=replace(config.sampling, num_envs_per_worker=1)) if alone else config
+            return require_one_per_process(config)
+        return replace(config, sampling=replace(config.sampling, num_envs_per_worker=1)) if self.alone else config
 
     @property
     def lasting(self) -> Costs | None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from algorithms.run.config import Config
@@ -70,11 +72,23 @@ def test_counts_are_filled_in(
 def test_one_environment_per_process_goes_with_flags_or_is_refused(flags: dict[str, object], words: str | None) -> None:
     config = config_of(env="mine:One", **flags)
     if words is None:
-        require_one_per_process(config)
+        assert require_one_per_process(config).sampling.num_envs_per_worker == 1
         return
     with pytest.raises(UsageError) as caught:
         require_one_per_process(config)
     assert str(caught.value) == f"mine:One allows one environment per process, {words}"
+
+
+@pytest.mark.parametrize("algo", ["A3C", "APEX"])
+def test_a_preset_gives_way_where_one_environment_per_process_is_allowed(algo: str) -> None:
+    config = replace(config_of(env="CartPole-v1", algo=algo, num_envs_per_worker=4), by_kind={})
+    assert require_one_per_process(config).sampling.num_envs_per_worker == 1
+    for own in (
+        replace(config, given=frozenset({"num_envs_per_worker"})),
+        replace(config, by_kind={"num_envs_per_worker": 8}),
+    ):
+        with pytest.raises(UsageError, match="not --num_envs_per_worker=4"):
+            require_one_per_process(own)
 
 
 @pytest.mark.parametrize(("num_agents", "envs"), [(1, 8), (2, 4), (8, 1), (100, 1)])
