@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ def reward_of(name: str, who: str, reward: Any, env: Any = None) -> float:
         NotFinite: it is a number too large for the memory of rewards.
     """
     number: Any = reward.item() if getattr(reward, "shape", None) == () and hasattr(reward, "item") else reward
-    if not isinstance(number, bool | int | float | np.floating):  # a long double stays one
+    if not isinstance(number, Real | Decimal):  # a long double stays one
         raise SpaceMismatch(f"{name}: {who}: a step comes with a number as reward, not with {_described(reward, env)}")
     size: Any = abs(number)
     if LARGEST < size < np.inf:
@@ -55,7 +57,7 @@ def truth_of(name: str, key: str, flag: Any) -> bool:
     said = flag.item() if getattr(flag, "shape", None) == () and hasattr(flag, "item") else flag
     if isinstance(said, bool | int | float) and said in (0, 1):
         return bool(said)
-    raise SpaceMismatch(f"{name}: step returned {shown(flag)} as {key}: it must be True or False")
+    raise SpaceMismatch(f"{name}: step returned {_spelt(flag)} as {key}: it must be True or False")
 
 
 def write_rewards(name: str, rewards: Any, out: Array) -> None:
@@ -120,8 +122,8 @@ def _described(reward: Any, env: Any) -> str:
         return f"a dict of {shown(list(reward))}: agents with names are those of a pettingzoo.ParallelEnv"
     shape = getattr(reward, "shape", None)
     size = shape[0] if shape else len(reward) if isinstance(reward, list | tuple) else 0
-    if not size and shape is None:
-        return shown(reward)
+    if not size:
+        return _spelt(reward)
     kind = f"{type(reward).__name__} of {size}"
     if _is_tuple(env, "observation_space", size) and _is_tuple(env, "action_space", size):
         return (
@@ -129,6 +131,10 @@ def _described(reward: Any, env: Any) -> str:
             " those of one agent"
         )
     return f"a {kind}: {_objectives((size,))}"
+
+
+def _spelt(value: Any) -> str:
+    return shown(repr(value) if isinstance(value, str) else value)  # 'False' is a text
 
 
 def _objectives(shape: tuple[int, ...]) -> str:

@@ -6,6 +6,7 @@ batches come.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from algorithms.population.config import past_slots
 from algorithms.run.algorithms import find_preset
@@ -80,7 +81,8 @@ def require_one_per_process(config: Config) -> Config:
     if given:
         fits = " ".join(f"--{name}=1" for name in names if name in many or name == "num_envs_per_worker")
         raise UsageError(f"{config.env.env} allows one environment per process, not {' '.join(given)}: {fits}")
-    return replace(config, sampling=replace(s, **dict.fromkeys(["num_envs_per_worker", *many], 1)))
+    ones: dict[str, Any] = dict.fromkeys(["num_envs_per_worker", *many], 1)
+    return replace(config, sampling=replace(s, **ones))
 
 
 def most_envs(config: Config, num_agents: int) -> float:

@@ -79,9 +79,9 @@ def test_one_environment_per_process_goes_with_flags_or_is_refused(flags: dict[s
     assert str(caught.value) == f"mine:One allows one environment per process, {words}"
 
 
-@pytest.mark.parametrize("algo", ["A3C", "APEX"])
-def test_a_preset_gives_way_where_one_environment_per_process_is_allowed(algo: str) -> None:
-    config = replace(config_of(env="CartPole-v1", algo=algo, num_envs_per_worker=4), by_kind={})
+@pytest.mark.parametrize(("env", "by_kind"), [("CartPole-v1", {}), ("mine:One", {"num_envs_per_worker": 4})])
+def test_a_preset_gives_way_where_one_environment_per_process_is_allowed(env: str, by_kind: dict[str, object]) -> None:
+    config = replace(config_of(env=env, algo="APEX", num_envs_per_worker=4), by_kind=by_kind)
     assert require_one_per_process(config).sampling.num_envs_per_worker == 1
     for own in (
         replace(config, given=frozenset({"num_envs_per_worker"})),
