@@ -11,7 +11,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -359,16 +359,10 @@ def _numbers(column: Any) -> Array:
 def _infos(column: Any) -> Iterator[tuple[str, Array]]:
     """Yield the infos that are numbers; text, structures and columns with gaps nobody needs."""
     for index, field in enumerate(column.type):
-        try:
-            array = _info(field, column.field(index))
-        except (ValueError, NotImplementedError):
-            continue
-        yield field.name, array
-
-
-def _info(field: Any, column: Any) -> Array:
-    shape = (field.metadata or {}).get(b"shape", b"")
-    return _numbers(column).reshape(len(column), *(int(size) for size in shape.split(b",") if size))
+        shape = (field.metadata or {}).get(b"shape", b"")
+        with suppress(ValueError, NotImplementedError):
+            array = _numbers(column.field(index))
+            yield field.name, array.reshape(len(column), *(int(size) for size in shape.split(b",") if size))
 
 
 # Minari's datasets on HDF5: a group per episode in one file.
