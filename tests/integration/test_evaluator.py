@@ -210,7 +210,7 @@ def test_nothing_to_evaluate(runs: Path, tmp_path: Path) -> None:
     run = copied(runs, "counter", tmp_path)
     with pytest.raises(CheckpointError, match="run counter has no checkpoint yet"):
         cli.run("evaluate", [str(run)])
-    with pytest.raises(UsageError, match="there is no run nothing"):
+    with pytest.raises(UsageError, match="no run nothing, neither in"):
         cli.run("evaluate", ["nothing"])
     with pytest.raises(UsageError, match="appo evaluate needs a run"):
         cli.run("evaluate", [])
@@ -268,7 +268,7 @@ def test_what_training_says_of_evaluations_is_understood_by_them() -> None:
     given["eval_flags"] = {"horizon": 9}
     words = evaluation_words(Config.from_flat({"env": "a", "experiment": "b", **given}))
     (found,) = cli.parse(words[0], words[1:])
-    assert (found.run, found.every_sec, found.episodes) == (str(Path("train_dir/b").absolute()), 2.5, 3)
+    assert (found.run, found.every_sec, found.episodes) == ((str(Path("train_dir/b").absolute()),), 2.5, 3)
     assert (found.seed, found.env_kwargs, found.video_every_min) == (7, {"x": [1, None]}, 0.0)
     assert found.flags == {"horizon": 9}
 

@@ -68,8 +68,8 @@ def test_it_gives_the_actions_of_the_policy_on_a_thousand_observations(
         state = after[0] if after else state
     if experiment == "cartpole":
         monkeypatch.chdir(tmp_path)
-        (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL)
-        exec(block, {})
+        of_onnx, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL)
+        exec(of_onnx, {})
     assert json.loads(session.get_modelmeta().custom_metadata_map["appo"])["env_steps"] == policy.env_steps
 
 

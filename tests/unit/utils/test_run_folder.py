@@ -338,6 +338,7 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, content: bytes, reason: s
 
 
 ELSEWHERE = {
+    "algorithms.offline.door: folder.mkdir(parents=True, exist_ok=True)": "above a dataset that the user names",
     "algorithms.playing.video: path.parent.mkdir(parents=True, exist_ok=True)": "of a video that the user names",
     "algorithms.playing.video: self._temporary.unlink(missing_ok=True)": "a name that nobody can guess",
     "algorithms.playing.video: os.replace(self._temporary, self.path)": "replaces a link itself",
