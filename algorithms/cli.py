@@ -7,6 +7,7 @@ what a command needs, and only the command that is given imports it.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
@@ -275,7 +276,7 @@ def run(name: str, argv: Sequence[str]) -> int:
         arguments = parse(name, argv) if command.config else (argv,)
         exit_code: int = resolve_name(command.run)(*arguments)
     except UnknownFlag as error:
-        raise UnknownFlag(error.option, error.known, _places(name, error.name)) from None
+        raise UnknownFlag(error.option, error.known, partial(_places, name)) from None
     return exit_code
 
 
@@ -283,7 +284,8 @@ def _places(name: str, flag: str) -> list[str]:
     """Return the other commands that have a flag of this name; for training, the algorithms too."""
     others = [f"appo {other}" for other, c in COMMANDS.items() if c.config and flag in flags_of(resolve_name(c.config))]
     algorithms: list[str] = resolve_name("algorithms.run.algorithms:algorithms_with")(flag)
-    if COMMANDS[name].config and COMMANDS[name].training == "nothing":
+    of_all = len(algorithms) == len(resolve_name("algorithms.run.algorithms:ALGORITHMS"))
+    if COMMANDS[name].config and (COMMANDS[name].training == "nothing" or of_all):
         return [*(["appo train"] if algorithms else []), *others]
     return algorithms or others
 

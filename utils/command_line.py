@@ -14,7 +14,9 @@ from utils.errors import UsageError
 from utils.flags import Flag
 from utils.values import (
     NOUNS,
+    Places,
     flag_hint,
+    nowhere,
     parse_bool,
     parse_json_word,
     parse_text,
@@ -54,18 +56,13 @@ class UnknownFlag(UsageError):
     Args:
         option: as typed.
         known: names of flags that are.
-        elsewhere: commands and algorithms that have a flag of this name.
+        places: where flags are that are not.
     """
 
-    def __init__(self, option: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> None:
-        self.option, self.known = option, known
-        hint = flag_hint(self.name, known, elsewhere)
+    def __init__(self, option: str, known: Sequence[str], places: Places = nowhere) -> None:
+        self.option, self.known, name = option, known, option.lstrip("-")
+        hint = f"; did you mean --{name}?" if name in known else flag_hint(name, known, places)
         super().__init__(f"unknown flag {shown(option)}{hint or ' (--help lists all)'}")
-
-    @property
-    def name(self) -> str:
-        """Return the name without dashes."""
-        return self.option.lstrip("-")
 
 
 def parse_command_line(argv: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, object]:

@@ -79,7 +79,7 @@ def checked(flag: Flag, value: object) -> object:
     if flag.choices:
         value = flag.synonyms.get(str(value), value)
         if value not in flag.choices:
-            hint = nearest(str(value), flag.choices)
+            hint = nearest(str(value), (*flag.choices, *flag.synonyms))
             raise UsageError(f"--{flag.name}={shown(value)} is not one of {', '.join(flag.choices)}{hint}")
     for element in value if isinstance(value, tuple) else (value,):
         _check_limits(flag, element)
@@ -148,7 +148,16 @@ def synonyms() -> Mapping[str, Mapping[str, str]]:
     return tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text(encoding="utf-8"))
 
 
-def flag_hint(word: str, known: Iterable[str], elsewhere: Sequence[str] = (), dashes: str = "--") -> str:
+Places = Callable[[str], Sequence[str]]
+"""Name of a flag -> commands or algorithms that have it."""
+
+
+def nowhere(name: str) -> Sequence[str]:
+    """Return no place, whatever the name."""
+    return ()
+
+
+def flag_hint(word: str, known: Iterable[str], places: Places = nowhere, dashes: str = "--") -> str:
     """Return `; did you mean --x?` for a name that is no flag here, or why there is none; nothing if neither is known.
 
     The names of other frameworks come first, then only slips of the fingers: a flag that is another word would train
@@ -157,23 +166,27 @@ def flag_hint(word: str, known: Iterable[str], elsewhere: Sequence[str] = (), da
     Args:
         word: as typed, without the dashes before it.
         known: names of flags that are possible here.
-        elsewhere: commands or algorithms that have a flag of this name.
+        places: where flags are that are not possible here.
         dashes: before a name, "" in files and in Python.
     """
     plain, names = word[:80].replace("-", "_").lower(), list(known)
     row = _synonym(plain)
     opposite = "" if row or not plain.startswith("no_") else _synonym(plain.removeprefix("no_"))
     ours, _, note = row.partition("; ")
-    name = ours.removeprefix("--").partition("=")[0].partition(" ")[0]
+    name = re.split("[= ]", ours.removeprefix("--"))[0]
+    if name == plain:
+        row = name = ""
+    is_known = name in names or bool(re.search(r"\bof (appo|--algo)", row))
+    elsewhere = "" if is_known else ", ".join(places(name or plain))
     if row.startswith("none: "):
         text = f"; there is none here: {row.removeprefix('none: ')}"
-    elif row and name != plain:
-        note = note if name in names or "of " in row else "of another command or --algo"
-        text = f"; did you mean {ours}{f' ({note})' if note else ''}?"
+    elif row and (is_known or elsewhere):
+        notes = "; ".join(filter(None, (note, elsewhere and f"a flag of {elsewhere}")))
+        text = f"; did you mean {ours}{f' ({notes})' if notes else ''}?"
     elif opposite:
         text = f"; --{plain.removeprefix('no_')} would be {opposite}"
     elif elsewhere:
-        text = f"; it is a flag of {', '.join(elsewhere)}"
+        text = f"; it is a flag of {elsewhere}"
     else:
         found = [f"--{name}" for name in names if name != word and _is_slip(plain, name)]
         text = f"; did you mean {' or '.join(found)}?" if found else ""

@@ -153,9 +153,7 @@ class Config:
         given, batches = self.sampling.num_minibatches_to_accumulate, int(self.learning.num_batches_per_iteration)
         if self.algorithm.synchronous:
             return 0
-        if given is None:
-            return batches
-        return 2 * batches if given < 0 else given
+        return batches if given is None else 2 * batches if given < 0 else given
 
     def to_flat(self) -> dict[str, object]:
         """Return every flag and its value in one flat mapping that JSON can hold."""
@@ -186,7 +184,6 @@ def parse_train(argv: Sequence[str]) -> Config:
 
 def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
-    argv = underscored(argv)
     words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
     given = {name: word for name, word in words.items() if word}
     if "--trust" in argv:
@@ -275,8 +272,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     values, origins = _merged(layers)
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
     trusted = reading is not None and reading.is_trusted
-    config = Config.from_flat(values)
-    config = replace(config, given=frozenset(chosen), unnamed=not run.experiment, trusted=trusted)
+    config = replace(Config.from_flat(values), given=frozenset(chosen), unnamed=not run.experiment, trusted=trusted)
     if known is None and not saved:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
     check_writable(config.run.run_directory)
@@ -520,7 +516,7 @@ def typed(values: Mapping[str, object], source: str, table: FlagTable) -> dict[s
     for word, value in values.items():
         name = table.aliases.get(word, word)
         if name not in table.flags:
-            hint = flag_hint(word, table.flags, algorithms_with(name), dashes="")
+            hint = flag_hint(word, table.flags, algorithms_with, dashes="")
             raise UsageError(f"{source}: unknown flag {shown(word)}{hint}")
         try:
             found[name] = from_plain(table.flags[name], value)

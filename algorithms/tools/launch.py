@@ -164,9 +164,7 @@ class _Running:
 def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
     """Return the values of a flag to try, as one types them."""
     if name not in flags:
-        raise UsageError(
-            f"--grid: unknown flag {shown(name)}{flag_hint(name, flags, algorithms_with(name), dashes='')}"
-        )
+        raise UsageError(f"--grid: unknown flag {shown(name)}{flag_hint(name, flags, algorithms_with, dashes='')}")
     if isinstance(given, list):
         return [flag_text(value) for value in given]
     return [word.strip() for word in given.split(",")] if isinstance(given, str) else [flag_text(given)]

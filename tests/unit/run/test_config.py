@@ -602,7 +602,7 @@ def test_evaluation_flags() -> None:
     assert (config.no_render, config.max_num_episodes, config.json, config.device) == (True, 3, True, "cpu")
     assert not parse("enjoy", ["--render"])[0].no_render
     assert not parse("enjoy", ["--no_render=False"])[0].no_render
-    assert parse("enjoy", ["--experiment=group/run"])[0].experiment == "group/run"
+    assert parse("enjoy", ["--experiment=../x"])[0].experiment == "../x"  # a path leads to a run, too
 
 
 def test_the_newest_run_is_found() -> None:

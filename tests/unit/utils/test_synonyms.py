@@ -71,6 +71,9 @@ RIGHT = {
     "vf_clip_param": "--ppo_clip_value",
     "clip_vloss": "--ppo_clip_value (0 is off)",
     "lr": "--learning_rate",
+    "hidden_sizes": "--encoder_mlp_layers",
+    "learning_rate_schedule": "--lr_schedule",
+    "num_gpus_per_worker": "--actor_worker_gpus",
     "ent_coef": "--exploration_loss_coeff",
     "entropy_coeff": "--exploration_loss_coeff",
     "entropy_coef": "--exploration_loss_coeff",
@@ -136,8 +139,6 @@ save_model framework entropy_coeff_schedule cpc_forward_steps dmlab_gpus slurm_w
 """,
 )
 
-ELSEWHERE = "of another command or --algo"
-
 
 def complaint(*words: str) -> str:
     with pytest.raises(UsageError) as caught:
@@ -164,7 +165,18 @@ def test_a_name_that_has_no_counterpart_says_why(name: str) -> None:
         (["--fps=3"], "unknown flag --fps; it is a flag of appo enjoy"),
         (["--episodes=3"], "unknown flag --episodes; it is a flag of appo evaluate, appo match"),
         (["--no-anneal-lr"], "unknown flag --no_anneal_lr; --anneal_lr would be --lr_schedule=linear"),
-        (["--algo=APEX", "--clip_coef=1"], f"unknown flag --clip_coef; did you mean --ppo_clip_ratio ({ELSEWHERE})?"),
+        (
+            ["--algo=APEX", "--clip_coef=1"],
+            "unknown flag --clip_coef; did you mean --ppo_clip_ratio (a flag of --algo=APPO, --algo=PPO)?",
+        ),
+        (
+            ["--algo=PPO", "--use_gae"],
+            "unknown flag --use_gae; did you mean --with_vtrace=False (--algo=PPO always has GAE; a flag of"
+            " --algo=APPO)?",
+        ),
+        (["-learning_rate=1"], "unknown flag -learning_rate; did you mean --learning_rate?"),
+        (["--autotune"], "unknown flag --autotune; there is none here: the weight of the entropy is constant"),
+        (["--device=GPU"], "--device=GPU is not one of auto, cpu, cuda; did you mean gpu?"),
         (["--decoder_type=conv"], "unknown flag --decoder_type (--help lists all)"),
         (["--vtrace_b=1"], "unknown flag --vtrace_b (--help lists all)"),
         (
@@ -181,11 +193,12 @@ def test_what_is_known_elsewhere_or_nowhere(words: Sequence[str], expected: str)
 @pytest.mark.parametrize(
     ("command", "words", "expected"),
     [
-        ("enjoy", ["--num_epochs=3"], f"unknown flag --num_epochs; did you mean --ppo_epochs ({ELSEWHERE})?"),
+        ("enjoy", ["--num_epochs=3"], "unknown flag --num_epochs; did you mean --ppo_epochs (a flag of appo train)?"),
         ("enjoy", ["--learning_rate=3"], "unknown flag --learning_rate; it is a flag of appo train"),
         ("enjoy", ["--video-name=x"], "unknown flag --video_name; did you mean --save_video=NAME.mp4 of appo enjoy?"),
         ("export", ["a", "--save_video"], "unknown flag --save_video; it is a flag of appo enjoy"),
         ("launch", ["--name=a", "--grid", "lr=1"], "--grid: unknown flag lr; did you mean learning_rate?"),
+        ("launch", ["--name=a", "--learning_rate=1"], "unknown flag --learning_rate; it is a flag of appo train"),
         ("launch", ["--name=a", "--", "--env=a", "--lr=1"], "unknown flag --lr; did you mean --learning_rate?"),
         ("doctor", ["--clip-range=1"], "unknown flag --clip_range; did you mean --ppo_clip_ratio?"),
     ],
