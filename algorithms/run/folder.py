@@ -199,18 +199,21 @@ def _chosen(text: str, run: RunFolder, policy: int, env_steps: int) -> Source:
 def find_runs(words: Sequence[str], group: Path) -> dict[str, Path]:
     """Return the folders of the runs that words name, each once; the word for a group of runs names all of them.
 
-    A run has its word as name, one of a group the word of the group and its path in there. Logs of `appo launch` are
-    left out: a shell names them too where `*` stands for all that lies in a group.
+    A run has its word as name, one of a group the word of the group and its path in there. A file or folder without a
+    run is left out, which is said but for logs of `appo launch`: a shell names these where `*` stands for all there is.
 
     Raises:
-        UsageError: a word names no run, or all of them name logs.
+        UsageError: a word names nothing that is there, or there is no run in any.
     """
     found: dict[Path, tuple[str, Path]] = {}
-    for word in words:
-        for name, path in {} if _is_log(word) else _named(word, group):
-            found.setdefault(path.resolve(), (name, path))
+    named = {word: _named(word, group) for word in words}
+    for name, path in itertools.chain(*named.values()):
+        found.setdefault(path.resolve(), (name, path))
     if not found:
-        raise UsageError(f"no run among {shown(' '.join(words))}")
+        raise UsageError(f"there is no run in {shown(' '.join(words))}")
+    for word in (word for word, runs in named.items() if not runs):
+        if not word.endswith(".log") and Path(word).name != RunFolder(Path()).logs.name:
+            complain(f"warning: no run in {shown(word)}\n")
     return dict(found.values())
 
 
@@ -224,6 +227,8 @@ def find_run(word: str, group: Path) -> Path:
         found = _named(word, group)
     except UsageError as error:
         raise UsageError(f"there is {error}") from None
+    if not found:
+        raise UsageError(f"there is no run in {shown(word)}")
     if len(found) > 1:
         names = ", ".join(shown(name) for name, _ in found[:MOST_NAMED])
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
@@ -258,7 +263,7 @@ def _named(word: str, group: Path) -> list[tuple[str, Path]]:
     """Return name and folder of the run that a word names, or of those in the group of that name.
 
     Raises:
-        UsageError: there is neither.
+        UsageError: there is nothing of that name.
     """
     paths = (group / word, Path(word)) if word else ()
     for path in paths:
@@ -269,16 +274,10 @@ def _named(word: str, group: Path) -> list[tuple[str, Path]]:
     for path in groups:
         if found := runs_in(path):
             return [(os.path.join(word, run.relative_to(path)), run) for run in found]
-    if groups:
-        raise UsageError(f"no run in the folder {shown(word)}")
+    if groups or any(map(os.path.exists, paths)):
+        return []
     known = [name for name in folders(group) if os.path.isdir(group / name)] if os.path.isdir(group) else []
     raise UsageError(f"no run {shown(word)}, neither in {shown(str(group))} nor as a path{nearest(word, known)}")
-
-
-def _is_log(word: str) -> bool:
-    """Return whether a word is the path of a log of `appo launch`, or of the folder of these logs."""
-    is_folder = os.path.basename(word) == RunFolder(Path()).logs.name and os.path.isdir(word)
-    return (is_folder and not is_run(Path(word))) or (word.endswith(".log") and os.path.isfile(word))
 
 
 def is_run(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """`appo top` shows the panel of a run that another process trains, or has trained. It only reads its files."""
 
 import contextlib
+import io
 import os
 import shutil
 import sys
@@ -144,7 +145,8 @@ def _follow(watched: list[ObservedRun], config: TopConfig) -> None:
         while True:
             if len(watched) > 1:
                 known = {one.directory for one in watched}
-                watched += [ObservedRun(path) for path in _directories(config).values() if path not in known]
+                with contextlib.redirect_stderr(io.StringIO()):  # warnings came at the start
+                    watched += [ObservedRun(path) for path in _directories(config).values() if path not in known]
             snapshots, size = [(one.look(), one.is_alive) for one in watched], screen.size()
             living = [snapshot for snapshot, is_alive in snapshots if is_alive]
             if size.columns >= LEAST.columns and size.lines >= LEAST.lines:

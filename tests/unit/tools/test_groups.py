@@ -73,8 +73,20 @@ def test_all_that_a_shell_takes_for_a_star_is_the_group(train_dir: Path) -> None
     words = sorted(str(path) for path in Path("train_dir/nets").iterdir())
     assert len(words) == 13
     assert list(find_runs(words, Path("train_dir"))) == [f"train_dir/{name}" for name in NETS]
-    with pytest.raises(UsageError, match="no run among train_dir/nets/logs"):
+    with pytest.raises(UsageError, match="there is no run in train_dir/nets/logs"):
         find_runs(["train_dir/nets/logs"], Path("train_dir"))
+
+
+def test_what_holds_no_run_is_left_out_where_others_do(train_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (train_dir / "curve.png").touch()
+    one = write_one(train_dir / "logs" / "seed-1", 3.0)
+    words = ["train_dir/curve.png", "train_dir/empty", "train_dir/logs", "train_dir/nets/logs", "alone"]
+    assert list(find_runs(words, Path("train_dir"))) == ["train_dir/logs/seed-1", "alone"]
+    assert capsys.readouterr().err == "warning: no run in train_dir/curve.png\nwarning: no run in train_dir/empty\n"
+    assert list(find_runs(["logs"], Path("train_dir")).values()) == [one.resolve()]
+    for words in (["empty"], ["train_dir/curve.png", "empty"]):
+        with pytest.raises(UsageError, match=f"there is no run in {' '.join(words)}"):
+            find_runs(words, Path("train_dir"))
 
 
 def test_a_link_leads_to_a_run_and_no_circle_is_followed(train_dir: Path) -> None:
@@ -90,10 +102,10 @@ def test_a_link_leads_to_a_run_and_no_circle_is_followed(train_dir: Path) -> Non
     ("word", "message"),
     [
         ("netz", "there is no run netz, neither in train_dir nor as a path; did you mean nets?"),
-        ("empty", "there is no run in the folder empty"),
+        ("empty", "there is no run in empty"),
         ("", "there is no run '', neither in train_dir nor as a path"),
         ("outer", "outer is a group of 2 runs, and one run is needed: outer/x/one, outer/y/one"),
-        ("train_dir/nets/logs", "there is no run in the folder train_dir/nets/logs"),
+        ("train_dir/nets/logs", "there is no run in train_dir/nets/logs"),
     ],
 )
 def test_one_run_is_needed(train_dir: Path, word: str, message: str) -> None:
