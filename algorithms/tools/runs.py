@@ -64,8 +64,12 @@ def _named(directories: Mapping[str, Path]) -> list[RunSummary]:
 
 def _groups(folder: Path) -> dict[str, list[RunSummary]]:
     """Return the runs of each group in a folder."""
-    names = dict.fromkeys(path.relative_to(folder).parts[0] for path in runs_in(folder) if path.parent != folder)
-    return {name: _named(find_runs([name], folder)) for name in names}
+    groups: dict[str, dict[str, Path]] = {}
+    for path in runs_in(folder):
+        name = path.relative_to(folder)
+        if len(name.parts) > 1:
+            groups.setdefault(name.parts[0], {})[str(name)] = path
+    return {name: runs for name, directories in groups.items() if (runs := _named(directories))}
 
 
 def _group(name: str, runs: Sequence[RunSummary]) -> Group:
