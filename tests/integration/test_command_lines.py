@@ -226,7 +226,6 @@ class Misfit(gymnasium.Env):
         said = {"action_mask": np.array([1, int(self.count < self.at)])} if "mask" in self.misfit else {}
         if self.count == self.at:
             said = {"no_mask": {}, "large_mask": {"action_mask": np.ones(3)}}.get(self.misfit, said)
-            said = {"action_mask": np.zeros(2)} if self.misfit == "empty_mask" else said
         return self.observation(), 1.0, self.count % 7 == 0, False, said
 
     def observation(self):
@@ -243,7 +242,7 @@ class Misfit(gymnasium.Env):
         }
         return misfits.get(self.misfit, RIGHT)
 """
-FIRST_CASES = {"float", "missing", "empty_mask"}
+FIRST_CASES = {"float", "missing"}
 MISFITS = {
     "float": "observation key image: expected a value that fits uint8, got float64",
     "shape": "observation key speed: expected shape (2,), got shape (1, 2)",
@@ -254,7 +253,6 @@ MISFITS = {
     "array": "observation: expected a dict, got ndarray",
     "no_mask": "info key action_mask: expected a mask, got none",
     "large_mask": "info key action_mask: expected 2 entries, got 3",
-    "empty_mask": "info key action_mask: expected at least one allowed choice, got all zero in env ",
 }
 
 
