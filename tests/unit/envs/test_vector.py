@@ -424,9 +424,7 @@ def test_dense_frames_of_a_vector_are_taken_as_they_are() -> None:
     frames = np.array([3, 8])
     rollout = run_stub(SAME, answer(num_frames=frames), answer(terminated=(1, 0), num_frames=frames + 1), answer())
     assert rollout.num_frames.tolist() == [[3, 8], [4, 9], [1, 1]]
-    with pytest.raises(
-        SpaceMismatch, match=r"info key num_frames: expected the whole number .*, got 1\.5"
-    ):
+    with pytest.raises(SpaceMismatch, match=r"info key num_frames: expected the whole number .*, got 1\.5"):
         run_stub(NEXT, answer(num_frames=np.array([1.5, 2.0])))
 
 

@@ -96,13 +96,16 @@ def test_no_part_is_added_beside_one_whose_metadata_is_damaged(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("inner", ["part-00000", "part-00000/data"])
-def test_no_part_is_written_where_none_would_be_read(tmp_path: Path, inner: str) -> None:
+def test_no_part_is_written_where_none_would_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str
+) -> None:
     """A dataset of Minari's, as each part is one, is read without parts beside its data."""
-    written(tmp_path / "d")
-    before = sorted((tmp_path / "d").rglob("*"))
-    with pytest.raises(UsageError, match=rf"^--output: .*{inner}'? is a dataset by itself, to which no part is added"):
-        written(tmp_path / "d" / inner)
-    assert sorted((tmp_path / "d").rglob("*")) == before
+    monkeypatch.chdir(tmp_path)  # messages shorten long paths
+    written(Path("d"))
+    before = sorted(Path("d").rglob("*"))
+    with pytest.raises(UsageError, match=rf"^--output: d/{inner} is a dataset by itself, to which no part is added"):
+        written(Path("d", inner))
+    assert sorted(Path("d").rglob("*")) == before
 
 
 def test_metadata_behind_a_link_is_not_followed(tmp_path: Path) -> None:
