@@ -100,10 +100,10 @@ def test_no_part_is_written_where_none_would_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str
 ) -> None:
     """A dataset of Minari's, as each part is one, is read without parts beside its data."""
-    monkeypatch.chdir(tmp_path)  # messages shorten long paths
+    monkeypatch.chdir(tmp_path)
     written(Path("d"))
     before = sorted(Path("d").rglob("*"))
-    with pytest.raises(UsageError, match=rf"^--output: d/{inner} is a dataset by itself, to which no part is added"):
+    with pytest.raises(UsageError, match=r"^--output: .* is a dataset by itself, to which no part is added: name"):
         written(Path("d", inner))
     assert sorted(Path("d").rglob("*")) == before
 
