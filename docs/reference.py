@@ -34,7 +34,7 @@ FRAMEWORKS = {
         ("seed", "track", "learning_rate", "gamma", "gae_lambda", "max_grad_norm"),
         "`--env-id CartPole-v1 --track` of its `ppo` is `appo train --algo=PPO --env=CartPole-v1 --track=wandb`: a"
         " tracker is named. Dashes in flags are taken for underscores. `--batch_size` is a minibatch here,"
-        " and a preset decides what is not given: `--print_config` says all values.",
+        " and a preset decides flags that nobody gives: `--print_config` prints all values.",
     ),
     "rllib": (
         "RLlib",
@@ -121,13 +121,13 @@ def _rows(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def synonym_page(section: str) -> str:
-    """The names of another framework, and those of the same things here."""
+    """The names of another framework, and our names of these things."""
     title, same, begin = FRAMEWORKS[section]
     parts = [
         f"# Coming from {title}",
         GENERATED,
         begin,
-        f"The same name have {', '.join(f'`--{name}`' for name in same)}. For a name in the"
+        f"Names that are equal here: {', '.join(f'`--{name}`' for name in same)}. For a name in the"
         " tables below the message about an unknown flag has the text beside it, on the command line, in files and in"
         " Python.",
         *_synonyms(section),
