@@ -46,13 +46,9 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.11",
-    package_dir={"": "."},
-    packages=find_packages(include=["algorithms*", "envs*", "utils*"]),
-    package_data={
-        "algorithms": ["py.typed", "tools/report/page.*"],
-        "envs": ["py.typed"],
-        "utils": ["py.typed", "synonyms.toml"],
-    },
+    package_dir={"": "src"},
+    packages=find_packages("src"),  # links lead to the folders beside this file
+    package_data={"appo": ["py.typed", "algorithms/tools/report/page.*", "utils/synonyms.toml"]},
     install_requires=[
         "torch>=2.11",
         "numpy>=2.0",
@@ -89,5 +85,5 @@ setup(
         "dev": DEV + ONNX + LZ4 + ["minari>=0.5.3"],
         "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + OFFLINE + VIDEO + PLOTS + LZ4,
     },
-    entry_points={"console_scripts": ["appo=algorithms.cli:main"]},
+    entry_points={"console_scripts": ["appo=appo.algorithms.cli:main"]},
 )

@@ -1,10 +1,13 @@
 """Train a policy by asynchronous PPO: `python train_appo.py --env=CartPole-v1`, `--help` lists all flags."""
 
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
+    # In the place of this script's folder, whose `utils` and `envs` would hide modules of the user's with these names.
+    sys.path[0] = str(Path(__file__).resolve().parent / "src")
     try:
-        from algorithms.cli import run, run_command
+        from appo.algorithms.cli import run, run_command
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(run_command(lambda: run("train", sys.argv[1:])))

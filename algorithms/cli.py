@@ -12,8 +12,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
-from utils import interrupts
-from utils.command_line import (
+from appo.utils import interrupts
+from appo.utils.command_line import (
     UnknownFlag,
     complain,
     flush_or_drop,
@@ -26,10 +26,10 @@ from utils.command_line import (
     underscored,
     wants_help,
 )
-from utils.errors import AppoError, Interrupted, UsageError, lack_of, traceback_of
-from utils.flags import Flag, flags_of
-from utils.user_modules import keep_out_of
-from utils.values import nearest, shown
+from appo.utils.errors import AppoError, Interrupted, UsageError, lack_of, traceback_of
+from appo.utils.flags import Flag, flags_of
+from appo.utils.user_modules import keep_out_of
+from appo.utils.values import nearest, shown
 
 
 @dataclass(frozen=True)
@@ -62,39 +62,39 @@ class Command:
 
 
 A_RUN = "a run: its folder, or its name in --train_dir"
-CHECK_FOLDERS = "algorithms.tools.flags:check_location"
+CHECK_FOLDERS = "appo.algorithms.tools.flags:check_location"
 OUTPUT = {"-o": "--output"}
 
 COMMANDS: Mapping[str, Command] = {
-    "train": Command("train a policy, or go on with a saved run", "algorithms.tools.train:train"),
+    "train": Command("train a policy, or go on with a saved run", "appo.algorithms.tools.train:train"),
     "enjoy": Command(
         "watch, measure or film a trained policy",
-        "algorithms.tools.enjoy:enjoy",
-        "algorithms.playing.config:EvaluationConfig",
+        "appo.algorithms.tools.enjoy:enjoy",
+        "appo.algorithms.playing.config:EvaluationConfig",
         "enjoy_appo.py [--env=ID] [flags]      for example: enjoy_appo.py --env=CartPole-v1",
         implied={"milestone": ("load_checkpoint_kind", "milestone")},
-        check="algorithms.playing.config:check",
+        check="appo.algorithms.playing.config:check",
     ),
     "runs": Command(
         "list runs and groups of runs with their state, progress and best return",
-        "algorithms.tools.runs:list_runs",
-        "algorithms.tools.flags:RunsConfig",
+        "appo.algorithms.tools.runs:list_runs",
+        "appo.algorithms.tools.flags:RunsConfig",
         "appo runs [RUN OR GROUP...] [flags]      for example: appo runs --train_dir=./train_dir",
         words=("runs",),
         check=CHECK_FOLDERS,
     ),
     "top": Command(
         "show the live panel of runs that are trained elsewhere, or have ended",
-        "algorithms.tools.top:top",
-        "algorithms.tools.flags:TopConfig",
+        "appo.algorithms.tools.top:top",
+        "appo.algorithms.tools.flags:TopConfig",
         "appo top [RUN OR GROUP...] [flags]      for example: appo top CartPole-v1_1",
         words=("experiment",),
         check=CHECK_FOLDERS,
     ),
     "compare": Command(
         "say in what runs differ, and how well they learned",
-        "algorithms.tools.compare:compare",
-        "algorithms.tools.flags:CompareConfig",
+        "appo.algorithms.tools.compare:compare",
+        "appo.algorithms.tools.flags:CompareConfig",
         "appo compare RUN OR GROUP... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2",
         words=("runs",),
         needs="two runs or more, or a group of them: appo runs lists them",
@@ -102,8 +102,8 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "plot": Command(
         "draw learning curves, with bands over seeds",
-        "algorithms.tools.plot:plot",
-        "algorithms.tools.flags:PlotConfig",
+        "appo.algorithms.tools.plot:plot",
+        "appo.algorithms.tools.flags:PlotConfig",
         "appo plot RUN OR GROUP... -o FILE [flags]      for example: appo plot CartPole-v1_1 nets -o curve.png",
         words=("runs",),
         needs="the folder of a run, or several: appo runs lists them",
@@ -112,8 +112,8 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "report": Command(
         "write one page about runs, to look at and to send: curves, videos, flags, machine",
-        "algorithms.tools.report.report:report",
-        "algorithms.tools.flags:ReportConfig",
+        "appo.algorithms.tools.report.report:report",
+        "appo.algorithms.tools.flags:ReportConfig",
         "appo report RUN OR GROUP... -o FILE [flags]      for example: appo report CartPole-v1_1 nets -o page.html",
         words=("runs",),
         needs="the folder of a run, or several: appo runs lists them",
@@ -122,8 +122,8 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "lineage": Command(
         "draw who copied whom in a run of several policies",
-        "algorithms.tools.lineage:lineage",
-        "algorithms.tools.flags:LineageConfig",
+        "appo.algorithms.tools.lineage:lineage",
+        "appo.algorithms.tools.flags:LineageConfig",
         "appo lineage RUN [-o PICTURE] [flags]      for example: appo lineage CartPole-v1_1 -o lineage.png",
         words=("run",),
         needs="the name of a run",
@@ -131,8 +131,8 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "evaluate": Command(
         "measure checkpoints, also while they are trained, and keep the best",
-        "algorithms.tools.evaluate:evaluate",
-        "algorithms.tools.flags:EvaluateConfig",
+        "appo.algorithms.tools.evaluate:evaluate",
+        "appo.algorithms.tools.flags:EvaluateConfig",
         "appo evaluate RUN OR GROUP... [flags]      for example: appo evaluate CartPole-v1_1 --episodes=100",
         words=("run",),
         needs=A_RUN,
@@ -140,27 +140,27 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "record": Command(
         "write a dataset of episodes that a policy, or a random one, plays",
-        "algorithms.tools.record:record",
-        "algorithms.tools.flags:RecordConfig",
+        "appo.algorithms.tools.record:record",
+        "appo.algorithms.tools.flags:RecordConfig",
         "appo record RUN -o DATASET [flags], or appo record --env=ID -o DATASET for random actions"
         "      for example: appo record CartPole-v1_1 -o datasets/expert",
         words=("run",),
         short=OUTPUT,
-        check="algorithms.tools.flags:check_record",
+        check="appo.algorithms.tools.flags:check_record",
     ),
     "estimate": Command(
         "estimate what a policy would return from episodes that others have played",
-        "algorithms.tools.estimate:estimate",
-        "algorithms.tools.flags:EstimateConfig",
+        "appo.algorithms.tools.estimate:estimate",
+        "appo.algorithms.tools.flags:EstimateConfig",
         "appo estimate RUN --dataset=D [flags]      for example: appo estimate CartPole-v1_1 --dataset=datasets/random",
         words=("run",),
         needs=A_RUN,
-        check="algorithms.tools.flags:check_estimate",
+        check="appo.algorithms.tools.flags:check_estimate",
     ),
     "match": Command(
         "play two checkpoints against each other, with a confidence interval",
-        "algorithms.tools.match:match",
-        "algorithms.tools.flags:MatchConfig",
+        "appo.algorithms.tools.match:match",
+        "appo.algorithms.tools.flags:MatchConfig",
         "appo match A B [flags]      for example: appo match pong_2:best pong_1 --episodes=200",
         words=("a", "b"),
         needs="two runs, A and B: folders, or names in --train_dir",
@@ -168,8 +168,8 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "export": Command(
         "write a policy to an ONNX file that needs neither torch nor this program",
-        "algorithms.tools.export:export",
-        "algorithms.tools.flags:ExportConfig",
+        "appo.algorithms.tools.export:export",
+        "appo.algorithms.tools.flags:ExportConfig",
         "appo export RUN [flags]      for example: appo export CartPole-v1_1 --output=policy.onnx",
         words=("run",),
         needs=A_RUN,
@@ -178,41 +178,41 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "hub": Command(
         "share a policy on the Hugging Face Hub, or fetch one",
-        "algorithms.tools.hub:hub",
-        "algorithms.tools.flags:HubConfig",
+        "appo.algorithms.tools.hub:hub",
+        "appo.algorithms.tools.flags:HubConfig",
         "appo hub RUN --repo=USER/NAME [flags], or appo hub --download=USER/NAME"
         "      for example: appo hub CartPole-v1_1 --repo=me/cartpole --dry_run",
         words=("run",),
-        check="algorithms.tools.flags:check_hub",
+        check="appo.algorithms.tools.flags:check_hub",
     ),
     "launch": Command(
         "train a grid of flags and seeds, some runs at a time",
-        "algorithms.tools.launch:launch",
-        "algorithms.tools.flags:LaunchConfig",
+        "appo.algorithms.tools.launch:launch",
+        "appo.algorithms.tools.flags:LaunchConfig",
         "appo launch --name=NAME [flags] -- FLAGS OF TRAINING"
         "      for example: appo launch --name=lr --seeds=1,2,3 --grid learning_rate=1e-4,1e-3 -- --env=CartPole-v1",
-        check="algorithms.tools.flags:check_launch",
+        check="appo.algorithms.tools.flags:check_launch",
         training="words",
     ),
     "replay": Command(
         "repeat what led an environment to fail",
-        "algorithms.tools.replay_incident:replay",
-        "algorithms.tools.flags:ReplayConfig",
+        "appo.algorithms.tools.replay_incident:replay",
+        "appo.algorithms.tools.flags:ReplayConfig",
         "appo replay INCIDENT [flags]      for example: appo replay train_dir/a/incidents/env_actor_0_0.json",
         words=("incident",),
         needs="the file of an incident: look into incidents/ of the run",
     ),
     "doctor": Command(
         "look whether installation, machine and environment are fit for training",
-        "algorithms.tools.doctor:doctor",
-        "algorithms.tools.flags:DoctorConfig",
+        "appo.algorithms.tools.doctor:doctor",
+        "appo.algorithms.tools.flags:DoctorConfig",
         "appo doctor [--env=ID] [--json] [flags of appo train]      for example: appo doctor --env=CartPole-v1",
         training="flags",
     ),
     "selftest": Command(
         "kill processes of a small run for a minute and check that nothing is lost",
-        "algorithms.tools.selftest.selftest:selftest",
-        "algorithms.tools.flags:SelftestConfig",
+        "appo.algorithms.tools.selftest.selftest:selftest",
+        "appo.algorithms.tools.flags:SelftestConfig",
         "appo selftest [flags]      for example: appo selftest --kills=100",
     ),
 }
@@ -283,8 +283,8 @@ def run(name: str, argv: Sequence[str]) -> int:
 def _places(name: str, flag: str) -> list[str]:
     """Return the other commands that have a flag of this name; for training, the algorithms too."""
     others = [f"appo {other}" for other, c in COMMANDS.items() if c.config and flag in flags_of(resolve_name(c.config))]
-    algorithms: list[str] = resolve_name("algorithms.run.algorithms:algorithms_with")(flag)
-    of_all = len(algorithms) == len(resolve_name("algorithms.run.algorithms:ALGORITHMS"))
+    algorithms: list[str] = resolve_name("appo.algorithms.run.algorithms:algorithms_with")(flag)
+    of_all = len(algorithms) == len(resolve_name("appo.algorithms.run.algorithms:ALGORITHMS"))
     if COMMANDS[name].config and (COMMANDS[name].training == "nothing" or of_all):
         return [*(["appo train"] if algorithms else []), *others]
     return algorithms or others
@@ -305,7 +305,7 @@ def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
     if wants_help(argv[:end]):
         title = config_class.__name__.removesuffix("Config")
         print_and_exit(format_help(command.usage, {title: flags}, {}))
-    train_flags = resolve_name("algorithms.run.config:FLAGS") if command.training == "flags" else {}
+    train_flags = resolve_name("appo.algorithms.run.config:FLAGS") if command.training == "flags" else {}
     given = _parse_words(command, argv[:end], flags, train_flags)
     for flag, (other, value) in command.implied.items():
         if given.get(flag) is not None:

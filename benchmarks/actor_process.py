@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.runtime.memory.arena import Arena, Array
-from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.memory.arena import Arena, Array
+from appo.algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from appo.algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
+from appo.algorithms.runtime.messages import (
     ActionRequest,
     ActionsReady,
     Address,
@@ -23,14 +23,14 @@ from algorithms.runtime.messages import (
     TrajectoryReady,
     Worker,
 )
-from algorithms.runtime.processes.channels import Doorbell
-from algorithms.runtime.processes.process import Node
-from algorithms.runtime.sampling.actor_worker import ActorWorker
-from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
-from algorithms.runtime.topology import Topology
-from envs.config import EnvConfig
-from envs.make import make_group
-from envs.spec import ActionSpec
+from appo.algorithms.runtime.processes.channels import Doorbell
+from appo.algorithms.runtime.processes.process import Node
+from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
+from appo.algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group
+from appo.envs.spec import ActionSpec
 
 SLOTS = 3
 NUM_DRAWS = 257

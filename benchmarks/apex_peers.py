@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 from benchmarks import runs
 from benchmarks.peers.interpreters import DEFAULT_CACHE, interpreter
 from benchmarks.runs import Timing

@@ -12,7 +12,7 @@ of drawing see the same steps, of which a few in 20,000 have a reward.
 import sys
 from collections.abc import Mapping
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 from benchmarks.returns import Goals, measure
 from benchmarks.scores import Trial
 

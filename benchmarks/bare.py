@@ -11,20 +11,20 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from algorithms.cli import run_command
-from algorithms.run import build_workers
-from algorithms.run.build_workers import Blueprint
-from algorithms.run.config import Config, parse_train
-from algorithms.run.main import Run, train
-from algorithms.runtime.memory.heartbeat import Heartbeat
-from algorithms.runtime.memory.slots import LearnerLedger
-from algorithms.runtime.messages import Address, Worker
-from algorithms.runtime.processes import crash_recorder, stalls
-from algorithms.runtime.processes.process import ProcessPlan
-from algorithms.runtime.processes.restarts import Limits
-from algorithms.runtime.sampling.env_group import EnvGroup
-from envs.conversion import FiniteCheck
-from envs.env_set import OnFailure
+from appo.algorithms.cli import run_command
+from appo.algorithms.run import build_workers
+from appo.algorithms.run.build_workers import Blueprint
+from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.run.main import Run, train
+from appo.algorithms.runtime.memory.heartbeat import Heartbeat
+from appo.algorithms.runtime.memory.slots import LearnerLedger
+from appo.algorithms.runtime.messages import Address, Worker
+from appo.algorithms.runtime.processes import crash_recorder, stalls
+from appo.algorithms.runtime.processes.process import ProcessPlan
+from appo.algorithms.runtime.processes.restarts import Limits
+from appo.algorithms.runtime.sampling.env_group import EnvGroup
+from appo.envs.conversion import FiniteCheck
+from appo.envs.env_set import OnFailure
 
 PROGRAM = "from benchmarks.bare import main; main()"
 
@@ -45,9 +45,9 @@ class BareBlueprint(Blueprint):
         build_workers._leak_watch = _nothing  # type: ignore[assignment]
         crash_recorder.memory_of = _nothing  # type: ignore[assignment]
         if any(address.role != "actor" for address in plan.workers):
-            from algorithms.runtime.learning import learner_worker
-            from algorithms.runtime.memory import weights
-            from algorithms.runtime.sampling import policy_worker
+            from appo.algorithms.runtime.learning import learner_worker
+            from appo.algorithms.runtime.memory import weights
+            from appo.algorithms.runtime.sampling import policy_worker
 
             weights.checksum = policy_worker.checksum = lambda vector: 0
             learner_worker.STATE_SECONDS = math.inf

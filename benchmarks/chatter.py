@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.cli import run_command
-from algorithms.runtime.processes.prctl import bound_to_us
-from algorithms.tools.selftest.killer import MARKER, kill, processes_of
+from appo.algorithms.cli import run_command
+from appo.algorithms.runtime.processes.prctl import bound_to_us
+from appo.algorithms.tools.selftest.killer import MARKER, kill, processes_of
+from appo.utils.metrics import read_metrics
+from appo.utils.run_folder import RunFolder
 from benchmarks import measuring, process_tree, promises
 from benchmarks.measuring import ROOT
 from benchmarks.promises import Figure
 from benchmarks.runs import RunError
-from utils.metrics import read_metrics
-from utils.run_folder import RunFolder
 
 MIB = 1 << 20
 LOOK_SECONDS = 0.5

@@ -18,13 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.cli import run_command
-from algorithms.tools.selftest.invariants import LASTING, find_falling, lost_checkpoints, read_saves
-from algorithms.tools.selftest.killer import KillerError, kill
-from algorithms.tools.selftest.selftest import Run, SelftestConfig
+from appo.algorithms.cli import run_command
+from appo.algorithms.tools.selftest.invariants import LASTING, find_falling, lost_checkpoints, read_saves
+from appo.algorithms.tools.selftest.killer import KillerError, kill
+from appo.algorithms.tools.selftest.selftest import Run, SelftestConfig
+from appo.utils.metrics import read_metrics, without_lost
 from benchmarks import measuring, promises
 from benchmarks.promises import Figure
-from utils.metrics import read_metrics, without_lost
 
 LONGEST_WAIT_SECONDS = 1.2  # longer than the time between two checkpoints, so that any moment is met
 

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
+from appo.utils import machine
 from benchmarks import measuring, runs
 from benchmarks.measuring import Spread
 from benchmarks.network_alone import inference_microseconds, training_microseconds
 from benchmarks.runs import Timing
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
-from utils import machine
 
 UNIT_COSTS = ("environment", "inference", "training")
 TOGETHER = "environment_on_all_cores"  # core time per step, in as many processes at once

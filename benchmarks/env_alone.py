@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.cli import run_command
-from algorithms.run.placement import plan_workers
+from appo.algorithms.cli import run_command
+from appo.algorithms.run.placement import plan_workers
+from appo.envs.make import make_group
+from appo.envs.spec import EnvSpec, StepRow
+from appo.utils import machine
 from benchmarks import measuring
 from benchmarks.actor_process import NUM_DRAWS, ActorProcess, random_actions
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
-from envs.make import make_group
-from envs.spec import EnvSpec, StepRow
-from utils import machine
 
 START_SECONDS = 300
 

@@ -9,7 +9,7 @@ lowest priority, so that its CPU time is no measure.
 
 import sys
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 from benchmarks.paired import Question, Side, ask
 
 EVERY_SECONDS = 30

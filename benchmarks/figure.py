@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from appo.utils.errors import UsageError
 from benchmarks import end_to_end, measuring, runs
 from benchmarks.peers.__main__ import OURS
-from utils.errors import UsageError
 
 LABELS = {
     OURS: "appo",

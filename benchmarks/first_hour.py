@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.cli import run_command
-from algorithms.runtime.processes.prctl import bound_to_us
+from appo.algorithms.cli import run_command
+from appo.algorithms.runtime.processes.prctl import bound_to_us
 from benchmarks import markdown, measuring
 from benchmarks.measuring import ROOT
 from benchmarks.runs import RunError

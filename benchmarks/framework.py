@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
+from appo.envs.config import EnvConfig
 from benchmarks import measuring
 from benchmarks.actor_process import ActorProcess
-from envs.config import EnvConfig
 
 ROWS, ROLLOUT = 64, 32
 WARM_UP_SECONDS = 0.5

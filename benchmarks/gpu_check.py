@@ -27,26 +27,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from algorithms.run.build_learner import make_learner, make_policy_worker
-from algorithms.run.build_workers import Blueprint
-from algorithms.run.config import parse_train
-from algorithms.run.tuning.network import probe
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.devices import device_of
-from algorithms.runtime.learning.batches import ColumnBatches
-from algorithms.runtime.learning.gpu_batches import DeviceStaging
-from algorithms.runtime.learning.learner_worker import LearnerWorker
-from algorithms.runtime.memory.arena import Arena, Array
-from algorithms.runtime.memory.slots import Trajectories
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady, Worker
-from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
-from algorithms.runtime.sampling.policy_worker import PolicyWorker
-from algorithms.runtime.topology import Topology
+from appo.algorithms.run.build_learner import make_learner, make_policy_worker
+from appo.algorithms.run.build_workers import Blueprint
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.tuning.network import probe
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.devices import device_of
+from appo.algorithms.runtime.learning.batches import ColumnBatches
+from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
+from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
+from appo.algorithms.runtime.memory.arena import Arena, Array
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady, Worker
+from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
+from appo.algorithms.runtime.sampling.policy_worker import PolicyWorker
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.errors import UsageError
+from appo.utils.machine import available_cores
+from appo.utils.metrics import read_metrics
 from benchmarks.twin import BufferedBlueprint, PlainBlueprint
-from utils.errors import UsageError
-from utils.machine import available_cores
-from utils.metrics import read_metrics
 
 LIMIT_SECONDS = 470
 # |difference| / (1 + |value|). Convolutions and recurrent cores of cuDNN multiply with 10 bits of mantissa: where the

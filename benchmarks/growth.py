@@ -16,13 +16,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
+from appo.envs.config import EnvConfig
+from appo.utils.metrics import read_metrics
 from benchmarks import measuring, runs
 from benchmarks.actor_process import ActorProcess
 from benchmarks.runs import Timing
 from benchmarks.workloads import ONE_PASS, Workload
-from envs.config import EnvConfig
-from utils.metrics import read_metrics
 
 PARTS = ("envs", "actors", "apex", "slots")
 ENVS = (1, 8, 64, 512)

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
+from appo.utils.metrics import read_metrics
 from benchmarks import runs, seeds
 from benchmarks.measuring import ROOT
 from benchmarks.peers.interpreters import DEFAULT_CACHE, interpreter
 from benchmarks.workloads import PONG
-from utils.metrics import read_metrics
 
 DRIVER = ROOT / "benchmarks" / "peers" / "sample_factory_driver.py"
 SAME: Mapping[str, object] = {

@@ -22,16 +22,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from algorithms.cli import run_command
-from algorithms.run.placement import plan_workers
+from appo.algorithms.cli import run_command
+from appo.algorithms.run.placement import plan_workers
+from appo.utils import machine
 from benchmarks import measuring
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
-from utils import machine
 
 if TYPE_CHECKING:
-    from algorithms.runtime.learning.batches import Batch
-    from algorithms.runtime.learning.learner_worker import LearnerWorker
-    from algorithms.runtime.sampling.policy_worker import PolicyWorker
+    from appo.algorithms.runtime.learning.batches import Batch
+    from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
+    from appo.algorithms.runtime.sampling.policy_worker import PolicyWorker
 
 SLOTS = 3
 MATRIX_SIZE = 1024
@@ -133,14 +133,14 @@ def multiplications(model: Any, obs: dict[str, Any]) -> tuple[int, int]:
 
 def play(workload: Workload, rows: int) -> Played:
     """Let one group and its policy play until the learner has a batch."""
-    from algorithms.run.build_workers import Blueprint
-    from algorithms.run.tuning.network import probe
-    from algorithms.runtime.budget import Budget
-    from algorithms.runtime.memory.arena import Arena
-    from algorithms.runtime.memory.heartbeat import Heartbeat
-    from algorithms.runtime.messages import Address, Begin, Message
-    from algorithms.runtime.processes.process import Node, ProcessPlan
-    from algorithms.runtime.topology import Topology
+    from appo.algorithms.run.build_workers import Blueprint
+    from appo.algorithms.run.tuning.network import probe
+    from appo.algorithms.runtime.budget import Budget
+    from appo.algorithms.runtime.memory.arena import Arena
+    from appo.algorithms.runtime.memory.heartbeat import Heartbeat
+    from appo.algorithms.runtime.messages import Address, Begin, Message
+    from appo.algorithms.runtime.processes.process import Node, ProcessPlan
+    from appo.algorithms.runtime.topology import Topology
 
     config = workload.config(device="cpu", learning_rate=0, inference="serial")
     found = probe(config)
@@ -193,7 +193,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def _acting(policy_worker: "PolicyWorker") -> Callable[[], object]:
     """Answer the same request again and again."""
-    from algorithms.runtime.messages import ActionRequest
+    from appo.algorithms.runtime.messages import ActionRequest
 
     request = ActionRequest(0, 0, slot=0, step=1, generation=0)
     return lambda: list(policy_worker.answer([request]))

@@ -23,14 +23,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from algorithms.cli import run_command
-from algorithms.run.observers import difference
-from algorithms.tools.compare import interval
+from appo.algorithms.cli import run_command
+from appo.algorithms.run.observers import difference
+from appo.algorithms.tools.compare import interval
+from appo.utils.command_line import own_command
+from appo.utils.metrics import read_metrics
+from appo.utils.run_folder import RunFolder
 from benchmarks import markdown, runs, seeds
 from benchmarks.workloads import words_of
-from utils.command_line import own_command
-from utils.metrics import read_metrics
-from utils.run_folder import RunFolder
 
 BENCHMARK = "offline_returns"
 MOST_PROBABLE, SAMPLED = "most_probable", "sampled"

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from appo.utils.metrics import read_metrics
 from benchmarks import measuring, promises, runs
 from benchmarks.measuring import ROOT
 from benchmarks.promises import Figure
 from benchmarks.runs import Observed, Timing
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
-from utils.metrics import read_metrics
 
 
 class Side(NamedTuple):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 from benchmarks import measuring, runs
 from benchmarks.runs import Timing
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 from benchmarks import runs
 from benchmarks.runs import Timing
 from benchmarks.workloads import ONE_PASS, Workload

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from algorithms.cli import run_command
-from algorithms.population.lineage import read_events
+from appo.algorithms.cli import run_command
+from appo.algorithms.population.lineage import read_events
+from appo.utils.metrics import last_values, read_metrics
 from benchmarks import runs, seeds
-from utils.metrics import last_values, read_metrics
 
 RATES = (1e-6, 1e-5, 1e-3, 1e-1)
 FLAGS: Mapping[str, object] = {

@@ -19,7 +19,7 @@ import math
 import sys
 from collections.abc import Mapping
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 from benchmarks.returns import Goals, measure
 from benchmarks.scores import Trial
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.cli import run, run_command
+from appo.algorithms.cli import run, run_command
+from appo.utils.command_line import own_command
 from benchmarks import measuring, promises, runs
 from benchmarks.paired import Question, Side, measure
 from benchmarks.runs import Timing
 from benchmarks.workloads import Workload
-from utils.command_line import own_command
 
 MOST_PERCENT = 11.1
 """Speed lost to reading: a learner that is fed with 0.9 of the speed at which it trains."""
@@ -69,8 +69,8 @@ def of_case(name: str, plan: argparse.Namespace) -> dict[str, Any]:
 
 def train_on_one_batch(words: Sequence[str]) -> int:
     """Train with a reader that gives its first batch again and again; the exit code."""
-    from algorithms.offline.columns import ShuffledReader
-    from algorithms.runtime.learning.batches import Batch
+    from appo.algorithms.datasets.columns import ShuffledReader
+    from appo.algorithms.runtime.learning.batches import Batch
 
     read, kept = ShuffledReader.read, dict[int, Batch]()
 

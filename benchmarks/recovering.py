@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from algorithms.run.config import parse_train
-from algorithms.run.main import Run
-from algorithms.runtime.processes.stalls import Progress
-from algorithms.runtime.processes.supervisor import Supervisor
-from algorithms.runtime.runner import run_to_end
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.main import Run
+from appo.algorithms.runtime.processes.stalls import Progress
+from appo.algorithms.runtime.processes.supervisor import Supervisor
+from appo.algorithms.runtime.runner import run_to_end
+from appo.utils.logging import configure
 from benchmarks import measuring, promises
 from benchmarks.promises import Figure
-from utils.logging import configure
 
 ROLES = ("actor_0", "policy_worker_0.0", "learner_0")
 SETTLE_SECONDS = 0.5

@@ -12,7 +12,7 @@ What main's file imports, every process imports again when it starts: as in trai
 import sys
 
 if __name__ == "__main__":
-    from algorithms.cli import run_command
+    from appo.algorithms.cli import run_command
     from benchmarks.recovering import main
 
     sys.exit(run_command(main))

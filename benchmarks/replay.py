@@ -11,12 +11,12 @@ from statistics import median
 
 import numpy as np
 
-from algorithms.apex.storage import ReplayPlan, ReplayStorage, replay_fields
-from algorithms.apex.sum_tree import SumTree
-from algorithms.runtime.memory.arena import Arena, Field
-from algorithms.runtime.memory.slots import Recorded, Trajectories, sizes_of
-from algorithms.runtime.topology import Topology
-from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.algorithms.replay.storage import ReplayPlan, ReplayStorage, replay_fields
+from appo.algorithms.replay.sum_tree import SumTree
+from appo.algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.memory.slots import Recorded, Trajectories, sizes_of
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 
 ATARI = EnvSpec({"obs": ObservationSpec((4, 84, 84), "uint8")}, ActionSpec((ActionPart("categorical", 6),)))
 PLAN = ReplayPlan(1 << 15, 0.6, 1e-6, True, 3, 0.99, 512, 8.0, 1000)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
+from appo.utils.errors import UsageError
 from benchmarks import (
     end_to_end,
     learning,
@@ -30,7 +31,6 @@ from benchmarks.figure import draw
 from benchmarks.measuring import ROOT
 from benchmarks.network_alone import inference_microseconds, training_microseconds
 from benchmarks.peers.__main__ import OURS, ratios
-from utils.errors import UsageError
 
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 Results = Mapping[str, Mapping[str, Any]]

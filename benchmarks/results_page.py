@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
+from appo.utils.errors import UsageError
 from benchmarks import markdown, scores
 from benchmarks.published import PUBLISHED, Published
 from benchmarks.scores import TRIALS, Summary, summary
-from utils.errors import UsageError
 
 HEAD = """\
 # Results

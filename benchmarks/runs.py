@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from algorithms.runtime.processes.prctl import bound_to_us
+from appo.algorithms.runtime.processes.prctl import bound_to_us
+from appo.utils import machine
+from appo.utils.errors import AppoError
+from appo.utils.metrics import read_metrics
 from benchmarks import measuring, process_tree
 from benchmarks.measuring import ROOT, Point
 from benchmarks.process_tree import Process
 from benchmarks.workloads import Workload, words_of
-from utils import machine
-from utils.errors import AppoError
-from utils.metrics import read_metrics
 
 POLL_SECONDS = 0.2
 START_SECONDS = 180

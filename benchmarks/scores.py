@@ -15,12 +15,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
+from appo.utils.command_line import own_command
+from appo.utils.metrics import read_metrics
+from appo.utils.run_folder import RunFolder
 from benchmarks import runs, seeds
 from benchmarks.workloads import words_of
-from utils.command_line import own_command
-from utils.metrics import read_metrics
-from utils.run_folder import RunFolder
 
 BENCHMARK = "scores"
 NO_STICKY_ACTIONS = {"env_kwargs": "repeat_action_probability=0"}  # as in the environments of published figures

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from algorithms.cli import run_command
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import load_player
-from algorithms.tools.flags import MatchConfig
-from algorithms.tools.match import find_side
+from appo.algorithms.cli import run_command
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.player import load_player
+from appo.algorithms.tools.flags import MatchConfig
+from appo.algorithms.tools.match import find_side
+from appo.envs.make import make_alone
+from appo.utils.metrics import last_values, read_metrics
 from benchmarks import runs, seeds
-from envs.make import make_alone
-from utils.metrics import last_values, read_metrics
 
 VERSIONS, PERIOD = 20, 5_000
 FLAGS: Mapping[str, object] = {

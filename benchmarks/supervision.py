@@ -6,7 +6,7 @@ python -m benchmarks.supervision --env=ID [flags of appo train]
 
 import sys
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 from benchmarks import bare
 from benchmarks.paired import Question, Side, ask
 

@@ -7,9 +7,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from algorithms.run.config import Config, parse_train
-from algorithms.run.tuning.measure import resolve_defaults
-from utils.errors import UsageError
+from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.run.tuning.measure import resolve_defaults
+from appo.utils.errors import UsageError
 
 # Petrenko et al. 2020 (arXiv:2006.11751): one pass over batches of 1024, trajectories of 32 steps.
 ONE_PASS = {"rollout": 32, "batch_size": 1024, "num_batches_per_iteration": 1, "ppo_epochs": 1}

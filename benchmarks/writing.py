@@ -8,7 +8,7 @@ The CPU time of a sample counts all processes, the writer among them.
 
 import sys
 
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 from benchmarks.paired import Question, Side, ask
 
 QUESTION = Question("writing", "writing a dataset", 3.0, Side(own_folder="output"), Side(), seconds=20)

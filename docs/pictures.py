@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from algorithms.runtime.monitor.panel import Snapshot, draw
-from algorithms.tools.top import ObservedRun
-from utils.command_line import own_command, say
+from appo.algorithms.runtime.monitor.panel import Snapshot, draw
+from appo.algorithms.tools.top import ObservedRun
+from appo.utils.command_line import own_command, say
 
 PICTURES = Path(__file__).parent / "pictures"
 COLUMNS, ROWS = 80, 24

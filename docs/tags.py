@@ -5,8 +5,8 @@ A part in angle brackets stands for several names.
 
 import re
 
-from algorithms.apex.config import METRICS, OF_SHARDS, REPLAY_METRICS
-from algorithms.runtime.roles import ROLES
+from appo.algorithms.apex.config import METRICS, OF_SHARDS, REPLAY_METRICS
+from appo.algorithms.runtime.roles import ROLES
 
 Section = dict[str, str]
 

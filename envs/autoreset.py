@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envs.spec import Array, BoolArray, FloatArray
-from utils.errors import UsageError
+from appo.envs.spec import Array, BoolArray, FloatArray
+from appo.utils.errors import UsageError
 
 FINAL_KEYS = ("final_obs", "final_observation")
 """Of infos: what rows showed last that have been reset in the same step; gymnasium called it otherwise before 1.0."""

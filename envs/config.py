@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envs import given
-from utils.flags import flag
+from appo.envs import given
+from appo.utils.flags import flag
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from envs.precision import Precision
-from envs.spaces import (
+from appo.envs.precision import Precision
+from appo.envs.spaces import (
     MaskForm,
     Space,
     allowed_by,
@@ -24,10 +24,10 @@ from envs.spaces import (
     observation_specs,
     shown_mask,
 )
-from envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, BoolArray, EnvSpec, ObservationSpec, row_name
-from utils.errors import AppoError, EnvironmentFailure, NotFinite, SpaceMismatch, StopNow, text_of
-from utils.logging import SHOWN
-from utils.values import ABSURD
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, BoolArray, EnvSpec, ObservationSpec, row_name
+from appo.utils.errors import AppoError, EnvironmentFailure, NotFinite, SpaceMismatch, StopNow, text_of
+from appo.utils.logging import SHOWN
+from appo.utils.values import ABSURD
 
 Path = tuple[str, ...]
 

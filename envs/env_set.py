@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
-from envs.conversion import failure_of, one_line, require_info, reraise
-from envs.incidents import IncidentFolder, random_state
-from envs.journal import Journal, JournalMemory
-from envs.masks import BY_METHOD, METHOD
-from envs.spaces import (
+from appo.envs.conversion import failure_of, one_line, require_info, reraise
+from appo.envs.incidents import IncidentFolder, random_state
+from appo.envs.journal import Journal, JournalMemory
+from appo.envs.masks import BY_METHOD, METHOD
+from appo.envs.spaces import (
     AS_THEY_ARE,
     ActionForm,
     described,
@@ -30,9 +30,9 @@ from envs.spaces import (
     rows_said,
     spec_of,
 )
-from envs.spec import MASK_KEY, EnvSpec
-from utils.errors import EnvironmentFailure, SpaceMismatch, format_error
-from utils.timing import RESET, clock
+from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.utils.errors import EnvironmentFailure, SpaceMismatch, format_error
+from appo.utils.timing import RESET, clock
 
 if TYPE_CHECKING:
     pass

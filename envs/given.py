@@ -10,8 +10,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from utils.errors import UsageError, text_of
-from utils.values import shown
+from appo.utils.errors import UsageError, text_of
+from appo.utils.values import shown
 
 MODULE = "<program>"
 """Stands in the place of a module in the names of what cannot be imported; no module can be called so."""

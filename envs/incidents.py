@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Self, get_type_hints
 
 import numpy as np
 
-from envs.journal import Story
-from utils.errors import EnvironmentFailure, UsageError
-from utils.run_folder import names_in_own, own_folder, read_own_mapping, write_json_atomic
-from utils.values import shown
+from appo.envs.journal import Story
+from appo.utils.errors import EnvironmentFailure, UsageError
+from appo.utils.run_folder import names_in_own, own_folder, read_own_mapping, write_json_atomic
+from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
 

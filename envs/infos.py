@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.conversion import row_of_batched
-from envs.spec import MASK_KEY, Array, BoolArray, EpisodeStats
-from utils.errors import NotFinite, SpaceMismatch
+from appo.envs.conversion import row_of_batched
+from appo.envs.spec import MASK_KEY, Array, BoolArray, EpisodeStats
+from appo.utils.errors import NotFinite, SpaceMismatch
 
 log = logging.getLogger(__name__)
 

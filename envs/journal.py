@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from envs.spec import ActionSpec, Array
+from appo.envs.spec import ActionSpec, Array
 
 MOST_BYTES = 1 << 20  # of the actions of one group
 LEAST_STEPS, MOST_STEPS = 1024, 65_536

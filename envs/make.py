@@ -24,20 +24,20 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from envs import families, given
-from envs.agents import pettingzoo
-from envs.agents.multi_agent import loop_over
-from envs.config import EnvConfig
-from envs.conversion import one_line, reraise
-from envs.env_set import RAISE, EnvSet, OnFailure, SingleEnv
-from envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
-from envs.names import registered_with_gym, suggestion
-from envs.precision import may_lose, watched
-from envs.spaces import ActionForm, find_out_agents, note_frames, num_agents_of
-from envs.spec import EnvSpec, GroupEnv
-from envs.toys.toy import register_toys
-from envs.vector import AnyVectorEnv, GymVector, random_steps
-from envs.wrappers import (
+from appo.envs import families, given
+from appo.envs.agents import pettingzoo
+from appo.envs.agents.multi_agent import loop_over
+from appo.envs.config import EnvConfig
+from appo.envs.conversion import one_line, reraise
+from appo.envs.env_set import RAISE, EnvSet, OnFailure, SingleEnv
+from appo.envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
+from appo.envs.names import registered_with_gym, suggestion
+from appo.envs.precision import may_lose, watched
+from appo.envs.spaces import ActionForm, find_out_agents, note_frames, num_agents_of
+from appo.envs.spec import EnvSpec, GroupEnv
+from appo.envs.toys.toy import register_toys
+from appo.envs.vector import AnyVectorEnv, GymVector, random_steps
+from appo.envs.wrappers import (
     RepeatAction,
     as_flags_ask,
     know_actions_sooner,
@@ -47,7 +47,7 @@ from envs.wrappers import (
     with_masks_of_method,
     with_masks_of_methods,
 )
-from utils.errors import (
+from appo.utils.errors import (
     CannotBeDrawn,
     EnvironmentFailure,
     OtherNumber,
@@ -55,8 +55,8 @@ from utils.errors import (
     UsageError,
     comes_from_own_code,
 )
-from utils.user_modules import import_user_module
-from utils.values import nearest, printable
+from appo.utils.user_modules import import_user_module
+from appo.utils.values import nearest, printable
 
 Factory = Callable[..., Any]
 

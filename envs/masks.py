@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.conversion import row_of_batched
-from envs.spaces import MaskForm, Space, children, choices_of, flat_action_spaces, shown_mask
-from envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec, row_name
-from utils.errors import NothingAllowed, SpaceMismatch
+from appo.envs.conversion import row_of_batched
+from appo.envs.spaces import MaskForm, Space, children, choices_of, flat_action_spaces, shown_mask
+from appo.envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec, row_name
+from appo.utils.errors import NothingAllowed, SpaceMismatch
 
 CHOICES = spaces.Discrete | spaces.MultiDiscrete
 

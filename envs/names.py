@@ -12,9 +12,9 @@ from importlib.util import find_spec
 
 import gymnasium
 
-from envs.agents import pettingzoo
-from envs.families import Family
-from utils.values import nearest, shown
+from appo.envs.agents import pettingzoo
+from appo.envs.families import Family
+from appo.utils.values import nearest, shown
 
 MOST = 3
 """Ids that one line suggests."""

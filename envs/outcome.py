@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.spec import Array, BoolArray, row_name
-from utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch
-from utils.values import shown
+from appo.envs.spec import Array, BoolArray, row_name
+from appo.utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch
+from appo.utils.values import shown
 
 LARGEST = float(np.finfo(np.float32).max)
 LEAST = -LARGEST

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.spaces import Space, flat_observation_spaces
-from envs.spec import Array
+from appo.envs.spaces import Space, flat_observation_spaces
+from appo.envs.spec import Array
 
 LARGE = 1e4
 """Size from which on digits are missed; noise far below smaller numbers is none that anybody would see."""

@@ -6,7 +6,7 @@ of the algorithm.
 
 import re
 
-from envs.given import unnumbered
+from appo.envs.given import unnumbered
 
 Preset = dict[str, object]
 

@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from envs.conversion import (
+from appo.envs.conversion import (
     ActionConverter,
     FiniteCheck,
     ObservationWriter,
     one_line,
     require_info,
 )
-from envs.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
-from envs.infos import FRAMES_KEY, InfoReader
-from envs.journal import NOBODY
-from envs.masks import ActionMasks, random_action, why_unmasked
-from envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
-from envs.spaces import AS_THEY_ARE, ActionForm
-from envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
-from envs.wrappers import own_normalization
-from utils.errors import EnvironmentFailure, SpaceMismatch
+from appo.envs.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
+from appo.envs.infos import FRAMES_KEY, InfoReader
+from appo.envs.journal import NOBODY
+from appo.envs.masks import ActionMasks, random_action, why_unmasked
+from appo.envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
+from appo.envs.spaces import AS_THEY_ARE, ActionForm
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
+from appo.envs.wrappers import own_normalization
+from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 
 
 class PythonLoop(ShapedRows):

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from envs.config import EnvConfig
-from envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, ActionSpec, Array, BoolArray, EnvSpec, ObservationSpec
-from utils.errors import SpaceMismatch, UsageError
+from appo.envs.config import EnvConfig
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, ActionSpec, Array, BoolArray, EnvSpec, ObservationSpec
+from appo.utils.errors import SpaceMismatch, UsageError
 
 Space = spaces.Space[Any]
 

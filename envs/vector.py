@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from envs.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
-from envs.conversion import (
+from appo.envs.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
+from appo.envs.conversion import (
     ActionConverter,
     FiniteCheck,
     ObservationWriter,
@@ -23,15 +23,15 @@ from envs.conversion import (
     require_info,
     reraise,
 )
-from envs.env_set import RAISE, OnFailure
-from envs.infos import FRAMES_KEY, InfoReader
-from envs.journal import NOBODY, Journal
-from envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
-from envs.outcome import truths_of, write_rewards
-from envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
-from envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
-from envs.wrappers import VectorMasksOfMethod, layers, own_normalization
-from utils.errors import EnvironmentFailure, UsageError, format_error
+from appo.envs.env_set import RAISE, OnFailure
+from appo.envs.infos import FRAMES_KEY, InfoReader
+from appo.envs.journal import NOBODY, Journal
+from appo.envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
+from appo.envs.outcome import truths_of, write_rewards
+from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
+from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
+from appo.envs.wrappers import VectorMasksOfMethod, layers, own_normalization
+from appo.utils.errors import EnvironmentFailure, UsageError, format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 

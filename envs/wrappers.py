@@ -16,14 +16,14 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWra
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
-from envs.config import EnvConfig
-from envs.conversion import require_info
-from envs.infos import FRAMES_KEY, InfoReader
-from envs.masks import METHOD, AllowedActions
-from envs.outcome import reward_of, truth_of, truths_of
-from envs.spaces import Space, frames_per_step, num_agents_of, shown_mask
-from envs.spec import MASK_KEY, SINGLE_KEY, FloatArray, is_channels_first
-from utils.errors import UsageError
+from appo.envs.config import EnvConfig
+from appo.envs.conversion import require_info
+from appo.envs.infos import FRAMES_KEY, InfoReader
+from appo.envs.masks import METHOD, AllowedActions
+from appo.envs.outcome import reward_of, truth_of, truths_of
+from appo.envs.spaces import Space, frames_per_step, num_agents_of, shown_mask
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, FloatArray, is_channels_first
+from appo.utils.errors import UsageError
 
 DEFAULT_FRAMES_PER_SECOND = 30.0
 ATARI_FRAMES_PER_SECOND = 60.0  # of the console; the metadata of ale-py say 30, half the speed of the game

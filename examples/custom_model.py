@@ -11,10 +11,10 @@ Each is tried on a fake batch before training starts, and what is wrong with it 
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.config import ModelConfig
-from algorithms.models.cores import unroll_segments
-from envs.spec import EnvSpec, ObservationSpec
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.cores import unroll_segments
+from appo.envs.spec import EnvSpec, ObservationSpec
 
 Observations = dict[str, Tensor]
 

@@ -8,13 +8,13 @@ Source: Williams 1992, Machine Learning 8; Sutton and Barto 2018, section 13.4.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from algorithms.ops.losses import masked_means, zero_invalid
-from algorithms.ops.returns import gae
-from algorithms.parts.algorithm import ActorCriticAlgorithm
-from algorithms.parts.config import STEP_METRICS, ColumnsConfig
-from algorithms.parts.learner import ActorCriticLearner
-from algorithms.runtime.learning.batches import Batch
-from utils.flags import flag
+from appo.algorithms.ops.losses import masked_means, zero_invalid
+from appo.algorithms.ops.returns import gae
+from appo.algorithms.parts.algorithm import ActorCriticAlgorithm
+from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig
+from appo.algorithms.parts.learner import ActorCriticLearner
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.utils.flags import flag
 
 METRICS = {"loss": "sum of both losses", "policy_loss": "-log pi(a|s) times the weight", "value_loss": "squared error"}
 

@@ -2,8 +2,8 @@
 
     appo train --algo=examples.replay:Replay --env=CartPole-v1 --train_until_return=475
 
-A variant of the algorithm is a `Learner` and a class that names it. Actors, slots, batches, checkpoints and flags stay
-what they are. V-trace corrects for the age of a replayed batch: its log-probabilities are those of the policy that
+A variant of APPO is an `APPOLearner` and a class that names it. Actors, slots, batches, checkpoints and flags do not
+change. V-trace corrects for the age of a replayed batch: its log-probabilities are those of the policy that
 acted.
 """
 
@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from algorithms.appo.algorithm import APPO
-from algorithms.appo.learner import Learner
-from algorithms.runtime.learning.batches import Batch
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.runtime.learning.batches import Batch
 
 AGE = 2
 
 
-class ReplayingLearner(Learner):
+class ReplayingLearner(APPOLearner):
     """Trains on every batch twice; samples are counted once, by the worker around it."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -26,7 +26,7 @@ class ReplayingLearner(Learner):
         self.kept: deque[Batch] = deque()
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """As `Learner.learn`, then the same for the batch that came `AGE` batches before."""
+        """As `APPOLearner.learn`, then the same for the batch that came `AGE` batches before."""
         yield from super().learn(batch, progress)
         self.kept.append(batch.copy())
         if len(self.kept) > AGE:
@@ -36,6 +36,6 @@ class ReplayingLearner(Learner):
 class Replay(APPO):
     """APPO in every other respect."""
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         """Return the learner that trains twice."""
         return ReplayingLearner

@@ -8,28 +8,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from algorithms.appo.algorithm import APPO
-from algorithms.appo.config import METRICS, LearningConfig
-from algorithms.appo.learner import Learner, Whole
-from algorithms.models.build import build_model
-from algorithms.models.flat_module import FlatModule
-from algorithms.ops.losses import masked_mean
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.learning.batches import Batch
-from utils.flags import flag
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.appo.config import METRICS, APPOConfig
+from appo.algorithms.appo.learner import APPOLearner, Whole
+from appo.algorithms.models.build import build_model
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ops.losses import masked_mean
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.utils.flags import flag
 
 
 @dataclass(frozen=True)
-class PredictionConfig(LearningConfig):
+class PredictionConfig(APPOConfig):
     """Learning."""
 
     reward_loss_coeff: float = flag(0.1, "weight of the squared error of predicted rewards", minimum=0)
 
 
-class PredictingLearner(Learner):
+class PredictingLearner(APPOLearner):
     """Adds the loss to APPO's, and its mean to the metrics."""
 
-    names = (*Learner.names[:-3], "reward_loss", *Learner.names[-3:])
+    names = (*APPOLearner.names[:-3], "reward_loss", *APPOLearner.names[-3:])
     config: PredictionConfig
 
     def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,6 +54,6 @@ class RewardPrediction(APPO):
         model.reward_head = nn.Linear(model.value_head.in_features, 1)
         return FlatModule(model.to(context.device))
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         """Return the learner with the loss."""
         return PredictingLearner

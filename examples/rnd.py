@@ -9,23 +9,23 @@ from typing import Any
 
 import torch
 
-from algorithms.appo.algorithm import APPO
-from algorithms.appo.config import LearningConfig
-from algorithms.appo.learner import Learner
-from algorithms.models.flat_module import FlatModule
-from algorithms.ops.losses import masked_mean
-from algorithms.runtime.learning.batches import Batch
-from utils.flags import flag
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.appo.config import APPOConfig
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ops.losses import masked_mean
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.utils.flags import flag
 
 
 @dataclass(frozen=True)
-class RNDConfig(LearningConfig):
+class RNDConfig(APPOConfig):
     """Learning."""
 
     novelty_coeff: float = flag(0.1, "bonus of a step as new as those of the first batch", minimum=0)
 
 
-class RNDLearner(Learner):
+class RNDLearner(APPOLearner):
     """Rewards steps whose outcome a network does not predict yet; all it needs for that is in its checkpoints."""
 
     config: RNDConfig
@@ -55,6 +55,6 @@ class RND(APPO):
 
     name, flags = "RND", RNDConfig
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         """Return the learner with the bonus."""
         return RNDLearner

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.appo.algorithm import APPO
-from algorithms.appo.config import LearningConfig
-from algorithms.appo.learner import Learner
-from utils.flags import flag
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.appo.config import APPOConfig
+from appo.algorithms.appo.learner import APPOLearner
+from appo.utils.flags import flag
 
 
 @dataclass(frozen=True)
-class SPOConfig(LearningConfig):
+class SPOConfig(APPOConfig):
     """Learning."""
 
     spo_epsilon: float = flag(0.2, "distance of the best probability ratio from 1", minimum=1e-3, maximum=1)
 
 
-class SPOLearner(Learner):
+class SPOLearner(APPOLearner):
     """Differs from APPO's in one term of the loss."""
 
     config: SPOConfig
@@ -37,6 +37,6 @@ class SPO(APPO):
 
     name, flags = "SPO", SPOConfig
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         """Return the learner with the other surrogate."""
         return SPOLearner

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState, StateLayout, Vector
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import LearnerState, StateLayout, Vector
 
 NAMES = ("weights", "exp_avg", "exp_avg_sq")
 

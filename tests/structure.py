@@ -11,19 +11,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("algorithms", "envs", "utils")
+PACKAGE = "appo"
 SMALL_LINES = 80
 LAYERS = (
-    ("utils",),
-    ("envs",),
-    ("algorithms.ops",),
-    ("algorithms.models",),
-    ("algorithms.runtime",),
-    ("algorithms.parts", "algorithms.population"),
-    ("algorithms.appo", "algorithms.ppo", "algorithms.apex", "algorithms.a3c", "algorithms.offline"),
-    ("algorithms.run",),
-    ("algorithms.playing",),
-    ("algorithms.tools",),
-    ("algorithms.cli",),
+    ("appo.utils",),
+    ("appo.envs",),
+    ("appo.algorithms.ops",),
+    ("appo.algorithms.models",),
+    ("appo.algorithms.runtime",),
+    (
+        "appo.algorithms.parts",
+        "appo.algorithms.population",
+        "appo.algorithms.replay",
+        "appo.algorithms.datasets",
+    ),
+    (
+        "appo.algorithms.appo",
+        "appo.algorithms.ppo",
+        "appo.algorithms.apex",
+        "appo.algorithms.a3c",
+        "appo.algorithms.offline",
+    ),
+    ("appo.algorithms.run",),
+    ("appo.algorithms.playing",),
+    ("appo.algorithms.tools",),
+    ("appo.algorithms.cli",),
     ("train_appo", "enjoy_appo"),
 )
 """From the lowest to the highest: a module imports from its own layer and from those below."""
@@ -35,8 +47,9 @@ def files(root: Path = ROOT) -> list[Path]:
 
 
 def name_of(path: Path, root: Path = ROOT) -> str:
-    """Return the dotted name of the module that a file holds."""
-    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    """Return the dotted name of the module that a file holds; folders of the checkout are packages of `appo`."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join([PACKAGE, *parts] if parts[0] in TOPS else parts).removesuffix(".__init__")
 
 
 def layer_of(module: str) -> int | None:
@@ -100,9 +113,13 @@ def upward_strings(root: Path = ROOT) -> list[str]:
     for path in files(root):
         own = layer_of(name_of(path, root))
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("algorithms."):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value.startswith("appo.algorithms.")
+            ):
                 target = layer_of(node.value)
-                if own is not None and own < LAYERS.index(("algorithms.run",)):
+                if own is not None and own < LAYERS.index(("appo.algorithms.run",)):
                     found.append(f"{name_of(path, root)}:{node.lineno}: {node.value} (layer {target} from {own})")
     return found
 

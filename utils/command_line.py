@@ -7,12 +7,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
-from utils.errors import UsageError
-from utils.flags import Flag
-from utils.values import (
+from appo.utils.errors import PACKAGE, UsageError
+from appo.utils.flags import Flag
+from appo.utils.values import (
     NOUNS,
     Places,
     flag_hint,
@@ -107,8 +106,8 @@ def format_help(usage: str, groups: Groups, preset: Mapping[str, object]) -> str
 def own_command(words: Sequence[str]) -> list[str]:
     """Return the words that start `appo` with these in a process of its own, wherever it is installed."""
     # The working directory may hold modules with the names of ours.
-    program = "import sys; sys.path.append(sys.argv.pop(1)); from algorithms.cli import main; sys.exit(main())"
-    return [sys.executable, "-P", "-c", program, str(Path(__file__).resolve().parents[1]), *words]
+    program = "import sys; sys.path.append(sys.argv.pop(1)); from appo.algorithms.cli import main; sys.exit(main())"
+    return [sys.executable, "-P", "-c", program, str(PACKAGE.parent), *words]
 
 
 def wants_help(argv: Iterable[str]) -> bool:

@@ -151,11 +151,13 @@ class DirectoryInUse(AppoError):
 # Where the user's own code raised.
 
 
-ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).parent.parent
+"""Folder of the package `appo`; its parent is an entry of `sys.path` that has no other package of ours."""
 
 NOT_THE_USERS = (
     "<frozen ",
-    *(f"{ROOT}{os.sep}{name}" for name in ("algorithms/", "envs/", "utils/", "train_appo.py", "enjoy_appo.py")),
+    f"{PACKAGE}{os.sep}",
+    *(str(PACKAGE.parent.parent / name) for name in ("train_appo.py", "enjoy_appo.py")),
     *{f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")},
 )
 """What the files of frames begin with that are Python's, of an installed package, or ours."""

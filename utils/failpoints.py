@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from utils.errors import UsageError
+from appo.utils.errors import UsageError
 
 VARIABLE = "APPO_FAILPOINTS"
 

@@ -16,8 +16,8 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from utils.errors import UsageError
-from utils.values import refuse_deep, shown
+from appo.utils.errors import UsageError
+from appo.utils.values import refuse_deep, shown
 
 SETTINGS_BYTES = 1 << 18
 """More than any file of settings has; YAML is read at some hundred kB a second."""

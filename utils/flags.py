@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar, Union, cast
 
-from utils.errors import UsageError
+from appo.utils.errors import UsageError
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from utils.errors import CheckpointError
-from utils.failpoints import failpoint
-from utils.run_folder import enter, own_folder
+from appo.utils.errors import CheckpointError
+from appo.utils.failpoints import failpoint
+from appo.utils.run_folder import enter, own_folder
 
 CHUNK_BYTES = 1 << 20
 SMALL_BYTES = 1 << 20

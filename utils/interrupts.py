@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from utils.errors import Interrupted, StopNow, Terminated
+from appo.utils.errors import Interrupted, StopNow, Terminated
 
 SAME_PRESS_SECONDS = 0.2
 """Within them a second signal is the first one: who starts us may pass on what the terminal has sent to us as well."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from utils.errors import DirectoryInUse, ResourceError, UsageError
-from utils.run_folder import append_to_own, is_named
+from appo.utils.errors import DirectoryInUse, ResourceError, UsageError
+from appo.utils.run_folder import append_to_own, is_named
 
 _CONTENT_BYTES = 4096
 _HOLDER_WRITES_WITHIN_SECONDS = 0.2

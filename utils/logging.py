@@ -12,9 +12,9 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
-from utils.errors import format_error
-from utils.run_folder import append_to_own, is_named, open_own, update_own
-from utils.values import printable
+from appo.utils.errors import format_error
+from appo.utils.run_folder import append_to_own, is_named, open_own, update_own
+from appo.utils.values import printable
 
 _TAIL_BLOCK_BYTES = 1 << 16
 _RECENT_WARNINGS = 5

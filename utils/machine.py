@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from utils.errors import UsageError
+from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
     from psutil import Process

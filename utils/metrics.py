@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from utils.errors import UsageError
-from utils.run_folder import append_to_own, is_named, names_in_own, open_own, remove_own, replace_own
-from utils.tensorboard import Thinning, _plain
-from utils.values import is_number
+from appo.utils.errors import UsageError
+from appo.utils.run_folder import append_to_own, is_named, names_in_own, open_own, remove_own, replace_own
+from appo.utils.tensorboard import Thinning, _plain
+from appo.utils.values import is_number
 
 log = logging.getLogger(__name__)
 

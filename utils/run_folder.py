@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from utils.errors import UsageError
-from utils.files import make_durable
-from utils.values import refuse_deep, shown
+from appo.utils.errors import UsageError
+from appo.utils.files import make_durable
+from appo.utils.values import refuse_deep, shown
 
 CONFIG_FILE = "config.json"
 HISTORY_FILE = "config_history.jsonl"

@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, SupportsFloat
 
-from utils.failpoints import failpoint
-from utils.run_folder import is_named, names_in_own, new_own, open_own, own_folder, remove_own, replace_own
+from appo.utils.failpoints import failpoint
+from appo.utils.run_folder import is_named, names_in_own, new_own, open_own, own_folder, remove_own, replace_own
 
 # The flags of a run for TensorBoard's table of hyperparameters, as the messages of its plugin.
 

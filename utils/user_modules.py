@@ -1,28 +1,19 @@
-"""Modules of the user's that flags name: found in the working directory too, whatever its files are called.
+"""Modules of the user's that flags name: found in the working directory too."""
 
-Our packages have names that are common in anybody's folder. Where the working directory has its own `utils.py`, for
-example, the user's modules get that one when they import `utils`, and ours all others: the user's are run with an
-`__import__` that looks for such names in the folder first. The files are known as `user_files.utils` and so on.
-"""
-
-import builtins
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from utils.errors import UsageError, text_of
+from appo.utils.errors import PACKAGE, UsageError, text_of
 
-OURS = ("algorithms", "envs", "utils")
-
-ROOT = Path(__file__).resolve().parent.parent
-
-FOLDER = "user_files"
+FORMER = ("algorithms", "envs", "utils")
+"""Subpackages of `appo` that were packages of their own: flags and saved runs may name them so."""
 
 LIBRARIES = (sys.prefix, sys.base_prefix, sys.exec_prefix)
 """Folders of what is installed."""
@@ -37,15 +28,14 @@ def import_user_module(name: str) -> ModuleType:
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.append(str(here))  # last, so that a file in the user's directory shadows no installed package
-    names = frozenset(top for top in OURS if _is_module(here / top) and here.resolve() != ROOT)
-    if not names:
-        return import_module(name)
-    if not any(isinstance(finder, _UserFinder) and finder.here == here for finder in sys.meta_path):
-        folder = ModuleType(FOLDER)
-        folder.__path__ = [str(here)]
-        sys.modules[FOLDER] = folder
-        sys.meta_path.insert(isinstance(sys.meta_path[0], _ClosedFolders), _UserFinder(here, names))
-    return import_module(f"{FOLDER}.{name}" if _has(here, names, name) else name)
+    return import_module(_present_name(here, name))
+
+
+def _present_name(here: Path, name: str) -> str:
+    """Return a module's name, `appo.` in front of a former name that the folder does not have."""
+    top = name.partition(".")[0]
+    is_checkout = (here / top).resolve() == (PACKAGE / top).resolve()
+    return f"{PACKAGE.name}.{name}" if top in FORMER and (is_checkout or not _is_module(here / top)) else name
 
 
 def keep_out_of(*folders: Path) -> None:
@@ -104,63 +94,6 @@ class _ClosedFolders(MetaPathFinder):
 
 def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-class _UserFinder(MetaPathFinder):
-    """Finds what Python would find anyhow, but runs the files of a folder with an `__import__` of their own.
-
-    Args:
-        here: the folder.
-        names: of our packages that it has too.
-    """
-
-    def __init__(self, here: Path, names: frozenset[str]) -> None:
-        self.here, self.names = here, names
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The specification of a file of the folder; None for all others, and for ours."""
-        if name.partition(".")[0] in OURS:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or type(spec.loader) is not SourceFileLoader or not spec.origin:
-            return None
-        origin = Path(spec.origin)
-        if not origin.is_relative_to(self.here) or "site-packages" in origin.parts:
-            return None
-        spec.loader = _UserLoader(name, spec.origin, self.here, self.names)
-        return spec
-
-
-class _UserLoader(SourceFileLoader):
-    """Runs a file whose imports look into its folder for some names."""
-
-    def __init__(self, name: str, origin: str, here: Path, names: frozenset[str]) -> None:
-        super().__init__(name, origin)
-        self.here, self.names = here, names
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run it."""
-        vars(module)["__builtins__"] = {**vars(builtins), "__import__": self._import}
-        super().exec_module(module)
-
-    def _import(
-        self,
-        name: str,
-        globals: Mapping[str, object] | None = None,
-        locals: Mapping[str, object] | None = None,
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> ModuleType:
-        """Import as the built-in one does."""
-        if level or not _has(self.here, self.names, name):
-            return __import__(name, globals, locals, fromlist or (), level)
-        module = __import__(f"{FOLDER}.{name}", globals, locals, fromlist or ())
-        return module if fromlist else sys.modules[f"{FOLDER}.{name.partition('.')[0]}"]
-
-
-def _has(here: Path, names: frozenset[str], name: str) -> bool:
-    """Whether the folder has a module of that name, where one of ours could be meant."""
-    return name.partition(".")[0] in names and _is_module(here.joinpath(*name.split(".")))
 
 
 def _is_module(path: Path) -> bool:

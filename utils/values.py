@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from utils.errors import UsageError
-from utils.flags import Flag, Kind
+from appo.utils.errors import UsageError
+from appo.utils.flags import Flag, Kind
 
 TRUE_WORDS = ("true", "1", "yes", "on", "t", "y")
 FALSE_WORDS = ("false", "0", "no", "off", "f", "n")

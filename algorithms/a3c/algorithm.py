@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from algorithms.a3c import presets
-from algorithms.a3c.config import COMPUTED, METRICS, PANEL, A3CConfig
-from algorithms.parts.algorithm import acting_records
-from algorithms.runtime.algorithm import Context, Defaults, companion
-from algorithms.runtime.roles import ACTOR, POLICY_WORKER, Role
-from utils.errors import UsageError
+from appo.algorithms.a3c import presets
+from appo.algorithms.a3c.config import COMPUTED, METRICS, PANEL, A3CConfig
+from appo.algorithms.parts.algorithm import acting_records
+from appo.algorithms.runtime.algorithm import Context, Defaults, companion
+from appo.algorithms.runtime.roles import ACTOR, POLICY_WORKER, Role
+from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
-    from algorithms.models.flat_module import FlatModule
-    from algorithms.parts.stochastic_policy import StochasticPolicy
-    from algorithms.runtime.config import SamplingConfig
-    from algorithms.runtime.devices import Device
-    from algorithms.runtime.learning.batches import BatchSource
-    from algorithms.runtime.learning.gradients import GradientRing
-    from algorithms.runtime.learning.learner_worker import Learner
-    from algorithms.runtime.memory.arena import Field
-    from algorithms.runtime.memory.learner_state import StateLayout
-    from algorithms.runtime.memory.slots import Recorded, Trajectories
-    from algorithms.runtime.messages import Address, Worker
-    from algorithms.runtime.topology import Topology
-    from envs.spec import EnvSpec
+    from appo.algorithms.models.flat_module import FlatModule
+    from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+    from appo.algorithms.runtime.config import SamplingConfig
+    from appo.algorithms.runtime.devices import Device
+    from appo.algorithms.runtime.learning.batches import BatchSource
+    from appo.algorithms.runtime.learning.gradients import GradientRing
+    from appo.algorithms.runtime.learning.learner_worker import Learner
+    from appo.algorithms.runtime.memory.arena import Field
+    from appo.algorithms.runtime.memory.learner_state import StateLayout
+    from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
+    from appo.algorithms.runtime.messages import Address, Worker
+    from appo.algorithms.runtime.topology import Topology
+    from appo.envs.spec import EnvSpec
 
 GRADIENT_WORKER = POLICY_WORKER.variant("gradient_worker", ("gradient", "gradients"), takes_trajectories=True)
 """The role of workers beside actors that compute gradients."""
@@ -65,7 +65,7 @@ class A3C(Defaults):
         Raises:
             UsageError: the flags ask for layers that change with every forward pass of training.
         """
-        from algorithms.models.build import new_model
+        from appo.algorithms.models.build import new_model
 
         if context.model.use_spectral_norm:
             raise UsageError("--use_spectral_norm: with --algo=A3C no network makes the passes that keep its estimates")
@@ -73,8 +73,8 @@ class A3C(Defaults):
 
     def make_policy(self, context: Context, flat: FlatModule) -> StochasticPolicy:
         """Make the policy that acts with a network, which the gradient worker differentiates; so no copies in bf16."""
-        from algorithms.models.build import let_learn
-        from algorithms.parts.stochastic_policy import StochasticPolicy
+        from appo.algorithms.models.build import let_learn
+        from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 
         flat.module.eval()
         let_learn(flat, context.model, context.precision, context.device)
@@ -82,7 +82,7 @@ class A3C(Defaults):
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
         """Return what the state of a learner holds: weights, what its optimizer shares, running statistics."""
-        from algorithms.a3c.learner import A3CLearner
+        from appo.algorithms.a3c.learner import A3CLearner
 
         return A3CLearner(flat, context.flags).layout
 
@@ -90,8 +90,8 @@ class A3C(Defaults):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source that gives the learner one gradient after the other, and drops those that are too old."""
-        from algorithms.runtime.learning.gradients import GradientSource
-        from algorithms.runtime.memory.learner_state import StateBlock
+        from appo.algorithms.runtime.learning.gradients import GradientSource
+        from appo.algorithms.runtime.memory.learner_state import StateBlock
 
         assert context.arena is not None
         ring, block = self.ring(context), StateBlock(context.arena, context.policy)
@@ -99,20 +99,20 @@ class A3C(Defaults):
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner, which applies what others have computed."""
-        from algorithms.a3c.learner import A3CLearner
+        from appo.algorithms.a3c.learner import A3CLearner
 
         return A3CLearner(flat, context.flags)
 
     def ring(self, context: Context) -> GradientRing:
         """Return the shared memory of gradients."""
-        from algorithms.runtime.learning.gradients import GradientRing
+        from appo.algorithms.runtime.learning.gradients import GradientRing
 
         assert context.arena is not None
         return GradientRing(context.arena, context.policy)
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare the ring of gradients, with room for figures and for moments of all that may be normalized."""
-        from algorithms.runtime.learning.gradients import GradientRing
+        from appo.algorithms.runtime.learning.gradients import GradientRing
 
         model, of_returns = context.model, 3
         numbers = [
@@ -132,9 +132,9 @@ class A3C(Defaults):
         self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
     ) -> Worker:
         """Make the gradient worker of an actor, with the network of its policy worker."""
-        from algorithms.a3c.learner import TrajectoryGradient
-        from algorithms.a3c.worker import GradientWorker
-        from algorithms.runtime.sampling.policy_worker import PolicyWorker
+        from appo.algorithms.a3c.learner import TrajectoryGradient
+        from appo.algorithms.a3c.worker import GradientWorker
+        from appo.algorithms.runtime.sampling.policy_worker import PolicyWorker
 
         acting = companion(others, address, POLICY_WORKER, PolicyWorker)
         differentiate = TrajectoryGradient(acting.policy.flat, context.spec, context.flags)

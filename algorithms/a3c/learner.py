@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.a3c.config import COMPUTED, METRICS, A3CConfig
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.flat_module import FlatModule, split
-from algorithms.ops import losses
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.returns import gae
-from algorithms.parts.learner import FlatLearner
-from algorithms.parts.optimizer import FlatAdam
-from algorithms.parts.rmsprop import FlatRMSProp
-from algorithms.parts.statistics import RunningStatistics
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.learning.gradients import FIGURES, GRADIENT
-from algorithms.runtime.memory.arena import Array
-from envs.spec import MASK_KEY, EnvSpec
+from appo.algorithms.a3c.config import COMPUTED, METRICS, A3CConfig
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.flat_module import FlatModule, split
+from appo.algorithms.ops import losses
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.returns import gae
+from appo.algorithms.parts.learner import FlatLearner
+from appo.algorithms.parts.optimizer import FlatAdam
+from appo.algorithms.parts.rmsprop import FlatRMSProp
+from appo.algorithms.parts.statistics import RunningStatistics
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.gradients import FIGURES, GRADIENT
+from appo.algorithms.runtime.memory.arena import Array
+from appo.envs.spec import MASK_KEY, EnvSpec
 
 NAMES = tuple(METRICS)
 

@@ -5,7 +5,7 @@ Small batches and no importance ratio: rates, bonus of entropy and number of env
 reward is rare.
 """
 
-from envs.presets import MUJOCO_NAMES, Preset
+from appo.envs.presets import MUJOCO_NAMES, Preset
 
 # Also for an environment without a preset, where it shows numbers and choices only.
 NUMBERS: Preset = {
@@ -51,7 +51,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for the name of a preset, as `envs.presets.find_name` returns it."""
+    """Return flag -> value of learning for the name of a preset, as `appo.envs.presets.find_name` returns it."""
     return PRESETS.get(name, NUMBERS)
 
 

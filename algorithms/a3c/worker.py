@@ -3,14 +3,14 @@
 from collections import deque
 from collections.abc import Iterator
 
-from algorithms.a3c.learner import TrajectoryGradient
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.learning.gradients import GradientRing
-from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
-from algorithms.runtime.messages import Address, Message, SlotReleased, TrajectoryReady, Wake
-from algorithms.runtime.roles import LEARNER
-from algorithms.runtime.sampling.policy_worker import WeightReader
-from utils.timing import FRAMEWORK, TRAINING, clock
+from appo.algorithms.a3c.learner import TrajectoryGradient
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.gradients import GradientRing
+from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories
+from appo.algorithms.runtime.messages import Address, Message, SlotReleased, TrajectoryReady, Wake
+from appo.algorithms.runtime.roles import LEARNER
+from appo.algorithms.runtime.sampling.policy_worker import WeightReader
+from appo.utils.timing import FRAMEWORK, TRAINING, clock
 
 
 class GradientWorker:

@@ -8,28 +8,28 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from algorithms.apex import presets
-from algorithms.apex.config import METRICS, PANEL, ApexConfig
-from algorithms.runtime.algorithm import Context, Defaults, companion
-from algorithms.runtime.roles import LEARNER, Role
-from utils.errors import UsageError
-from utils.run_folder import RunFolder
+from appo.algorithms.apex import presets
+from appo.algorithms.apex.config import METRICS, PANEL, ApexConfig
+from appo.algorithms.runtime.algorithm import Context, Defaults, companion
+from appo.algorithms.runtime.roles import LEARNER, Role
+from appo.utils.errors import UsageError
+from appo.utils.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from algorithms.apex.policy import EpsilonGreedyPolicy
-    from algorithms.apex.storage import ReplayPlan
-    from algorithms.models.flat_module import FlatModule
-    from algorithms.runtime.config import SamplingConfig
-    from algorithms.runtime.devices import Device
-    from algorithms.runtime.learning.batches import Batch, BatchSource
-    from algorithms.runtime.learning.learner_worker import Learner
-    from algorithms.runtime.memory.arena import Field
-    from algorithms.runtime.memory.learner_state import StateLayout
-    from algorithms.runtime.memory.slots import Recorded, Trajectories
-    from algorithms.runtime.messages import Address, Worker
-    from algorithms.runtime.topology import Topology
-    from envs.config import EnvConfig
-    from envs.spec import EnvSpec
+    from appo.algorithms.apex.policy import EpsilonGreedyPolicy
+    from appo.algorithms.models.flat_module import FlatModule
+    from appo.algorithms.replay.storage import ReplayPlan
+    from appo.algorithms.runtime.config import SamplingConfig
+    from appo.algorithms.runtime.devices import Device
+    from appo.algorithms.runtime.learning.batches import Batch, BatchSource
+    from appo.algorithms.runtime.learning.learner_worker import Learner
+    from appo.algorithms.runtime.memory.arena import Field
+    from appo.algorithms.runtime.memory.learner_state import StateLayout
+    from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
+    from appo.algorithms.runtime.messages import Address, Worker
+    from appo.algorithms.runtime.topology import Topology
+    from appo.envs.config import EnvConfig
+    from appo.envs.spec import EnvSpec
 
 REPLAY_KEEPER = LEARNER.variant("replay_keeper", ("keeper", "keepers"), has_network=False, trains=False)
 """The role of workers beside learners that write the replay to disk."""
@@ -94,7 +94,7 @@ class APEX(Defaults):
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare what acting records beside actions, for first priorities; values are in units of return."""
-        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+        from appo.algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
 
         return {"q_taken": Recorded(("T", "R")), "q_max": Recorded(("T", "R"))}
 
@@ -108,9 +108,9 @@ class APEX(Defaults):
         Raises:
             UsageError: the network has a memory, of the flags or of the user, and learns from single steps.
         """
-        from algorithms.models.custom import custom_class
-        from algorithms.models.flat_module import FlatModule
-        from algorithms.models.q_network import build_q_network
+        from appo.algorithms.models.custom import custom_class
+        from appo.algorithms.models.flat_module import FlatModule
+        from appo.algorithms.models.q_network import build_q_network
 
         if context.verify:
             raise UsageError("--verify_reproduction compares trajectories in their order, which --algo=APEX has not")
@@ -126,9 +126,9 @@ class APEX(Defaults):
 
     def make_policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:
         """Make the policy that acts with a network; outside of a run there is no exploration."""
-        from algorithms.apex.policy import EpsilonGreedyPolicy
-        from algorithms.models.build import let_act
-        from algorithms.ops.q_learning import epsilon_ladder
+        from appo.algorithms.apex.policy import EpsilonGreedyPolicy
+        from appo.algorithms.models.build import let_act
+        from appo.algorithms.ops.q_learning import epsilon_ladder
 
         let_act(flat, context.model, context.precision, context.device)
         epsilon = None
@@ -140,17 +140,17 @@ class APEX(Defaults):
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
         """Return what the state of a learner holds: weights, those of the target network, moments, statistics."""
-        from algorithms.apex.learner import ApexLearner
+        from appo.algorithms.apex.learner import ApexLearner
 
         return ApexLearner(flat, context.flags).layout
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare the memory of the replay."""
-        from algorithms.apex.storage import replay_fields
+        from appo.algorithms.replay.storage import replay_fields
 
         plan, size = replay_plan(context.flags), context.rnn_state_size
         if shards := dict(topology.apart).get(REPLAY, 0):
-            from algorithms.apex.shards import shard_fields
+            from appo.algorithms.replay.shards import shard_fields
 
             return shard_fields(plan, context.spec, topology, size, (context.policy, shards))
         return replay_fields(plan, context.spec, topology, size, policies=[context.policy])
@@ -159,8 +159,8 @@ class APEX(Defaults):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the replay in the process of the learner, or what reads the batches of its shards."""
-        from algorithms.apex.replay import ReplaySource, ShardedSource
-        from algorithms.apex.shards import num_shards
+        from appo.algorithms.replay.shards import num_shards
+        from appo.algorithms.replay.source import ReplaySource, ShardedSource
 
         assert context.arena is not None
         plan, flags = replay_plan(context.flags), context.flags
@@ -169,7 +169,7 @@ class APEX(Defaults):
         source = ReplaySource(plan, context, trajectories, sampling.lockstep, _path(context))
         if not flags.mix.datasets:
             return source
-        from algorithms.offline.mix import mixed_in
+        from appo.algorithms.datasets.mix import mixed_in
 
         read = read_transitions(context, trajectories)
         return mixed_in(source, read, context, trajectories, units=flags.rollout, resize=source.draw_of)
@@ -205,8 +205,8 @@ class APEX(Defaults):
         self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
     ) -> Worker:
         """Make a shard of the replay, or the keeper of what a learner or a shard has of it."""
-        from algorithms.apex.keeper import ReplayKeeper
-        from algorithms.apex.shards import ReplayShard, make_shard
+        from appo.algorithms.replay.keeper import ReplayKeeper
+        from appo.algorithms.replay.shards import ReplayShard, make_shard
 
         if address.role == REPLAY.name:
             plan = replay_plan(context.flags)
@@ -214,8 +214,8 @@ class APEX(Defaults):
         if any(other.role == REPLAY.name for other in others):
             shard = companion(others, address, REPLAY, ReplayShard)
             return ReplayKeeper(shard.file, context.flags.save_replay_every_sec, name=str(shard.address))
-        from algorithms.apex.replay import ReplaySource
-        from algorithms.runtime.learning.learner_worker import LearnerWorker
+        from appo.algorithms.replay.source import ReplaySource
+        from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
 
         learner = companion(others, address, LEARNER, LearnerWorker)
         source = getattr(learner.batches, "source", learner.batches)  # of a mix with datasets
@@ -224,9 +224,9 @@ class APEX(Defaults):
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
-        from algorithms.apex.learner import ApexLearner
-        from algorithms.apex.numpy_learner import numpy_update
-        from algorithms.models.build import let_learn
+        from appo.algorithms.apex.learner import ApexLearner
+        from appo.algorithms.apex.numpy_learner import numpy_update
+        from appo.algorithms.models.build import let_learn
 
         let_learn(flat, context.model, context.precision, context.device)
         return ApexLearner(flat, context.flags, None if context.spec.action_mask else numpy_update)
@@ -241,8 +241,8 @@ class OfflineAPEX(APEX):
 
     def find_spec(self, flags: ApexConfig, env: EnvConfig) -> EnvSpec:
         """Return what the datasets show and take (UsageError: there is none, or it is damaged)."""
-        from algorithms.offline.reader import open_dataset
-        from envs.spaces import ActionForm
+        from appo.algorithms.datasets.reader import open_dataset
+        from appo.envs.spaces import ActionForm
 
         return open_dataset(flags.mix.words, flags.postprocess_inputs, ActionForm.of(env)).spec
 
@@ -266,8 +266,8 @@ class OfflineAPEX(APEX):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of batches of single steps, which reads in the process of the learner."""
-        from algorithms.runtime.learning.batches import ReadBatches
-        from algorithms.runtime.memory.slots import LearnerLedger
+        from appo.algorithms.runtime.learning.batches import ReadBatches
+        from appo.algorithms.runtime.memory.slots import LearnerLedger
 
         flags, read = context.flags, read_transitions(context, trajectories)
         ledger = LearnerLedger(trajectories, context.policy)
@@ -278,8 +278,8 @@ class OfflineAPEX(APEX):
 
 def _check_shape(path: Path, flags: ApexConfig, topology: Topology, shards: int) -> None:
     """Refuse to go on without a saved replay because flags say another shape (UsageError)."""
-    from algorithms.apex.keeper import kept_shape
-    from algorithms.apex.storage import num_columns
+    from appo.algorithms.replay.keeper import kept_shape
+    from appo.algorithms.replay.storage import num_columns
 
     plan = replay_plan(flags)
     own = plan.share(shards) if shards else plan
@@ -295,8 +295,8 @@ def _check_shape(path: Path, flags: ApexConfig, topology: Topology, shards: int)
 
 def read_transitions(context: Context, trajectories: Trajectories) -> Callable[[int, int], Batch]:
     """Return what reads batches of single steps, with n rewards each that are scaled as those that are played."""
-    from algorithms.offline.columns import Needs, transitions_of
-    from algorithms.offline.mix import reader_of
+    from appo.algorithms.datasets.columns import Needs, transitions_of
+    from appo.algorithms.datasets.mix import reader_of
 
     flags, state_size = context.flags, trajectories.rnn_state.shape[-1]
     needs = Needs((), context.reward_scale, context.reward_clip)
@@ -312,7 +312,7 @@ def _path(context: Context, shard: int | None = None) -> Path | None:
 
 def replay_plan(flags: ApexConfig) -> ReplayPlan:
     """Return how the replay of these flags keeps steps and gives them away."""
-    from algorithms.apex.storage import ReplayPlan
+    from appo.algorithms.replay.storage import ReplayPlan
 
     return ReplayPlan(
         capacity=flags.replay_capacity,

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from algorithms.offline.config import EvaluatedInputConfig
-from algorithms.parts.config import OptimizerConfig
-from utils.errors import UsageError
-from utils.flags import flag
+from appo.algorithms.datasets.config import EvaluatedInputConfig
+from appo.algorithms.parts.config import OptimizerConfig
+from appo.utils.errors import UsageError
+from appo.utils.flags import flag
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from algorithms.apex.config import METRICS, ApexConfig
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.q_network import QNetwork
-from algorithms.ops import losses, q_learning
-from algorithms.parts.config import STEP_METRICS
-from algorithms.parts.learner import FlatLearner
-from algorithms.parts.optimizer import adam_of
-from algorithms.runtime.learning.batches import Batch, Feedback
+from appo.algorithms.apex.config import METRICS, ApexConfig
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.q_network import QNetwork
+from appo.algorithms.ops import losses, q_learning
+from appo.algorithms.parts.config import STEP_METRICS
+from appo.algorithms.parts.learner import FlatLearner
+from appo.algorithms.parts.optimizer import adam_of
+from appo.algorithms.runtime.learning.batches import Batch, Feedback
 
 NAMES = tuple(METRICS)
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.apex.learner import ApexLearner
-from algorithms.models.numpy_mlp import NumpyQNetwork, numpy_q_network
-from algorithms.models.q_network import QNetwork
-from algorithms.parts.twin_check import TwinCheck
-from algorithms.runtime.learning.batches import Batch
+from appo.algorithms.apex.learner import ApexLearner
+from appo.algorithms.models.numpy_mlp import NumpyQNetwork, numpy_q_network
+from appo.algorithms.models.q_network import QNetwork
+from appo.algorithms.parts.twin_check import TwinCheck
+from appo.algorithms.runtime.learning.batches import Batch
 
 ZERO = np.float32(0.0)
 

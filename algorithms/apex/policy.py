@@ -5,12 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.q_network import QNetwork
-from algorithms.ops import q_learning
-from algorithms.runtime.memory.slots import Trajectories
-from algorithms.runtime.sampling.policy import FastPolicy
-from envs.spec import EnvSpec
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.q_network import QNetwork
+from appo.algorithms.ops import q_learning
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.sampling.policy import FastPolicy
+from appo.envs.spec import EnvSpec
 
 
 class ExploringRandom(NamedTuple):

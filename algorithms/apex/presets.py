@@ -4,7 +4,7 @@ Those of small environments start from Stable-Baselines3's tuned DQN (rl-baselin
 Atari preset from Horgan et al. 2018, arXiv:1803.00933, section 4.1.
 """
 
-from envs.presets import Preset
+from appo.envs.presets import Preset
 
 SMALL: Preset = {
     "use_rnn": False,
@@ -86,7 +86,7 @@ IMAGES: Preset = {"use_rnn": False, "learning_starts": 10_000, "replay_capacity"
 
 
 def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for the name of a preset, as `envs.presets.find_name` returns it."""
+    """Return flag -> value of learning for the name of a preset, as `appo.envs.presets.find_name` returns it."""
     return PRESETS.get(name, {"use_rnn": False, "replay_capacity": 200_000, "learning_starts": 10_000})
 
 

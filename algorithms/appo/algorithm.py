@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from algorithms.appo import presets
-from algorithms.appo.config import METRICS, PANEL, LearningConfig
-from algorithms.parts.algorithm import ActorCriticAlgorithm
-from algorithms.runtime.algorithm import Context
-from utils.errors import UsageError
+from appo.algorithms.appo import presets
+from appo.algorithms.appo.config import METRICS, PANEL, APPOConfig
+from appo.algorithms.parts.algorithm import ActorCriticAlgorithm
+from appo.algorithms.runtime.algorithm import Context
+from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
-    from algorithms.appo.learner import Learner as APPOLearner
-    from algorithms.appo.numpy_learner import NumpyUpdate
-    from algorithms.models.flat_module import FlatModule
-    from algorithms.parts.optimizer import CapturedUpdate
-    from algorithms.runtime.config import SamplingConfig
-    from algorithms.runtime.devices import Device
-    from algorithms.runtime.learning.batches import BatchSource
-    from algorithms.runtime.learning.learner_worker import Learner
-    from algorithms.runtime.memory.slots import Recorded, Trajectories
-    from envs.spec import EnvSpec
+    from appo.algorithms.appo.learner import APPOLearner
+    from appo.algorithms.appo.numpy_learner import NumpyUpdate
+    from appo.algorithms.models.flat_module import FlatModule
+    from appo.algorithms.parts.optimizer import CapturedUpdate
+    from appo.algorithms.runtime.config import SamplingConfig
+    from appo.algorithms.runtime.devices import Device
+    from appo.algorithms.runtime.learning.batches import BatchSource
+    from appo.algorithms.runtime.learning.learner_worker import Learner
+    from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
+    from appo.envs.spec import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class APPO(ActorCriticAlgorithm):
     """Actor-critics that act stochastically, and learn from what they recorded of it."""
 
     name: ClassVar[str] = "APPO"
-    flags: ClassVar[type[LearningConfig]] = LearningConfig
+    flags: ClassVar[type[APPOConfig]] = APPOConfig
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
 
-    def check(self, flags: LearningConfig, spec: EnvSpec | None) -> None:
+    def check(self, flags: APPOConfig, spec: EnvSpec | None) -> None:
         """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""
         super().check(flags, spec)
         continuous = spec is not None and any(spec.action.is_real)
@@ -59,7 +59,7 @@ class APPO(ActorCriticAlgorithm):
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare what acting records beside actions: logits too, for the KL divergence."""
-        from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+        from appo.algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
 
         return {"logits": Recorded(("T", "R", spec.action.num_logits)), **super().recorded(spec)}
 
@@ -70,8 +70,8 @@ class APPO(ActorCriticAlgorithm):
         source, mix = super().make_source(context, trajectories, sampling, device), context.flags.mix
         if not mix.datasets:
             return source
-        from algorithms.offline.columns import Needs, columns_of, without_values
-        from algorithms.offline.mix import mixed_in, reader_of
+        from appo.algorithms.datasets.columns import Needs, columns_of, without_values
+        from appo.algorithms.datasets.mix import mixed_in, reader_of
 
         flags, (segments, _, state_size) = context.flags, trajectories.rnn_state.shape[1:]
         gather = without_values(columns_of(flags.rollout, segments, state_size))
@@ -82,16 +82,16 @@ class APPO(ActorCriticAlgorithm):
 
     def learner_class(self) -> type[APPOLearner]:
         """Return the class of the learner; a variant of the algorithm has its own."""
-        from algorithms.appo.learner import Learner
+        from appo.algorithms.appo.learner import APPOLearner
 
-        return Learner
+        return APPOLearner
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner, with the fastest update that computes its loss."""
-        from algorithms.appo.numpy_learner import numpy_update
-        from algorithms.models.build import let_learn
-        from algorithms.parts.optimizer import CapturedUpdate
-        from algorithms.parts.verify import VerifyingLearner
+        from appo.algorithms.appo.numpy_learner import numpy_update
+        from appo.algorithms.models.build import let_learn
+        from appo.algorithms.parts.optimizer import CapturedUpdate
+        from appo.algorithms.parts.verify import VerifyingLearner
 
         let_learn(flat, context.model, context.precision, context.device)
         kind = self.learner_class()

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from algorithms.offline.config import InputConfig
-from algorithms.parts.config import STEP_METRICS, ColumnsConfig
-from utils.errors import UsageError
-from utils.flags import flag
+from appo.algorithms.datasets.config import InputConfig
+from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig
+from appo.utils.errors import UsageError
+from appo.utils.flags import flag
 
 
 @dataclass(frozen=True)
-class LearningConfig(InputConfig, ColumnsConfig):
+class APPOConfig(InputConfig, ColumnsConfig):
     """Learning."""
 
     ppo_epochs: int = flag(1, "passes over the collected batches", minimum=1)

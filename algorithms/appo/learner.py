@@ -1,6 +1,6 @@
 """The APPO learner: V-trace (or GAE) targets, the PPO surrogate, one optimizer step per minibatch.
 
-`Learner.update` is the hot path and `Learner.loss` is the algorithm; nothing here knows a process.
+`APPOLearner.update` is the hot path and `APPOLearner.loss` is the algorithm; nothing here knows a process.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algorithms.appo.config import METRICS, LearningConfig
-from algorithms.models.flat_module import FlatModule
-from algorithms.ops import losses
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.returns import Returns, gae, vtrace
-from algorithms.parts.learner import ActorCriticLearner
-from algorithms.runtime.learning.batches import IS_READ, Batch
-from envs.spec import EnvSpec
+from appo.algorithms.appo.config import METRICS, APPOConfig
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ops import losses
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.returns import Returns, gae, vtrace
+from appo.algorithms.parts.learner import ActorCriticLearner
+from appo.algorithms.runtime.learning.batches import IS_READ, Batch
+from appo.envs.spec import EnvSpec
 
 NAMES = tuple(METRICS)
 
@@ -32,7 +32,7 @@ class Whole(NamedTuple):
     ratio_max: Tensor
 
 
-class Learner(ActorCriticLearner):
+class APPOLearner(ActorCriticLearner):
     """Trains one policy.
 
     Args:
@@ -45,21 +45,21 @@ class Learner(ActorCriticLearner):
     """
 
     names = NAMES
-    config: LearningConfig
+    config: APPOConfig
 
     def __init__(
         self,
         flat: FlatModule,
         spec: EnvSpec,
-        config: LearningConfig,
+        config: APPOConfig,
         seed: int,
-        make_quick: "Callable[[Learner], QuickUpdate | None]" = lambda learner: None,
+        make_quick: "Callable[[APPOLearner], QuickUpdate | None]" = lambda learner: None,
     ) -> None:
         super().__init__(flat, spec, config, seed)
         self._make_quick = make_quick
         self.quick_update = make_quick(self)
 
-    def configure(self, config: LearningConfig) -> None:
+    def configure(self, config: APPOConfig) -> None:
         """Follow other flags from now on, between two batches.
 
         Numbers are frozen in the quick update: in captured steps, and in the choice whether there is a twin in numpy.
@@ -205,7 +205,7 @@ def cleaned(batch: Batch) -> Batch:
     )
 
 
-def _exploration(policy: ActionDistribution, entropy: Tensor, valid: Tensor, config: LearningConfig) -> Tensor:
+def _exploration(policy: ActionDistribution, entropy: Tensor, valid: Tensor, config: APPOConfig) -> Tensor:
     """The weighted exploration loss; `entropy` is the mean over valid steps."""
     coefficient = config.exploration_loss_coeff
     if config.exploration_loss == "symmetric_kl" and coefficient:
@@ -220,7 +220,7 @@ def _kl(batch: Batch, policy: ActionDistribution, *, differentiable: bool) -> Te
         return behavior.kl(policy)
 
 
-def _minibatches(batch: Batch, config: LearningConfig, generator: torch.Generator) -> list[Tensor | None]:
+def _minibatches(batch: Batch, config: APPOConfig, generator: torch.Generator) -> list[Tensor | None]:
     """Columns of every minibatch of one epoch; None: all of them."""
     count = batch.valid.shape[1]
     size = min(count, config.batch_size // config.rollout)

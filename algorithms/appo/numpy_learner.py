@@ -1,8 +1,8 @@
-"""`Learner.update` without torch, for small MLPs: on a thousand samples dispatch and autograd are half of its time.
+"""`APPOLearner.update` without torch, for small MLPs: on a thousand samples dispatch and autograd are half of its time.
 
-The objective is that of `Learner.loss`, which is the place to read and to change it: this twin compares itself with it
-again and again, and retires when they differ twice in a row. Where it does not know an option, there is none
-(`numpy_update`).
+The objective is that of `APPOLearner.loss`, which is the place to read and to change it. This twin compares itself
+with the loss again and again and retires when they differ twice in a row. Options that the twin lacks leave the update
+to torch (`numpy_update`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.appo.learner import Learner
-from algorithms.models.actor_critic import TowerActorCritic
-from algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
-from algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
-from algorithms.ops.numpy_twins import PolicyTerms, Steps, gae, is_supported, vtrace
-from algorithms.parts.twin_check import TwinCheck
-from algorithms.runtime.learning.batches import IS_READ, Batch
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.models.actor_critic import TowerActorCritic
+from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
+from appo.algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
+from appo.algorithms.ops.numpy_twins import PolicyTerms, Steps, gae, is_supported, vtrace
+from appo.algorithms.parts.twin_check import TwinCheck
+from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 
 Array = NDArray[Any]
 ZERO = np.float32(0.0)
@@ -41,7 +41,7 @@ class NumpyUpdate:
         learner: its model has a numpy twin.
     """
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: APPOLearner) -> None:
         assert isinstance(learner.model, TowerActorCritic)
         self.learner, self.model, self.config = learner, learner.model, learner.config
         self._networks: dict[tuple[int, ...], NumpyMlpTraining] = {}
@@ -65,7 +65,7 @@ class NumpyUpdate:
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
     def differentiate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Do what `Learner.differentiate` does."""
+        """Do what `APPOLearner.differentiate` does."""
         c, valid = self.config, batch.valid.numpy()
         (steps, columns), count = valid.shape, max(1, int(np.count_nonzero(valid)))
         network = self._network(steps, columns)
@@ -105,7 +105,7 @@ class NumpyUpdate:
         return self._networks[shape]
 
     def _returns(self, batch: Batch, ratio: Array, value: Array) -> tuple[Array, Array]:
-        """Return what `Learner.returns` does."""
+        """Return what `APPOLearner.returns` does."""
         c = self.config
         final_value = batch.recorded["final_value"].numpy() if len(batch.recorded["final_value"]) else None
         names = ("reward", "terminated", "truncated", "valid", "first")
@@ -129,13 +129,13 @@ class NumpyUpdate:
         return _Term(np.maximum(squared, moved), np.where((beyond == 0.0) | (squared >= moved), 2.0 * error, ZERO))
 
 
-def numpy_update(learner: Learner) -> NumpyUpdate | None:
+def numpy_update(learner: APPOLearner) -> NumpyUpdate | None:
     """The twin of a learner's `update`, or None where network, actions or objective are not of the simple kind.
 
     A subclass may compute something else than the twin does, so it has none.
     """
     c = learner.config
-    simple = type(learner) is Learner and not (c.kl_loss_coeff or c.microbatch_size or learner.masked)
+    simple = type(learner) is APPOLearner and not (c.kl_loss_coeff or c.microbatch_size or learner.masked)
     simple &= c.exploration_loss == "entropy" or not c.exploration_loss_coeff
     return NumpyUpdate(learner) if simple and is_supported(learner.parts) and has_numpy_twin(learner.model) else None
 

@@ -1,6 +1,6 @@
 """Presets of learning stand under the names that `envs.presets` gives to environments; given flags overrule them."""
 
-from envs.presets import MUJOCO_NAMES, Preset
+from appo.envs.presets import MUJOCO_NAMES, Preset
 
 CLASSIC_CONTROL: Preset = {
     "rollout": 32,
@@ -187,7 +187,7 @@ def learning_preset(name: str, device: str) -> Preset:
     """Return flag -> value of learning for the name of a preset.
 
     Args:
-        name: of the preset, as `envs.presets.find_name` returns it.
+        name: of the preset, as `appo.envs.presets.find_name` returns it.
         device: `cpu` or `cuda`, where the network is trained.
     """
     return PRESETS.get(name, {}) | (ON_CPU.get(name, {}) if device == "cpu" else {})

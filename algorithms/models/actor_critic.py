@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from algorithms.models.config import ModelConfig
-from algorithms.models.cores import Core, autocast_off
-from algorithms.models.encoders import DictEncoder, Observations
-from algorithms.models.images import InputScaling
-from algorithms.ops.checks import require_shape
-from envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, EnvSpec, ObservationSpec
-from utils.errors import UsageError
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.cores import Core, autocast_off
+from appo.algorithms.models.encoders import DictEncoder, Observations
+from appo.algorithms.models.images import InputScaling
+from appo.algorithms.ops.checks import require_shape
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, EnvSpec, ObservationSpec
+from appo.utils.errors import UsageError
 
 
 def model_inputs(env_spec: EnvSpec) -> dict[str, ObservationSpec]:

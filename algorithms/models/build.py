@@ -10,16 +10,23 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import spectral_norm
 
-from algorithms.models import encoders
-from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic, UnitScale, model_inputs
-from algorithms.models.config import ENCODERS, ModelConfig, check_size, encoder_names, refuse_weights
-from algorithms.models.cores import Core, IdentityCore, RecurrentCore
-from algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
-from algorithms.models.encoders import DictEncoder, Encoder, share_images
-from algorithms.models.flat_module import FlatModule
-from envs.spec import EnvSpec, ObservationSpec
-from utils import machine
-from utils.errors import UsageError, text_of
+from appo.algorithms.models import encoders
+from appo.algorithms.models.actor_critic import (
+    ActorCritic,
+    PolicyHead,
+    Tower,
+    TowerActorCritic,
+    UnitScale,
+    model_inputs,
+)
+from appo.algorithms.models.config import ENCODERS, ModelConfig, check_size, encoder_names, refuse_weights
+from appo.algorithms.models.cores import Core, IdentityCore, RecurrentCore
+from appo.algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
+from appo.algorithms.models.encoders import DictEncoder, Encoder, share_images
+from appo.algorithms.models.flat_module import FlatModule
+from appo.envs.spec import EnvSpec, ObservationSpec
+from appo.utils import machine
+from appo.utils.errors import UsageError, text_of
 
 Shape = tuple[int, ...]
 

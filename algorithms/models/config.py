@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from utils import machine
-from utils.errors import ResourceError, UsageError
-from utils.flags import flag
+from appo.utils import machine
+from appo.utils.errors import ResourceError, UsageError
+from appo.utils.flags import flag
 
 if TYPE_CHECKING:
-    from envs.spec import ObservationSpec
+    from appo.envs.spec import ObservationSpec
 
 Shape = tuple[int, ...]
 
@@ -241,6 +241,6 @@ def is_picture(spec: ObservationSpec) -> bool:
 
 def image_sides(shape: Shape) -> tuple[int, int]:
     """Return height and width, in pixels, of an image of three dimensions."""
-    from envs.spec import is_channels_first  # late: --help needs no numpy
+    from appo.envs.spec import is_channels_first  # late: --help needs no numpy
 
     return (shape[1], shape[2]) if is_channels_first(shape) else (shape[0], shape[1])

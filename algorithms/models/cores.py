@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.ops.checks import require_shape
+from appo.algorithms.ops.checks import require_shape
 
 
 def autocast_off(device_type: str) -> AbstractContextManager[object]:

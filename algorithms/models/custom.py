@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.config import ModelConfig
-from algorithms.models.cores import Core
-from algorithms.ops.checks import require_shape
-from envs.spec import EnvSpec, ObservationSpec
-from utils.errors import UsageError, text_of
-from utils.user_modules import import_user_module
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.cores import Core
+from appo.algorithms.ops.checks import require_shape
+from appo.envs.spec import EnvSpec, ObservationSpec
+from appo.utils.errors import UsageError, text_of
+from appo.utils.user_modules import import_user_module
 
 # What a trial takes: steps before the trajectory, so that it starts from a state that is
 # not zero, the trajectory and its segments, rows, and the largest relative difference of act and unroll.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from algorithms.models.config import ModelConfig
-from algorithms.models.images import (
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.images import (
     IMAGES_AT_ONCE,
     Bytes,
     ChannelsLast,
@@ -21,7 +21,7 @@ from algorithms.models.images import (
     computed_in,
     side_by_side,
 )
-from envs.spec import is_channels_first
+from appo.envs.spec import is_channels_first
 
 FEW_CHANNELS = 8
 """Fewer than fill a vector register."""

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
-from algorithms.ops.normalization import normalize
-from envs.spec import is_channels_first
+from appo.algorithms.ops.normalization import normalize
+from appo.envs.spec import is_channels_first
 
 CLIP = 10.0
 """Bound of a standardised observation, in standard deviations."""

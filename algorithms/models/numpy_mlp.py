@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic
-from algorithms.models.cores import IdentityCore
-from algorithms.models.encoders import DictEncoder, Encoder
-from algorithms.models.images import CLIP, InputScaling
-from algorithms.models.q_network import QNetwork
+from appo.algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic
+from appo.algorithms.models.cores import IdentityCore
+from appo.algorithms.models.encoders import DictEncoder, Encoder
+from appo.algorithms.models.images import CLIP, InputScaling
+from appo.algorithms.models.q_network import QNetwork
 
 Array = NDArray[Any]
 Activation = Callable[[Array], None]

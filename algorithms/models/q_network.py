@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.actor_critic import ActorCritic, Tower, model_inputs
-from algorithms.models.build import build_tower
-from algorithms.models.config import ModelConfig
-from algorithms.models.encoders import DictEncoder, Observations
-from algorithms.ops import q_learning
-from envs.spec import MASK_KEY, EnvSpec
-from utils.errors import UsageError
+from appo.algorithms.models.actor_critic import ActorCritic, Tower, model_inputs
+from appo.algorithms.models.build import build_tower
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.encoders import DictEncoder, Observations
+from appo.algorithms.ops import q_learning
+from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.utils.errors import UsageError
 
 OUTPUT_GAIN = 0.01
 """Of the last layers: all values begin near 0, so that the first maximum overestimates little."""

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
-from algorithms.parts.algorithm import ActorCriticAlgorithm
-from algorithms.runtime.algorithm import Context
+from appo.algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
+from appo.algorithms.parts.algorithm import ActorCriticAlgorithm
+from appo.algorithms.runtime.algorithm import Context
 
 if TYPE_CHECKING:
-    from algorithms.offline.learner import CloningLearner, MarwilLearner
-    from algorithms.runtime.config import SamplingConfig
-    from algorithms.runtime.devices import Device
-    from algorithms.runtime.learning.batches import BatchSource
-    from algorithms.runtime.memory.slots import Trajectories
-    from envs.config import EnvConfig
-    from envs.spec import EnvSpec
+    from appo.algorithms.offline.learner import CloningLearner, MarwilLearner
+    from appo.algorithms.runtime.config import SamplingConfig
+    from appo.algorithms.runtime.devices import Device
+    from appo.algorithms.runtime.learning.batches import BatchSource
+    from appo.algorithms.runtime.memory.slots import Trajectories
+    from appo.envs.config import EnvConfig
+    from appo.envs.spec import EnvSpec
 
 # What others learn with is for what they have acted; of presets only the discount is a fact of the environment.
 DISCOUNTS: Mapping[str, float] = {
@@ -47,14 +47,14 @@ class BC(ActorCriticAlgorithm):
 
     def find_spec(self, flags: CloningConfig, env: EnvConfig) -> EnvSpec:
         """Return what the datasets show and take (UsageError: there is none, or it is damaged)."""
-        from algorithms.offline.reader import open_dataset
-        from envs.spaces import ActionForm
+        from appo.algorithms.datasets.reader import open_dataset
+        from appo.envs.spaces import ActionForm
 
         return open_dataset(flags.mix.words, flags.postprocess_inputs, ActionForm.of(env)).spec
 
     def learner_class(self) -> type[CloningLearner]:
         """Return the class of the learner."""
-        from algorithms.offline.learner import CloningLearner
+        from appo.algorithms.offline.learner import CloningLearner
 
         return CloningLearner
 
@@ -62,10 +62,10 @@ class BC(ActorCriticAlgorithm):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of batches, which reads in the process of the learner."""
-        from algorithms.offline.columns import Needs, columns_of
-        from algorithms.offline.mix import reader_of
-        from algorithms.runtime.learning.batches import ReadBatches
-        from algorithms.runtime.memory.slots import LearnerLedger
+        from appo.algorithms.datasets.columns import Needs, columns_of
+        from appo.algorithms.datasets.mix import reader_of
+        from appo.algorithms.runtime.learning.batches import ReadBatches
+        from appo.algorithms.runtime.memory.slots import LearnerLedger
 
         flags = context.flags
         segments, _, state_size = trajectories.rnn_state.shape[1:]
@@ -93,6 +93,6 @@ class MARWIL(BC):
 
     def learner_class(self) -> type[MarwilLearner]:
         """Return the class of the learner."""
-        from algorithms.offline.learner import MarwilLearner
+        from appo.algorithms.offline.learner import MarwilLearner
 
         return MarwilLearner

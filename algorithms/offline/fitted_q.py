@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.config import ModelConfig
-from algorithms.models.q_network import build_q_network
-from envs.spec import EnvSpec
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.q_network import build_q_network
+from appo.envs.spec import EnvSpec
 
 BATCH_SIZE = 256
 TARGET_INTERVAL = 100

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
-from algorithms.ops import losses
-from algorithms.ops.returns import gae
-from algorithms.parts.learner import ActorCriticLearner
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import EnvSpec
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
+from appo.algorithms.ops import losses
+from appo.algorithms.ops.returns import gae
+from appo.algorithms.parts.learner import ActorCriticLearner
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import EnvSpec
 
 ADVANTAGE_SQUARE = "advantage_square"
 """Name of the vector in a state that holds the running mean square of advantages; 0: there was none yet."""

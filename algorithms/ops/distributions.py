@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import log_softmax, softplus
 
-from algorithms.ops.checks import require_shape
+from appo.algorithms.ops.checks import require_shape
 
 MASKED_LOGIT = -1e9
 """Far below any logit, yet finite: infinity times a probability of zero would be NaN."""

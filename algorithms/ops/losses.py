@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from algorithms.ops.checks import require_same_shape
+from appo.algorithms.ops.checks import require_same_shape
 
 RATIO_MIN, RATIO_MAX = 0.05, 20.0
 """Limits of the importance ratio: one stale step must not outweigh a whole batch."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.ops.checks import require_shape
+from appo.algorithms.ops.checks import require_shape
 
 VARIANCE_EPS = 1e-5
 """Added to a variance: a feature that never changed must not turn its first change into infinity."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.ops.distributions import (
+from appo.algorithms.ops.distributions import (
     HALF_LOG_TWO_PI,
     LOG_STD_MAX,
     LOG_STD_MIN,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.ops.checks import require_same_shape, require_shape
+from appo.algorithms.ops.checks import require_same_shape, require_shape
 
 
 class Returns(NamedTuple):

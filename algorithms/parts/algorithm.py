@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from algorithms.runtime.algorithm import Context, Defaults
-from utils.errors import UsageError
+from appo.algorithms.runtime.algorithm import Context, Defaults
+from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
-    from algorithms.models.flat_module import FlatModule
-    from algorithms.parts.learner import ActorCriticLearner
-    from algorithms.parts.stochastic_policy import StochasticPolicy
-    from algorithms.runtime.config import SamplingConfig
-    from algorithms.runtime.devices import Device
-    from algorithms.runtime.learning.batches import BatchSource
-    from algorithms.runtime.learning.learner_worker import Learner
-    from algorithms.runtime.memory.learner_state import StateLayout
-    from algorithms.runtime.memory.slots import Recorded, Trajectories
-    from envs.spec import EnvSpec
+    from appo.algorithms.models.flat_module import FlatModule
+    from appo.algorithms.parts.learner import ActorCriticLearner
+    from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+    from appo.algorithms.runtime.config import SamplingConfig
+    from appo.algorithms.runtime.devices import Device
+    from appo.algorithms.runtime.learning.batches import BatchSource
+    from appo.algorithms.runtime.learning.learner_worker import Learner
+    from appo.algorithms.runtime.memory.learner_state import StateLayout
+    from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
+    from appo.envs.spec import EnvSpec
 
 
 def acting_records() -> Mapping[str, Recorded]:
     """Declare what an actor-critic records beside actions; values are in units of return."""
-    from algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
+    from appo.algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
 
     return {
         "log_prob": Recorded(("T", "R")),  # of the action
@@ -69,14 +69,14 @@ class ActorCriticAlgorithm(Defaults):
 
     def make_model(self, context: Context) -> FlatModule:
         """Make an actor-critic on its device; its weights are drawn from torch's global generator."""
-        from algorithms.models.build import new_model
+        from appo.algorithms.models.build import new_model
 
         return new_model(context.model, context.spec, context.device)
 
     def make_policy(self, context: Context, flat: FlatModule) -> StochasticPolicy:
         """Make the policy that acts with a network, which nobody trains from now on."""
-        from algorithms.models.build import let_act
-        from algorithms.parts.stochastic_policy import StochasticPolicy
+        from appo.algorithms.models.build import let_act
+        from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 
         let_act(flat, context.model, context.precision, context.device)
         return StochasticPolicy(flat, context.spec, self.recorded(context.spec))
@@ -89,14 +89,14 @@ class ActorCriticAlgorithm(Defaults):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of batches of columns, in the order in which they come."""
-        from algorithms.parts.columns import make_column_batches
+        from appo.algorithms.parts.columns import make_column_batches
 
         return make_column_batches(context, trajectories, sampling, device)
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
-        from algorithms.models.build import let_learn
-        from algorithms.parts.verify import VerifyingLearner
+        from appo.algorithms.models.build import let_learn
+        from appo.algorithms.parts.verify import VerifyingLearner
 
         let_learn(flat, context.model, context.precision, context.device)
         learner = self.learner_class()(flat, context.spec, context.flags, context.torch_seed())

@@ -3,10 +3,10 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.config import SamplingConfig
-from algorithms.runtime.devices import Device
-from algorithms.runtime.learning.batches import (
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.config import SamplingConfig
+from appo.algorithms.runtime.devices import Device
+from appo.algorithms.runtime.learning.batches import (
     Batch,
     BatchCounts,
     ColumnBatches,
@@ -14,9 +14,9 @@ from algorithms.runtime.learning.batches import (
     Feedback,
     HostStaging,
 )
-from algorithms.runtime.learning.gpu_batches import DeviceStaging
-from algorithms.runtime.memory.slots import Trajectories, columns_used
-from algorithms.runtime.messages import SlotReleased
+from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
+from appo.algorithms.runtime.memory.slots import Trajectories, columns_used
+from appo.algorithms.runtime.messages import SlotReleased
 
 
 def make_column_batches(

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from utils.errors import UsageError
-from utils.flags import flag
+from appo.utils.errors import UsageError
+from appo.utils.flags import flag
 
 
 @dataclass(frozen=True)

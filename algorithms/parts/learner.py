@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.flat_module import FlatModule
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.parts.config import STEP_METRICS
-from algorithms.parts.optimizer import FlatAdam, adam_of
-from algorithms.parts.rmsprop import FlatRMSProp
-from algorithms.parts.statistics import STATISTICS, RunningStatistics
-from algorithms.runtime.learning.batches import Batch, Feedback
-from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Vector, empty_vectors
-from envs.spec import MASK_KEY, EnvSpec
-from utils.errors import CheckpointError
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.parts.config import STEP_METRICS
+from appo.algorithms.parts.optimizer import FlatAdam, adam_of
+from appo.algorithms.parts.rmsprop import FlatRMSProp
+from appo.algorithms.parts.statistics import STATISTICS, RunningStatistics
+from appo.algorithms.runtime.learning.batches import Batch, Feedback
+from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Vector, empty_vectors
+from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.utils.errors import CheckpointError
 
 KL = "kl_divergence"
 """The metric that kl_adaptive schedules of the learning rate follow."""

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.models.flat_module import FlatModule, split
-from algorithms.parts.config import OptimizerConfig
-from algorithms.runtime.devices import Device
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
+from appo.algorithms.models.flat_module import FlatModule, split
+from appo.algorithms.parts.config import OptimizerConfig
+from appo.algorithms.runtime.devices import Device
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

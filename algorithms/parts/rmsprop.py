@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
+from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
 
 SQUARES = "square_avg"
 """Name of the vector in a state that holds the running mean of squared gradients."""

@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge, merge_batch, std
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.memory.learner_state import Vector
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge, merge_batch, std
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.memory.learner_state import Vector
 
 # Returns grow while a policy learns; statistics of all that ever was would lag far behind. The oldest samples fade.
 # So do those of advantages.

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.numpy_twins import ActionSampler, is_supported
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.slots import Trajectories
-from envs.spec import MASK_KEY, EnvSpec
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.numpy_twins import ActionSampler, is_supported
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.envs.spec import MASK_KEY, EnvSpec
 
 THOUGHTS = ("logits", "log_prob", "value")
 """What a stochastic policy can record of a step beside its action."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.losses import zero_invalid
-from algorithms.runtime.learning.batches import Batch, Feedback
-from algorithms.runtime.learning.learner_worker import Learner
-from envs.spec import MASK_KEY, EnvSpec
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.losses import zero_invalid
+from appo.algorithms.runtime.learning.batches import Batch, Feedback
+from appo.algorithms.runtime.learning.learner_worker import Learner
+from appo.envs.spec import MASK_KEY, EnvSpec
 
 LARGEST = torch.finfo(torch.float32).max
 

@@ -4,13 +4,13 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from algorithms.run.folder import check_folders
-from algorithms.runtime.config import RunConfig
-from envs.config import EnvConfig
-from utils.errors import UsageError
-from utils.flags import flag, same_flag
-from utils.run_folder import CHECKPOINT_FOLDERS
-from utils.values import shown
+from appo.algorithms.run.folder import check_folders
+from appo.algorithms.runtime.config import RunConfig
+from appo.envs.config import EnvConfig
+from appo.utils.errors import UsageError
+from appo.utils.flags import flag, same_flag
+from appo.utils.run_folder import CHECKPOINT_FOLDERS
+from appo.utils.values import shown
 
 VIDEO_SUFFIXES = (".mp4", ".gif")
 DEFAULT_EPISODES = 10

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.spec import TEAM_RETURN, BoolArray, EpisodeStats, StepRow
+from appo.envs.spec import TEAM_RETURN, BoolArray, EpisodeStats, StepRow
 
 
 class Episode(NamedTuple):

@@ -8,16 +8,16 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.episodes import Episode, EpisodeRecorder
-from algorithms.playing.saved_run import SavedRun
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import decode
-from algorithms.runtime.sampling.policy import Policy
-from envs.spec import EnvSpec, GroupEnv, StepRow
-from utils.errors import UsageError
-from utils.machine import choose_device
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.episodes import Episode, EpisodeRecorder
+from appo.algorithms.playing.saved_run import SavedRun
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import decode
+from appo.algorithms.runtime.sampling.policy import Policy
+from appo.envs.spec import EnvSpec, GroupEnv, StepRow
+from appo.utils.errors import UsageError
+from appo.utils.machine import choose_device
 
 Look = Callable[[bool], None]
 

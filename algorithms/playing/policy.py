@@ -10,28 +10,28 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.flat_module import FlatModule, split
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import Player, load_player
-from algorithms.playing.saved_run import SavedRun, load_run
-from algorithms.run.folder import find_run
-from algorithms.run.trust import ANSWERS, PLAYED
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import vector_of
-from envs.config import EnvConfig
-from envs.conversion import ActionConverter, ObservationWriter
-from envs.env_set import RAISE, EnvSet
-from envs.given import name_of
-from envs.make import is_factory, is_vector_only, make_first, make_single
-from envs.masks import BY_METHOD, METHOD, mask_of_batched
-from envs.spaces import ActionForm, MaskForm, note_frames, spec_of
-from envs.spec import MASK_KEY, BoolArray, EnvSpec
-from envs.vector import GymVector
-from utils.errors import UsageError
-from utils.flags import flags_of
-from utils.run_folder import RunFolder
-from utils.values import from_plain
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.flat_module import FlatModule, split
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.player import Player, load_player
+from appo.algorithms.playing.saved_run import SavedRun, load_run
+from appo.algorithms.run.folder import find_run
+from appo.algorithms.run.trust import ANSWERS, PLAYED
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import vector_of
+from appo.envs.config import EnvConfig
+from appo.envs.conversion import ActionConverter, ObservationWriter
+from appo.envs.env_set import RAISE, EnvSet
+from appo.envs.given import name_of
+from appo.envs.make import is_factory, is_vector_only, make_first, make_single
+from appo.envs.masks import BY_METHOD, METHOD, mask_of_batched
+from appo.envs.spaces import ActionForm, MaskForm, note_frames, spec_of
+from appo.envs.spec import MASK_KEY, BoolArray, EnvSpec
+from appo.envs.vector import GymVector
+from appo.utils.errors import UsageError
+from appo.utils.flags import flags_of
+from appo.utils.run_folder import RunFolder
+from appo.utils.values import from_plain
 
 Which = Literal["latest", "best", "best_evaluated", "milestone", "past"]
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]

@@ -5,19 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.models.config import check_size
-from algorithms.playing.config import EvaluationConfig
-from algorithms.run import folder as folders
-from algorithms.run.config import Config
-from algorithms.run.trust import OF_STRANGERS, PLAYED, Reading
-from algorithms.runtime.checkpointing import load_best
-from algorithms.runtime.memory.learner_state import decode
-from envs.given import is_again
-from utils import checkpoint_files
-from utils.command_line import complain
-from utils.errors import CheckpointError, UsageError
-from utils.run_folder import RunFolder
-from utils.values import shown
+from appo.algorithms.models.config import check_size
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.run import folder as folders
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.trust import OF_STRANGERS, PLAYED, Reading
+from appo.algorithms.runtime.checkpointing import load_best
+from appo.algorithms.runtime.memory.learner_state import decode
+from appo.envs.given import is_again
+from appo.utils import checkpoint_files
+from appo.utils.command_line import complain
+from appo.utils.errors import CheckpointError, UsageError
+from appo.utils.run_folder import RunFolder
+from appo.utils.values import shown
 
 EVALUATED_METRIC = "eval/mean"
 """Metric by which the best checkpoint by evaluation is chosen."""

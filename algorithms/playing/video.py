@@ -15,17 +15,17 @@ from typing import IO, Self
 
 import numpy as np
 
-from algorithms.playing.config import headless
-from envs.agents.multi_agent import loop_over
-from envs.config import EnvConfig
-from envs.conversion import reraise
-from envs.env_set import SingleEnv
-from envs.make import is_vector_only, make_single
-from envs.spaces import ActionForm
-from envs.spec import Array
-from envs.wrappers import DEFAULT_FRAMES_PER_SECOND, natural_steps_per_second
-from utils.errors import EnvironmentFailure, ResourceError, UsageError
-from utils.values import shown
+from appo.algorithms.playing.config import headless
+from appo.envs.agents.multi_agent import loop_over
+from appo.envs.config import EnvConfig
+from appo.envs.conversion import reraise
+from appo.envs.env_set import SingleEnv
+from appo.envs.make import is_vector_only, make_single
+from appo.envs.spaces import ActionForm
+from appo.envs.spec import Array
+from appo.envs.wrappers import DEFAULT_FRAMES_PER_SECOND, natural_steps_per_second
+from appo.utils.errors import EnvironmentFailure, ResourceError, UsageError
+from appo.utils.values import shown
 
 END_SECONDS = 5.0
 FASTEST_GIF = 50.0  # pictures per second; those shown for less than 0.02 s are slowed down by whoever plays them

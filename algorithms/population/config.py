@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from utils.command_line import words_of
-from utils.errors import UsageError
-from utils.flags import Flag, flag
-from utils.values import flag_hint, from_plain, shown
+from appo.utils.command_line import words_of
+from appo.utils.errors import UsageError
+from appo.utils.flags import Flag, flag
+from appo.utils.values import flag_hint, from_plain, shown
 
 SHARED = (
     "rollout",

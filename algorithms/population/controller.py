@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from algorithms.population.config import PopulationConfig
-from algorithms.population.exploit_explore import ExploitExplore, PolicyDecision, rank_policies
-from algorithms.population.lineage import Event, Lineage, numbers_of, plain_values
-from algorithms.runtime.messages import (
+from appo.algorithms.population.config import PopulationConfig
+from appo.algorithms.population.exploit_explore import ExploitExplore, PolicyDecision, rank_policies
+from appo.algorithms.population.lineage import Event, Lineage, numbers_of, plain_values
+from appo.algorithms.runtime.messages import (
     Address,
     CopyWeights,
     Message,
@@ -19,11 +19,11 @@ from algorithms.runtime.messages import (
     TraitsSet,
     WorkerRestarted,
 )
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
-from algorithms.runtime.roles import ACTOR, LEARNER
-from utils.failpoints import failpoint
-from utils.windows import RunningStatistic
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.runtime.roles import ACTOR, LEARNER
+from appo.utils.failpoints import failpoint
+from appo.utils.windows import RunningStatistic
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from algorithms.runtime.disk import DiskThread
-from algorithms.runtime.messages import PolicyTraits
-from utils.errors import UsageError
-from utils.run_folder import LINEAGE_FILE, RunFolder, read_own_mapping, rename_own, write_json_atomic
-from utils.values import is_number
+from appo.algorithms.runtime.disk import DiskThread
+from appo.algorithms.runtime.messages import PolicyTraits
+from appo.utils.errors import UsageError
+from appo.utils.run_folder import LINEAGE_FILE, RunFolder, read_own_mapping, rename_own, write_json_atomic
+from appo.utils.values import is_number
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.messages import MatchResults, OpponentsReleased, OpponentTable
-from algorithms.runtime.sampling.env_group import GroupPlan
-from envs.spec import GroupEnv, StepRow
-from utils.errors import UsageError
-from utils.user_modules import find_function
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.messages import MatchResults, OpponentsReleased, OpponentTable
+from appo.algorithms.runtime.sampling.env_group import GroupPlan
+from appo.envs.spec import GroupEnv, StepRow
+from appo.utils.errors import UsageError
+from appo.utils.user_modules import find_function
 
 
 @runtime_checkable

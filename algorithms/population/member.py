@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from algorithms.runtime.learning.batches import BatchSource
-from algorithms.runtime.learning.learner_worker import LearnerWorker
-from algorithms.runtime.memory.learner_state import StateBlock
-from algorithms.runtime.messages import KEY, CopyWeights, PolicyTraits, SetHyperparameters, TraitsSet
-from utils.failpoints import failpoint
+from appo.algorithms.runtime.learning.batches import BatchSource
+from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
+from appo.algorithms.runtime.memory.learner_state import StateBlock
+from appo.algorithms.runtime.messages import KEY, CopyWeights, PolicyTraits, SetHyperparameters, TraitsSet
+from appo.utils.failpoints import failpoint
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.runtime.disk import DiskThread
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LARGEST_PLAIN, LearnerState, Table, decode, encode
-from utils import checkpoint_files
-from utils.errors import AppoError, CheckpointError
-from utils.values import is_number
+from appo.algorithms.runtime.disk import DiskThread
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import LARGEST_PLAIN, LearnerState, Table, decode, encode
+from appo.utils import checkpoint_files
+from appo.utils.errors import AppoError, CheckpointError
+from appo.utils.values import is_number
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from algorithms.population.config import PopulationConfig
-from algorithms.population.matchmaking import LEARNER
-from algorithms.population.past_versions import PastVersions
-from algorithms.runtime.memory.learner_state import StateBlock
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import (
+from appo.algorithms.population.config import PopulationConfig
+from appo.algorithms.population.matchmaking import LEARNER
+from appo.algorithms.population.past_versions import PastVersions
+from appo.algorithms.runtime.memory.learner_state import StateBlock
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import (
     Address,
     MatchResults,
     Message,
@@ -22,9 +22,9 @@ from algorithms.runtime.messages import (
     VersionDue,
     WorkerRestarted,
 )
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.roles import ACTOR
-from algorithms.runtime.topology import Topology
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.roles import ACTOR
+from appo.algorithms.runtime.topology import Topology
 
 # How strong the policy that learns is against its past versions, and against which it should play; pure functions.
 #

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from algorithms.parts.algorithm import ActorCriticAlgorithm
-from algorithms.ppo import presets
-from algorithms.ppo.config import METRICS, PANEL, STREAMING_METRICS, PPOConfig
-from algorithms.runtime.algorithm import Context
+from appo.algorithms.parts.algorithm import ActorCriticAlgorithm
+from appo.algorithms.ppo import presets
+from appo.algorithms.ppo.config import METRICS, PANEL, STREAMING_METRICS, PPOConfig
+from appo.algorithms.runtime.algorithm import Context
 
 if TYPE_CHECKING:
-    from algorithms.models.flat_module import FlatModule
-    from algorithms.ppo.learner import PPOLearner
-    from algorithms.runtime.config import SamplingConfig
-    from algorithms.runtime.devices import Device
-    from algorithms.runtime.learning.batches import BatchSource
-    from algorithms.runtime.learning.learner_worker import Learner
-    from algorithms.runtime.memory.slots import Trajectories
-    from envs.spec import EnvSpec
+    from appo.algorithms.models.flat_module import FlatModule
+    from appo.algorithms.ppo.learner import PPOLearner
+    from appo.algorithms.runtime.config import SamplingConfig
+    from appo.algorithms.runtime.devices import Device
+    from appo.algorithms.runtime.learning.batches import BatchSource
+    from appo.algorithms.runtime.learning.learner_worker import Learner
+    from appo.algorithms.runtime.memory.slots import Trajectories
+    from appo.envs.spec import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PPO(ActorCriticAlgorithm):
 
     def learner_class(self) -> type[PPOLearner]:
         """Return the class of the learner, which refuses flags that do not go with the network (UsageError)."""
-        from algorithms.ppo.learner import PPOLearner
+        from appo.algorithms.ppo.learner import PPOLearner
 
         return PPOLearner
 
@@ -58,7 +58,7 @@ class PPO(ActorCriticAlgorithm):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of batches of columns, whose slots go back after training where one policy plays."""
-        from algorithms.parts.columns import StreamedBatches, make_column_batches
+        from appo.algorithms.parts.columns import StreamedBatches, make_column_batches
 
         # With several policies slots cannot be held, as two learners could wait for each other's; a fast actor then
         # fills iterations while a slow one plays on. What is older than one iteration is left out.
@@ -72,9 +72,9 @@ class PPO(ActorCriticAlgorithm):
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
-        from algorithms.models.build import let_learn
-        from algorithms.parts.verify import VerifyingLearner
-        from algorithms.ppo.streaming import StreamingLearner
+        from appo.algorithms.models.build import let_learn
+        from appo.algorithms.parts.verify import VerifyingLearner
+        from appo.algorithms.ppo.streaming import StreamingLearner
 
         let_learn(flat, context.model, context.precision, context.device)
         learner: Learner = (whole := self.learner_class()(flat, context.spec, context.flags, context.torch_seed()))

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from algorithms.parts.config import OptimizerConfig
-from utils.errors import UsageError
-from utils.flags import flag
+from appo.algorithms.parts.config import OptimizerConfig
+from appo.utils.errors import UsageError
+from appo.utils.flags import flag
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.ops import losses
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
-from algorithms.ops.returns import Returns, gae
-from algorithms.parts.config import STEP_METRICS
-from algorithms.parts.learner import ActorCriticLearner
-from algorithms.parts.optimizer import GradientSum
-from algorithms.parts.statistics import faded
-from algorithms.ppo.config import METRICS, PPOConfig
-from algorithms.ppo.minibatch import Minibatch, cleaned, gather
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import MASK_KEY, EnvSpec
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ops import losses
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
+from appo.algorithms.ops.returns import Returns, gae
+from appo.algorithms.parts.config import STEP_METRICS
+from appo.algorithms.parts.learner import ActorCriticLearner
+from appo.algorithms.parts.optimizer import GradientSum
+from appo.algorithms.parts.statistics import faded
+from appo.algorithms.ppo.config import METRICS, PPOConfig
+from appo.algorithms.ppo.minibatch import Minibatch, cleaned, gather
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import MASK_KEY, EnvSpec
 
 NAMES = tuple(METRICS)
 STEPPED = NAMES[: -len(STEP_METRICS)]

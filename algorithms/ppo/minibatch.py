@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from algorithms.ops import losses
-from algorithms.runtime.learning.batches import Batch
+from appo.algorithms.ops import losses
+from appo.algorithms.runtime.learning.batches import Batch
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ They are those of Raffin's tuned agents (rl-baselines3-zoo, hyperparams/ppo.yml)
 times `n_steps` is batch_size times num_batches_per_iteration. What the zoo leaves out is the default of the flag.
 """
 
-from envs.presets import Preset
+from appo.envs.presets import Preset
 
 SEPARATE: Preset = {"actor_critic_share_weights": False}
 """As the zoo's MlpPolicy: actor and critic have layers of their own."""
@@ -103,7 +103,7 @@ ITERATION = 512
 
 
 def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for the name of a preset, as `envs.presets.find_name` returns it."""
+    """Return flag -> value of learning for the name of a preset, as `appo.envs.presets.find_name` returns it."""
     return PRESETS.get(name, {})
 
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import torch
 
-from algorithms.ops.normalization import Moments, std
-from algorithms.parts.optimizer import GradientSum
-from algorithms.parts.statistics import faded
-from algorithms.ppo.config import PPOConfig
-from algorithms.ppo.learner import ADVANTAGE_STD, RATIO_MAX, STEPPED, PPOLearner, with_advantages
-from algorithms.ppo.minibatch import cleaned
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.memory.learner_state import LearnerState
+from appo.algorithms.ops.normalization import Moments, std
+from appo.algorithms.parts.optimizer import GradientSum
+from appo.algorithms.parts.statistics import faded
+from appo.algorithms.ppo.config import PPOConfig
+from appo.algorithms.ppo.learner import ADVANTAGE_STD, RATIO_MAX, STEPPED, PPOLearner, with_advantages
+from appo.algorithms.ppo.minibatch import cleaned
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.memory.learner_state import LearnerState
 
 
 class StreamingLearner:

@@ -4,26 +4,26 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any, cast
 
-from algorithms.models.config import ModelConfig
-from algorithms.offline.config import RunOutputConfig
-from algorithms.population.config import PopulationConfig
-from algorithms.runtime.algorithm import Algorithm
-from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
-from envs.config import EnvConfig
-from envs.presets import Preset, env_preset, find_name
-from utils.errors import UsageError, text_of
-from utils.flags import Flag, flags_of
-from utils.user_modules import import_user_module
-from utils.values import nearest, shown
+from appo.algorithms.datasets.config import RunOutputConfig
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.population.config import PopulationConfig
+from appo.algorithms.runtime.algorithm import Algorithm
+from appo.algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from appo.envs.config import EnvConfig
+from appo.envs.presets import Preset, env_preset, find_name
+from appo.utils.errors import UsageError, text_of
+from appo.utils.flags import Flag, flags_of
+from appo.utils.user_modules import import_user_module
+from appo.utils.values import nearest, shown
 
 DEFAULT = "APPO"
 ALGORITHMS = {
-    "APPO": "algorithms.appo.algorithm:APPO",
-    "PPO": "algorithms.ppo.algorithm:PPO",
-    "A3C": "algorithms.a3c.algorithm:A3C",
-    "APEX": "algorithms.apex.algorithm:APEX",
-    "BC": "algorithms.offline.algorithm:BC",
-    "MARWIL": "algorithms.offline.algorithm:MARWIL",
+    "APPO": "appo.algorithms.appo.algorithm:APPO",
+    "PPO": "appo.algorithms.ppo.algorithm:PPO",
+    "A3C": "appo.algorithms.a3c.algorithm:A3C",
+    "APEX": "appo.algorithms.apex.algorithm:APEX",
+    "BC": "appo.algorithms.offline.algorithm:BC",
+    "MARWIL": "appo.algorithms.offline.algorithm:MARWIL",
 }
 """Where ours are."""
 

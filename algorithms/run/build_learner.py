@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
-from algorithms.population.member import PopulationMember
-from algorithms.run.plan import RunPlan
-from algorithms.runtime.devices import Device, device_of
-from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.slots import FinalObservations
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import Address, Worker
-from algorithms.runtime.roles import LEARNER, POLICY_WORKER
-from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
-from algorithms.runtime.sampling.policy_worker import ActingPlan, Engine, HostEngine, PolicyWorker
-from utils.run_folder import RunFolder
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
+from appo.algorithms.population.member import PopulationMember
+from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.runtime.devices import Device, device_of
+from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.slots import FinalObservations
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import Address, Worker
+from appo.algorithms.runtime.roles import LEARNER, POLICY_WORKER
+from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
+from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, Engine, HostEngine, PolicyWorker
+from appo.utils.run_folder import RunFolder
 
 
 def make_policy_worker(

@@ -4,26 +4,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
-from algorithms.offline.output import OutputWriter, attach_ring, writer_name
-from algorithms.offline.writer import DatasetWriter
-from algorithms.population.matchmaking import matchmaker_of
-from algorithms.run.config import Config
-from algorithms.run.plan import RunPlan
-from algorithms.run.resources import free_bytes
-from algorithms.runtime.callbacks import GroupHooks, Hooks
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
-from algorithms.runtime.memory.output_ring import GroupTap
-from algorithms.runtime.memory.slots import FinalObservations
-from algorithms.runtime.messages import Address, Worker
-from algorithms.runtime.processes import crash_recorder
-from algorithms.runtime.processes.process import ProcessPlan
-from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
-from algorithms.runtime.sampling.actor_worker import ActorWorker, LeakWatch
-from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan, only_policy
-from envs.env_set import OnFailure
-from envs.incidents import IncidentFolder
-from envs.make import make_group
+from appo.algorithms.datasets.output import OutputWriter, attach_ring, writer_name
+from appo.algorithms.datasets.writer import DatasetWriter
+from appo.algorithms.population.matchmaking import matchmaker_of
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.run.resources import free_bytes
+from appo.algorithms.runtime.callbacks import GroupHooks, Hooks
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from appo.algorithms.runtime.memory.output_ring import GroupTap
+from appo.algorithms.runtime.memory.slots import FinalObservations
+from appo.algorithms.runtime.messages import Address, Worker
+from appo.algorithms.runtime.processes import crash_recorder
+from appo.algorithms.runtime.processes.process import ProcessPlan
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
+from appo.algorithms.runtime.sampling.actor_worker import ActorWorker, LeakWatch
+from appo.algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan, only_policy
+from appo.envs.env_set import OnFailure
+from appo.envs.incidents import IncidentFolder
+from appo.envs.make import make_group
 
 LEAST_GROWTH_BYTES = 256 << 20  # that is no leak, however little memory there is
 
@@ -135,7 +135,7 @@ class Blueprint(RunPlan):
             WRITER.name: partial(make_writer, self, plan),
         }
         if any(address.facts.has_network for address in plan.workers):
-            from algorithms.run.build_learner import make_policy_worker
+            from appo.algorithms.run.build_learner import make_policy_worker
 
             make[LEARNER.name] = partial(self.make_learner, plan.arena)
             make[POLICY_WORKER.name] = partial(make_policy_worker, self, plan.arena, generation=plan.generation)
@@ -155,6 +155,6 @@ class Blueprint(RunPlan):
 
     def make_learner(self, arena: Arena, address: Address) -> Worker:
         """Make the learner of a policy; a variant of the algorithm makes another one here."""
-        from algorithms.run.build_learner import make_learner
+        from appo.algorithms.run.build_learner import make_learner
 
         return make_learner(self, arena, address)

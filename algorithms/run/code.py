@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from algorithms.run.config import Config
-from utils.run_folder import RunFolder, append_json_line, open_own, own_folder, replace_own
-from utils.user_modules import ROOT
+from appo.algorithms.run.config import Config
+from appo.utils.errors import PACKAGE
+from appo.utils.run_folder import RunFolder, append_json_line, open_own, own_folder, replace_own
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def code_places(config: Config) -> list[Path]:
         here = Path(f"{module}.py")
         files += [str(here)] if here.is_file() else []
     found = [Path(file).resolve() for file in files if file and os.path.exists(file)]
-    return [ROOT, *(path if path.is_dir() else path.parent for path in found)]
+    return [PACKAGE.resolve(), *(path if path.is_dir() else path.parent for path in found)]
 
 
 def look(places: Iterable[Path], environment: Mapping[str, str]) -> list[Repository]:

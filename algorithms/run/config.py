@@ -6,29 +6,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from algorithms.appo.config import LearningConfig
-from algorithms.models.config import ModelConfig
-from algorithms.offline.config import InputConfig, RunOutputConfig
-from algorithms.population.config import (
+from appo.algorithms.appo.config import APPOConfig
+from appo.algorithms.datasets.config import InputConfig, RunOutputConfig
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.population.config import (
     PopulationConfig,
     check_population,
     frozen,
     largest_batch_size,
     values_per_policy,
 )
-from algorithms.run.algorithms import DEFAULT, FlagTable, algorithms_with, find_algorithm, find_preset, flag_table
-from algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
-from algorithms.run.trust import LOOKED_AT, TRAINED, Reading
-from algorithms.runtime.algorithm import Algorithm
-from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
-from envs.config import EnvConfig
-from envs.given import is_again
-from utils.command_line import format_help, parse_command_line, print_and_exit, underscored, wants_help, words_of
-from utils.errors import UsageError
-from utils.files import read_mapping
-from utils.flags import flattened
-from utils.machine import choose_device
-from utils.values import TRUE_WORDS, flag_hint, from_plain, shown
+from appo.algorithms.run.algorithms import DEFAULT, FlagTable, algorithms_with, find_algorithm, find_preset, flag_table
+from appo.algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
+from appo.algorithms.run.trust import LOOKED_AT, TRAINED, Reading
+from appo.algorithms.runtime.algorithm import Algorithm
+from appo.algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from appo.envs.config import EnvConfig
+from appo.envs.given import is_again
+from appo.utils.command_line import format_help, parse_command_line, print_and_exit, underscored, wants_help, words_of
+from appo.utils.errors import UsageError
+from appo.utils.files import read_mapping
+from appo.utils.flags import flattened
+from appo.utils.machine import choose_device
+from appo.utils.values import TRUE_WORDS, flag_hint, from_plain, shown
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    learning: Any = field(default_factory=LearningConfig)
+    learning: Any = field(default_factory=APPOConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)

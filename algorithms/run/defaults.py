@@ -4,17 +4,17 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from math import prod
 
-from algorithms.models.config import ENCODERS, MLP, ModelConfig, encoder_names, is_large, is_picture
-from algorithms.run.algorithms import ALGORITHMS
-from algorithms.run.config import Config, check
-from algorithms.runtime.algorithm import Algorithm
-from algorithms.runtime.config import WITHOUT_EFFECT
-from envs import presets as env_presets
-from envs.presets import find_name
-from envs.spec import MASK_KEY, EnvSpec
-from utils.command_line import words_of
-from utils.errors import UsageError
-from utils.values import shown
+from appo.algorithms.models.config import ENCODERS, MLP, ModelConfig, encoder_names, is_large, is_picture
+from appo.algorithms.run.algorithms import ALGORITHMS
+from appo.algorithms.run.config import Config, check
+from appo.algorithms.runtime.algorithm import Algorithm
+from appo.algorithms.runtime.config import WITHOUT_EFFECT
+from appo.envs import presets as env_presets
+from appo.envs.presets import find_name
+from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.utils.command_line import words_of
+from appo.utils.errors import UsageError
+from appo.utils.values import shown
 
 ORIGIN = "kind of observation"
 """The name of this source of flags."""

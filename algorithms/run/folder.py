@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envs.given import unnumbered
-from utils.checkpoint_files import listed
-from utils.command_line import complain
-from utils.errors import ResourceError, UsageError
-from utils.files import make_durable, sync_directory
-from utils.lock import RunLock
-from utils.logging import tail
-from utils.metrics import BLOCK_BYTES, LONGEST_LINE, READ_BYTES
-from utils.run_folder import (
+from appo.envs.given import unnumbered
+from appo.utils.checkpoint_files import listed
+from appo.utils.command_line import complain
+from appo.utils.errors import ResourceError, UsageError
+from appo.utils.files import make_durable, sync_directory
+from appo.utils.lock import RunLock
+from appo.utils.logging import tail
+from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, READ_BYTES
+from appo.utils.run_folder import (
     CHECKPOINT_FOLDERS,
     CONFIG_FILE,
     STATUS_FILE,
@@ -33,7 +33,7 @@ from utils.run_folder import (
     own_folder,
     write_json_atomic,
 )
-from utils.values import is_number, nearest, shown
+from appo.utils.values import is_number, nearest, shown
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from algorithms.offline.output import check_output, writer_name
-from algorithms.population.exploit_explore import ExploitExplore, initial_traits
-from algorithms.run.build_workers import Blueprint
-from algorithms.run.code import CodeWatch
-from algorithms.run.config import Config
-from algorithms.run.defaults import features_of, told, without_effect
-from algorithms.run.folder import lock_run_folder, remove_old
-from algorithms.run.observers import (
+from appo.algorithms.datasets.output import check_output, writer_name
+from appo.algorithms.population.exploit_explore import ExploitExplore, initial_traits
+from appo.algorithms.run.build_workers import Blueprint
+from appo.algorithms.run.code import CodeWatch
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.defaults import features_of, told, without_effect
+from appo.algorithms.run.folder import lock_run_folder, remove_old
+from appo.algorithms.run.observers import (
     Observers,
     check_observers,
     evaluate_beside,
@@ -28,44 +28,44 @@ from algorithms.run.observers import (
     start_tracking,
     with_saves_to_evaluate,
 )
-from algorithms.run.page import leave_page
-from algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
-from algorithms.run.preload import preloaded
-from algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
-from algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
-from algorithms.run.tuning.choice import Costs, Plan, choose, is_open, report
-from algorithms.run.tuning.first_minute import LOOK_AGAIN_SECONDS, SAY_AFTER_SECONDS, FirstBatch, SecondLook
-from algorithms.run.tuning.measure import Measurement, measure_run
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callbacks
-from algorithms.runtime.checkpointing import Checkpointing
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.heartbeat import Heartbeat
-from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
-from algorithms.runtime.messages import Address
-from algorithms.runtime.monitor.overview import Status
-from algorithms.runtime.monitor.performance import Machine
-from algorithms.runtime.monitor.upkeep import Upkeep
-from algorithms.runtime.processes import fork_server, inquiry, prctl
-from algorithms.runtime.processes.channels import Links
-from algorithms.runtime.processes.crash_recorder import CrashRecorder
-from algorithms.runtime.processes.janitor import Janitor
-from algorithms.runtime.processes.pool import InProcess, Processes, Workers
-from algorithms.runtime.processes.process import Node, ProcessPlan
-from algorithms.runtime.processes.restarts import Limits
-from algorithms.runtime.processes.stalls import PATIENCE_SECONDS, Progress, StallWatch
-from algorithms.runtime.processes.supervisor import Supervisor
-from algorithms.runtime.roles import ACTOR, MAIN
-from algorithms.runtime.runner import Runner, Turns, run_to_end
-from algorithms.runtime.topology import Topology
-from envs.make import check_name
-from envs.masks import masks_said
-from envs.spec import EnvSpec
-from utils.errors import DirectoryInUse, Interrupted, NothingTrained, StopNow
-from utils.interrupts import SignalWatch
-from utils.limits import raise_limit
-from utils.logging import configure
-from utils.machine import (
+from appo.algorithms.run.page import leave_page
+from appo.algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
+from appo.algorithms.run.preload import preloaded
+from appo.algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
+from appo.algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
+from appo.algorithms.run.tuning.choice import Costs, Plan, choose, is_open, report
+from appo.algorithms.run.tuning.first_minute import LOOK_AGAIN_SECONDS, SAY_AFTER_SECONDS, FirstBatch, SecondLook
+from appo.algorithms.run.tuning.measure import Measurement, measure_run
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callbacks
+from appo.algorithms.runtime.checkpointing import Checkpointing
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.heartbeat import Heartbeat
+from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
+from appo.algorithms.runtime.messages import Address
+from appo.algorithms.runtime.monitor.overview import Status
+from appo.algorithms.runtime.monitor.performance import Machine
+from appo.algorithms.runtime.monitor.upkeep import Upkeep
+from appo.algorithms.runtime.processes import fork_server, inquiry, prctl
+from appo.algorithms.runtime.processes.channels import Links
+from appo.algorithms.runtime.processes.crash_recorder import CrashRecorder
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.runtime.processes.pool import InProcess, Processes, Workers
+from appo.algorithms.runtime.processes.process import Node, ProcessPlan
+from appo.algorithms.runtime.processes.restarts import Limits
+from appo.algorithms.runtime.processes.stalls import PATIENCE_SECONDS, Progress, StallWatch
+from appo.algorithms.runtime.processes.supervisor import Supervisor
+from appo.algorithms.runtime.roles import ACTOR, MAIN
+from appo.algorithms.runtime.runner import Runner, Turns, run_to_end
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.make import check_name
+from appo.envs.masks import masks_said
+from appo.envs.spec import EnvSpec
+from appo.utils.errors import DirectoryInUse, Interrupted, NothingTrained, StopNow
+from appo.utils.interrupts import SignalWatch
+from appo.utils.limits import raise_limit
+from appo.utils.logging import configure
+from appo.utils.machine import (
     allocator_settings,
     available_cores,
     choose_device,
@@ -73,7 +73,7 @@ from utils.machine import (
     limit_threads,
     processor_name,
 )
-from utils.user_modules import find_function
+from appo.utils.user_modules import find_function
 
 log = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ class Run:
         if self.janitor.owns_main:  # what environments leave behind goes with the run
             prctl.adopt_orphans()
         if self.placement == "serial":
-            from algorithms.run.tuning.network import probe
+            from appo.algorithms.run.tuning.network import probe
 
             _prepare_serial(self.config.sampling.learner_main_loop_num_cores or 1)
             actors = [Address(ACTOR.name, actor) for actor in range(self.sampling.num_workers)]

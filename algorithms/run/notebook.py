@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from algorithms.run.training import Report, Result, Training
-from utils.command_line import say
-from utils.metrics import duration, short_number
+from appo.algorithms.run.training import Report, Result, Training
+from appo.utils.command_line import say
+from appo.utils.metrics import duration, short_number
 
 WIDTH, HEIGHT, MARGIN = 640, 180, 8
 MOST_POINTS = 400  # of a curve; every other one is left out when there are more

@@ -18,37 +18,37 @@ from statistics import NormalDist, fmean, variance
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from algorithms.population.controller import Controller
-from algorithms.population.exploit_explore import ExploitExplore
-from algorithms.population.lineage import Lineage
-from algorithms.population.matchmaking import LEARNER
-from algorithms.population.past_versions import PastVersions
-from algorithms.population.self_play import Pool, SelfPlay
-from algorithms.run.config import FLAGS_BY_PART, Config
-from algorithms.run.folder import begun_at
-from algorithms.run.page import unusual
-from algorithms.run.trust import NoKey, make_key
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.callbacks import Callbacks, Hooks
-from algorithms.runtime.config import RunConfig
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import StateBlock, Table
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import (
+from appo.algorithms.population.controller import Controller
+from appo.algorithms.population.exploit_explore import ExploitExplore
+from appo.algorithms.population.lineage import Lineage
+from appo.algorithms.population.matchmaking import LEARNER
+from appo.algorithms.population.past_versions import PastVersions
+from appo.algorithms.population.self_play import Pool, SelfPlay
+from appo.algorithms.run.config import FLAGS_BY_PART, Config
+from appo.algorithms.run.folder import begun_at
+from appo.algorithms.run.page import unusual
+from appo.algorithms.run.trust import NoKey, make_key
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.callbacks import Callbacks, Hooks
+from appo.algorithms.runtime.config import RunConfig
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.learner_state import StateBlock, Table
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import (
     PolicyTraits,
 )
-from algorithms.runtime.monitor.console import Title, aim_of, console_for
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.performance import Machine
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
-from algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, is_installed
-from algorithms.runtime.processes.janitor import Janitor, kill_group
-from algorithms.runtime.processes.restarts import Revival
-from algorithms.runtime.topology import Topology
-from utils.command_line import own_command, words_of
-from utils.errors import UsageError
-from utils.run_folder import append_to_own
-from utils.values import nearest, shown
+from appo.algorithms.runtime.monitor.console import Title, aim_of, console_for
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.performance import Machine
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, is_installed
+from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
+from appo.algorithms.runtime.processes.restarts import Revival
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.command_line import own_command, words_of
+from appo.utils.errors import UsageError
+from appo.utils.run_folder import append_to_own
+from appo.utils.values import nearest, shown
 
 log = logging.getLogger(__name__)
 

@@ -12,24 +12,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from algorithms.run.algorithms import DEFAULT, find_algorithm, find_preset, flag_table
-from algorithms.run.config import LOCATION, Config
-from algorithms.run.folder import saved_flags
-from algorithms.run.summary import RunSummary, summary
-from utils import machine
-from utils.command_line import words_of, words_of_flag
-from utils.errors import StopNow
-from utils.machine import choose_device
-from utils.metrics import duration, short_number
-from utils.run_folder import CURVE_FILE, PAGE_FILE, RunFolder, replace_own
-from utils.values import is_number, shown
+from appo.algorithms.run.algorithms import DEFAULT, find_algorithm, find_preset, flag_table
+from appo.algorithms.run.config import LOCATION, Config
+from appo.algorithms.run.folder import saved_flags
+from appo.algorithms.run.summary import RunSummary, summary
+from appo.utils import machine
+from appo.utils.command_line import words_of, words_of_flag
+from appo.utils.errors import PACKAGE, StopNow
+from appo.utils.machine import choose_device
+from appo.utils.metrics import duration, short_number
+from appo.utils.run_folder import CURVE_FILE, PAGE_FILE, RunFolder, replace_own
+from appo.utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
 
 PLOT_SECONDS = 3.0  # after which drawing is given up
 SHORTEST_RUN_SECONDS = 5.0  # that is worth a picture, which takes a second
-ROOT = Path(__file__).resolve().parents[2]
-PLOT = "import sys; from algorithms.cli import main; sys.exit(main())"
+PLOT = "import sys; from appo.algorithms.cli import main; sys.exit(main())"
 
 
 def leave_page(config: Config, *, with_curve: bool) -> None:
@@ -161,7 +160,7 @@ def _draw(directory: Path) -> None:
     if find_spec("matplotlib") is None:
         log.info("no learning curve is drawn: matplotlib is not installed (pip install appo[plots])")
         return
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryDirectory(prefix="appo-curve-") as temporary:
         picture = Path(temporary, "curve.png")

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from algorithms.population.config import past_slots
-from algorithms.run.algorithms import find_preset
-from algorithms.run.config import Config
-from algorithms.runtime.config import SamplingConfig
-from algorithms.runtime.messages import Address
-from algorithms.runtime.roles import ACTOR, register
-from algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
-from utils.errors import UsageError
-from utils.machine import affinity_plan, allowed_cores
+from appo.algorithms.population.config import past_slots
+from appo.algorithms.run.algorithms import find_preset
+from appo.algorithms.run.config import Config
+from appo.algorithms.runtime.config import SamplingConfig
+from appo.algorithms.runtime.messages import Address
+from appo.algorithms.runtime.roles import ACTOR, register
+from appo.algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
+from appo.utils.errors import UsageError
+from appo.utils.machine import affinity_plan, allowed_cores
 
 MAX_ENVS_PER_WORKER = 64
 SHARE_OF_LAG = 0.5

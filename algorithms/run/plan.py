@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.offline.config import LOGITS
-from algorithms.run.config import Config
-from algorithms.runtime.algorithm import Algorithm, Context
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.memory.arena import Arena, Field
-from algorithms.runtime.memory.heartbeat import Heartbeat
-from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
-from algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, Units, sizes_of
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import PolicyTraits
-from algorithms.runtime.processes import crash_recorder
-from algorithms.runtime.processes.channels import Mailboxes
-from algorithms.runtime.roles import LEARNER, POLICY_WORKER, Role
-from algorithms.runtime.topology import Topology
-from envs.spec import EnvSpec
+from appo.algorithms.datasets.config import LOGITS
+from appo.algorithms.run.config import Config
+from appo.algorithms.runtime.algorithm import Algorithm, Context
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.memory.heartbeat import Heartbeat
+from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
+from appo.algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, Units, sizes_of
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import PolicyTraits
+from appo.algorithms.runtime.processes import crash_recorder
+from appo.algorithms.runtime.processes.channels import Mailboxes
+from appo.algorithms.runtime.roles import LEARNER, POLICY_WORKER, Role
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.spec import EnvSpec
 
 # Every random generator of a run derives from --seed through one of these branches, or the branch of
 # population/exploit_explore.py.
@@ -179,7 +179,7 @@ class RunPlan:
         for policy in range(t.num_policies):
             fields += StateBlock.declare(policy, self.model_of(policy).layout.vectors)
         if t.writes:
-            from algorithms.offline.output import output_fields  # late: only who writes needs spaces of gymnasium
+            from appo.algorithms.datasets.output import output_fields  # late: only who writes needs spaces of gymnasium
 
             fields += output_fields(c.output, sizes, self.spec, self.recorded)
         return [*fields, *self._of_algorithm()]

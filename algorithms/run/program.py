@@ -14,10 +14,10 @@ from types import FrameType
 
 import gymnasium
 
-from algorithms.run.code import NAMED_IN_WORKERS
-from algorithms.run.config import Config
-from envs import given
-from utils.errors import UsageError
+from appo.algorithms.run.code import NAMED_IN_WORKERS
+from appo.algorithms.run.config import Config
+from appo.envs import given
+from appo.utils.errors import UsageError
 
 GUARD = 'if __name__ == "__main__":'
 MAIN = "__main__"

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from algorithms.models.config import check_size
-from algorithms.run.config import Config
-from algorithms.run.placement import Sampling
-from algorithms.runtime.memory.arena import Arena, Field
-from algorithms.runtime.topology import Topology
-from utils import limits, machine
-from utils.errors import ResourceError
+from appo.algorithms.models.config import check_size
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.placement import Sampling
+from appo.algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.topology import Topology
+from appo.utils import limits, machine
+from appo.utils.errors import ResourceError
 
 MEMORY_SHARE = 0.9
 # Main has the pipe of each process, its doorbell, and both ends by which its fork server says that it has ended.

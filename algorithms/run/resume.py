@@ -9,16 +9,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
-from algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
-from algorithms.run.plan import SEED_BRANCHES, RunPlan
-from algorithms.run.trust import OF_STRANGERS, marked
-from algorithms.run.tuning.choice import Costs
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.checkpointing import KEY as BEST
-from algorithms.runtime.checkpointing import load_best, resume
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import (
+from appo.algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
+from appo.algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
+from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan
+from appo.algorithms.run.trust import OF_STRANGERS, marked
+from appo.algorithms.run.tuning.choice import Costs
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.checkpointing import KEY as BEST
+from appo.algorithms.runtime.checkpointing import load_best, resume
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.learner_state import (
     COUNTERS,
     OF_MAIN,
     LearnerState,
@@ -27,12 +27,12 @@ from algorithms.runtime.memory.learner_state import (
     decode,
     read_plain,
 )
-from algorithms.runtime.messages import KEY as TRAITS
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
-from algorithms.runtime.processes.pool import Workers
-from utils import checkpoint_files
-from utils.errors import CheckpointError, NumericsError, UsageError
-from utils.values import is_number, shown
+from appo.algorithms.runtime.messages import KEY as TRAITS
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.runtime.processes.pool import Workers
+from appo.utils import checkpoint_files
+from appo.utils.errors import CheckpointError, NumericsError, UsageError
+from appo.utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.run.folder import folders
-from algorithms.runtime.config import ENDLESS
-from utils.errors import UsageError
-from utils.metrics import parse_record, sampled_lines
-from utils.run_folder import CONFIG_BYTES, STATUS_BYTES, RunFolder, open_own, read_own_mapping
-from utils.values import is_number
+from appo.algorithms.run.folder import folders
+from appo.algorithms.runtime.config import ENDLESS
+from appo.utils.errors import UsageError
+from appo.utils.metrics import parse_record, sampled_lines
+from appo.utils.run_folder import CONFIG_BYTES, STATUS_BYTES, RunFolder, open_own, read_own_mapping
+from appo.utils.values import is_number
 
 RETURN = "reward/mean"
 

@@ -15,25 +15,25 @@ from typing import Any, NamedTuple, Self
 
 import threadpoolctl
 
-from algorithms.run.algorithms import flag_table
-from algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, resolve, typed
-from algorithms.run.main import Run
-from algorithms.run.observers import CommandBeside, trust_words
-from algorithms.run.program import check_program, given_again, refuse_imported_script
-from algorithms.runtime.callbacks import Callbacks
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import named, vector_of
-from algorithms.runtime.messages import ReplaceWeights
-from algorithms.runtime.processes import fork_server
-from algorithms.runtime.processes.janitor import Janitor
-from algorithms.runtime.runner import Runner, Turns
-from envs import given
-from envs.make import is_factory
-from utils import machine
-from utils.errors import AppoError, Interrupted, NotSaved, ResourceError, StopNow, Terminated, UsageError
-from utils.flags import flattened
-from utils.run_folder import RunFolder
-from utils.values import nearest, shown
+from appo.algorithms.run.algorithms import flag_table
+from appo.algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, resolve, typed
+from appo.algorithms.run.main import Run
+from appo.algorithms.run.observers import CommandBeside, trust_words
+from appo.algorithms.run.program import check_program, given_again, refuse_imported_script
+from appo.algorithms.runtime.callbacks import Callbacks
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import named, vector_of
+from appo.algorithms.runtime.messages import ReplaceWeights
+from appo.algorithms.runtime.processes import fork_server
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.runtime.runner import Runner, Turns
+from appo.envs import given
+from appo.envs.make import is_factory
+from appo.utils import machine
+from appo.utils.errors import AppoError, Interrupted, NotSaved, ResourceError, StopNow, Terminated, UsageError
+from appo.utils.flags import flattened
+from appo.utils.run_folder import RunFolder
+from appo.utils.values import nearest, shown
 
 log = logging.getLogger(__name__)
 
@@ -412,7 +412,9 @@ def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> 
     told: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     for one in told:
         if not isinstance(one, (str, Callbacks)):
-            raise UsageError(f"callbacks are names or objects derived from algorithms.Callbacks, got {shown(str(one))}")
+            raise UsageError(
+                f"callbacks are names or objects derived from appo.algorithms.Callbacks, got {shown(str(one))}"
+            )
     names = [one for one in told if isinstance(one, str)]
     return ",".join(names), [one for one in told if isinstance(one, Callbacks)]
 

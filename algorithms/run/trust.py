@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
-from algorithms.run.folder import MARK, MEASURED
-from utils.checkpoint_files import Limit
-from utils.errors import UsageError
-from utils.flags import Flag
-from utils.run_folder import RunFolder, write_json_atomic
-from utils.user_modules import keep_out_of
-from utils.values import shown
+from appo.algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
+from appo.algorithms.run.folder import MARK, MEASURED
+from appo.utils.checkpoint_files import Limit
+from appo.utils.errors import UsageError
+from appo.utils.flags import Flag
+from appo.utils.run_folder import RunFolder, write_json_atomic
+from appo.utils.user_modules import keep_out_of
+from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ def _uses_of(flag: Flag, value: object, content: Mapping[str, object]) -> list[s
     if flag.name in ("env_kwargs", "eval_env_kwargs") and isinstance(value, dict):
         if not value:
             return []
-        from envs.make import harmful_arguments  # only now: it imports gymnasium, which most commands do not need
+        from appo.envs.make import harmful_arguments  # only now: it imports gymnasium, which most commands do not need
 
         names = harmful_arguments(str(content.get("env", "")), value)
         return [_shown(f"{flag.name} {shown(name)}", value[name]) for name in names]

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from algorithms.models.config import ModelConfig
-    from algorithms.models.flat_module import FlatModule
-    from algorithms.runtime.config import SamplingConfig
-    from algorithms.runtime.devices import Device
-    from algorithms.runtime.learning.batches import BatchSource
-    from algorithms.runtime.learning.learner_worker import Learner
-    from algorithms.runtime.memory.arena import Arena, Field
-    from algorithms.runtime.memory.learner_state import StateLayout
-    from algorithms.runtime.memory.slots import Recorded, Trajectories
-    from algorithms.runtime.messages import Address, Worker
-    from algorithms.runtime.roles import Role
-    from algorithms.runtime.sampling.policy import Policy
-    from algorithms.runtime.topology import Topology
-    from envs.config import EnvConfig
-    from envs.spec import EnvSpec
+    from appo.algorithms.models.config import ModelConfig
+    from appo.algorithms.models.flat_module import FlatModule
+    from appo.algorithms.runtime.config import SamplingConfig
+    from appo.algorithms.runtime.devices import Device
+    from appo.algorithms.runtime.learning.batches import BatchSource
+    from appo.algorithms.runtime.learning.learner_worker import Learner
+    from appo.algorithms.runtime.memory.arena import Arena, Field
+    from appo.algorithms.runtime.memory.learner_state import StateLayout
+    from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
+    from appo.algorithms.runtime.messages import Address, Worker
+    from appo.algorithms.runtime.roles import Role
+    from appo.algorithms.runtime.sampling.policy import Policy
+    from appo.algorithms.runtime.topology import Topology
+    from appo.envs.config import EnvConfig
+    from appo.envs.spec import EnvSpec
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from algorithms.runtime.config import ENDLESS, RunConfig, SamplingConfig
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
-from utils.windows import RateMeter
+from appo.algorithms.runtime.config import ENDLESS, RunConfig, SamplingConfig
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.utils.windows import RateMeter
 
 BENCHMARK = {"env_steps": 2_000_000, "samples": 1_000_000}
 """Of all policies together in one start; the first that is reached ends a benchmark."""

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.slots import Trajectories
-from algorithms.runtime.messages import EpisodesDone, LearnerReport
-from envs.spec import EpisodeStats, GroupEnv, StepRow
-from utils.errors import UsageError, text_of
-from utils.user_modules import find_function
-from utils.values import nearest
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.messages import EpisodesDone, LearnerReport
+from appo.envs.spec import EpisodeStats, GroupEnv, StepRow
+from appo.utils.errors import UsageError, text_of
+from appo.utils.user_modules import find_function
+from appo.utils.values import nearest
 
 if TYPE_CHECKING:
-    from utils.tensorboard import EventWriter
+    from appo.utils.tensorboard import EventWriter
 
 log = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ def find_callbacks(name: str) -> type[Callbacks]:
     """
     found = find_function("callbacks", name)
     if not isinstance(found, type) or not issubclass(found, Callbacks):
-        raise UsageError(f"--callbacks={name} is no class derived from algorithms.Callbacks")
+        raise UsageError(f"--callbacks={name} is no class derived from appo.algorithms.Callbacks")
     for method in dir(found):
         if method.startswith(("on_", "before_")) and method not in EVENTS:
             raise UsageError(f"--callbacks={name}: nobody calls its method {method}{nearest(method, EVENTS)}")

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from algorithms.runtime.config import RunConfig
-from algorithms.runtime.disk import DiskThread
-from algorithms.runtime.memory.learner_state import (
+from appo.algorithms.runtime.config import RunConfig
+from appo.algorithms.runtime.disk import DiskThread
+from appo.algorithms.runtime.memory.learner_state import (
     OF_MAIN,
     LearnerState,
     ModelDescription,
@@ -28,12 +28,12 @@ from algorithms.runtime.memory.learner_state import (
     encode,
     read_plain,
 )
-from algorithms.runtime.messages import Message, PolicyTraits, SaveState, StateSaved, WorkerRestarted
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
-from utils import checkpoint_files
-from utils.errors import AppoError, CheckpointError, NumericsError
-from utils.run_folder import RunFolder
+from appo.algorithms.runtime.messages import Message, PolicyTraits, SaveState, StateSaved, WorkerRestarted
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.utils import checkpoint_files
+from appo.utils.errors import AppoError, CheckpointError, NumericsError
+from appo.utils.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 

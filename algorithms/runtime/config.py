@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.flags import flag
-from utils.run_folder import RunFolder
-from utils.user_modules import keep_out_of
+from appo.utils.flags import flag
+from appo.utils.run_folder import RunFolder
+from appo.utils.user_modules import keep_out_of
 
 TRUST = (
     "let a run that has no mark of this user use what it names: modules, arguments of environments, paths (see"
@@ -392,7 +392,7 @@ class LoggingConfig:
     )
     callbacks: tuple[str, ...] = flag(
         (),
-        "classes of yours, package.module:Class, derived from algorithms.Callbacks: told of episodes, trajectories,"
+        "classes of yours, package.module:Class, derived from appo.Callbacks: told of episodes, trajectories,"
         " reports and figures, some of which they may change (docs/callbacks.md), separated by commas; empty = none",
     )
     verify_reproduction: bool = flag(

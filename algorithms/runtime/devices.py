@@ -17,9 +17,9 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.messages import Message, Worker
-from utils.errors import ResourceError
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.messages import Message, Worker
+from appo.utils.errors import ResourceError
 
 
 class CaptureError(RuntimeError):

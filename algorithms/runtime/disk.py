@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from utils.failpoints import failpoint
+from appo.utils.failpoints import failpoint
 
 log = logging.getLogger(__name__)
 

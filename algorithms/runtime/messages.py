@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
-from algorithms.runtime.roles import MAIN, ROLES, WRITER
+from appo.algorithms.runtime.roles import MAIN, ROLES, WRITER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from algorithms.runtime.roles import Role
+    from appo.algorithms.runtime.roles import Role
 
 # What sets the policies of one run apart.
 

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.checkpointing import Checkpointing
-from algorithms.runtime.messages import Message
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.overview import Status
-from algorithms.runtime.processes.pool import POLL_SECONDS, Workers
-from utils.errors import DirectoryInUse, Interrupted, NotSaved, ResourceError, StopNow
-from utils.interrupts import SignalWatch
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.checkpointing import Checkpointing
+from appo.algorithms.runtime.messages import Message
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.overview import Status
+from appo.algorithms.runtime.processes.pool import POLL_SECONDS, Workers
+from appo.utils.errors import DirectoryInUse, Interrupted, NotSaved, ResourceError, StopNow
+from appo.utils.interrupts import SignalWatch
 
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from algorithms.runtime.messages import MAIN_ADDRESS, WRITER_ADDRESS, Address, AddressBook
-from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, Role
-from utils.errors import UsageError
+from appo.algorithms.runtime.messages import MAIN_ADDRESS, WRITER_ADDRESS, Address, AddressBook
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, Role
+from appo.utils.errors import UsageError
 
 Placement = Literal["central", "local", "serial"]
 

@@ -6,17 +6,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
-from algorithms.run.algorithms import DEFAULT, flag_table
-from algorithms.run.folder import find_runs, saved_flags
-from algorithms.run.observers import Difference
-from algorithms.run.summary import summary
-from algorithms.run.trust import LOOKED_AT, Reading
-from algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
-from algorithms.tools.flags import CompareConfig
-from utils.command_line import complain, say, words_of
-from utils.errors import AppoError, UsageError
-from utils.metrics import duration, short_number
-from utils.values import json_text, shown
+from appo.algorithms.run.algorithms import DEFAULT, flag_table
+from appo.algorithms.run.folder import find_runs, saved_flags
+from appo.algorithms.run.observers import Difference
+from appo.algorithms.run.summary import summary
+from appo.algorithms.run.trust import LOOKED_AT, Reading
+from appo.algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
+from appo.algorithms.tools.flags import CompareConfig
+from appo.utils.command_line import complain, say, words_of
+from appo.utils.errors import AppoError, UsageError
+from appo.utils.metrics import duration, short_number
+from appo.utils.values import json_text, shown
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
 LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config", "trust")

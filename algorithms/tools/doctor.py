@@ -14,31 +14,31 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from algorithms.models.config import MLP, encoder_names
-from algorithms.run.config import Config, resolve
-from algorithms.run.defaults import chosen_in, told
-from algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
-from algorithms.run.plan import RunPlan
-from algorithms.run.preload import preloaded
-from algorithms.run.resources import free_bytes
-from algorithms.run.tuning.choice import choose, is_open, report
-from algorithms.run.tuning.measure import Measurement, _enter, measure_run, require_answer
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.messages import WorkerFailed
-from algorithms.runtime.processes import fork_server, inquiry
-from algorithms.runtime.processes.janitor import Janitor
-from algorithms.tools.examine_env import Examination, send_examination
-from algorithms.tools.flags import DoctorConfig
-from envs.make import FAMILIES, check_name
-from envs.masks import masks_said
-from envs.spaces import NO_BOUND
-from envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, EnvSpec
-from utils import limits, machine
-from utils.command_line import complain, say
-from utils.errors import AppoError, Interrupted, traceback_of
-from utils.interrupts import SignalWatch
-from utils.machine import choose_device, cuda_obstacle, has_gpu
-from utils.values import shown
+from appo.algorithms.models.config import MLP, encoder_names
+from appo.algorithms.run.config import Config, resolve
+from appo.algorithms.run.defaults import chosen_in, told
+from appo.algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
+from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.run.preload import preloaded
+from appo.algorithms.run.resources import free_bytes
+from appo.algorithms.run.tuning.choice import choose, is_open, report
+from appo.algorithms.run.tuning.measure import Measurement, _enter, measure_run, require_answer
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.messages import WorkerFailed
+from appo.algorithms.runtime.processes import fork_server, inquiry
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.tools.examine_env import Examination, send_examination
+from appo.algorithms.tools.flags import DoctorConfig
+from appo.envs.make import FAMILIES, check_name
+from appo.envs.masks import masks_said
+from appo.envs.spaces import NO_BOUND
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, EnvSpec
+from appo.utils import limits, machine
+from appo.utils.command_line import complain, say
+from appo.utils.errors import AppoError, Interrupted, traceback_of
+from appo.utils.interrupts import SignalWatch
+from appo.utils.machine import choose_device, cuda_obstacle, has_gpu
+from appo.utils.values import shown
 
 REQUIRED = (
     "torch",

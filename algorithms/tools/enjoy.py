@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.episodes import Episode, agent_means, team_mean
-from algorithms.playing.player import load_player, play
-from algorithms.playing.saved_run import SavedRun, find_run
-from algorithms.playing.video import Recorder, VideoFile
-from algorithms.runtime.callbacks import HookedEnvs, Hooks
-from envs.make import make_alone
-from envs.spec import GroupEnv
-from utils import machine
-from utils.command_line import say
-from utils.values import json_text
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.episodes import Episode, agent_means, team_mean
+from appo.algorithms.playing.player import load_player, play
+from appo.algorithms.playing.saved_run import SavedRun, find_run
+from appo.algorithms.playing.video import Recorder, VideoFile
+from appo.algorithms.runtime.callbacks import HookedEnvs, Hooks
+from appo.envs.make import make_alone
+from appo.envs.spec import GroupEnv
+from appo.utils import machine
+from appo.utils.command_line import say
+from appo.utils.values import json_text
 
 
 class Result(NamedTuple):

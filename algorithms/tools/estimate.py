@@ -10,28 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.custom import custom_class
-from algorithms.offline.episodes import Episode
-from algorithms.offline.fitted_q import FittedQ, Transitions
-from algorithms.offline.reader import Dataset, open_dataset
-from algorithms.ops import off_policy
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.off_policy import Floats, Interval
-from algorithms.parts.stochastic_policy import StochasticPolicy
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import load_player
-from algorithms.playing.saved_run import SavedRun, load_run
-from algorithms.run.folder import find_run
-from algorithms.run.trust import ANSWERS
-from algorithms.tools.flags import BY_RATIOS, BY_VALUES, EstimateConfig
-from envs.spaces import ActionForm
-from envs.spec import MASK_KEY, EnvSpec
-from utils import machine
-from utils.command_line import say
-from utils.errors import UsageError
-from utils.run_folder import RunFolder
-from utils.values import json_text, shown
+from appo.algorithms.datasets.episodes import Episode
+from appo.algorithms.datasets.reader import Dataset, open_dataset
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.custom import custom_class
+from appo.algorithms.offline.fitted_q import FittedQ, Transitions
+from appo.algorithms.ops import off_policy
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.off_policy import Floats, Interval
+from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.player import load_player
+from appo.algorithms.playing.saved_run import SavedRun, load_run
+from appo.algorithms.run.folder import find_run
+from appo.algorithms.run.trust import ANSWERS
+from appo.algorithms.tools.flags import BY_RATIOS, BY_VALUES, EstimateConfig
+from appo.envs.spaces import ActionForm
+from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.utils import machine
+from appo.utils.command_line import say
+from appo.utils.errors import UsageError
+from appo.utils.run_folder import RunFolder
+from appo.utils.values import json_text, shown
 
 
 class Thoughts(NamedTuple):

@@ -11,32 +11,32 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
-from algorithms.ops.numpy_twins import ActionSampler, most_probable
-from algorithms.parts.stochastic_policy import StochasticPolicy
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import Acts, Player, load_player, play
-from algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
-from algorithms.playing.video import draw_offscreen
-from algorithms.run.config import Config
-from algorithms.run.folder import find_runs, refuse_links
-from algorithms.run.summary import LIVING_STATES
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import read_plain
-from algorithms.tools.compare import read_each
-from algorithms.tools.enjoy import play_run
-from algorithms.tools.flags import EvaluateConfig
-from envs.config import EnvConfig
-from envs.make import make_alone
-from envs.spec import EnvSpec, GroupEnv
-from utils import checkpoint_files, machine
-from utils.command_line import complain, say
-from utils.errors import AppoError, CheckpointError, EnvironmentFailure, ResourceError, UsageError, traceback_of
-from utils.hashed_files import Content
-from utils.metrics import MetricsLog
-from utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
-from utils.tensorboard import EventWriter
-from utils.values import flag_hint, from_plain, json_text, shown
+from appo.algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
+from appo.algorithms.ops.numpy_twins import ActionSampler, most_probable
+from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.player import Acts, Player, load_player, play
+from appo.algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
+from appo.algorithms.playing.video import draw_offscreen
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.folder import find_runs, refuse_links
+from appo.algorithms.run.summary import LIVING_STATES
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import read_plain
+from appo.algorithms.tools.compare import read_each
+from appo.algorithms.tools.enjoy import play_run
+from appo.algorithms.tools.flags import EvaluateConfig
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_alone
+from appo.envs.spec import EnvSpec, GroupEnv
+from appo.utils import checkpoint_files, machine
+from appo.utils.command_line import complain, say
+from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, ResourceError, UsageError, traceback_of
+from appo.utils.hashed_files import Content
+from appo.utils.metrics import MetricsLog
+from appo.utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
+from appo.utils.tensorboard import EventWriter
+from appo.utils.values import flag_hint, from_plain, json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}
 """How actions are chosen -> whether the most probable one is taken."""

@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.run.config import Config
-from algorithms.run.tuning.measure import _enter, _send_failures
-from envs.config import EnvConfig
-from envs.make import make_first, make_group
-from envs.masks import random_action
-from envs.precision import watched
-from envs.spec import MASK_KEY, Array, BoolArray, GroupEnv, StepRow
-from utils import limits
-from utils.limits import held_bytes
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.tuning.measure import _enter, _send_failures
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_first, make_group
+from appo.envs.masks import random_action
+from appo.envs.precision import watched
+from appo.envs.spec import MASK_KEY, Array, BoolArray, GroupEnv, StepRow
+from appo.utils import limits
+from appo.utils.limits import held_bytes
 
 REPEATED_STEPS, REPEATING_SECONDS = 200, 2.0
 

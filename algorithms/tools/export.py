@@ -17,19 +17,19 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.encoders import Encoder
-from algorithms.models.q_network import QNetwork
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.playing.policy import Policy, load_policy
-from algorithms.runtime.memory.arena import Array
-from algorithms.tools.flags import ExportConfig
-from envs.masks import CHOICES
-from envs.spaces import Space, choices_of, flat_action_spaces
-from envs.spec import MASK_KEY, EnvSpec
-from utils.command_line import say
-from utils.errors import AppoError, UsageError
-from utils.files import replaced_when_whole
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.encoders import Encoder
+from appo.algorithms.models.q_network import QNetwork
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.playing.policy import Policy, load_policy
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.tools.flags import ExportConfig
+from appo.envs.masks import CHOICES
+from appo.envs.spaces import Space, choices_of, flat_action_spaces
+from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.utils.command_line import say
+from appo.utils.errors import AppoError, UsageError
+from appo.utils.files import replaced_when_whole
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 MEMORY = ("first", "rnn_state")

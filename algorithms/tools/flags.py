@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from algorithms.offline.config import OutputConfig
-from algorithms.playing.config import CHECKPOINT_KINDS, VIDEO_SUFFIXES, EvaluationConfig
-from algorithms.run.config import parse_train_flags
-from algorithms.run.folder import check_folders, check_name
-from algorithms.runtime.config import LoggingConfig, RunConfig
-from envs.config import EnvConfig
-from utils.errors import UsageError
-from utils.flags import flag, same_flag
-from utils.values import shown
+from appo.algorithms.datasets.config import OutputConfig
+from appo.algorithms.playing.config import CHECKPOINT_KINDS, VIDEO_SUFFIXES, EvaluationConfig
+from appo.algorithms.run.config import parse_train_flags
+from appo.algorithms.run.folder import check_folders, check_name
+from appo.algorithms.runtime.config import LoggingConfig, RunConfig
+from appo.envs.config import EnvConfig
+from appo.utils.errors import UsageError
+from appo.utils.flags import flag, same_flag
+from appo.utils.values import shown
 
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 

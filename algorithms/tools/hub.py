@@ -17,21 +17,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.saved_run import SavedRun, load_run
-from algorithms.run.algorithms import find_preset
-from algorithms.run.config import Config
-from algorithms.run.defaults import flags_by_kind
-from algorithms.run.folder import find_run, saved_flags
-from algorithms.run.trust import LOOKED_AT, PLAYED, uses
-from algorithms.runtime.memory.learner_state import decode, read_plain
-from algorithms.runtime.monitor.tracking import LOCATION_FLAGS
-from algorithms.tools.flags import HubConfig
-from utils import checkpoint_files
-from utils.command_line import say, words_of_flag
-from utils.errors import CheckpointError, ResourceError, UsageError
-from utils.files import replace_directory
-from utils.run_folder import (
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.saved_run import SavedRun, load_run
+from appo.algorithms.run.algorithms import find_preset
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.defaults import flags_by_kind
+from appo.algorithms.run.folder import find_run, saved_flags
+from appo.algorithms.run.trust import LOOKED_AT, PLAYED, uses
+from appo.algorithms.runtime.memory.learner_state import decode, read_plain
+from appo.algorithms.runtime.monitor.tracking import LOCATION_FLAGS
+from appo.algorithms.tools.flags import HubConfig
+from appo.utils import checkpoint_files
+from appo.utils.command_line import say, words_of_flag
+from appo.utils.errors import CheckpointError, ResourceError, UsageError
+from appo.utils.files import replace_directory
+from appo.utils.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     PAGE_FILE,
@@ -41,7 +41,7 @@ from utils.run_folder import (
     replace_own,
     write_json_atomic,
 )
-from utils.values import shown
+from appo.utils.values import shown
 
 CHECKPOINT_FILES = r"MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json"
 TEXTS = (PAGE_FILE, CONFIG_FILE)
@@ -154,7 +154,7 @@ The weights are safetensors and JSON: nothing in here is executed when it is loa
 
 In a loop of one's own:
 
-    from algorithms import load_policy
+    from appo import load_policy
     policy = load_policy("{name.rpartition("/")[2]}")
     action = policy.act(observation)
 

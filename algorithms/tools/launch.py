@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.run.algorithms import algorithms_with, flag_table
-from algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
-from algorithms.run.folder import check_name, is_run
-from algorithms.run.summary import RunSummary, summary
-from algorithms.runtime.processes.prctl import bound_to_us
-from algorithms.tools.compare import read_each, read_run, sweep_table
-from algorithms.tools.flags import LaunchConfig
-from utils.command_line import flag_text, own_command, say
-from utils.errors import Interrupted, ResourceError, StopNow, UsageError
-from utils.flags import Flag
-from utils.interrupts import SignalWatch
-from utils.run_folder import RunFolder, append_to_own
-from utils.values import flag_hint, shown
+from appo.algorithms.run.algorithms import algorithms_with, flag_table
+from appo.algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
+from appo.algorithms.run.folder import check_name, is_run
+from appo.algorithms.run.summary import RunSummary, summary
+from appo.algorithms.runtime.processes.prctl import bound_to_us
+from appo.algorithms.tools.compare import read_each, read_run, sweep_table
+from appo.algorithms.tools.flags import LaunchConfig
+from appo.utils.command_line import flag_text, own_command, say
+from appo.utils.errors import Interrupted, ResourceError, StopNow, UsageError
+from appo.utils.flags import Flag
+from appo.utils.interrupts import SignalWatch
+from appo.utils.run_folder import RunFolder, append_to_own
+from appo.utils.values import flag_hint, shown
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algorithms.population.lineage import Event, numbers_of, read_events
-from algorithms.run.folder import find_run
-from algorithms.tools.flags import LineageConfig
-from utils.command_line import say
-from utils.errors import UsageError
-from utils.files import replaced_when_whole
-from utils.run_folder import LINEAGE_FILE, RunFolder
-from utils.values import is_number, shown
+from appo.algorithms.population.lineage import Event, numbers_of, read_events
+from appo.algorithms.run.folder import find_run
+from appo.algorithms.tools.flags import LineageConfig
+from appo.utils.command_line import say
+from appo.utils.errors import UsageError
+from appo.utils.files import replaced_when_whole
+from appo.utils.run_folder import LINEAGE_FILE, RunFolder
+from appo.utils.values import is_number, shown
 
 INCHES_PER_LANE = 0.45
 PANEL_INCHES = 1.2

@@ -15,26 +15,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.episodes import Episode
-from algorithms.playing.player import Acts, Player, load_player, play
-from algorithms.playing.saved_run import SavedRun, load_run
-from algorithms.population.matchmaking import sides_of
-from algorithms.run.config import ACTION_FLAGS
-from algorithms.run.folder import find_run
-from algorithms.runtime.memory.arena import Array
-from algorithms.tools.evaluate import CONFIDENCE_PERCENT, interval
-from algorithms.tools.flags import MatchConfig
-from envs.config import EnvConfig
-from envs.conversion import ActionUnits
-from envs.make import make_alone
-from envs.spaces import NO_BOUND
-from envs.spec import EnvSpec
-from utils import checkpoint_files, machine
-from utils.command_line import say
-from utils.errors import UsageError
-from utils.run_folder import CHECKPOINT_FOLDERS, RunFolder
-from utils.values import shown
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.episodes import Episode
+from appo.algorithms.playing.player import Acts, Player, load_player, play
+from appo.algorithms.playing.saved_run import SavedRun, load_run
+from appo.algorithms.population.matchmaking import sides_of
+from appo.algorithms.run.config import ACTION_FLAGS
+from appo.algorithms.run.folder import find_run
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.tools.evaluate import CONFIDENCE_PERCENT, interval
+from appo.algorithms.tools.flags import MatchConfig
+from appo.envs.config import EnvConfig
+from appo.envs.conversion import ActionUnits
+from appo.envs.make import make_alone
+from appo.envs.spaces import NO_BOUND
+from appo.envs.spec import EnvSpec
+from appo.utils import checkpoint_files, machine
+from appo.utils.command_line import say
+from appo.utils.errors import UsageError
+from appo.utils.run_folder import CHECKPOINT_FOLDERS, RunFolder
+from appo.utils.values import shown
 
 WEIGHTS_FILE = "model.safetensors"
 KINDS = ("latest", "best", "best_evaluated")

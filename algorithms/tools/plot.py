@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.run.config import FLAGS_BY_PART
-from algorithms.run.folder import find_runs
-from algorithms.runtime.monitor.curves import Axis, Point, read_curve
-from algorithms.tools.compare import LOCATION_FLAGS, differing_flags, flags_of_run, read_each
-from algorithms.tools.flags import PlotConfig
-from utils.command_line import say, words_of
-from utils.errors import UsageError
-from utils.files import replaced_when_whole
-from utils.values import printable, shown
+from appo.algorithms.run.config import FLAGS_BY_PART
+from appo.algorithms.run.folder import find_runs
+from appo.algorithms.runtime.monitor.curves import Axis, Point, read_curve
+from appo.algorithms.tools.compare import LOCATION_FLAGS, differing_flags, flags_of_run, read_each
+from appo.algorithms.tools.flags import PlotConfig
+from appo.utils.command_line import say, words_of
+from appo.utils.errors import UsageError
+from appo.utils.files import replaced_when_whole
+from appo.utils.values import printable, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,26 +10,26 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from algorithms.offline.door import Place
-from algorithms.offline.episodes import POLICY_VERSION, EpisodeAssembler, Steps
-from algorithms.offline.writer import DatasetWriter, require_pyarrow
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import Player, load_player
-from algorithms.playing.saved_run import SavedRun, load_run
-from algorithms.run.folder import find_run
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import read_plain
-from algorithms.tools.flags import RecordConfig
-from envs.config import EnvConfig
-from envs.make import make_group
-from envs.spec import MASK_KEY, BoolArray, EnvSpec, GroupEnv, StepRow
-from utils import machine
-from utils.command_line import say
-from utils.errors import UsageError
-from utils.run_folder import RunFolder
-from utils.values import json_text, shown
+from appo.algorithms.datasets.door import Place
+from appo.algorithms.datasets.episodes import POLICY_VERSION, EpisodeAssembler, Steps
+from appo.algorithms.datasets.writer import DatasetWriter, require_pyarrow
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.player import Player, load_player
+from appo.algorithms.playing.saved_run import SavedRun, load_run
+from appo.algorithms.run.folder import find_run
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import read_plain
+from appo.algorithms.tools.flags import RecordConfig
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group
+from appo.envs.spec import MASK_KEY, BoolArray, EnvSpec, GroupEnv, StepRow
+from appo.utils import machine
+from appo.utils.command_line import say
+from appo.utils.errors import UsageError
+from appo.utils.run_folder import RunFolder
+from appo.utils.values import json_text, shown
 
 CHUNK_STEPS = 64  # of all environments, between two looks for whole episodes
 

@@ -14,23 +14,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.playing.episodes import EpisodeRecorder
-from algorithms.run.config import Config
-from algorithms.run.trust import PLAYED, is_marked, uses
-from algorithms.runtime.processes.prctl import die_with_parent
-from algorithms.runtime.processes.restarts import ending_of
-from algorithms.tools.flags import ReplayConfig
-from envs.agents.multi_agent import loop_over
-from envs.config import EnvConfig
-from envs.incidents import HANG, Incident, error_name, restore_random_state
-from envs.make import make_group, make_single
-from envs.spec import Array, EnvSpec, StepRow
-from envs.vector import GymVector
-from utils.command_line import complain, say
-from utils.errors import EnvironmentFailure, UsageError
-from utils.run_folder import RunFolder
-from utils.user_modules import keep_out_of
-from utils.values import shown
+from appo.algorithms.playing.episodes import EpisodeRecorder
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.trust import PLAYED, is_marked, uses
+from appo.algorithms.runtime.processes.prctl import die_with_parent
+from appo.algorithms.runtime.processes.restarts import ending_of
+from appo.algorithms.tools.flags import ReplayConfig
+from appo.envs.agents.multi_agent import loop_over
+from appo.envs.config import EnvConfig
+from appo.envs.incidents import HANG, Incident, error_name, restore_random_state
+from appo.envs.make import make_group, make_single
+from appo.envs.spec import Array, EnvSpec, StepRow
+from appo.envs.vector import GymVector
+from appo.utils.command_line import complain, say
+from appo.utils.errors import EnvironmentFailure, UsageError
+from appo.utils.run_folder import RunFolder
+from appo.utils.user_modules import keep_out_of
+from appo.utils.values import shown
 
 NOT_REPRODUCED = 1
 END_SECONDS = 5.0

@@ -9,12 +9,12 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.run.folder import find_runs, runs_in
-from algorithms.run.summary import LIVING_STATES, RunSummary, summaries, summary
-from algorithms.tools.flags import RunsConfig
-from utils.command_line import say
-from utils.errors import UsageError
-from utils.values import shown
+from appo.algorithms.run.folder import find_runs, runs_in
+from appo.algorithms.run.summary import LIVING_STATES, RunSummary, summaries, summary
+from appo.algorithms.tools.flags import RunsConfig
+from appo.utils.command_line import say
+from appo.utils.errors import UsageError
+from appo.utils.values import shown
 
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 

@@ -12,25 +12,25 @@ from typing import Any, Self, TypeGuard
 
 from rich.console import Group as Together
 
-from algorithms.run.algorithms import ALGORITHMS, DEFAULT, find_algorithm
-from algorithms.run.folder import find_runs, runs_in
-from algorithms.run.summary import LIVING_STATES, SAMPLED_BYTES, RunSummary, last_records, summary
-from algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants_colour
-from algorithms.runtime.monitor.curves import ReturnTraces
-from algorithms.runtime.monitor.overview import Overview
-from algorithms.runtime.monitor.panel import Snapshot, draw, render
-from algorithms.runtime.monitor.performance import Performance, RoleTimes
-from algorithms.runtime.monitor.terminal import Screen
-from algorithms.runtime.roles import ROLES
-from algorithms.tools.compare import read_each
-from algorithms.tools.flags import TopConfig
-from algorithms.tools.runs import age
-from utils.command_line import say
-from utils.errors import UsageError
-from utils.metrics import LONGEST_LINE, parse_record, sampled_lines
-from utils.run_folder import RunFolder, open_own
-from utils.timing import PHASES
-from utils.values import is_number, shown
+from appo.algorithms.run.algorithms import ALGORITHMS, DEFAULT, find_algorithm
+from appo.algorithms.run.folder import find_runs, runs_in
+from appo.algorithms.run.summary import LIVING_STATES, SAMPLED_BYTES, RunSummary, last_records, summary
+from appo.algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants_colour
+from appo.algorithms.runtime.monitor.curves import ReturnTraces
+from appo.algorithms.runtime.monitor.overview import Overview
+from appo.algorithms.runtime.monitor.panel import Snapshot, draw, render
+from appo.algorithms.runtime.monitor.performance import Performance, RoleTimes
+from appo.algorithms.runtime.monitor.terminal import Screen
+from appo.algorithms.runtime.roles import ROLES
+from appo.algorithms.tools.compare import read_each
+from appo.algorithms.tools.flags import TopConfig
+from appo.algorithms.tools.runs import age
+from appo.utils.command_line import say
+from appo.utils.errors import UsageError
+from appo.utils.metrics import LONGEST_LINE, parse_record, sampled_lines
+from appo.utils.run_folder import RunFolder, open_own
+from appo.utils.timing import PHASES
+from appo.utils.values import is_number, shown
 
 PAGE = os.terminal_size((100, 40))  # where there is no terminal to ask
 BETWEEN_RUNS_SECONDS = 30.0  # in which the next run of a launch has begun

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from algorithms.run.config import Config, parse_train_flags, resolve
-from utils.command_line import print_and_exit, say, underscored, words_of
-from utils.errors import UsageError
-from utils.values import shown
+from appo.algorithms.run.config import Config, parse_train_flags, resolve
+from appo.utils.command_line import print_and_exit, say, underscored, words_of
+from appo.utils.errors import UsageError
+from appo.utils.values import shown
 
 
 def train(argv: Sequence[str]) -> int:
@@ -19,15 +19,15 @@ def train(argv: Sequence[str]) -> int:
     wanted, argv = asked_format(argv)
     config, origins = resolve(parse_train_flags(argv))
     if wanted:
-        from algorithms.run.defaults import origins_in
-        from algorithms.run.tuning.measure import resolve_defaults
+        from appo.algorithms.run.defaults import origins_in
+        from appo.algorithms.run.tuning.measure import resolve_defaults
 
         found = resolve_defaults(config)
         print_and_exit(format_flags(found, origins | origins_in(found, config.undecided), wanted))
     if config.logging.log_format != "json":
         for line in describe(config.to_flat(), origins):
             say(line)
-    from algorithms.run.main import train as start  # only now, so that help is quick
+    from appo.algorithms.run.main import train as start  # only now, so that help is quick
 
     return start(config)
 

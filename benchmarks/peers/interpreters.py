@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.errors import ResourceError
+from appo.utils.errors import ResourceError
 
 DEFAULT_CACHE = Path("~/.cache/appo-benchmarks")
 TORCH = "torch==2.13.0"  # first and alone: other versions pull gigabytes of CUDA packages

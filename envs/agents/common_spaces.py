@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 from gymnasium import spaces
 
-from envs.spaces import NO_BOUND, Space, allowed_by, described
-from envs.spec import SINGLE_KEY, Array
-from utils.errors import UsageError
+from appo.envs.spaces import NO_BOUND, Space, allowed_by, described
+from appo.envs.spec import SINGLE_KEY, Array
+from appo.utils.errors import UsageError
 
 T = TypeVar("T")
 Translation = Callable[[Any], Any]

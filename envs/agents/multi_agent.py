@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.conversion import require_info
-from envs.env_set import Begun, SingleEnv
-from envs.infos import ACTIVE_KEY, InfoReader
-from envs.journal import NOBODY
-from envs.masks import random_action
-from envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
-from envs.python_loop import PythonLoop
-from envs.spaces import num_agents_of
-from envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow, row_name
-from utils.errors import EnvironmentFailure, SpaceMismatch
+from appo.envs.conversion import require_info
+from appo.envs.env_set import Begun, SingleEnv
+from appo.envs.infos import ACTIVE_KEY, InfoReader
+from appo.envs.journal import NOBODY
+from appo.envs.masks import random_action
+from appo.envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
+from appo.envs.python_loop import PythonLoop
+from appo.envs.spaces import num_agents_of
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow, row_name
+from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 
 SHOWS = {True: "although it plays on", False: "at its truncated end, which is valued by what it shows"}
 

@@ -14,14 +14,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs.agents.common_spaces import AGENT_ID, CommonSpaces
-from envs.conversion import one_line
-from envs.families import Harmless
-from envs.infos import ACTIVE_KEY
-from envs.outcome import FLAGS, truth_of
-from envs.spec import MASK_KEY
-from utils.errors import SpaceMismatch, UsageError
-from utils.values import nearest
+from appo.envs.agents.common_spaces import AGENT_ID, CommonSpaces
+from appo.envs.conversion import one_line
+from appo.envs.families import Harmless
+from appo.envs.infos import ACTIVE_KEY
+from appo.envs.outcome import FLAGS, truth_of
+from appo.envs.spec import MASK_KEY
+from appo.utils.errors import SpaceMismatch, UsageError
+from appo.utils.values import nearest
 
 ID = re.compile(r"(?:pettingzoo[./](\w+)|(atari|butterfly|classic|sisl))[./](\w+?)[-_]v(\d+)")
 """As its registry has them, `sisl/pursuit-v5`, or like its modules, `pettingzoo.sisl.pursuit_v5`."""

@@ -15,10 +15,10 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from envs.config import EnvConfig
-from envs.families import MANY_STEPS, PIXELS, Family
-from envs.wrappers import make_registered
-from utils.errors import UsageError
+from appo.envs.config import EnvConfig
+from appo.envs.families import MANY_STEPS, PIXELS, Family
+from appo.envs.wrappers import make_registered
+from appo.utils.errors import UsageError
 
 FAMILY = Family(
     "Atari",

@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from envs.config import EnvConfig
-from envs.families import Family
-from envs.wrappers import JoinedVectors, RepeatAction, joined_space, make_registered, stack_frames
+from appo.envs.config import EnvConfig
+from appo.envs.families import Family
+from appo.envs.wrappers import JoinedVectors, RepeatAction, joined_space, make_registered, stack_frames
 
 
 def register_tasks() -> None:

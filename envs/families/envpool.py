@@ -16,12 +16,12 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envs.config import EnvConfig
-from envs.families import MANY_STEPS, PIXELS, Family
-from envs.spec import MASK_KEY
-from envs.wrappers import join_rows, joined_space
-from utils.errors import UsageError
-from utils.values import nearest
+from appo.envs.config import EnvConfig
+from appo.envs.families import MANY_STEPS, PIXELS, Family
+from appo.envs.spec import MASK_KEY
+from appo.envs.wrappers import join_rows, joined_space
+from appo.utils.errors import UsageError
+from appo.utils.values import nearest
 
 FAMILY = Family(
     "envpool",
@@ -62,8 +62,8 @@ def registration(task: str) -> Registration:
         raise UsageError(f"envpool has no environment {task or 'without a name'}{nearest(task, tasks, 3)}")
     return Registration(
         id=f"envpool/{task.replace('/', '.')}",
-        entry_point="envs.families.envpool:PoolEnv",
-        vector_entry_point="envs.families.envpool:PoolVector",
+        entry_point="appo.envs.families.envpool:PoolEnv",
+        vector_entry_point="appo.envs.families.envpool:PoolVector",
         kwargs={"task": task},
     )
 

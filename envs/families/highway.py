@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from envs.config import EnvConfig
-from envs.families import Family
-from envs.wrappers import RepeatAction, make_registered, stack_frames
+from appo.envs.config import EnvConfig
+from appo.envs.families import Family
+from appo.envs.wrappers import RepeatAction, make_registered, stack_frames
 
 FAMILY = Family(
     "highway-env",

@@ -13,11 +13,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from envs.config import EnvConfig
-from envs.families import MANY_STEPS, Family
-from envs.spec import Array
-from envs.wrappers import RepeatAction, make_registered
-from utils.errors import UsageError
+from appo.envs.config import EnvConfig
+from appo.envs.families import MANY_STEPS, Family
+from appo.envs.spec import Array
+from appo.envs.wrappers import RepeatAction, make_registered
+from appo.utils.errors import UsageError
 
 FAMILY = Family(
     "MiniGrid",

@@ -17,11 +17,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from envs.config import EnvConfig
-from envs.families import MANY_STEPS, WEIGHT, Family
-from envs.spec import SINGLE_KEY
-from envs.wrappers import make_registered, stack_frames
-from utils.errors import UsageError
+from appo.envs.config import EnvConfig
+from appo.envs.families import MANY_STEPS, WEIGHT, Family
+from appo.envs.spec import SINGLE_KEY
+from appo.envs.wrappers import make_registered, stack_frames
+from appo.utils.errors import UsageError
 
 FAMILY = Family(
     "VizDoom",

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envs.spec import FloatArray
+from appo.envs.spec import FloatArray
 
 
 class Pair(gymnasium.Env[Any, Any]):

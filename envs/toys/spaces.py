@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from envs.spaces import Space, children, choices_of, flat_action_spaces
-from envs.spec import MASK_KEY, SINGLE_KEY, Array, BoolArray
+from appo.envs.spaces import Space, children, choices_of, flat_action_spaces
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, Array, BoolArray
 
 NUM_QUESTIONS = 4
 

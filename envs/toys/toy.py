@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envs.spec import Array, BoolArray, FloatArray
+from appo.envs.spec import Array, BoolArray, FloatArray
 
 TOYS = {
     "toy/Memory-v0": ("toy:Memory", None),
@@ -30,9 +30,9 @@ def register_toys() -> None:
     """Make the toys known to gymnasium; calling it again changes nothing."""
     for env_id, (single, vector) in TOYS.items():
         if env_id not in gymnasium.registry:
-            entry_points = {"entry_point": f"envs.toys.{single}"}
+            entry_points = {"entry_point": f"appo.envs.toys.{single}"}
             if vector:
-                entry_points["vector_entry_point"] = f"envs.toys.{vector}"
+                entry_points["vector_entry_point"] = f"appo.envs.toys.{vector}"
             gymnasium.register(env_id, **entry_points)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""A toy of PettingZoo, which must be installed for it: `--env=envs.toys.zoo:Sizes`."""
+"""A toy of PettingZoo, which must be installed for it: `--env=appo.envs.toys.zoo:Sizes`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 from pettingzoo import ParallelEnv
 
-from envs.spec import FloatArray
+from appo.envs.spec import FloatArray
 
 Dicts = tuple[dict[str, FloatArray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]
 

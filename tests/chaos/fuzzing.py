@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.tools.selftest.killer import MARKER, processes_of
-from utils.hashed_files import Entry
+from appo.algorithms.tools.selftest.killer import MARKER, processes_of
+from appo.utils.hashed_files import Entry
 
 EXTRA_SECONDS, EXTRA_BYTES = 2.0, 100 << 20
 """What a command may take beyond the same one on the run as it was."""
@@ -30,13 +30,15 @@ LONGEST_SECONDS = 30.0
 ATTEMPTS = 3  # before a time is believed that is too long: others use the machine too
 GONE_SECONDS = 5.0
 MODULES = (
-    "torch", "gymnasium", "matplotlib.pyplot", "onnx", "vizdoom", "algorithms.cli", "algorithms.run.main",
-    "algorithms.tools.train", "algorithms.tools.enjoy", "algorithms.tools.evaluate", "algorithms.tools.match",
-    "algorithms.tools.export", "algorithms.tools.hub", "algorithms.tools.plot", "algorithms.tools.lineage",
-    "algorithms.tools.compare", "algorithms.tools.report.report",
-    "algorithms.tools.top", "algorithms.tools.runs", "algorithms.tools.replay_incident",
-    "algorithms.run.build_learner", "algorithms.run.tuning.network", "algorithms.runtime.monitor.panel",
-    "envs.make", "rich.console", "yaml",
+    "torch", "gymnasium", "matplotlib.pyplot", "onnx", "vizdoom", "appo.algorithms.cli", "appo.algorithms.run.main",
+    "appo.algorithms.tools.train", "appo.algorithms.tools.enjoy", "appo.algorithms.tools.evaluate",
+    "appo.algorithms.tools.match",
+    "appo.algorithms.tools.export", "appo.algorithms.tools.hub", "appo.algorithms.tools.plot",
+    "appo.algorithms.tools.lineage",
+    "appo.algorithms.tools.compare", "appo.algorithms.tools.report.report",
+    "appo.algorithms.tools.top", "appo.algorithms.tools.runs", "appo.algorithms.tools.replay_incident",
+    "appo.algorithms.run.build_learner", "appo.algorithms.run.tuning.network", "appo.algorithms.runtime.monitor.panel",
+    "appo.envs.make", "rich.console", "yaml",
 )  # fmt: skip
 PINNED = (
     "--inference=serial", "--num_workers=1", "--num_envs_per_worker=2", "--worker_num_splits=1", "--rollout=8",
@@ -113,7 +115,7 @@ class Tree:
         }  # fmt: skip
         (self.run / "incidents").mkdir(exist_ok=True)
         (self.run / "incidents" / "env_actor_0_0.json").write_text(json.dumps(incident))
-        lineage = importlib.import_module("algorithms.population.lineage")
+        lineage = importlib.import_module("appo.algorithms.population.lineage")
         known = {name: event[name] for name in event if name in lineage.Event.__dataclass_fields__}
         (self.run / "lineage.json").write_text(json.dumps({"num_policies": 2, "events": [known]}))
         (self.run / "logs" / "actor_0.log").write_text("a line\n")
@@ -220,7 +222,7 @@ def _carry_out(tree: Tree, words: tuple[str, ...], paths: list[Path]) -> None:
                     programs.write(f"{name}{' ' + _own_program(arguments[1]) if ours else ''}\n")
 
         sys.addaudithook(audit)
-        cli = importlib.import_module("algorithms.cli")
+        cli = importlib.import_module("appo.algorithms.cli")
         code = cli.run_command(lambda: cli.run(words[0], words[1:]))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 70
@@ -452,7 +454,7 @@ class Mutation:
             return
         files = {one.name: one.read_bytes() for one in path.parent.iterdir() if one.is_file() and one != manifest}
         entries = {name: Entry(len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
-        manifest.write_bytes(importlib.import_module("utils.checkpoint_files")._encode(entries))
+        manifest.write_bytes(importlib.import_module("appo.utils.checkpoint_files")._encode(entries))
 
 
 @contextlib.contextmanager

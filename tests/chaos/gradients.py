@@ -3,12 +3,12 @@
 import json
 import os
 
-from algorithms.a3c.algorithm import A3C
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.learning.gradients import GradientRing
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.messages import TrajectoryReady
+from appo.algorithms.a3c.algorithm import A3C
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.gradients import GradientRing
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.messages import TrajectoryReady
 
 TESTIMONY = "APPO_TEST_TESTIMONY"  # names the file
 

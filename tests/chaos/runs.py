@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from algorithms.tools.selftest.invariants import read_saves
-from algorithms.tools.selftest.killer import MARKER, Killer, KillerError, kill, processes_of, role_of
-from utils.metrics import read_metrics
+from appo.algorithms.tools.selftest.invariants import read_saves
+from appo.algorithms.tools.selftest.killer import MARKER, Killer, KillerError, kill, processes_of, role_of
+from appo.utils.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "tests.chaos.hostile_env:Hostile"

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from algorithms.ppo.algorithm import PPO
-from algorithms.ppo.config import PPOConfig
-from algorithms.run.config import Config
-from algorithms.run.tuning.network import probe
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.learning.learner_worker import Learner
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState, Table, encode
+from appo.algorithms.ppo.algorithm import PPO
+from appo.algorithms.ppo.config import PPOConfig
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.tuning.network import probe
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.learner_worker import Learner
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import LearnerState, Table, encode
 
 TESTIMONY = "APPO_TEST_TESTIMONY"  # names the folder; each life of a learner has a file
 Arrays = Mapping[str, Array]

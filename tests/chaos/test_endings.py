@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from appo.utils.interrupts import SAME_PRESS_SECONDS
 from tests.chaos.runs import TrainingRun, checkpoint_steps, kill
-from utils.interrupts import SAME_PRESS_SECONDS
 
 GONE_SECONDS = 25.0
 LEAVES_SECONDS = 10.0

@@ -137,7 +137,7 @@ def test_a_fault_of_our_own_ends_the_run_with_its_traceback_last(
     assert words in ended.stderr
     if "raise" in failpoint:
         place = failpoint.partition(":")[0]
-        assert last_line(ended.stderr) == f"utils.failpoints.FailpointError: failpoint {place}"
+        assert last_line(ended.stderr) == f"appo.utils.failpoints.FailpointError: failpoint {place}"
     else:
         assert last_line(ended.stderr) == f"error: {words}"
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from algorithms.tools.selftest.killer import MARKER
+from appo.algorithms.tools.selftest.killer import MARKER
 from tests.chaos import fuzzing
 from tests.chaos.runs import ROOT
 

@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.learning.gradients import PLACES
-from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
-from algorithms.tools.selftest.killer import Killer, KillerError
+from appo.algorithms.runtime.learning.gradients import PLACES
+from appo.algorithms.tools.selftest.invariants import (
+    find_falling,
+    find_unaccounted,
+    lost_checkpoints,
+    read_saves,
+    tolerance,
+)
+from appo.algorithms.tools.selftest.killer import Killer, KillerError
+from appo.utils.metrics import read_metrics
 from tests.chaos.gradients import ALGORITHM, TESTIMONY
 from tests.chaos.runs import SMALL, START_SECONDS, TrainingRun
 from tests.chaos.witness import BONUS, EPISODE_STEPS
-from utils.metrics import read_metrics
 
 STEPS = 2000
 OF_BATCHES = ("--batch_size", "--num_batches_per_iteration", "--ppo_epochs")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from appo.utils.metrics import read_metrics
 from benchmarks import chatter
 from tests.chaos.runs import TrainingRun
-from utils.metrics import read_metrics
 
 pytestmark = pytest.mark.slow  # processes, seconds each
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.replay_incident import ReplayConfig, replay
-from algorithms.tools.selftest.invariants import find_unaccounted
-from envs.incidents import Incident
+from appo.algorithms.tools.replay_incident import ReplayConfig, replay
+from appo.algorithms.tools.selftest.invariants import find_unaccounted
+from appo.envs.incidents import Incident
+from appo.utils.metrics import read_metrics
 from tests.chaos.runs import HOSTILE, RAISED, Ended, TrainingRun, last_line
-from utils.metrics import read_metrics
 
 GONE_SECONDS = 25.0
 END_SECONDS = 90.0

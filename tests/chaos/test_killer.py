@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
+from appo.algorithms.tools.selftest.invariants import (
+    find_falling,
+    find_unaccounted,
+    lost_checkpoints,
+    read_saves,
+    tolerance,
+)
+from appo.utils.metrics import read_metrics
 from tests import shared_memory
 from tests.chaos.runs import TrainingRun, outlive, storm
 from tests.chaos.witness import ALGORITHM, BONUS, EPISODE_STEPS, TESTIMONY
-from utils.metrics import read_metrics
 
 GONE_SECONDS = 25.0
 FLAGS = (

@@ -13,7 +13,7 @@ from tests.chaos.runs import ROOT
 LARGE = 6 << 30
 MEASURED = """
 import sys, time
-from algorithms.cli import main
+from appo.algorithms.cli import main
 code = main()
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # rusage has that of tests too
 print(code, time.process_time(), int(peak.split()[1]) / 1024, file=sys.stderr)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from appo.utils import checkpoint_files
+from appo.utils.lock import RunLock
 from tests import shared_memory
 from tests.chaos.hostile_env import NUM_CHILDREN
 from tests.chaos.runs import (
@@ -20,8 +22,6 @@ from tests.chaos.runs import (
     kill,
     last_line,
 )
-from utils import checkpoint_files
-from utils.lock import RunLock
 
 GONE_SECONDS = 10.0  # the promise is 2
 SPAWNING = ROOT / "tests" / "chaos" / "spawning.py"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from appo.utils.metrics import read_metrics
 from tests.chaos.runs import TrainingRun, checkpoint_steps, kill
-from utils.metrics import read_metrics
 
 pytestmark = pytest.mark.slow  # processes, seconds each
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.offline.reader import open_dataset
-from algorithms.runtime.processes.restarts import MAX_FAULTS
+from appo.algorithms.datasets.reader import open_dataset
+from appo.algorithms.runtime.processes.restarts import MAX_FAULTS
 from tests.chaos.runs import TrainingRun, kill
 from tests.chaos.test_restarts import check_invariants, restarts
 

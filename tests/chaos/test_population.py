@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from algorithms.population.lineage import Event, read_events
+from appo.algorithms.population.lineage import Event, read_events
+from appo.utils import checkpoint_files
 from tests.chaos.runs import TrainingRun
-from utils import checkpoint_files
 
 POLICIES, PERIOD = 3, 300
 GAMMAS = (0.9, 0.91, 0.92)

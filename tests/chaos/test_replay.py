@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves, tolerance
+from appo.algorithms.tools.selftest.invariants import (
+    find_falling,
+    find_unaccounted,
+    lost_checkpoints,
+    read_saves,
+    tolerance,
+)
+from appo.utils.metrics import read_metrics
 from tests.chaos.runs import SMALL, TrainingRun, kill, storm
-from utils.metrics import read_metrics
 
 RATIO, STARTS, CAPACITY, BATCH = 4, 200, 4000, 32
 FLAGS = (

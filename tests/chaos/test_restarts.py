@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, tolerance
+from appo.algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, tolerance
+from appo.utils.metrics import read_metrics
 from tests.chaos.runs import HOSTILE, RAISED, ROOT, Ended, TrainingRun, checkpoint_steps, kill, last_line
-from utils.metrics import read_metrics
 
 GONE_SECONDS = 25.0
 SAVE_OFTEN = "--save_every_sec=1"

@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import load
 from tensorboardX.proto.event_pb2 import Event
 
+from appo.utils import checkpoint_files
+from appo.utils.metrics import read_metrics, without_lost
 from tests.chaos.runs import TrainingRun, kill
 from tests.integration.runs import record
-from utils import checkpoint_files
-from utils.metrics import read_metrics, without_lost
 
 BUDGET, RATE = 10_000_000, 0.001
 FLAGS = (

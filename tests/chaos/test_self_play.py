@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.selftest.killer import kill
+from appo.algorithms.tools.selftest.killer import kill
+from appo.utils import checkpoint_files
 from tests.chaos.runs import TrainingRun, checkpoint_steps
-from utils import checkpoint_files
 
 FLAGS = (
     "--inference=central",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from appo.utils import checkpoint_files
+from appo.utils.interrupts import SAME_PRESS_SECONDS
 from tests.chaos.runs import HOSTILE, TrainingRun, checkpoint_steps, kill
-from utils import checkpoint_files
-from utils.interrupts import SAME_PRESS_SECONDS
 
 END_SECONDS = 25.0  # the promise is 5
 STOPPING = "\nstopping: saving what was learned; Ctrl-C again ends at once without saving\n"

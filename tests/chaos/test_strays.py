@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.processes.strays import SWEEP_AGE_SECONDS
+from appo.algorithms.runtime.processes.strays import SWEEP_AGE_SECONDS
 from tests import shared_memory
 from tests.chaos.runs import TrainingRun, kill, processes_of
 

@@ -15,9 +15,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from algorithms.appo.algorithm import APPO
-from algorithms.appo.learner import Learner
-from algorithms.runtime.learning.batches import Batch
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.runtime.learning.batches import Batch
 
 TESTIMONY = "APPO_TEST_TESTIMONY"  # names the file
 SCALE = 2.0**-44
@@ -94,10 +94,10 @@ def columns(trace: NDArray[np.int64], valid: NDArray[np.bool_]) -> list[tuple[in
 class Witnessed(APPO):
     """APPO in every other respect."""
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         file = os.open(os.environ[TESTIMONY], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-        class Witness(Learner):
+        class Witness(APPOLearner):
             def learn(self, batch: Batch, progress: float) -> Iterator[None]:
                 obs, first, valid = (t.numpy() for t in (batch.obs["obs"], batch.first, batch.valid))
                 trace = traces(obs)

@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from algorithms.offline.episodes import Episode
+from appo.algorithms.datasets.episodes import Episode
 
 EPISODES, MOST_STEPS = 12, 200
 STEPS = EPISODES * MOST_STEPS

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TRAIN_ALL = "import json, sys; from algorithms.cli import run; [run('train', argv) for argv in json.loads(sys.argv[1])]"
+TRAIN_ALL = (
+    "import json, sys; from appo.algorithms.cli import run; [run('train', argv) for argv in json.loads(sys.argv[1])]"
+)
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from algorithms import cli
-from algorithms.playing.config import EvaluationConfig
-from algorithms.run.trust import marked
-from utils import checkpoint_files
+from appo.algorithms import cli
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.run.trust import marked
+from appo.utils import checkpoint_files
 
 
 class Windowed(gymnasium.Env[Any, Any]):

@@ -15,19 +15,28 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from algorithms.run import main, observers
-from algorithms.run.build_workers import Blueprint
-from algorithms.run.config import Config, parse_train
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.heartbeat import Heartbeat
-from algorithms.runtime.messages import Address, Begin, EpisodesDone, LearnerReport, Message, Stop, Worker, WorkerReport
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.processes.process import Node, ProcessPlan
-from algorithms.runtime.runner import run_to_end
-from algorithms.runtime.topology import Topology
-from utils import checkpoint_files
-from utils.metrics import read_metrics
+from appo.algorithms.run import main, observers
+from appo.algorithms.run.build_workers import Blueprint
+from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.heartbeat import Heartbeat
+from appo.algorithms.runtime.messages import (
+    Address,
+    Begin,
+    EpisodesDone,
+    LearnerReport,
+    Message,
+    Stop,
+    Worker,
+    WorkerReport,
+)
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.processes.process import Node, ProcessPlan
+from appo.algorithms.runtime.runner import run_to_end
+from appo.algorithms.runtime.topology import Topology
+from appo.utils import checkpoint_files
+from appo.utils.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 100
@@ -194,7 +203,7 @@ class SerialRun:
     """
 
     def __init__(self, directory: Path, *, num_groups: int = 1, rows: int = 8, slots: int = 3, **flags: object) -> None:
-        from algorithms.run.tuning.network import probe
+        from appo.algorithms.run.tuning.network import probe
 
         self.config: Config = parse_train(command_line(directory, inference="serial", **flags))
         found = probe(self.config)

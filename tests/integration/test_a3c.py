@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from algorithms.run.config import parse_train
+from appo.algorithms.run.config import parse_train
+from appo.utils.errors import UsageError
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import record, run_command, train
-from utils.errors import UsageError
 
 ROLLOUT, ENVS, ACTORS, STEPS = 8, 3, 2, 1500
 SMALL: dict[str, Any] = {
@@ -107,7 +107,7 @@ def test_what_has_no_place_in_actors_is_refused(tmp_path: Path, flag: str, reaso
 
 
 def test_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.run.config.choose_device", lambda asked: "cpu" if asked == "cpu" else "cuda")
+    monkeypatch.setattr("appo.algorithms.run.config.choose_device", lambda asked: "cpu" if asked == "cpu" else "cuda")
     words = [f"--train_dir={tmp_path}", "--algo=A3C", "--env=toy/Counter-v0"]
     with pytest.raises(UsageError, match=r"^--algo=A3C computes in its actors, on the CPU only: add --device=cpu$"):
         parse_train([*words, "--device=cuda"])

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from algorithms import cli, load_policy
-from algorithms.run.config import ACTION_FLAGS
-from algorithms.run.trust import marked
+from appo.algorithms import cli, load_policy
+from appo.algorithms.run.config import ACTION_FLAGS
+from appo.algorithms.run.trust import marked
+from appo.utils import checkpoint_files
+from appo.utils.errors import UsageError
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import Recorded, record
 from tests.reaching import BEST, DUEL, ENV, NUM_STEPS
 from tests.videos import pictures_of
-from utils import checkpoint_files
-from utils.errors import UsageError
 
 FLAGS: dict[str, object] = {
     "inference": "serial",

@@ -25,7 +25,7 @@ BEST = 8.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("env", "inference"), [("toy/Pair-v0", "local"), ("toy/Pair-v0", "central"), ("envs.toys.zoo:Sizes", "local")]
+    ("env", "inference"), [("toy/Pair-v0", "local"), ("toy/Pair-v0", "central"), ("appo.envs.toys.zoo:Sizes", "local")]
 )
 def test_agents_reach_the_best_return(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], env: str, inference: str

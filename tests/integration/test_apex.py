@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from algorithms import cli, load_policy
-from algorithms.population.lineage import read_events
-from algorithms.runtime.learning import learner_worker
-from algorithms.runtime.sampling import env_group
+from appo.algorithms import cli, load_policy
+from appo.algorithms.population.lineage import read_events
+from appo.algorithms.runtime.learning import learner_worker
+from appo.algorithms.runtime.sampling import env_group
+from appo.utils.errors import UsageError
+from appo.utils.metrics import read_metrics
+from appo.utils.run_folder import RunFolder
 from tests.integration.runs import record, run_command
 from tests.spikes.training import totals_of
-from utils.errors import UsageError
-from utils.metrics import read_metrics
-from utils.run_folder import RunFolder
 
 FLAGS = (
     "--env=CartPole-v1",

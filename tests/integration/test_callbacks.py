@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from algorithms import Callbacks, train
-from algorithms.runtime.callbacks import Episode, Step, Trajectory
-from algorithms.runtime.messages import LearnerReport
+from appo import Callbacks, train
+from appo.algorithms.runtime.callbacks import Episode, Step, Trajectory
+from appo.algorithms.runtime.messages import LearnerReport
+from appo.utils.errors import UsageError
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import train as train_command
-from utils.errors import UsageError
 
 HERE = __name__
 COUNTER: dict[str, Any] = {

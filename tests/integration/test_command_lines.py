@@ -164,7 +164,7 @@ def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
 MY_ENV = """
 import gymnasium
 import numpy as np
-from utils import REWARD
+from appo.utils import REWARD
 
 
 class MyEnv(gymnasium.Env):

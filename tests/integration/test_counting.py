@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from algorithms.run.plan import SEED_BRANCHES
-from envs.toys.toy import counter_length
+from appo.algorithms.run.plan import SEED_BRANCHES
+from appo.envs.toys.toy import counter_length
 from tests.integration.runs import Recorded, record, run_command
 
 ROLLOUT = 8

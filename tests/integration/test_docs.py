@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from appo.utils.command_line import own_command
 from tests.integration.elsewhere import run
 from tests.markdown import ROOT, blocks, commands
-from utils.command_line import own_command
 
 BUDGET = ("--train_for_env_steps=2000", "--seed=1", "--no_tensorboard", "--no_plot", "--num_workers=1")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.runs import DEADLINE_SECONDS, ROOT
 
-MAIN = "import sys; from algorithms.cli import main; sys.exit(main())"
+MAIN = "import sys; from appo.algorithms.cli import main; sys.exit(main())"
 
 
 def run(cwd: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
@@ -35,11 +35,11 @@ def test_an_environment_is_examined_and_flags_are_recommended_that_exist(tmp_pat
 
 @pytest.mark.slow
 def test_what_the_kind_of_observation_decides_is_recommended_too(tmp_path: Path) -> None:
-    done = run(tmp_path, "--env=envs.toys.spaces:Spaces", "--learning_rate=0.5", "--json")
+    done = run(tmp_path, "--env=appo.envs.toys.spaces:Spaces", "--learning_rate=0.5", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     texts = {check["name"]: check["text"] for check in found["checks"]}
-    assert texts["settings"].startswith("kind of observation: no preset for envs.toys.spaces:Spaces, ")
+    assert texts["settings"].startswith("kind of observation: no preset for appo.envs.toys.spaces:Spaces, ")
     recommended = found["recommended"]
     assert (recommended["use_rnn"], recommended["encoder_mlp_layers"]) == (False, [64, 64])
     assert "learning_rate" not in recommended

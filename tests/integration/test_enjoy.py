@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms import cli
-from algorithms.models.build import new_model
-from algorithms.parts.stochastic_policy import StochasticPolicy
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.episodes import Episode
-from algorithms.playing.player import Player, load_player, play
-from algorithms.playing.saved_run import find_run
-from algorithms.run.config import Config
-from envs.make import make_alone, make_group
-from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
-from envs.toys.agents import shift_of
+from appo.algorithms import cli
+from appo.algorithms.models.build import new_model
+from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.episodes import Episode
+from appo.algorithms.playing.player import Player, load_player, play
+from appo.algorithms.playing.saved_run import find_run
+from appo.algorithms.run.config import Config
+from appo.envs.make import make_alone, make_group
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.envs.toys.agents import shift_of
+from appo.utils.errors import UsageError
 from tests.integration import enjoying
 from tests.integration.enjoying import copied, enjoyed, evaluation
-from utils.errors import UsageError
 
 COUNTER_LENGTHS_ARE_IN = range(3, 10)
 
@@ -189,7 +189,7 @@ def test_statistics_that_are_not_finite_are_null(
     runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     episode = Episode(1.0, 2, {"x": math.nan, "y": -math.inf, "z": 0.5})
-    monkeypatch.setattr("algorithms.tools.enjoy.play", lambda *arguments: [episode])
+    monkeypatch.setattr("appo.algorithms.tools.enjoy.play", lambda *arguments: [episode])
     played = enjoyed(capfd, runs, "--experiment=memory")
     assert played["episodes"] == [{"return": 1.0, "length": 2, "stats": {"x": None, "y": None, "z": 0.5}}]
 

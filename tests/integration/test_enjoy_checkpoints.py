@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from algorithms import cli
-from algorithms.playing.player import load_player
-from algorithms.playing.saved_run import find_run
-from envs.make import make_alone
+from appo.algorithms import cli
+from appo.algorithms.playing.player import load_player
+from appo.algorithms.playing.saved_run import find_run
+from appo.envs.make import make_alone
+from appo.utils.errors import CheckpointError, UsageError
+from appo.utils.lock import RunLock
 from tests.integration.enjoying import copied, enjoyed, evaluation, spoil
-from utils.errors import CheckpointError, UsageError
-from utils.lock import RunLock
 
 CHECKPOINTS = ("700", "600", "best/400=8.5", "best/450=2.5", "milestones/100", "milestones/300", "milestones/500")
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from algorithms import cli
+from appo.algorithms import cli
+from appo.utils import checkpoint_files
 from tests.integration.enjoying import copied, enjoyed
 from tests.videos import pictures_of
-from utils import checkpoint_files
 
 ROOT = Path(__file__).parents[2]
 DRAWN = {"env": "tests.integration.enjoying:Drawn"}

@@ -13,18 +13,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from algorithms import cli
-from algorithms.playing.config import EvaluationConfig
-from algorithms.run.config import Config
-from algorithms.run.observers import check_observers, evaluation_words
-from algorithms.tools import evaluate
-from algorithms.tools.evaluate import Evaluation, Evaluator, Filming, interval, read_best
-from algorithms.tools.flags import EvaluateConfig
+from appo.algorithms import cli
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.observers import check_observers, evaluation_words
+from appo.algorithms.tools import evaluate
+from appo.algorithms.tools.evaluate import Evaluation, Evaluator, Filming, interval, read_best
+from appo.algorithms.tools.flags import EvaluateConfig
+from appo.utils import checkpoint_files
+from appo.utils.errors import CheckpointError, ResourceError, UsageError
 from tests.integration.enjoying import copied, enjoyed
 from tests.integration.runs import train
 from tests.videos import pictures_of
-from utils import checkpoint_files
-from utils.errors import CheckpointError, ResourceError, UsageError
 
 
 def results(directory: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from algorithms import cli
+from appo.algorithms import cli
 from examples.custom_env import STEPS, GridWalk
 from examples.custom_model import LeakyCore, LinearPolicy, ResidualEncoder
 from examples.replay import AGE

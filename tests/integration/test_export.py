@@ -10,25 +10,25 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from algorithms import cli, load_policy
-from algorithms.apex.policy import EpsilonGreedyPolicy
-from algorithms.models.build import new_model
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.q_network import build_q_network
-from algorithms.parts.stochastic_policy import StochasticPolicy
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import Player
-from algorithms.playing.policy import Policy
-from algorithms.playing.saved_run import SavedRun
-from algorithms.run.config import Config
-from envs.spaces import ActionForm, spec_of
-from utils.errors import UsageError
-from utils.run_folder import RunFolder
+from appo.algorithms import cli, load_policy
+from appo.algorithms.apex.policy import EpsilonGreedyPolicy
+from appo.algorithms.models.build import new_model
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.q_network import build_q_network
+from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.player import Player
+from appo.algorithms.playing.policy import Policy
+from appo.algorithms.playing.saved_run import SavedRun
+from appo.algorithms.run.config import Config
+from appo.envs.spaces import ActionForm, spec_of
+from appo.utils.errors import UsageError
+from appo.utils.run_folder import RunFolder
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from algorithms.tools import export as exporting  # noqa: E402
+from appo.algorithms.tools import export as exporting  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 OBSERVATIONS = 1000

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from algorithms import cli
-from algorithms.appo.algorithm import APPO
-from algorithms.run import main
-from algorithms.run.algorithms import ALGORITHMS, find_algorithm, flag_table
-from algorithms.run.config import Config, parse_train_flags, resolve
-from algorithms.run.defaults import completed, features_of, without_effect
-from algorithms.runtime.config import WITHOUT_EFFECT
-from envs.spaces import Space, spec_of
+from appo.algorithms import cli
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.run import main
+from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm, flag_table
+from appo.algorithms.run.config import Config, parse_train_flags, resolve
+from appo.algorithms.run.defaults import completed, features_of, without_effect
+from appo.algorithms.runtime.config import WITHOUT_EFFECT
+from appo.envs.spaces import Space, spec_of
 from tests.integration.runs import ROOT
-from tests.unit.offline.data import written
+from tests.unit.datasets.data import written
 
 PLAYING = ("--env=CartPole-v1", "--num_workers=1", "--num_envs_per_worker=4", "--env_vectorization=python")
 SMALL = ("--inference=serial", "--use_rnn=False", "--encoder_mlp_layers=8", "--experiment=run")

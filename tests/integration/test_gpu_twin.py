@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.run import main
-from algorithms.runtime.learning.gpu_batches import DeviceStaging
-from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
+from appo.algorithms.run import main
+from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
+from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
 from benchmarks import gpu_check
 from benchmarks.twin import BufferedBlueprint, TwinRun
 from tests.integration import runs

@@ -16,11 +16,11 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from algorithms import cli, load_policy
-from algorithms.tools.flags import HubConfig
-from algorithms.tools.hub import ALLOWED, make_bundle, names_in
+from appo.algorithms import cli, load_policy
+from appo.algorithms.tools.flags import HubConfig
+from appo.algorithms.tools.hub import ALLOWED, make_bundle, names_in
+from appo.utils.errors import CheckpointError, ResourceError, UsageError
 from tests.integration.enjoying import copied, enjoyed
-from utils.errors import CheckpointError, ResourceError, UsageError
 
 
 class FakeHub:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from algorithms import cli
-from algorithms.appo import presets as learning_presets
-from algorithms.run.training import Training
-from envs import presets as env_presets
+from appo.algorithms import cli
+from appo.algorithms.appo import presets as learning_presets
+from appo.algorithms.run.training import Training
+from appo.envs import presets as env_presets
 from tests.integration.runs import Run, record, train
 
 NUMBERS = env_presets.NUMBERS | learning_presets.NUMBERS
 IMAGES = env_presets.IMAGES | learning_presets.IMAGES
-UNKNOWN = "envs.toys.spaces:Spaces"
+UNKNOWN = "appo.envs.toys.spaces:Spaces"
 SMALL: dict[str, Any] = {
     "env": UNKNOWN,
     "auto_tune": False,
@@ -31,7 +31,7 @@ def decided_in(run: Run) -> dict[str, Any]:
 
 def test_an_unknown_environment_is_trained_by_its_kind_and_resumed_as_it_was(tmp_path: Path) -> None:
     first = train(tmp_path / "run", **SMALL, ppo_epochs=2)
-    assert "kind of observation: no preset for envs.toys.spaces:Spaces, " in first.stdout
+    assert "kind of observation: no preset for appo.envs.toys.spaces:Spaces, " in first.stdout
     assert decided_in(first) == DECIDED | {"ppo_epochs": 2}
     assert first.weights()["actor.encoder.encoders.0.0.weight"].shape == (64, 4)
     assert not [name for name in first.weights() if "rnn" in name]
@@ -83,6 +83,6 @@ def test_the_printed_configuration_says_what_the_kind_decides(
 
 
 def test_a_memory_is_all_that_must_be_asked_for_where_one_is_needed(tmp_path: Path) -> None:
-    flags = {"env": "envs.toys.toy:Memory", "inference": "serial", "num_envs_per_worker": 32, "use_rnn": True}
+    flags = {"env": "appo.envs.toys.toy:Memory", "inference": "serial", "num_envs_per_worker": 32, "use_rnn": True}
     run = record(tmp_path / "run", **flags, train_until_return=0.9, train_for_env_steps=100_000)
     assert run.reached_return >= 0.9

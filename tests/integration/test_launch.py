@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from algorithms import cli
-from algorithms.tools.launch import jobs_of
-from utils.command_line import own_command
-from utils.errors import UsageError
+from appo.algorithms import cli
+from appo.algorithms.tools.launch import jobs_of
+from appo.utils.command_line import own_command
+from appo.utils.errors import UsageError
 
 SMALL = (
     "--env=toy/Counter-v0",

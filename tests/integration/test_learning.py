@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from algorithms.playing.policy import load_policy
+from appo.algorithms.playing.policy import load_policy
 from tests.integration.runs import record
 
 MEMORY: dict[str, object] = {

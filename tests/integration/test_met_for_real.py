@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from algorithms import cli, load_policy
-from algorithms.runtime.monitor.tracking import HEAD, TRACKERS, Tracker
+from appo.algorithms import cli, load_policy
+from appo.algorithms.runtime.monitor.tracking import HEAD, TRACKERS, Tracker
 from tests.integration.runs import Command, run_command
 from tests.unit.runtime.monitor.test_tracking import FakeJanitor
 

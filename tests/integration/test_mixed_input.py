@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms import cli
+from appo.algorithms import cli
 from tests.integration.balancing import STEPS
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import Run, command_line

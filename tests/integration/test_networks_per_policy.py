@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from algorithms import load_policy, train
-from algorithms.run.config import Config, check
-from utils.errors import UsageError
+from appo import load_policy, train
+from appo.algorithms.run.config import Config, check
+from appo.utils.errors import UsageError
 
 FLAGS: dict[str, Any] = {
     "env": "toy/Counter-v0",

@@ -8,8 +8,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from algorithms.run.notebook import MOST_POINTS, Curve
-from algorithms.run.training import Report
+from appo.algorithms.run.notebook import MOST_POINTS, Curve
+from appo.algorithms.run.training import Report
 from tests.integration.runs import DEADLINE_SECONDS, ROOT
 from tests.markdown import blocks
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms import cli, load_policy
-from algorithms.offline.reader import open_dataset
-from envs.spaces import ActionForm
+from appo.algorithms import cli, load_policy
+from appo.algorithms.datasets.reader import open_dataset
+from appo.envs.spaces import ActionForm
 from tests.integration.balancing import STEPS
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import Run, command_line, run_command
-from tests.unit.offline.data import written
+from tests.unit.datasets.data import written
 
 BATCH, BATCHES = 64, 150
 INPUT = "tests.integration.balancing:episodes"
@@ -111,7 +111,7 @@ def test_what_has_no_place_is_refused_in_one_line(
 
 
 def test_simulation_asks_for_evaluations() -> None:
-    from algorithms.run.config import parse_train
+    from appo.algorithms.run.config import parse_train
 
     words = ["--algo=BC", f"--input={INPUT}", "--env=CartPole-v1", "--input_evaluation=simulation"]
     assert parse_train(words).logging.eval_every_sec == 10

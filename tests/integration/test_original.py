@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from algorithms.run import main
-from algorithms.run.config import parse_train
-from algorithms.runtime import budget
+from appo.algorithms.run import main
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.runtime import budget
+from appo.utils.errors import UsageError
 from tests.integration.runs import Run, command_line, record, run_command
-from utils.errors import UsageError
 
 SMALL: dict[str, Any] = {
     "env": "toy/Counter-v0",
@@ -81,7 +81,7 @@ def test_without_the_flag_actors_see_none(tmp_path: Path, inference: str, monkey
 
 
 def test_one_process_has_the_gpu_that_its_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.run.config.choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr("appo.algorithms.run.config.choose_device", lambda wanted: "cuda")
     with pytest.raises(UsageError, match="--actor_worker_gpus=1 with --inference=serial: actors and learner are one"):
         parse_train(["--env=toy/Counter-v0", "--actor_worker_gpus=1", "--inference=serial"])
 

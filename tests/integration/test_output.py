@@ -9,8 +9,8 @@ import pytest
 from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 
-from algorithms import cli
-from algorithms.offline.reader import Dataset, open_dataset
+from appo.algorithms import cli
+from appo.algorithms.datasets.reader import Dataset, open_dataset
 from tests.integration.runs import Run, command_line
 
 SMALL: dict[str, object] = {

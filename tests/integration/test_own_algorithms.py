@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.numpy import load
 
-from algorithms import cli
-from algorithms.models.flat_module import FlatModule
-from algorithms.parts.learner import ActorCriticLearner
-from algorithms.run.algorithms import find_algorithm
-from algorithms.runtime.algorithm import Context
+from appo.algorithms import cli
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.parts.learner import ActorCriticLearner
+from appo.algorithms.run.algorithms import find_algorithm
+from appo.algorithms.runtime.algorithm import Context
 from examples.spo import SPOLearner
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import ROOT, Run, command_line, run_command

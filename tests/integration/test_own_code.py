@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from algorithms import Training
+from appo import Training
+from appo.utils.errors import AppoError, EnvironmentFailure, UsageError, traceback_of
 from tests.integration.elsewhere import completed
 from tests.integration.runs import ROOT, SMALL
-from utils.errors import AppoError, EnvironmentFailure, UsageError, traceback_of
 
 pytestmark = pytest.mark.slow  # processes, seconds each
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from algorithms import Callbacks
+from appo import Callbacks
 
 
 def helper(what):
@@ -363,7 +363,7 @@ def test_main_shows_what_code_in_actors_has_raised(
 
 @pytest.mark.slow
 def test_doctor_shows_where_an_environment_raises(user_code: Path) -> None:
-    words = [sys.executable, "-c", "import sys; from algorithms.cli import main; sys.exit(main())", "doctor"]
+    words = [sys.executable, "-c", "import sys; from appo.algorithms.cli import main; sys.exit(main())", "doctor"]
     done = completed(user_code.parent, [*words, "--env=user_code:Env", "--env_kwargs", "fault=init"])
     assert f'  File "{user_code}", line {HELPER}, in helper' in done.stderr
     assert "user_code:Env raised KeyError: 'init'" in done.stdout

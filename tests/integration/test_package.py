@@ -12,8 +12,8 @@ import pytest
 from tests.integration.elsewhere import run
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"algorithms", "envs", "utils"}
-SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tests", "benchmarks", *sorted(PACKAGES))
+FOLDERS = ("algorithms", "envs", "utils")
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "src", "tests", "benchmarks", *FOLDERS)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(ROOT / name, source / name)
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", source / "dist", source, cwd=source)
@@ -43,13 +44,13 @@ def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
-def test_the_wheel_holds_three_typed_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_one_typed_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
-    assert {name for name in names if name.endswith("py.typed")} == {f"{package}/py.typed" for package in PACKAGES}
-    assert "utils/synonyms.toml" in names
-    tracked = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert {name for name in names if name.endswith(".py")} == tracked
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"appo"}
+    assert {"appo/py.typed", "appo/utils/synonyms.toml"} < set(names)
+    own = {f"appo/{path.name}" for path in (ROOT / "src/appo").glob("*.py")}
+    below = {f"appo/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == own | below
 
 
 def test_the_console_script_explains_itself(binaries: Path, tmp_path: Path) -> None:
@@ -62,14 +63,14 @@ def test_the_console_script_explains_itself(binaries: Path, tmp_path: Path) -> N
 
 
 def test_the_installed_packages_are_used(binaries: Path, tmp_path: Path) -> None:
-    code = "import algorithms, envs, utils; print(*(m.__path__[0] for m in (algorithms, envs, utils)), sep='\\n')"
+    code = "import appo.algorithms, appo.envs, appo.utils as u; print(appo.__file__, u.__file__, sep='\\n')"
     for line in run(binaries / "python", "-c", code, cwd=tmp_path).splitlines():
         assert Path(line).is_relative_to(binaries.parent)
 
 
 @pytest.mark.parametrize("inference", ["local", "central"])
 def test_two_updates_beside_a_strangers_modules(binaries: Path, tmp_path: Path, inference: str) -> None:
-    for name in PACKAGES:
+    for name in FOLDERS:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported from the working directory')\n")
     workers = (f"--inference={inference}", "--num_workers=1", "--num_envs_per_worker=4")
     two_updates = ("--rollout=16", "--batch_size=64", "--num_batches_per_iteration=1", "--ppo_epochs=1")
@@ -89,9 +90,9 @@ def test_two_updates_beside_a_strangers_modules(binaries: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_the_selftest_passes_without_the_repository(binaries: Path, tmp_path: Path) -> None:
-    for name in PACKAGES:
+    for name in FOLDERS:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported from the working directory')\n")
     *lines, last = run(binaries / "appo", "selftest", "--kills=5", cwd=tmp_path).splitlines()
     assert [line.split()[0] for line in lines] == ["pass"] * 10
     assert last == "all promises were kept"
-    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.py" for name in PACKAGES}
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.py" for name in FOLDERS}

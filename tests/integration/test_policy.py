@@ -13,16 +13,16 @@ import torch
 from gymnasium import spaces
 
 import algorithms
-from algorithms import Policy, load_policy, train
-from algorithms.playing.player import Player, load_player
-from algorithms.playing.policy import look_at
-from algorithms.playing.saved_run import find_run
-from algorithms.run.folder import MARK
-from algorithms.run.trust import marked
-from envs import make
+from appo import Policy, load_policy, train
+from appo.algorithms.playing.player import Player, load_player
+from appo.algorithms.playing.policy import look_at
+from appo.algorithms.playing.saved_run import find_run
+from appo.algorithms.run.folder import MARK
+from appo.algorithms.run.trust import marked
+from appo.envs import make
+from appo.utils.errors import CheckpointError, SpaceMismatch, UsageError
 from tests.integration.enjoying import evaluation
 from tests.markdown import ROOT, blocks
-from utils.errors import CheckpointError, SpaceMismatch, UsageError
 
 STEPS = 1000
 
@@ -179,7 +179,7 @@ def test_with_spaces_no_environment_is_made(runs: Path, monkeypatch: pytest.Monk
     def refuse(*arguments: Any) -> None:
         raise AssertionError("made an environment")
 
-    monkeypatch.setattr("algorithms.playing.policy.make_single", refuse)
+    monkeypatch.setattr("appo.algorithms.playing.policy.make_single", refuse)
     monkeypatch.setattr(make, "make_single", refuse)
     seen = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
     assert load_policy(runs / "windowed", spaces=seen).act(np.zeros(2, np.float32)).shape == (1,)

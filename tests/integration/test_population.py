@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.population.lineage import Event, numbers_of, read_events
-from algorithms.runtime.learning import learner_worker
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.messages import Stop, WorkerReport
-from algorithms.runtime.sampling import env_group
+from appo.algorithms.population.lineage import Event, numbers_of, read_events
+from appo.algorithms.runtime.learning import learner_worker
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.messages import Stop, WorkerReport
+from appo.algorithms.runtime.sampling import env_group
 from tests.integration.runs import Recorded, SerialRun, record
 
 POLICIES, EPOCHS = 3, 2

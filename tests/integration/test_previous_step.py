@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from algorithms import Result, train
+from appo import Result, train
 
 STEPS = 10
 

@@ -12,10 +12,10 @@ import numpy as np
 import pexpect
 import pytest
 
-from algorithms import Training, load_policy, train
+from appo import Training, load_policy, train
+from appo.utils.errors import UsageError
 from tests.integration.elsewhere import completed
 from tests.integration.runs import DEADLINE_SECONDS, ROOT
-from utils.errors import UsageError
 
 pytestmark = pytest.mark.slow  # processes, seconds each
 
@@ -78,7 +78,7 @@ def steps_of(folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["local", "central"])
 def test_python_from_stdin(tmp_path: Path, placement: str) -> None:
-    done = heredoc(tmp_path, f"{MY_ENV}from algorithms import train\n{call_of(placement)}\n")
+    done = heredoc(tmp_path, f"{MY_ENV}from appo import train\n{call_of(placement)}\n")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(DONE, done.stdout.strip())
     assert done.stderr.count("\n") == 1  # the one line about the class
@@ -88,7 +88,7 @@ def test_python_from_stdin(tmp_path: Path, placement: str) -> None:
 
 @pytest.mark.slow
 def test_a_command_of_python(tmp_path: Path) -> None:
-    done = completed(tmp_path, [sys.executable, "-c", f"{MY_ENV}from algorithms import train\n{call_of()}"])
+    done = completed(tmp_path, [sys.executable, "-c", f"{MY_ENV}from appo import train\n{call_of()}"])
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(DONE, done.stdout.strip())
 
@@ -115,7 +115,7 @@ def test_a_session(tmp_path: Path, shell: str) -> None:
     for block in MY_ENV.strip().split("\n\n"):
         for line in (*block.splitlines(), ""):
             session.sendline(line)
-    session.sendline("from algorithms import train")
+    session.sendline("from appo import train")
     session.sendline(call_of())
     session.expect(DONE)
     session.sendline("exit()")
@@ -126,7 +126,7 @@ def test_a_session(tmp_path: Path, shell: str) -> None:
 
 
 GUARD = 'if __name__ == "__main__":'
-BODY = f"from algorithms import train\n\n{GUARD}\n    {call_of()}\n"
+BODY = f"from appo import train\n\n{GUARD}\n    {call_of()}\n"
 
 
 @pytest.mark.slow
@@ -138,11 +138,11 @@ def test_a_script_with_a_guard(tmp_path: Path) -> None:
 
 def test_a_script_without_a_guard_says_what_to_do_in_its_last_line(tmp_path: Path) -> None:
     """Before any process is started, and in the words of the script: its own line."""
-    done = script(tmp_path, f"{MY_ENV}from algorithms import train\n{call_of()}\n")
-    number = (MY_ENV + "from algorithms import train\n").count("\n") + 1
+    done = script(tmp_path, f"{MY_ENV}from appo import train\n{call_of()}\n")
+    number = (MY_ENV + "from appo import train\n").count("\n") + 1
     assert done.returncode == 1
     assert last_line(done.stderr) == (
-        f"utils.errors.UsageError: line {number} of script.py trains, and every worker process, which imports"
+        f"appo.utils.errors.UsageError: line {number} of script.py trains, and every worker process, which imports"
         f" script.py, would train there again: put what it does under `{GUARD}`"
     )
     assert not (tmp_path / "train_dir").exists()
@@ -153,8 +153,8 @@ def test_a_network_on_stdin_says_what_to_do_in_its_last_line(tmp_path: Path) -> 
     done = heredoc(tmp_path, f"class Net: ...\nfrom algorithms import train\ntrain({flags})\n")
     assert done.returncode == 1
     assert last_line(done.stderr) == (
-        "utils.errors.UsageError: --encoder_custom=__main__:Net: worker processes cannot import a notebook, a session"
-        ' or stdin: put it into a file my_module.py and give encoder_custom="my_module:Net", or train with'
+        "appo.utils.errors.UsageError: --encoder_custom=__main__:Net: worker processes cannot import a notebook, a"
+        ' session or stdin: put it into a file my_module.py and give encoder_custom="my_module:Net", or train with'
         ' inference="serial"'
     )
 

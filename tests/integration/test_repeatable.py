@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from appo.utils import failpoints
 from tests.chaos.runs import START_SECONDS, TrainingRun, kill
 from tests.integration.runs import Run, record, run_command
-from utils import failpoints
 
 SMALL: dict[str, object] = {
     "rollout": 8,

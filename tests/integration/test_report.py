@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms import cli
+from appo.algorithms import cli
 from tests.integration.browser import CHROMIUM, WHY_NOT, Browser
 from tests.unit.run.test_summary import flags, reports, write_run
 from tests.unit.tools.test_report import MP4, hostile

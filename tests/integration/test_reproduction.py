@@ -12,11 +12,11 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from algorithms.models.build import new_model
-from algorithms.models.encoders import Encoder
-from envs.toys.spaces import ACTIONS, OBSERVATIONS
+from appo.algorithms.models.build import new_model
+from appo.algorithms.models.encoders import Encoder
+from appo.envs.toys.spaces import ACTIONS, OBSERVATIONS
+from appo.utils import machine
 from tests.integration.runs import SerialRun, record
-from utils import machine
 
 ROLLOUT = 16
 TOLERANCE = 1e-5  # of |difference| / (1 + |value|), in float32

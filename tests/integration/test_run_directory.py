@@ -12,10 +12,10 @@ import pytest
 from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event
 
-from algorithms.runtime.messages import LearnerReport
+from appo.algorithms.runtime.messages import LearnerReport
+from appo.utils import checkpoint_files
+from appo.utils.lock import RunLock
 from tests.integration.runs import Command, Recorded, Run, record, run_command, train
-from utils import checkpoint_files
-from utils.lock import RunLock
 
 SMALL: dict[str, object] = {
     "env": "CartPole-v1",

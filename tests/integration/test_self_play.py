@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from algorithms import cli
-from algorithms.run.config import parse_train
-from algorithms.run.placement import Sampling, topology_of
-from algorithms.runtime.messages import MatchResults
-from algorithms.runtime.topology import Topology
+from appo.algorithms import cli
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.placement import Sampling, topology_of
+from appo.algorithms.runtime.messages import MatchResults
+from appo.algorithms.runtime.topology import Topology
+from appo.utils import checkpoint_files
+from appo.utils.errors import UsageError
 from benchmarks import self_play
 from tests.integration.enjoying import copied
 from tests.integration.runs import Recorded, record
-from utils import checkpoint_files
-from utils.errors import UsageError
 
 ROCK = "toy/RockPaperScissors-v0"
 ROUNDS, POOL = 3, 2

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from algorithms import load_policy
-from envs.toys.spaces import ACTIONS, OBSERVATIONS, Spaces
+from appo import load_policy
+from appo.envs.toys.spaces import ACTIONS, OBSERVATIONS, Spaces
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import record
 from tests.unit.envs.test_mask_forms import CASES

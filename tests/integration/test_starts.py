@@ -12,12 +12,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from algorithms import Training, train
-from algorithms.run import main
-from algorithms.run.folder import lock_run_folder
+from appo import Training, train
+from appo.algorithms.run import main
+from appo.algorithms.run.folder import lock_run_folder
+from appo.utils.errors import AppoError, DirectoryInUse, ResourceError
+from appo.utils.lock import RunLock
 from tests.integration.runs import ROOT, SMALL, run_command
-from utils.errors import AppoError, DirectoryInUse, ResourceError
-from utils.lock import RunLock
 
 pytestmark = pytest.mark.slow  # processes, seconds each
 

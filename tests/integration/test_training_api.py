@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms import Report, Result, Training, load_policy, train
-from algorithms.runtime.checkpointing import Checkpointing
+from appo import Report, Result, Training, load_policy, train
+from appo.algorithms.runtime.checkpointing import Checkpointing
+from appo.utils import checkpoint_files
+from appo.utils.errors import DirectoryInUse, NotSaved, ResourceError, UsageError
+from appo.utils.lock import RunLock
+from appo.utils.metrics import read_metrics
 from tests.integration.runs import SMALL
-from utils import checkpoint_files
-from utils.errors import DirectoryInUse, NotSaved, ResourceError, UsageError
-from utils.lock import RunLock
-from utils.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -284,7 +284,7 @@ def test_flags_by_part_and_a_whole_config(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-from algorithms import train
+from appo import train
 train(env="toy/Counter-v0", inference="local", num_workers=1, train_for_env_steps=100, train_dir="runs")
 """
 

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.appo.algorithm import APPO
-from algorithms.appo.config import METRICS, LearningConfig
-from algorithms.appo.learner import Learner
-from algorithms.ops.losses import masked_mean
-from algorithms.runtime.learning.batches import Batch, ReadBatches
-from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
-from algorithms.runtime.memory.slots import LearnerLedger
-from envs.spec import SINGLE_KEY
-from utils.flags import flag
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.appo.config import METRICS, APPOConfig
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.ops.losses import masked_mean
+from appo.algorithms.runtime.learning.batches import Batch, ReadBatches
+from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from appo.algorithms.runtime.memory.slots import LearnerLedger
+from appo.envs.spec import SINGLE_KEY
+from appo.utils.flags import flag
 
 
 class Recording:
@@ -47,7 +47,7 @@ class Recording:
         return Batch.of({name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
-class CloningLearner(Learner):
+class CloningLearner(APPOLearner):
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         self.optimizer.follow(progress)
         self.statistics.update(batch, [(self.update(batch), batch.valid)])
@@ -63,7 +63,7 @@ class CloningLearner(Learner):
 
 
 @dataclass(frozen=True)
-class CloningFlags(LearningConfig):
+class CloningFlags(APPOConfig):
     recording: str = flag("", "npz file of obs, first and action that is learned from")
 
 
@@ -71,7 +71,7 @@ class Cloning(APPO):
     needs_actors, flags = False, CloningFlags
     metrics = {"loss": "cross entropy of what was done"} | {name: METRICS[name] for name in ("grad_norm", "skipped")}
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         return CloningLearner
 
     def make_source(self, context: Any, trajectories: Any, sampling: Any, device: Any) -> ReadBatches:

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from algorithms.appo.algorithm import APPO
-from algorithms.appo.learner import Learner
-from algorithms.runtime.learning.batches import Batch, BatchSource, ColumnBatches, Feedback
-from algorithms.runtime.messages import SlotReleased
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.runtime.learning.batches import Batch, BatchSource, ColumnBatches, Feedback
+from appo.algorithms.runtime.messages import SlotReleased
 
 USES = 3  # of every step
 CAPACITY = 8  # batches
 
 
-class RatingLearner(Learner):
+class RatingLearner(APPOLearner):
     """Yields a priority of every column after a pass: how far the value targets are from what acting recorded."""
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
@@ -73,7 +73,7 @@ class ReplaySource:
 class Replaying(APPO):
     """Trains on every step `USES` times; `samples` counts it once, `used` every time."""
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         return RatingLearner
 
     def make_source(self, *arguments: Any) -> BatchSource:

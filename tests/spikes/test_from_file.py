@@ -9,13 +9,19 @@ import gymnasium
 import numpy as np
 import pytest
 
-from algorithms import cli
-from algorithms.tools.selftest.invariants import LASTING, find_falling, find_unaccounted, lost_checkpoints, read_saves
+from appo.algorithms import cli
+from appo.algorithms.tools.selftest.invariants import (
+    LASTING,
+    find_falling,
+    find_unaccounted,
+    lost_checkpoints,
+    read_saves,
+)
+from appo.utils import checkpoint_files
+from appo.utils.metrics import read_metrics
 from tests.chaos.runs import TrainingRun, kill
 from tests.integration.enjoying import enjoyed
 from tests.spikes.training import totals_of, train
-from utils import checkpoint_files
-from utils.metrics import read_metrics
 
 STEPS = 64  # of a batch of `SMALL`
 BATCHES = 400

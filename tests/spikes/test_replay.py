@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.tools.selftest.invariants import LASTING, find_falling, find_unaccounted, tolerance
+from appo.algorithms.tools.selftest.invariants import LASTING, find_falling, find_unaccounted, tolerance
+from appo.utils.metrics import read_metrics
 from tests.chaos.runs import TrainingRun, kill
 from tests.spikes.replay import USES
 from tests.spikes.training import totals_of, train
-from utils.metrics import read_metrics
 
 ENV = "toy/Zero-v0"
 FLAGS = (

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from algorithms import cli
+from appo.algorithms import cli
 from tests.chaos.runs import SMALL
 
 

@@ -8,47 +8,47 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.roles import ACTOR, LEARNER, MAIN, POLICY_WORKER
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, MAIN, POLICY_WORKER
+from appo.utils import run_folder
 from tests import structure
 from tests.structure import ROOT, imported, name_of
-from utils import run_folder
 
 FILES = structure.files()
 MAX_LINES = {ast.Module: 600, ast.FunctionDef: 100, ast.AsyncFunctionDef: 100}
 TORCH = (
-    "algorithms.models",
-    "algorithms.ops",
-    "algorithms.parts",
-    "algorithms.runtime.learning",
-    "algorithms.runtime.algorithm",  # in annotations
-    "algorithms.runtime.devices",
-    "algorithms.runtime.algorithm",  # for type checkers only
-    "algorithms.runtime.sampling.policy",  # for type checkers only
-    "algorithms.runtime.sampling.policy_worker",
-    "algorithms.runtime.sampling.gpu_policy_worker",
-    "algorithms.apex.replay",
-    "algorithms.appo.learner",
-    "algorithms.appo.numpy_learner",
-    "algorithms.ppo.learner",
-    "algorithms.ppo.minibatch",
-    "algorithms.ppo.streaming",
-    "algorithms.a3c.learner",
-    "algorithms.a3c.worker",
-    "algorithms.apex.learner",
-    "algorithms.apex.numpy_learner",
-    "algorithms.apex.policy",
-    "algorithms.offline.columns",
-    "algorithms.offline.fitted_q",
-    "algorithms.offline.learner",
-    "algorithms.offline.mix",
-    "algorithms.population.member",
-    "algorithms.run.build_learner",
-    "algorithms.run.tuning.network",
-    "algorithms.playing",
-    "algorithms.tools.export",
-    "algorithms.tools.estimate",
-    "algorithms.tools.record",
-    "algorithms.tools.doctor",
+    "appo.algorithms.models",
+    "appo.algorithms.ops",
+    "appo.algorithms.parts",
+    "appo.algorithms.runtime.learning",
+    "appo.algorithms.runtime.algorithm",  # in annotations
+    "appo.algorithms.runtime.devices",
+    "appo.algorithms.runtime.algorithm",  # for type checkers only
+    "appo.algorithms.runtime.sampling.policy",  # for type checkers only
+    "appo.algorithms.runtime.sampling.policy_worker",
+    "appo.algorithms.runtime.sampling.gpu_policy_worker",
+    "appo.algorithms.replay.source",
+    "appo.algorithms.appo.learner",
+    "appo.algorithms.appo.numpy_learner",
+    "appo.algorithms.ppo.learner",
+    "appo.algorithms.ppo.minibatch",
+    "appo.algorithms.ppo.streaming",
+    "appo.algorithms.a3c.learner",
+    "appo.algorithms.a3c.worker",
+    "appo.algorithms.apex.learner",
+    "appo.algorithms.apex.numpy_learner",
+    "appo.algorithms.apex.policy",
+    "appo.algorithms.datasets.columns",
+    "appo.algorithms.offline.fitted_q",
+    "appo.algorithms.offline.learner",
+    "appo.algorithms.datasets.mix",
+    "appo.algorithms.population.member",
+    "appo.algorithms.run.build_learner",
+    "appo.algorithms.run.tuning.network",
+    "appo.algorithms.playing",
+    "appo.algorithms.tools.export",
+    "appo.algorithms.tools.estimate",
+    "appo.algorithms.tools.record",
+    "appo.algorithms.tools.doctor",
 )
 """Modules that may import torch: all others serve main, actors without a network, `--help`, `runs` or `top`."""
 
@@ -70,7 +70,7 @@ def test_no_string_names_a_module_from_below() -> None:
 
 
 def test_layers_know_every_module() -> None:
-    assert {name_of(path) for path in FILES if structure.layer_of(name_of(path)) is None} == {"algorithms"}
+    assert {name_of(path) for path in FILES if structure.layer_of(name_of(path)) is None} == {"appo.algorithms"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -79,11 +79,13 @@ def test_torch_is_imported_where_it_belongs(path: Path) -> None:
         assert "torch" not in {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if name_of(p).startswith(("algorithms.ops", "utils"))], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if name_of(p).startswith(("appo.algorithms.ops", "appo.utils"))], ids=name_of
+)
 def test_the_lowest_layers_need_little(path: Path) -> None:
     """ops are functions of arrays; utils stand alone."""
-    allowed = {"algorithms.ops": {"torch", "numpy"}, "utils": {"numpy", "tensorboardX", "psutil", "yaml"}}
-    layer = "utils" if name_of(path).startswith("utils") else "algorithms.ops"
+    allowed = {"appo.algorithms.ops": {"torch", "numpy"}, "appo.utils": {"numpy", "tensorboardX", "psutil", "yaml"}}
+    layer = "appo.utils" if name_of(path).startswith("appo.utils") else "appo.algorithms.ops"
     for module in imported(ast.parse(path.read_text())):
         top = module.split(".")[0]
         fine = top in sys.stdlib_module_names or top in allowed[layer] or module.startswith(f"{layer}.")
@@ -122,22 +124,22 @@ def test_wall_clock_times_are_only_labels() -> None:
     """The wall clock jumps. It names moments in files; what waits, measures or decides uses the monotonic one."""
     used = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if is_wall_clock(node)}
     assert used == {
-        "algorithms.tools.runs",  # how long ago a run's status was written
-        "algorithms.runtime.processes.strays",  # how old names of games in /dev/shm are
-        "algorithms.run.code",  # of a start, as in the journal
-        "algorithms.run.folder",  # the journal of starts
-        "algorithms.tools.top",  # the same
-        "algorithms.tools.evaluate",  # compared with the times of files
-        "algorithms.runtime.processes.janitor",  # the same
-        "algorithms.runtime.monitor.overview",
-        "utils.tensorboard",  # TensorBoard's events
+        "appo.algorithms.tools.runs",  # how long ago a run's status was written
+        "appo.algorithms.runtime.processes.strays",  # how old names of games in /dev/shm are
+        "appo.algorithms.run.code",  # of a start, as in the journal
+        "appo.algorithms.run.folder",  # the journal of starts
+        "appo.algorithms.tools.top",  # the same
+        "appo.algorithms.tools.evaluate",  # compared with the times of files
+        "appo.algorithms.runtime.processes.janitor",  # the same
+        "appo.algorithms.runtime.monitor.overview",
+        "appo.utils.tensorboard",  # TensorBoard's events
     }
 
 
 # The names of files and folders in a run's folder.
 
 
-OWNER = Path(run_folder.__file__)
+OWNER = Path(run_folder.__file__).resolve()
 PLAIN_WORDS = {"best", "best_evaluated", "past", "eval", "plots"}
 """Names that are words of other things too: kinds of checkpoints, prefixes of tags, an extra."""
 LAYOUT = {
@@ -241,24 +243,24 @@ def test_names_of_a_run_folder_are_found(code: str, found: bool) -> None:
 
 
 WITHOUT_END = {
-    "algorithms.runtime.processes.channels: self.pipe.recv()": "only after poll() has said that there is something",
-    "algorithms.runtime.processes.channels: clock.wait()": "an entry in the books, see utils.timing",
-    "algorithms.runtime.processes.pool: clock.wait()": "the same",
-    "algorithms.playing.player: clock.wait()": "sleeps until a picture is due",
-    "algorithms.tools.replay_incident: ours.recv()": "only after poll()",
-    "algorithms.runtime.processes.inquiry: self._pipe.recv()": "only after poll()",
-    "algorithms.run.tuning.measure: pipe.recv()": "only after poll()",
-    "algorithms.runtime.monitor.panel: captured.get()": "no wait: the text that was drawn",
-    "algorithms.runtime.checkpointing: last.result()": "only when it is done",
-    "algorithms.runtime.learning.batches: reading.result()": "of a thread of its own; files take as long as they take",
-    "algorithms.population.lineage: self._pending.result()": "only when it is done",
-    "algorithms.population.past_versions: one.result()": "only when it is done",
-    "algorithms.playing.video: process.communicate()": "ffmpeg must end the file; Ctrl-C ends it",
-    "algorithms.playing.video: self._process.communicate()": "it has just been killed",
-    "algorithms.runtime.disk: self._queue.put(run)": "a queue without a bound takes all",
-    "algorithms.runtime.disk: self._queue.put(None)": "the same",
-    "algorithms.runtime.disk: actions.get()": "of a daemon thread, which waits for something to do",
-    "utils.lock: self.acquire()": "our own, which refuses at once",
+    "appo.algorithms.runtime.processes.channels: self.pipe.recv()": "only after poll() has returned True",
+    "appo.algorithms.runtime.processes.channels: clock.wait()": "an entry in the books, see utils.timing",
+    "appo.algorithms.runtime.processes.pool: clock.wait()": "the same",
+    "appo.algorithms.playing.player: clock.wait()": "sleeps until a picture is due",
+    "appo.algorithms.tools.replay_incident: ours.recv()": "only after poll()",
+    "appo.algorithms.runtime.processes.inquiry: self._pipe.recv()": "only after poll()",
+    "appo.algorithms.run.tuning.measure: pipe.recv()": "only after poll()",
+    "appo.algorithms.runtime.monitor.panel: captured.get()": "no wait: the text that was drawn",
+    "appo.algorithms.runtime.checkpointing: last.result()": "only when it is done",
+    "appo.algorithms.runtime.learning.batches: reading.result()": "in a thread of its own; files have no deadline",
+    "appo.algorithms.population.lineage: self._pending.result()": "only when it is done",
+    "appo.algorithms.population.past_versions: one.result()": "only when it is done",
+    "appo.algorithms.playing.video: process.communicate()": "ffmpeg must end the file; Ctrl-C ends it",
+    "appo.algorithms.playing.video: self._process.communicate()": "it has just been killed",
+    "appo.algorithms.runtime.disk: self._queue.put(run)": "a queue without a bound takes all",
+    "appo.algorithms.runtime.disk: self._queue.put(None)": "the same",
+    "appo.algorithms.runtime.disk: actions.get()": "of a daemon thread, which waits for something to do",
+    "appo.utils.lock: self.acquire()": "our own, which refuses at once",
 }
 """Waits that may last for ever as far as their arguments tell, and why they do not."""
 
@@ -309,7 +311,7 @@ def test_waits_without_an_end_are_found(code: str, expected: bool) -> None:
     assert waits_for_ever(ast.parse(code, mode="eval").body) == expected
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if name_of(p) != "algorithms.runtime.roles"], ids=name_of)
+@pytest.mark.parametrize("path", [p for p in FILES if name_of(p) != "appo.algorithms.runtime.roles"], ids=name_of)
 def test_roles_are_named_in_their_table_alone(path: Path) -> None:
     assert named_roles(ast.parse(path.read_text())) == []
 
@@ -349,18 +351,18 @@ TRACKERS = ("wandb", "trackio", "mlflow")
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("algorithms.run.main", ("torch", *TRACKERS)),  # main
-        ("algorithms.run.plan", ("torch", *TRACKERS)),  # actors
-        ("algorithms.runtime.monitor.tracking", ("torch", *TRACKERS)),
-        ("algorithms.appo.algorithm", ("torch",)),
-        ("algorithms.offline.reader", ("torch", "pyarrow", "h5py")),
-        ("algorithms.offline.config", ("torch", "numpy", "gymnasium")),
-        ("algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
-        ("algorithms.playing.config", ("torch", "numpy", "gymnasium")),
-        ("algorithms.run.summary", ("torch", "numpy", "gymnasium")),
-        ("algorithms.tools.lineage", ("torch", "numpy", "gymnasium", "matplotlib")),
+        ("appo.algorithms.run.main", ("torch", *TRACKERS)),  # main
+        ("appo.algorithms.run.plan", ("torch", *TRACKERS)),  # actors
+        ("appo.algorithms.runtime.monitor.tracking", ("torch", *TRACKERS)),
+        ("appo.algorithms.appo.algorithm", ("torch",)),
+        ("appo.algorithms.datasets.reader", ("torch", "pyarrow", "h5py")),
+        ("appo.algorithms.offline.config", ("torch", "numpy", "gymnasium")),
+        ("appo.algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
+        ("appo.algorithms.playing.config", ("torch", "numpy", "gymnasium")),
+        ("appo.algorithms.run.summary", ("torch", "numpy", "gymnasium")),
+        ("appo.algorithms.tools.lineage", ("torch", "numpy", "gymnasium", "matplotlib")),
         ("algorithms", ("torch", "numpy", "gymnasium")),  # whatever can be imported from it
-        ("algorithms.run.training", ("torch",)),
+        ("appo.algorithms.run.training", ("torch",)),
     ],
 )
 def test_processes_without_a_network_do_not_load_torch(module: str, forbidden: tuple[str, ...]) -> None:

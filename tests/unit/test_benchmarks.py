@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.build import build_model
-from algorithms.run.config import parse_train
-from algorithms.run.tuning.network import probe
+from appo.algorithms.models.build import build_model
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.tuning.network import probe
+from appo.envs.spec import ActionPart, ActionSpec
+from appo.utils.errors import UsageError
 from benchmarks import (
     apex_peers,
     end_to_end,
@@ -39,8 +41,6 @@ from benchmarks.process_tree import Process
 from benchmarks.promises import Figure
 from benchmarks.runs import Observed, Progress
 from benchmarks.workloads import WORKLOADS, words_of
-from envs.spec import ActionPart, ActionSpec
-from utils.errors import UsageError
 
 
 def run_of(speed: float, *, pss: float = 100.0, games: float = 0.0, discarded: float = 0.0) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from pkgutil import resolve_name
 import pytest
 import torch
 
-from algorithms.cli import COMMANDS, parse, run_command
-from algorithms.cli import run as cli_run
-from utils import logging
-from utils.command_line import say
-from utils.errors import ResourceError, UsageError
-from utils.flags import flags_of
-from utils.values import printable
+from appo.algorithms.cli import COMMANDS, parse, run_command
+from appo.algorithms.cli import run as cli_run
+from appo.utils import logging
+from appo.utils.command_line import say
+from appo.utils.errors import ResourceError, UsageError
+from appo.utils.flags import flags_of
+from appo.utils.values import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +70,7 @@ def test_the_same_holds_for_enjoy_and_the_console_script(tmp_path: Path) -> None
         2,
         "error: unknown flag --determinstic; did you mean --deterministic?\n",
     )
-    main = "import sys; from algorithms.cli import main; sys.exit(main())"
+    main = "import sys; from appo.algorithms.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", main, "trian"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (
@@ -108,7 +108,7 @@ def test_help_works_with_anything_and_imports_nothing_heavy(tmp_path: Path, scri
 
 HELP_ALONE = """
 import sys
-from algorithms.cli import run
+from appo.algorithms.cli import run
 try:
     run(sys.argv[1], ["--help"])
 except SystemExit as end:
@@ -300,7 +300,7 @@ def test_what_every_process_imports_of_the_console_script_is_little() -> None:
     assert found.stdout == "[]\n"
 
 
-MAIN = f"import sys; sys.path.append({str(ROOT)!r}); from algorithms.cli import main; sys.exit(main())"
+MAIN = f"import sys; sys.path.append({str(ROOT)!r}); from appo.algorithms.cli import main; sys.exit(main())"
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_current_folder_that_is_gone_is_one_line(tmp_path: Path, command: list
 
 
 def test_a_current_folder_in_which_nothing_can_be_opened_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("utils.command_line.os.access", lambda path, mode: False)  # nothing is closed to root
+    monkeypatch.setattr("appo.utils.command_line.os.access", lambda path, mode: False)  # nothing is closed to root
     with pytest.raises(UsageError, match=r"nothing in the current folder .* may be opened: cd to another one"):
         cli_run("runs", [])
     with pytest.raises(SystemExit):
@@ -329,7 +329,7 @@ def test_a_current_folder_in_which_nothing_can_be_opened_is_refused(monkeypatch:
 
 
 def test_the_module_is_the_command() -> None:
-    words = [sys.executable, "-m", "algorithms.cli"]
+    words = [sys.executable, "-m", "appo.algorithms.cli"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith("usage: appo COMMAND [flags]\n  train ")
     wrong = subprocess.run([*words, "trian"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from algorithms import cli
-from algorithms.appo.algorithm import APPO
-from algorithms.run.config import FLAGS, Config, check, parse_train_flags
-from algorithms.runtime.callbacks import EVENTS
-from algorithms.tools.train import asked_format
+from appo.algorithms import cli
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.run.config import FLAGS, Config, check, parse_train_flags
+from appo.algorithms.runtime.callbacks import EVENTS
+from appo.algorithms.tools.train import asked_format
+from appo.utils import timing
 from docs import pictures, reference
 from docs.tags import PHASES, SECTIONS, meaning
 from tests.markdown import PAGES, ROOT, anchors, blocks, commands, embedded, links, prose
-from utils import timing
 
 SOURCES = [path for top in ("algorithms", "envs", "utils") for path in sorted((ROOT / top).rglob("*.py"))]
 BLOCKS = [block for page in PAGES for block in blocks(page)]

@@ -68,59 +68,65 @@ def _is_info(node: ast.AST) -> bool:
 PROC, OURS, USERS = "/proc, /dev and the like", "a file of the installation", "a file that the user names"
 DOORS: dict[str, tuple[set[str], str]] = {
     # Folders of runs, and files that the user names.
-    "utils.run_folder": ({FILE, JSON, NAMES}, "the door of runs: folder by folder, no link, bounded"),
-    "utils.files": ({FILE, JSON}, "the door of settings: no pipe, no alias, bounded"),
-    "utils.checkpoint_files": ({JSON, NAMES}, "names that match as a whole, in a folder that is open"),
-    "utils.metrics": ({JSON}, "lines of a file that `open_own` opened, bounded"),
-    "utils.lock": ({JSON}, "the lock, bounded"),
-    "utils.tensorboard": ({NAMES}, "in a folder that is open"),
-    "algorithms.run.folder": ({JSON, NAMES}, "finds runs; looks whether there is something"),
-    "algorithms.run.trust": ({FILE}, "the key of the user"),
-    "algorithms.run.code": ({FILE, JSON, NAMES}, "the user's code, bounded; in a run whether there is something"),
-    "algorithms.run.summary": ({FILE, NAMES}, "whether the lock is held, no link; what is read of a name is verified"),
-    "algorithms.run.program": ({FILE}, "the program that called us"),
-    "algorithms.run.page": ({FILE}, "a picture in a temporary folder of our own"),
-    "algorithms.runtime.learning.rollback": ({NAMES}, "old incidents, removed as they are"),
-    "algorithms.runtime.learning.learner_worker": ({FILE}, "weights in the temporary folder, named by main"),
-    "algorithms.runtime.memory.learner_state": ({JSON}, "the door of states: bounded, each value checked"),
-    "algorithms.runtime.monitor.upkeep": ({NAMES}, "sizes of logs"),
-    "algorithms.tools.evaluate": ({NAMES, NUMBER}, "whether there is something; the name of a verified checkpoint"),
-    "algorithms.tools.hub": ({FILE, NAMES}, "a folder that it has made itself; a video that the user names"),
-    "algorithms.tools.report.report": ({FILE}, OURS),
-    "envs.incidents": ({NAMES}, "in a folder that is open"),
+    "appo.utils.run_folder": ({FILE, JSON, NAMES}, "the door of runs: folder by folder, no link, bounded"),
+    "appo.utils.files": ({FILE, JSON}, "the door of settings: no pipe, no alias, bounded"),
+    "appo.utils.checkpoint_files": ({JSON, NAMES}, "names that match as a whole, in a folder that is open"),
+    "appo.utils.metrics": ({JSON}, "lines of a file that `open_own` opened, bounded"),
+    "appo.utils.lock": ({JSON}, "the lock, bounded"),
+    "appo.utils.tensorboard": ({NAMES}, "in a folder that is open"),
+    "appo.algorithms.run.folder": ({JSON, NAMES}, "finds runs; looks whether there is something"),
+    "appo.algorithms.run.trust": ({FILE}, "the key of the user"),
+    "appo.algorithms.run.code": ({FILE, JSON, NAMES}, "the user's code, bounded; in a run whether there is something"),
+    "appo.algorithms.run.summary": (
+        {FILE, NAMES},
+        "whether the lock is held, no link; what is read of a name is verified",
+    ),
+    "appo.algorithms.run.program": ({FILE}, "the program that called us"),
+    "appo.algorithms.run.page": ({FILE}, "a picture in a temporary folder of our own"),
+    "appo.algorithms.runtime.learning.rollback": ({NAMES}, "old incidents, removed as they are"),
+    "appo.algorithms.runtime.learning.learner_worker": ({FILE}, "weights in the temporary folder, named by main"),
+    "appo.algorithms.runtime.memory.learner_state": ({JSON}, "the door of states: bounded, each value checked"),
+    "appo.algorithms.runtime.monitor.upkeep": ({NAMES}, "sizes of logs"),
+    "appo.algorithms.tools.evaluate": (
+        {NAMES, NUMBER},
+        "whether there is something; the name of a verified checkpoint",
+    ),
+    "appo.algorithms.tools.hub": ({FILE, NAMES}, "a folder that it has made itself; a video that the user names"),
+    "appo.algorithms.tools.report.report": ({FILE}, OURS),
+    "appo.envs.incidents": ({NAMES}, "in a folder that is open"),
     # Datasets.
-    "algorithms.offline.door": ({FILE, NAMES}, "the door of datasets: folder by folder, no link"),
-    "algorithms.offline.stored": ({INFO}, "properties of a JPEG"),
-    "algorithms.offline.reader": ({FILE, NAMES}, "files that the door has opened; patterns of the user's"),
-    "algorithms.offline.writer": ({INFO}, "columns of infos that are written"),
-    "algorithms.offline.episodes": ({JSON, INFO}, "the door of episodes: sizes, and columns of infos"),
-    "algorithms.offline.columns": ({INFO}, "columns of infos that `episodes` has checked"),
-    "algorithms.tools.estimate": ({INFO}, "columns of infos that `episodes` has checked"),
+    "appo.algorithms.datasets.door": ({FILE, NAMES}, "the door of datasets: folder by folder, no link"),
+    "appo.algorithms.datasets.stored": ({INFO}, "properties of a JPEG"),
+    "appo.algorithms.datasets.reader": ({FILE, NAMES}, "files that the door has opened; patterns of the user's"),
+    "appo.algorithms.datasets.writer": ({INFO}, "columns of infos that are written"),
+    "appo.algorithms.datasets.episodes": ({JSON, INFO}, "the door of episodes: sizes, and columns of infos"),
+    "appo.algorithms.datasets.columns": ({INFO}, "columns of infos that `episodes` has checked"),
+    "appo.algorithms.tools.estimate": ({INFO}, "columns of infos that `episodes` has checked"),
     # What environments say beside observations.
-    "envs.infos": ({INFO}, "the door of infos: each value checked by its name"),
-    "envs.masks": ({INFO}, "the door of masks"),
-    "envs.conversion": ({INFO}, "what infos of a vector say of one row"),
-    "envs.autoreset": ({INFO}, "final observations and infos of a vector that resets in the same step"),
-    "envs.python_loop": ({INFO}, "one environment or several in a loop"),
-    "envs.vector": ({INFO}, "environments that are a vector"),
-    "envs.agents.multi_agent": ({INFO}, "several agents"),
-    "envs.agents.pettingzoo": ({INFO}, "several agents"),
-    "envs.families.envpool": ({INFO}, "a family that is a vector"),
+    "appo.envs.infos": ({INFO}, "the door of infos: each value checked by its name"),
+    "appo.envs.masks": ({INFO}, "the door of masks"),
+    "appo.envs.conversion": ({INFO}, "what infos of a vector say of one row"),
+    "appo.envs.autoreset": ({INFO}, "final observations and infos of a vector that resets in the same step"),
+    "appo.envs.python_loop": ({INFO}, "one environment or several in a loop"),
+    "appo.envs.vector": ({INFO}, "environments that are a vector"),
+    "appo.envs.agents.multi_agent": ({INFO}, "several agents"),
+    "appo.envs.agents.pettingzoo": ({INFO}, "several agents"),
+    "appo.envs.families.envpool": ({INFO}, "a family that is a vector"),
     # Our own texts and pipes, and what the kernel says.
-    "utils.values": ({FILE, JSON}, f"words of the command line, and {OURS}"),
-    "utils.command_line": ({FILE}, PROC),
-    "utils.limits": ({FILE, NAMES}, PROC),
-    "utils.machine": ({FILE}, PROC),
-    "algorithms.population.lineage": ({JSON}, "a copy of what it has made"),
-    "algorithms.run.training": ({JSON}, "lines of a process of our own"),
-    "algorithms.runtime.monitor.terminal": ({FILE}, PROC),
-    "algorithms.runtime.monitor.tracking": ({FILE, JSON}, "lines of a process of our own"),
-    "algorithms.runtime.processes.janitor": ({NAMES, NUMBER}, PROC),
-    "algorithms.runtime.processes.prctl": ({FILE}, PROC),
-    "algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
-    "algorithms.tools.selftest.killer": ({FILE, NAMES, NUMBER}, PROC),
-    "algorithms.tools.selftest.selftest": ({FILE, NAMES}, "a temporary folder of its own, and /proc"),
-    "envs.env_set": ({JSON}, "a copy of what it has made"),
+    "appo.utils.values": ({FILE, JSON}, f"words of the command line, and {OURS}"),
+    "appo.utils.command_line": ({FILE}, PROC),
+    "appo.utils.limits": ({FILE, NAMES}, PROC),
+    "appo.utils.machine": ({FILE}, PROC),
+    "appo.algorithms.population.lineage": ({JSON}, "a copy of what it has made"),
+    "appo.algorithms.run.training": ({JSON}, "lines of a process of our own"),
+    "appo.algorithms.runtime.monitor.terminal": ({FILE}, PROC),
+    "appo.algorithms.runtime.monitor.tracking": ({FILE, JSON}, "lines of a process of our own"),
+    "appo.algorithms.runtime.processes.janitor": ({NAMES, NUMBER}, PROC),
+    "appo.algorithms.runtime.processes.prctl": ({FILE}, PROC),
+    "appo.algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
+    "appo.algorithms.tools.selftest.killer": ({FILE, NAMES, NUMBER}, PROC),
+    "appo.algorithms.tools.selftest.selftest": ({FILE, NAMES}, "a temporary folder of its own, and /proc"),
+    "appo.envs.env_set": ({JSON}, "a copy of what it has made"),
 }
 """Module -> what it may read by itself, and why nothing of a stranger's is believed there."""
 
@@ -174,8 +180,8 @@ def test_every_door_is_as_wide_as_its_module_needs() -> None:
     ],
 )
 def test_a_module_that_reads_by_itself_is_found(code: str, kind: str) -> None:
-    (found,) = strays("algorithms.new_module", ast.parse(code))
-    assert found.startswith(f"algorithms.new_module {kind}: ")
+    (found,) = strays("appo.algorithms.new_module", ast.parse(code))
+    assert found.startswith(f"appo.algorithms.new_module {kind}: ")
 
 
 @pytest.mark.parametrize(
@@ -193,9 +199,9 @@ def test_a_module_that_reads_by_itself_is_found(code: str, kind: str) -> None:
     ],
 )
 def test_what_goes_through_a_door_is_not(code: str) -> None:
-    assert strays("algorithms.new_module", ast.parse(code)) == []
+    assert strays("appo.algorithms.new_module", ast.parse(code)) == []
 
 
 def test_a_door_is_open_for_what_the_table_says() -> None:
     tree = ast.parse("path.read_text()\njson.loads(text)")
-    assert strays("utils.metrics", tree) == ["utils.metrics opens a file: path.read_text()"]
+    assert strays("appo.utils.metrics", tree) == ["appo.utils.metrics opens a file: path.read_text()"]

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 import gymnasium
 import pytest
 
-from algorithms.cli import parse
-from algorithms.offline.episodes import space_to_json, spaces_of
-from algorithms.run.config import parse_train
+from appo.algorithms.cli import parse
+from appo.algorithms.datasets.episodes import space_to_json, spaces_of
+from appo.algorithms.run.config import parse_train
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group
+from appo.utils.errors import UsageError
 from benchmarks import (
     apex_returns,
     measuring,
@@ -24,9 +27,6 @@ from benchmarks import (
     seeds,
 )
 from benchmarks.workloads import words_of
-from envs.config import EnvConfig
-from envs.make import make_group
-from utils.errors import UsageError
 
 
 class Counted(NamedTuple):

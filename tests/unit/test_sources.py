@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.playing.policy import Policy
-from algorithms.run.algorithms import ALGORITHMS, flag_table
-from algorithms.run.training import Training
-from algorithms.runtime.callbacks import Callbacks, Episode
+from appo.algorithms.playing.policy import Policy
+from appo.algorithms.run.algorithms import ALGORITHMS, flag_table
+from appo.algorithms.run.training import Training
+from appo.algorithms.runtime.callbacks import Callbacks, Episode
 from docs import reference
 from docs.tags import meaning
 

@@ -2,20 +2,20 @@
 
 FIRST, LAST = f"{__name__}.first", f"{__name__}.last"
 NETWORK = (
-    "algorithms.run.build_learner",
+    "appo.algorithms.run.build_learner",
     # The algorithms import these only when they make something: each child would load them once more, for itself.
-    "algorithms.models.build",
-    "algorithms.parts.columns",
-    "algorithms.parts.stochastic_policy",
-    "algorithms.parts.verify",
-    "algorithms.appo.learner",
-    "algorithms.appo.numpy_learner",
-    "algorithms.ppo.learner",
-    "algorithms.ppo.streaming",
-    "algorithms.a3c.worker",
-    "algorithms.apex.learner",
-    "algorithms.apex.policy",
-    "algorithms.apex.replay",
+    "appo.algorithms.models.build",
+    "appo.algorithms.parts.columns",
+    "appo.algorithms.parts.stochastic_policy",
+    "appo.algorithms.parts.verify",
+    "appo.algorithms.appo.learner",
+    "appo.algorithms.appo.numpy_learner",
+    "appo.algorithms.ppo.learner",
+    "appo.algorithms.ppo.streaming",
+    "appo.algorithms.a3c.worker",
+    "appo.algorithms.apex.learner",
+    "appo.algorithms.apex.policy",
+    "appo.algorithms.replay.source",
 )
 
 

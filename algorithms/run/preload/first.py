@@ -8,7 +8,7 @@ What all children need is imported here once, so that a child starts in millisec
 import os
 import warnings
 
-from algorithms.runtime.processes import prctl
+from appo.algorithms.runtime.processes import prctl
 
 prctl.die_with_parent(int(os.environ["APPO_MAIN_PID"]))  # before the imports that take long
 prctl.server_pid = os.getpid()
@@ -18,7 +18,7 @@ warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 import gymnasium  # noqa: E402, F401 - imported for the children
 import psutil  # noqa: E402, F401 - imported for the children
 
-from algorithms.run import build_workers  # noqa: E402, F401 - what a child unpickles first
-from algorithms.runtime.processes import fork_server  # noqa: E402
+from appo.algorithms.run import build_workers  # noqa: E402, F401 - what a child unpickles first
+from appo.algorithms.runtime.processes import fork_server  # noqa: E402
 
 fork_server.restore_environment()

@@ -2,7 +2,7 @@
 
 import gc
 
-from utils import limits
+from appo.utils import limits
 
 gc.collect()
 gc.freeze()  # collections in the children do not touch it, so that its pages stay shared

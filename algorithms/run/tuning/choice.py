@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from algorithms.run.config import Config
-from algorithms.run.placement import MAX_ENVS_PER_WORKER, Sampling, most_envs, plan_workers
-from algorithms.runtime.config import SamplingConfig
-from algorithms.runtime.topology import Placement
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.placement import MAX_ENVS_PER_WORKER, Sampling, most_envs, plan_workers
+from appo.algorithms.runtime.config import SamplingConfig
+from appo.algorithms.runtime.topology import Placement
 
 # A request and its reply between processes on two cores: 15 to 25 us by eventfd and mailbox row, and their handling.
 # A slot handed over and given back, for each side: two hops through a queue of 11 us, wake-ups, and their handling.

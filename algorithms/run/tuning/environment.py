@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.run.config import Config
-from algorithms.run.tuning.choice import Curve, rising
-from algorithms.runtime.memory.arena import Arena, Array
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
-from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Begin
-from algorithms.runtime.roles import ACTOR
-from algorithms.runtime.sampling.actor_worker import ActorWorker
-from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
-from algorithms.runtime.topology import Topology
-from envs.env_set import OnFailure
-from envs.make import make_group
-from envs.masks import random_action
-from envs.spec import MASK_KEY, EnvSpec, GroupEnv
-from utils.limits import held_bytes
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.tuning.choice import Curve, rising
+from appo.algorithms.runtime.memory.arena import Arena, Array
+from appo.algorithms.runtime.memory.slots import FinalObservations, Trajectories, sizes_of
+from appo.algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Begin
+from appo.algorithms.runtime.roles import ACTOR
+from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
+from appo.algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.env_set import OnFailure
+from appo.envs.make import make_group
+from appo.envs.masks import random_action
+from appo.envs.spec import MASK_KEY, EnvSpec, GroupEnv
+from appo.utils.limits import held_bytes
 
 STEPPING_SECONDS = 0.15  # per size of a group
 LARGER_GROUPS = (64, 16, 4)

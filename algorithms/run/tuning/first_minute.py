@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from algorithms.run.config import Config
-from algorithms.run.tuning.choice import Costs, Plan, corrected, predict, report, workers
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.topology import Topology
-from utils.errors import NothingTrained
-from utils.metrics import duration, short_number
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.tuning.choice import Costs, Plan, corrected, predict, report, workers
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.errors import NothingTrained
+from appo.utils.metrics import duration, short_number
 
 log = logging.getLogger(__name__)
 

@@ -14,21 +14,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.run.config import Config
-from algorithms.run.defaults import completed, learned_spec
-from algorithms.run.placement import require_one_per_process
-from algorithms.run.plan import Probe
-from algorithms.run.tuning.choice import NOTHING, Costs, Curve, threads_to_time, usual_ratio
-from algorithms.runtime.messages import WorkerFailed
-from algorithms.runtime.processes.inquiry import Inquiry
-from algorithms.runtime.processes.janitor import Janitor
-from algorithms.runtime.processes.process import failure_of, isolate
-from algorithms.runtime.processes.supervisor import WorkerError
-from envs.make import alone, check_name, make_first, with_company, with_precision
-from envs.spec import EnvSpec
-from utils import machine
-from utils.interrupts import SignalWatch
-from utils.limits import held_bytes
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.defaults import completed, learned_spec
+from appo.algorithms.run.placement import require_one_per_process
+from appo.algorithms.run.plan import Probe
+from appo.algorithms.run.tuning.choice import NOTHING, Costs, Curve, threads_to_time, usual_ratio
+from appo.algorithms.runtime.messages import WorkerFailed
+from appo.algorithms.runtime.processes.inquiry import Inquiry
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.runtime.processes.process import failure_of, isolate
+from appo.algorithms.runtime.processes.supervisor import WorkerError
+from appo.envs.make import alone, check_name, make_first, with_company, with_precision
+from appo.envs.spec import EnvSpec
+from appo.utils import machine
+from appo.utils.interrupts import SignalWatch
+from appo.utils.limits import held_bytes
 
 log = logging.getLogger(__name__)
 
@@ -242,8 +242,8 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
     """Send the environment's `EnvSpec`, and then its `stepping_costs`; a `WorkerFailed` in place of any of them."""
     _enter("probe", log_path)
     with _send_failures(pipe):
-        from algorithms.run.tuning.environment import Making, stepping_costs
-        from envs.env_set import OnFailure
+        from appo.algorithms.run.tuning.environment import Making, stepping_costs
+        from appo.envs.env_set import OnFailure
 
         config.run.keep_code_out()
         begin, bytes_before = time.perf_counter(), held_bytes()
@@ -276,7 +276,7 @@ def measure_network(pipe: Connection, log_path: Path, config: Config, spec: EnvS
     """
     _enter("model_probe", log_path)
     with _send_failures(pipe):
-        from algorithms.run.tuning.network import NetworkTimer
+        from appo.algorithms.run.tuning.network import NetworkTimer
 
         config.run.keep_code_out()
         network = NetworkTimer(config, spec)

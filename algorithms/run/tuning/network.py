@@ -6,31 +6,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-from algorithms.models.build import computes_in_bf16
-from algorithms.models.config import ModelConfig
-from algorithms.models.custom import refuse_two_behaviours
-from algorithms.models.encoders import share_images
-from algorithms.models.flat_module import FlatModule
-from algorithms.population.config import PopulationConfig
-from algorithms.run.build_learner import make_learner, make_policy_worker
-from algorithms.run.config import Config
-from algorithms.run.defaults import completed, learned_spec
-from algorithms.run.plan import Probe, RunPlan
-from algorithms.run.tuning.choice import NOTHING, Curve, rising, usual_ratio
-from algorithms.run.tuning.environment import LARGEST_BYTES, observation_bytes
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.learning.learner_worker import LearnerWorker
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import ModelDescription
-from algorithms.runtime.memory.slots import Trajectories
-from algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
-from algorithms.runtime.roles import LEARNER, POLICY_WORKER
-from algorithms.runtime.topology import Topology
-from envs.make import make_first, with_company, with_precision
-from envs.spec import MASK_KEY, EnvSpec
-from utils import machine
+from appo.algorithms.models.build import computes_in_bf16
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.custom import refuse_two_behaviours
+from appo.algorithms.models.encoders import share_images
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.population.config import PopulationConfig
+from appo.algorithms.run.build_learner import make_learner, make_policy_worker
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.defaults import completed, learned_spec
+from appo.algorithms.run.plan import Probe, RunPlan
+from appo.algorithms.run.tuning.choice import NOTHING, Curve, rising, usual_ratio
+from appo.algorithms.run.tuning.environment import LARGEST_BYTES, observation_bytes
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.learner_state import ModelDescription
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady
+from appo.algorithms.runtime.roles import LEARNER, POLICY_WORKER
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.make import make_first, with_company, with_precision
+from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.utils import machine
 
 ACTING_ROWS = (1, 4, 16, 64, 256)
 ACTING_STEPS = 3  # observations in a slot of a rollout of 2

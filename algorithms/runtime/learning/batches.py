@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.slots import LearnerLedger, Trajectories, columns_used, note_columns_used
-from algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories, columns_used, note_columns_used
+from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from algorithms.runtime.devices import REACHED, Device, Event
-from algorithms.runtime.learning.batches import Batch, named_fields, staging_for
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.slots import Trajectories
-from algorithms.runtime.messages import TrajectoryReady
+from appo.algorithms.runtime.devices import REACHED, Device, Event
+from appo.algorithms.runtime.learning.batches import Batch, named_fields, staging_for
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.messages import TrajectoryReady
 
 COUNTED = ("valid", "num_frames", "policy_version")
 """Fields that are counted before a batch is trained on. They are small and stay on the host until then."""

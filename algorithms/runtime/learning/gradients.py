@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
-from algorithms.runtime.memory.arena import Arena, Array, Field
-from algorithms.runtime.memory.learner_state import StateBlock
-from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
-from algorithms.runtime.memory.weights import barrier
-from algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
-from algorithms.runtime.roles import Role
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.memory.arena import Arena, Array, Field
+from appo.algorithms.runtime.memory.learner_state import StateBlock
+from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories
+from appo.algorithms.runtime.memory.weights import barrier
+from appo.algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
+from appo.algorithms.runtime.roles import Role
 
 PLACES = 4
 """Entries of an actor that there is memory for: entry n is in place n % PLACES, the first one is 1."""

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.devices import Device, Event, device_of
-from algorithms.runtime.learning.batches import Batch, BatchSource, Entered, Feedback
-from algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
-from algorithms.runtime.memory.arena import Arena, Array
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock
-from algorithms.runtime.memory.slots import LearnerLedger, Trajectories
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import (
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.devices import Device, Event, device_of
+from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Entered, Feedback
+from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
+from appo.algorithms.runtime.memory.arena import Arena, Array
+from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock
+from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import (
     Address,
     Begin,
     CopyWeights,
@@ -38,8 +38,8 @@ from algorithms.runtime.messages import (
     VersionDue,
     Wake,
 )
-from utils.failpoints import failpoint
-from utils.timing import COPYING, FRAMEWORK, TRAINING, clock
+from appo.utils.failpoints import failpoint
+from appo.utils.timing import COPYING, FRAMEWORK, TRAINING, clock
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState, Table, encode
-from utils import checkpoint_files
-from utils.errors import NumericsError, ResourceError
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import LearnerState, Table, encode
+from appo.utils import checkpoint_files
+from appo.utils.errors import NumericsError, ResourceError
 
 MAX_ROLLBACKS = 3
 MAX_INCIDENTS = 3

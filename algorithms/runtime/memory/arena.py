@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.errors import ResourceError
+from appo.utils.errors import ResourceError
 
 Array = NDArray[Any]
 

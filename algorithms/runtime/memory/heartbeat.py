@@ -4,7 +4,7 @@ import time
 from enum import IntEnum
 from typing import NamedTuple
 
-from algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.memory.arena import Arena, Field
 
 
 class Activity(IntEnum):

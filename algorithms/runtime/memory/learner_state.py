@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import load, save
 
-from algorithms.runtime.memory.arena import Arena, Array, Field
-from algorithms.runtime.memory.weights import barrier
-from algorithms.runtime.messages import KEY, PolicyTraits
-from utils.checkpoint_files import Limit
-from utils.errors import CheckpointError, UsageError
-from utils.values import is_number, is_plain, nearest, shown
+from appo.algorithms.runtime.memory.arena import Arena, Array, Field
+from appo.algorithms.runtime.memory.weights import barrier
+from appo.algorithms.runtime.messages import KEY, PolicyTraits
+from appo.utils.checkpoint_files import Limit
+from appo.utils.errors import CheckpointError, UsageError
+from appo.utils.values import is_number, is_plain, nearest, shown
 
 META_BYTES = 1 << 16
 

@@ -10,10 +10,10 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from algorithms.runtime.memory.arena import Arena, Array, Field
-from algorithms.runtime.memory.slots import NOTHING_RECORDED, Recorded, SharedArrays, Trajectories, dims
-from algorithms.runtime.memory.weights import barrier
-from envs.spec import EnvSpec
+from appo.algorithms.runtime.memory.arena import Arena, Array, Field
+from appo.algorithms.runtime.memory.slots import NOTHING_RECORDED, Recorded, SharedArrays, Trajectories, dims
+from appo.algorithms.runtime.memory.weights import barrier
+from appo.envs.spec import EnvSpec
 
 TAKEN = "OutputRing.taken"
 """Name of the field that counts what has been written."""

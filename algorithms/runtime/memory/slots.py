@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from algorithms.runtime.memory.arena import Arena, Array, Field
-from algorithms.runtime.messages import SlotReleased, TrajectoryReady
-from algorithms.runtime.topology import Topology
-from envs.spec import EnvSpec
+from appo.algorithms.runtime.memory.arena import Arena, Array, Field
+from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.spec import EnvSpec
 
 NUM_COUNTS = 16  # room for the counts of one group or one learner; they share no cache line with the next one's
 

@@ -12,8 +12,8 @@ import platform
 
 import numpy as np
 
-from algorithms.runtime.memory.arena import Arena, Array, Field
-from utils.failpoints import failpoint
+from appo.algorithms.runtime.memory.arena import Arena, Array, Field
+from appo.utils.failpoints import failpoint
 
 FETCH_ATTEMPTS = 8
 STRONG_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")

@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
-from algorithms.runtime.config import ENDLESS, LoggingConfig
-from algorithms.runtime.monitor.curves import TRACED, ReturnTraces
-from algorithms.runtime.monitor.overview import Overview
-from algorithms.runtime.monitor.terminal import Screen
-from utils.metrics import duration, read_metrics, short_number
-from utils.run_folder import RunFolder
+from appo.algorithms.runtime.config import ENDLESS, LoggingConfig
+from appo.algorithms.runtime.monitor.curves import TRACED, ReturnTraces
+from appo.algorithms.runtime.monitor.overview import Overview
+from appo.algorithms.runtime.monitor.terminal import Screen
+from appo.utils.metrics import duration, read_metrics, short_number
+from appo.utils.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class LivePanel:
             self._screen = None
 
     def _frame(self, now: float, look: Look) -> None:
-        from algorithms.runtime.monitor.panel import Snapshot, draw, render
+        from appo.algorithms.runtime.monitor.panel import Snapshot, draw, render
 
         if self._screen is None or self._traces is None:
             self._traces = ReturnTraces(read_metrics(RunFolder(self._title.run).metrics, TRACED))

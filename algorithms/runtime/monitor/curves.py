@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from utils.metrics import read_metrics, without_lost
-from utils.run_folder import RunFolder
-from utils.values import is_number
+from appo.utils.metrics import read_metrics, without_lost
+from appo.utils.run_folder import RunFolder
+from appo.utils.values import is_number
 
 RETURN = "reward/mean"
 PLACE = ("policy", "env_steps", "elapsed_seconds")

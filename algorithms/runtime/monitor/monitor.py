@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks, finite
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.disk import DiskThread
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks, finite
+from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.disk import DiskThread
+from appo.algorithms.runtime.messages import (
     EpisodesDone,
     LearnerReport,
     Message,
@@ -21,17 +21,17 @@ from algorithms.runtime.messages import (
     WorkerReport,
     WorkerRestarted,
 )
-from algorithms.runtime.monitor.console import Console, PlainLines
-from algorithms.runtime.monitor.overview import Overview, memory
-from algorithms.runtime.monitor.performance import Machine, Performance, ProcessTimes, performance
-from algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, Names, PolicyProgress
-from algorithms.runtime.monitor.tracking import Tracker
-from utils.logging import recent_warnings
-from utils.machine import Usage, core_time
-from utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
-from utils.run_folder import RunFolder
-from utils.tensorboard import EventWriter
-from utils.windows import RateMeter
+from appo.algorithms.runtime.monitor.console import Console, PlainLines
+from appo.algorithms.runtime.monitor.overview import Overview, memory
+from appo.algorithms.runtime.monitor.performance import Machine, Performance, ProcessTimes, performance
+from appo.algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, Names, PolicyProgress
+from appo.algorithms.runtime.monitor.tracking import Tracker
+from appo.utils.logging import recent_warnings
+from appo.utils.machine import Usage, core_time
+from appo.utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
+from appo.utils.run_folder import RunFolder
+from appo.utils.tensorboard import EventWriter
+from appo.utils.windows import RateMeter
 
 log = logging.getLogger(__name__)
 

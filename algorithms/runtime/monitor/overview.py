@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from algorithms.runtime.disk import DiskThread
-from algorithms.runtime.monitor.performance import Performance
-from utils import machine
-from utils.run_folder import RunFolder, update_own, write_json_atomic
+from appo.algorithms.runtime.disk import DiskThread
+from appo.algorithms.runtime.monitor.performance import Performance
+from appo.utils import machine
+from appo.utils.run_folder import RunFolder, update_own, write_json_atomic
 
 MEMORY_SECONDS = 10.0  # between looks at the memory of all processes
 

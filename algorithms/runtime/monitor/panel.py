@@ -13,11 +13,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from algorithms.runtime.monitor.curves import RETURN, Trace
-from algorithms.runtime.monitor.overview import Overview
-from algorithms.runtime.monitor.performance import WAITING, RoleTimes
-from algorithms.runtime.roles import ROLES
-from utils.metrics import duration, short_number
+from appo.algorithms.runtime.monitor.curves import RETURN, Trace
+from appo.algorithms.runtime.monitor.overview import Overview
+from appo.algorithms.runtime.monitor.performance import WAITING, RoleTimes
+from appo.algorithms.runtime.roles import ROLES
+from appo.utils.metrics import duration, short_number
 
 SMALLEST_COLUMNS, SMALLEST_ROWS = 60, 10
 TWO_COLUMNS = 132  # from this width on things stand side by side

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from algorithms.runtime.messages import TimeReport
-from algorithms.runtime.roles import ACTOR, LEARNER, MAIN, ROLES
-from utils import timing
-from utils.metrics import short_number
-from utils.timing import PHASES
+from appo.algorithms.runtime.messages import TimeReport
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, MAIN, ROLES
+from appo.utils import timing
+from appo.utils.metrics import short_number
+from appo.utils.timing import PHASES
 
 WINDOW_SECONDS = 10.0
 FULL = 0.9  # share from which on something counts as busy all the time

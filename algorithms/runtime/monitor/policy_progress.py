@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.messages import (
     EpisodesDone,
     PolicyTraits,
 )
-from utils.metrics import short_number
-from utils.values import ABSURD, shown
-from utils.windows import RateMeter, RunningStatistic
+from appo.utils.metrics import short_number
+from appo.utils.values import ABSURD, shown
+from appo.utils.windows import RateMeter, RunningStatistic
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from algorithms.runtime.processes.janitor import Janitor
+    from appo.algorithms.runtime.processes.janitor import Janitor
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +61,14 @@ class Tracker:
     """
 
     def __init__(self, name: str, settings: Mapping[str, object], log_path: Path, janitor: "Janitor") -> None:
-        from algorithms.runtime.processes.restarts import Revival  # as a script this file finds no package of ours
+        from appo.algorithms.runtime.processes.restarts import Revival  # as a script this file finds no package of ours
 
         self.name, self.settings, self.log_path, self.janitor, self.dropped = name, settings, log_path, janitor, 0
         self._revival = Revival(f"the tracker {name}", log_path)
         self._start(time.monotonic())
 
     def _start(self, now: float) -> None:
-        from utils.run_folder import append_to_own
+        from appo.utils.run_folder import append_to_own
 
         with os.fdopen(append_to_own(self.log_path, make=True), "ab") as output:
             self._log_begins = output.tell()
@@ -157,7 +157,7 @@ class Tracker:
 
     def _fault(self) -> str:
         """Return the failure that the process has written into its log, without what changes from start to start."""
-        from utils.run_folder import open_own
+        from appo.utils.run_folder import open_own
 
         lines: list[str] = []
         with contextlib.suppress(OSError), open_own(self.log_path) as file:  # the folder of the run may be gone

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from utils.errors import AppoError, DirectoryInUse
-from utils.lock import RunLock
-from utils.logging import FULL, shorten
-from utils.run_folder import RunFolder, open_own, own_folder, replace_own
-from utils.values import shown
+from appo.utils.errors import AppoError, DirectoryInUse
+from appo.utils.lock import RunLock
+from appo.utils.logging import FULL, shorten
+from appo.utils.run_folder import RunFolder, open_own, own_folder, replace_own
+from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from typing import Any
 import faster_fifo
 import numpy as np
 
-from algorithms.runtime.memory.arena import Arena, Array, Field
-from algorithms.runtime.memory.heartbeat import Heartbeat
-from algorithms.runtime.memory.slots import SlotBoard
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.memory.arena import Arena, Array, Field
+from appo.algorithms.runtime.memory.heartbeat import Heartbeat
+from appo.algorithms.runtime.memory.slots import SlotBoard
+from appo.algorithms.runtime.messages import (
     MAIN_ADDRESS,
     ActionRequest,
     ActionsReady,
@@ -40,9 +40,9 @@ from algorithms.runtime.messages import (
     TrajectoryReady,
     Wake,
 )
-from algorithms.runtime.roles import ACTOR, LEARNER
-from algorithms.runtime.topology import Topology
-from utils.timing import FRAMEWORK, clock
+from appo.algorithms.runtime.roles import ACTOR, LEARNER
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.timing import FRAMEWORK, clock
 
 QUEUE_TIMEOUT_SECONDS = 5.0
 LIVES = 8  # of one end of a queue, while the other does not read

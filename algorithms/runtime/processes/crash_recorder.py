@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from algorithms.runtime.disk import within
-from algorithms.runtime.memory.arena import Arena, Field
-from algorithms.runtime.processes.restarts import Death
-from algorithms.runtime.roles import ACTOR
-from algorithms.runtime.topology import Topology
-from envs.incidents import Ending, IncidentFolder
-from envs.journal import JournalMemory, Story, unfinished
-from envs.spec import EnvSpec
+from appo.algorithms.runtime.disk import within
+from appo.algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.processes.restarts import Death
+from appo.algorithms.runtime.roles import ACTOR
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.incidents import Ending, IncidentFolder
+from appo.envs.journal import JournalMemory, Story, unfinished
+from appo.envs.spec import EnvSpec
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
 
-from algorithms.runtime.messages import Message
-from algorithms.runtime.processes.janitor import Janitor
-from utils import machine
-from utils.errors import ResourceError, UsageError
-from utils.interrupts import QUIET
-from utils.values import shown
+from appo.algorithms.runtime.messages import Message
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.utils import machine
+from appo.utils.errors import PACKAGE, ResourceError, UsageError
+from appo.utils.interrupts import QUIET
+from appo.utils.values import shown
 
 Outbox = Callable[[Message], None]
 
@@ -39,8 +39,6 @@ ANSWER_SECONDS = 120.0  # loading torch takes a few, and many times that where t
 
 LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")  # bytes: the kernel takes 107 for a socket
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (mkdtemp makes a folder of its own in it)
-
-ROOT = Path(__file__).resolve().parents[3]
 
 ORIGINAL_FOLDER: str = getattr(multiprocessing.process, "ORIGINAL_DIR", None) or ""
 """The working directory in which this program began, to which the path of its script is relative."""
@@ -201,7 +199,7 @@ def _server_environment() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in ours}
     os.environ.setdefault(WAIT_POLICY, "PASSIVE")
     os.environ[ORIGINAL_PATH] = before["PYTHONPATH"] or ""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *filter(None, [before["PYTHONPATH"]])])
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ[MAIN_PID] = str(os.getpid())
     try:

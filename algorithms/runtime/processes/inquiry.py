@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from algorithms.runtime.messages import WorkerFailed
-from algorithms.runtime.processes.fork_server import (
+from appo.algorithms.runtime.messages import WorkerFailed
+from appo.algorithms.runtime.processes.fork_server import (
     POLL_SECONDS,
     StartMethod,
     abandon,
@@ -19,11 +19,11 @@ from algorithms.runtime.processes.fork_server import (
     signals_blocked,
     without_missing_script,
 )
-from algorithms.runtime.processes.janitor import Janitor, kill_group
-from algorithms.runtime.processes.process import cause_of_death, crash_report, stack_of
-from algorithms.runtime.processes.supervisor import WorkerError
-from utils.errors import AppoError, EnvironmentFailure
-from utils.interrupts import SignalWatch
+from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
+from appo.algorithms.runtime.processes.process import cause_of_death, crash_report, stack_of
+from appo.algorithms.runtime.processes.supervisor import WorkerError
+from appo.utils.errors import AppoError, EnvironmentFailure
+from appo.utils.interrupts import SignalWatch
 
 CLOSING_SECONDS = 1.0  # that a process that has answered may take to close what it tried
 

@@ -30,7 +30,14 @@ if __name__ == "__main__":  # a script without packages
         processes,
     )
 else:
-    from algorithms.runtime.processes.strays import SHARED_MEMORY, SharedMemory, Strays, mapped_by, mark_of, processes
+    from appo.algorithms.runtime.processes.strays import (
+        SHARED_MEMORY,
+        SharedMemory,
+        Strays,
+        mapped_by,
+        mark_of,
+        processes,
+    )
 
 JOIN_SECONDS = 3.0
 LOOK_SECONDS = 0.25

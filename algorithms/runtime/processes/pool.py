@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from algorithms.runtime.messages import Begin, Message, Stop, WorkerReady, WorkerRestarted
-from algorithms.runtime.processes.fork_server import server_ended
-from algorithms.runtime.processes.process import Node, Timekeeper
-from algorithms.runtime.processes.stalls import StallWatch
-from algorithms.runtime.processes.supervisor import Supervisor
-from algorithms.runtime.roles import MAIN, ROLES
-from algorithms.runtime.topology import Topology
-from utils.interrupts import SignalWatch
-from utils.timing import FRAMEWORK, clock
+from appo.algorithms.runtime.messages import Begin, Message, Stop, WorkerReady, WorkerRestarted
+from appo.algorithms.runtime.processes.fork_server import server_ended
+from appo.algorithms.runtime.processes.process import Node, Timekeeper
+from appo.algorithms.runtime.processes.stalls import StallWatch
+from appo.algorithms.runtime.processes.supervisor import Supervisor
+from appo.algorithms.runtime.roles import MAIN, ROLES
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.interrupts import SignalWatch
+from appo.utils.timing import FRAMEWORK, clock
 
 log = logging.getLogger(__name__)
 

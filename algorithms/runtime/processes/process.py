@@ -14,9 +14,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from appo.algorithms.runtime.messages import (
     ALL,
     Address,
     Begin,
@@ -27,16 +27,16 @@ from algorithms.runtime.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from algorithms.runtime.processes import prctl
-from algorithms.runtime.processes.channels import Channels, ProcessLinks
-from algorithms.runtime.processes.restarts import ending_of
-from algorithms.runtime.processes.strays import MARK, mark_of
-from algorithms.runtime.roles import Role
-from utils import failpoints, logging, machine
-from utils.errors import AppoError, format_error, lack_of, traceback_of
-from utils.interrupts import QUIET
-from utils.run_folder import append_to_own
-from utils.timing import ENV, PHASES, clock
+from appo.algorithms.runtime.processes import prctl
+from appo.algorithms.runtime.processes.channels import Channels, ProcessLinks
+from appo.algorithms.runtime.processes.restarts import ending_of
+from appo.algorithms.runtime.processes.strays import MARK, mark_of
+from appo.algorithms.runtime.roles import Role
+from appo.utils import failpoints, logging, machine
+from appo.utils.errors import AppoError, format_error, lack_of, traceback_of
+from appo.utils.interrupts import QUIET
+from appo.utils.run_folder import append_to_own
+from appo.utils.timing import ENV, PHASES, clock
 
 # The workers that share a process, and how messages pass between them.
 

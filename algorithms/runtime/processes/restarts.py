@@ -4,10 +4,10 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from algorithms.runtime.config import SamplingConfig
-from algorithms.runtime.memory.heartbeat import Activity, Pulse
-from envs.incidents import HANG
-from utils.errors import EnvironmentFailure
+from appo.algorithms.runtime.config import SamplingConfig
+from appo.algorithms.runtime.memory.heartbeat import Activity, Pulse
+from appo.envs.incidents import HANG
+from appo.utils.errors import EnvironmentFailure
 
 BACKOFF_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 SERVER_SECONDS = 0.1  # between attempts to start the fork server again; a run that gets nowhere ends as it stalls

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from algorithms.runtime.memory.arena import Arena, Array
-from algorithms.runtime.memory.heartbeat import Activity, Pulse
-from algorithms.runtime.memory.output_ring import TAKEN
-from algorithms.runtime.memory.slots import LearnerLedger, Trajectories, Units
-from algorithms.runtime.messages import Address, WorkerReport
-from algorithms.runtime.processes.channels import Mailbox, Mailboxes
-from algorithms.runtime.processes.restarts import MAX_FAULTS
-from algorithms.runtime.processes.supervisor import Supervisor, WorkerError
-from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
-from algorithms.runtime.sampling.env_group import NOTED
-from algorithms.runtime.topology import Topology
+from appo.algorithms.runtime.memory.arena import Arena, Array
+from appo.algorithms.runtime.memory.heartbeat import Activity, Pulse
+from appo.algorithms.runtime.memory.output_ring import TAKEN
+from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories, Units
+from appo.algorithms.runtime.messages import Address, WorkerReport
+from appo.algorithms.runtime.processes.channels import Mailbox, Mailboxes
+from appo.algorithms.runtime.processes.restarts import MAX_FAULTS
+from appo.algorithms.runtime.processes.supervisor import Supervisor, WorkerError
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
+from appo.algorithms.runtime.sampling.env_group import NOTED
+from appo.algorithms.runtime.topology import Topology
 
 # What the processes of a run have done so far, and what they owe each other, as the arena says it.
 

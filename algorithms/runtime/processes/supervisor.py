@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
-from algorithms.runtime.disk import within
-from algorithms.runtime.memory.heartbeat import Heartbeat, Pulse
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.disk import within
+from appo.algorithms.runtime.memory.heartbeat import Heartbeat, Pulse
+from appo.algorithms.runtime.messages import (
     Address,
     Begin,
     Message,
@@ -24,12 +24,12 @@ from algorithms.runtime.messages import (
     WorkerRestarted,
     WorkerRetires,
 )
-from algorithms.runtime.processes.channels import Links, Postbox
-from algorithms.runtime.processes.crash_recorder import CrashRecorder
-from algorithms.runtime.processes.fork_server import abandon, wake_tracker, without_missing_script
-from algorithms.runtime.processes.janitor import Janitor, kill_group
-from algorithms.runtime.processes.prctl import sleeps
-from algorithms.runtime.processes.process import (
+from appo.algorithms.runtime.processes.channels import Links, Postbox
+from appo.algorithms.runtime.processes.crash_recorder import CrashRecorder
+from appo.algorithms.runtime.processes.fork_server import abandon, wake_tracker, without_missing_script
+from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
+from appo.algorithms.runtime.processes.prctl import sleeps
+from appo.algorithms.runtime.processes.process import (
     LOST,
     Build,
     ProcessPlan,
@@ -38,7 +38,7 @@ from algorithms.runtime.processes.process import (
     run_process,
     stack_of,
 )
-from algorithms.runtime.processes.restarts import (
+from appo.algorithms.runtime.processes.restarts import (
     QUEUE_PATIENCE_SECONDS,
     QUEUE_SECONDS,
     SETTLED_SECONDS,
@@ -47,8 +47,8 @@ from algorithms.runtime.processes.restarts import (
     SeatHistory,
     ending_of,
 )
-from algorithms.runtime.roles import ACTOR, LEARNER, WRITER
-from utils.errors import AppoError
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, WRITER
+from appo.utils.errors import AppoError
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.messages import (
     ActionsReady,
     Address,
     Begin,
@@ -18,13 +18,13 @@ from algorithms.runtime.messages import (
     WorkerReport,
     WorkerRetires,
 )
-from algorithms.runtime.sampling.env_group import EnvGroup
-from utils import limits
-from utils import logging as logging_of_process
-from utils.limits import held_bytes
+from appo.algorithms.runtime.sampling.env_group import EnvGroup
+from appo.utils import limits
+from appo.utils import logging as logging_of_process
+from appo.utils.limits import held_bytes
 
 if TYPE_CHECKING:
-    from algorithms.runtime.callbacks import Hooks
+    from appo.algorithms.runtime.callbacks import Hooks
 
 
 # Whether an actor has grown so much that another one should take its place: some environments leak.

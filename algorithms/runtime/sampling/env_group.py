@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from algorithms.runtime.callbacks import GroupHooks
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories, handed_over, take_back
-from algorithms.runtime.memory.weights import barrier
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.callbacks import GroupHooks
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.slots import FinalObservations, Trajectories, handed_over, take_back
+from appo.algorithms.runtime.memory.weights import barrier
+from appo.algorithms.runtime.messages import (
     WRITER_ADDRESS,
     ActionRequest,
     EpisodesDone,
@@ -28,10 +28,10 @@ from algorithms.runtime.messages import (
     TrajectoryReady,
     Wake,
 )
-from envs.conversion import scale_rewards
-from envs.spec import EpisodeStats, GroupEnv, StepRow
-from utils.failpoints import failpoint
-from utils.timing import ENV, FRAMEWORK, clock
+from appo.envs.conversion import scale_rewards
+from appo.envs.spec import EpisodeStats, GroupEnv, StepRow
+from appo.utils.failpoints import failpoint
+from appo.utils.timing import ENV, FRAMEWORK, clock
 
 COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released", "rebuilds")
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.runtime.devices import Device
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.slots import Trajectories
-from algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
-from algorithms.runtime.sampling.policy_worker import ActingPlan, Rows
-from utils.timing import COPYING, INFERENCE, clock
+from appo.algorithms.runtime.devices import Device
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
+from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, Rows
+from appo.utils.timing import COPYING, INFERENCE, clock
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from algorithms.models.flat_module import FlatModule
-    from algorithms.runtime.memory.slots import Trajectories
+    from appo.algorithms.models.flat_module import FlatModule
+    from appo.algorithms.runtime.memory.slots import Trajectories
 
 
 class FastPolicy(Protocol):

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.slots import FinalObservations, Trajectories
-from algorithms.runtime.memory.weights import WeightRing, checksum
-from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
-from algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
-from envs.spec import EnvSpec
-from utils.errors import ResourceError
-from utils.failpoints import failpoint
-from utils.timing import COPYING, FRAMEWORK, INFERENCE, clock
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.slots import FinalObservations, Trajectories
+from appo.algorithms.runtime.memory.weights import WeightRing, checksum
+from appo.algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
+from appo.algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
+from appo.envs.spec import EnvSpec
+from appo.utils.errors import ResourceError
+from appo.utils.failpoints import failpoint
+from appo.utils.timing import COPYING, FRAMEWORK, INFERENCE, clock
 
 log = logging.getLogger(__name__)
 

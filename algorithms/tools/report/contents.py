@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.population.lineage import Event, read_events
-from algorithms.run.folder import count_starts, saved_flags
-from algorithms.run.summary import RETURN, RunSummary, last_records, summary
-from algorithms.runtime.monitor.curves import PLACE, Point
-from algorithms.runtime.monitor.panel import Snapshot
-from algorithms.tools.compare import default_flags
-from algorithms.tools.top import ObservedRun
-from utils.command_line import complain
-from utils.errors import UsageError
-from utils.metrics import read_metrics, without_lost
-from utils.run_folder import RunFolder, names_in_own, open_own
-from utils.values import is_number, shown
+from appo.algorithms.population.lineage import Event, read_events
+from appo.algorithms.run.folder import count_starts, saved_flags
+from appo.algorithms.run.summary import RETURN, RunSummary, last_records, summary
+from appo.algorithms.runtime.monitor.curves import PLACE, Point
+from appo.algorithms.runtime.monitor.panel import Snapshot
+from appo.algorithms.tools.compare import default_flags
+from appo.algorithms.tools.top import ObservedRun
+from appo.utils.command_line import complain
+from appo.utils.errors import UsageError
+from appo.utils.metrics import read_metrics, without_lost
+from appo.utils.run_folder import RunFolder, names_in_own, open_own
+from appo.utils.values import is_number, shown
 
 FIGURES = {
     RETURN: "Mean return",

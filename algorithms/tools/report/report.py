@@ -17,23 +17,23 @@ from typing import Any, cast
 
 import numpy as np
 
-from algorithms.population.lineage import Event
-from algorithms.run.folder import find_runs
-from algorithms.run.summary import RETURN
-from algorithms.runtime.monitor.curves import Axis, Point
-from algorithms.runtime.monitor.performance import Performance
-from algorithms.runtime.roles import ROLES
-from algorithms.tools.compare import Run, differing_flags, read_each, settings_of
-from algorithms.tools.flags import ReportConfig
-from algorithms.tools.lineage import describe
-from algorithms.tools.plot import ASIDE, Band, Curve, band_of, group_runs
-from algorithms.tools.report.contents import FIGURES, MIB, Films, Found, Video, read
-from utils.command_line import say, words_of, words_of_flag
-from utils.errors import UsageError
-from utils.files import replaced_when_whole
-from utils.metrics import duration, short_number
-from utils.timing import PHASES
-from utils.values import printable, shown
+from appo.algorithms.population.lineage import Event
+from appo.algorithms.run.folder import find_runs
+from appo.algorithms.run.summary import RETURN
+from appo.algorithms.runtime.monitor.curves import Axis, Point
+from appo.algorithms.runtime.monitor.performance import Performance
+from appo.algorithms.runtime.roles import ROLES
+from appo.algorithms.tools.compare import Run, differing_flags, read_each, settings_of
+from appo.algorithms.tools.flags import ReportConfig
+from appo.algorithms.tools.lineage import describe
+from appo.algorithms.tools.plot import ASIDE, Band, Curve, band_of, group_runs
+from appo.algorithms.tools.report.contents import FIGURES, MIB, Films, Found, Video, read
+from appo.utils.command_line import say, words_of, words_of_flag
+from appo.utils.errors import UsageError
+from appo.utils.files import replaced_when_whole
+from appo.utils.metrics import duration, short_number
+from appo.utils.timing import PHASES
+from appo.utils.values import printable, shown
 
 HERE = Path(__file__).parent
 COLOURS = 8  # of curves, in page.css

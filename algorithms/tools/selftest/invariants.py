@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from utils import checkpoint_files
-from utils.errors import CheckpointError
+from appo.utils import checkpoint_files
+from appo.utils.errors import CheckpointError
 
 COUNTERS = ("env_steps", "samples", "discarded", "perf/version", "perf/restarts")
 LASTING = ("env_steps", "samples", "perf/episodes", "perf/version", "elapsed_seconds")  # from one start to the next

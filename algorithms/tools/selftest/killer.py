@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from algorithms.runtime.roles import MAIN
-from utils.run_folder import LOGS
+from appo.algorithms.runtime.roles import MAIN
+from appo.utils.run_folder import LOGS
 
 MARKER = "APPO_RUN_MARKER"
 POLL_SECONDS = 0.02

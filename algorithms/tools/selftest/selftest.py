@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
-from algorithms.runtime.processes.prctl import bound_to_us
-from algorithms.tools.flags import SelftestConfig
-from algorithms.tools.selftest.invariants import (
+from appo.algorithms.runtime.processes.prctl import bound_to_us
+from appo.algorithms.tools.flags import SelftestConfig
+from appo.algorithms.tools.selftest.invariants import (
     LASTING,
     find_falling,
     find_unaccounted,
@@ -23,10 +23,10 @@ from algorithms.tools.selftest.invariants import (
     read_saves,
     tolerance,
 )
-from algorithms.tools.selftest.killer import MARKER, POLL_SECONDS, Killer, KillerError, kill, processes_of
-from utils.command_line import own_command, say
-from utils.metrics import read_metrics, without_lost
-from utils.run_folder import RunFolder
+from appo.algorithms.tools.selftest.killer import MARKER, POLL_SECONDS, Killer, KillerError, kill, processes_of
+from appo.utils.command_line import own_command, say
+from appo.utils.metrics import read_metrics, without_lost
+from appo.utils.run_folder import RunFolder
 
 FLAGS = (
     "--env=toy/Corridor-v0",

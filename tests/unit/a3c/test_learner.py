@@ -8,24 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.a3c.config import COMPUTED, METRICS, A3CConfig
-from algorithms.a3c.learner import A3CLearner, TrajectoryGradient
-from algorithms.a3c.worker import GradientWorker
-from algorithms.models.flat_module import FlatModule
-from algorithms.ppo.config import PPOConfig
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.learning.gradients import GRADIENT, GradientRing, GradientSource
-from algorithms.runtime.memory.learner_state import WEIGHTS, StateBlock, Vector
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
-from algorithms.runtime.roles import POLICY_WORKER
-from algorithms.runtime.sampling.policy_worker import WeightReader
-from envs.spec import MASK_KEY, EnvSpec, ObservationSpec
+from appo.algorithms.a3c.config import COMPUTED, METRICS, A3CConfig
+from appo.algorithms.a3c.learner import A3CLearner, TrajectoryGradient
+from appo.algorithms.a3c.worker import GradientWorker
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ppo.config import PPOConfig
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.gradients import GRADIENT, GradientRing, GradientSource
+from appo.algorithms.runtime.memory.learner_state import WEIGHTS, StateBlock, Vector
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
+from appo.algorithms.runtime.roles import POLICY_WORKER
+from appo.algorithms.runtime.sampling.policy_worker import WeightReader
+from appo.envs.spec import MASK_KEY, EnvSpec, ObservationSpec
+from appo.utils.errors import UsageError
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of
 from tests.unit.models.cases import CORES, GAUSSIAN, env_spec_of, model_of
 from tests.unit.ppo import reference
 from tests.unit.runtime.worlds import World, world_of
-from utils.errors import UsageError
 
 SAME_STEP = replace(SPEC, same_step=True)
 ROLE = replace(POLICY_WORKER, name="gradient")

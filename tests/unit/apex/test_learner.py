@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.apex.algorithm import APEX
-from algorithms.apex.config import METRICS, ApexConfig
-from algorithms.apex.learner import TARGET, ApexLearner
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.q_network import QNetwork, build_q_network
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
+from appo.algorithms.apex.algorithm import APEX
+from appo.algorithms.apex.config import METRICS, ApexConfig
+from appo.algorithms.apex.learner import TARGET, ApexLearner
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.q_network import QNetwork, build_q_network
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from tests.unit.models.cases import CATEGORICAL, config_of, env_spec_of
 
 SPEC = env_spec_of(*CATEGORICAL)

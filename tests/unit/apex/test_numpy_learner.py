@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.apex.algorithm import APEX
-from algorithms.apex.config import ApexConfig
-from algorithms.apex.learner import ApexLearner
-from algorithms.apex.numpy_learner import NumpyUpdate, numpy_update
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.q_network import build_q_network
-from algorithms.parts.twin_check import COMPARE_EVERY
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import EnvSpec
+from appo.algorithms.apex.algorithm import APEX
+from appo.algorithms.apex.config import ApexConfig
+from appo.algorithms.apex.learner import ApexLearner
+from appo.algorithms.apex.numpy_learner import NumpyUpdate, numpy_update
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.q_network import build_q_network
+from appo.algorithms.parts.twin_check import COMPARE_EVERY
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import EnvSpec
 from tests.unit.apex.test_learner import BRANCHES, MASKED, SIZE, SPEC, batch_of, learn
 from tests.unit.models.cases import config_of
 

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.apex.algorithm import APEX, OfflineAPEX
-from algorithms.apex.config import ApexConfig
-from algorithms.apex.policy import EpsilonGreedyPolicy
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.q_network import build_q_network
-from algorithms.ops.q_learning import unscaled_value
-from algorithms.runtime.algorithm import Context
-from envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
+from appo.algorithms.apex.algorithm import APEX, OfflineAPEX
+from appo.algorithms.apex.config import ApexConfig
+from appo.algorithms.apex.policy import EpsilonGreedyPolicy
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.q_network import build_q_network
+from appo.algorithms.ops.q_learning import unscaled_value
+from appo.algorithms.runtime.algorithm import Context
+from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
+from appo.utils.errors import UsageError
 from tests.unit.models.cases import GAUSSIAN, config_of, env_spec_of
-from utils.errors import UsageError
 
 SPEC = env_spec_of(ActionPart("categorical", 4), ActionPart("categorical", 3))
 ROWS = 6000

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.apex.config import ApexConfig
-from algorithms.apex.learner import ApexLearner
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.q_network import QNetwork, build_q_network
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import EnvSpec
-from tests.unit.apex.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
-from tests.unit.apex.test_storage import assert_same, attach, first_error_of, one_step
+from appo.algorithms.apex.config import ApexConfig
+from appo.algorithms.apex.learner import ApexLearner
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.q_network import QNetwork, build_q_network
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import EnvSpec
 from tests.unit.models.cases import config_of, env_spec_of
+from tests.unit.replay.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
+from tests.unit.replay.test_storage import assert_same, attach, first_error_of, one_step
 
 T, B = 6, 5
 

@@ -3,31 +3,31 @@
 import torch
 from torch import Tensor
 
-from algorithms.appo.config import LearningConfig
-from algorithms.appo.learner import Learner
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.flat_module import FlatModule
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import EnvSpec
+from appo.algorithms.appo.config import APPOConfig
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import EnvSpec
 from tests.unit.models.cases import act_through, env_spec_of, model_of
 
 ROLLOUT, COLUMNS = 8, 6
 SPEC = env_spec_of()
 
 
-def learning(**flags: object) -> LearningConfig:
+def learning(**flags: object) -> APPOConfig:
     """One minibatch of all columns, BPTT segments of half a rollout, unless flags say otherwise."""
     values = {"rollout": ROLLOUT, "recurrence": 4, "batch_size": ROLLOUT * COLUMNS, "learning_rate": 1e-2, **flags}
-    return LearningConfig(**values)  # type: ignore[arg-type]
+    return APPOConfig(**values)  # type: ignore[arg-type]
 
 
 def learner_of(
     spec: EnvSpec = SPEC, *, seed: int = 0, model: dict[str, object] | None = None, **flags: object
-) -> Learner:
+) -> APPOLearner:
     """Learners of one seed start from the same weights."""
     flat = FlatModule(model_of(spec, seed=seed, **(model or {})))
-    return Learner(flat, spec, learning(**flags), seed=3)
+    return APPOLearner(flat, spec, learning(**flags), seed=3)
 
 
 def batch_of(
@@ -84,11 +84,11 @@ def same(a: Batch, b: Batch) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.tensors(), b.tensors(), strict=True))
 
 
-def learn(learner: Learner, batch: Batch, progress: float = 0.0) -> int:
+def learn(learner: APPOLearner, batch: Batch, progress: float = 0.0) -> int:
     """Train on a batch; how many steps were taken."""
     return sum(1 for _ in learner.learn(batch, progress))
 
 
-def parameters(learner: Learner) -> Tensor:
+def parameters(learner: APPOLearner) -> Tensor:
     """A copy of what is trained (without the buffers of running statistics)."""
     return learner.flat.flat[: learner.flat.num_parameters].clone()

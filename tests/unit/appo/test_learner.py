@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.appo.learner import NAMES, Learner
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.returns import gae, vtrace
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.memory.learner_state import LearnerState
-from envs.spec import EnvSpec
+from appo.algorithms.appo.learner import NAMES, APPOLearner
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.returns import gae, vtrace
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.memory.learner_state import LearnerState
+from appo.envs.spec import EnvSpec
 from tests.states import stacked
 from tests.unit.appo.batches import (
     COLUMNS,
@@ -34,7 +34,7 @@ SAME_STEP = replace(SPEC, same_step=True)
 FROZEN = {"learning_rate": 0.0, "max_grad_norm": 0.0}
 
 
-def gradient_and_metrics(learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+def gradient_and_metrics(learner: APPOLearner, batch: Batch) -> tuple[Tensor, dict[str, float]]:
     assert learn(learner, batch) == 1
     return learner.optimizer.gradient.clone(), learner.metrics()
 
@@ -63,7 +63,7 @@ def test_microbatches_add_up_to_the_whole(core: str, spec: EnvSpec, columns: int
 # --- epochs and minibatches
 
 
-class Recording(Learner):
+class Recording(APPOLearner):
     """Notes which columns every update was made of."""
 
     def update(self, batch: Batch) -> Tensor:
@@ -76,7 +76,7 @@ def recording_of(**flags: object) -> Recording:
     return Recording(learner.flat, SPEC, learning(**flags), seed=3)
 
 
-def columns_batch(learner: Learner) -> Batch:
+def columns_batch(learner: APPOLearner) -> Batch:
     batch = batch_of(learner.model)
     batch.reward[0] = torch.arange(COLUMNS)
     return batch
@@ -332,7 +332,7 @@ def test_a_learning_rate_of_0_changes_no_weight() -> None:
     assert learner.metrics()["grad_norm"] > 0
 
 
-def rate_after(learner: Learner, batch: Batch, progress: float = 0.0) -> list[float]:
+def rate_after(learner: APPOLearner, batch: Batch, progress: float = 0.0) -> list[float]:
     """The learning rate after every step."""
     return [learner.state().meta["learning_rate"] for _ in learner.learn(batch, progress)]
 
@@ -488,7 +488,7 @@ def test_the_state_of_another_model_is_refused() -> None:
 # --- the objective
 
 
-def on_policy(learner: Learner, **flags: object) -> Batch:
+def on_policy(learner: APPOLearner, **flags: object) -> Batch:
     return replace(batch_of(learner.model, noise=0.0), **flags)
 
 

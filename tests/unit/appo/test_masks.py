@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.appo.learner import Learner
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, batch_of, learner_of
 from tests.unit.models.cases import VECTOR, env_spec_of
 
@@ -57,7 +57,7 @@ def random_masks(spec: EnvSpec, *leading: int) -> Tensor:
     return torch.cat(masks, -1)
 
 
-def masked_batch(learner: Learner, spec: EnvSpec) -> Batch:
+def masked_batch(learner: APPOLearner, spec: EnvSpec) -> Batch:
     """What a policy with these masks would have left."""
     batch = batch_of(learner.model, spec)
     mask = random_masks(spec, ROLLOUT + 1, COLUMNS)
@@ -67,7 +67,7 @@ def masked_batch(learner: Learner, spec: EnvSpec) -> Batch:
     return replace(batch, obs=obs, action=action, recorded=batch.recorded | {"log_prob": policy.log_prob(action)})
 
 
-def logits_of_loss(learner: Learner, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+def logits_of_loss(learner: APPOLearner, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """The logits [T, B, L] in the loss, whose gradient has been computed."""
     unroll, seen = learner.model.unroll, []
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.appo.learner import NAMES, Learner, Whole
-from algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
-from algorithms.ops.returns import Returns
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import ActionPart, EnvSpec
+from appo.algorithms.appo.learner import NAMES, APPOLearner, Whole
+from appo.algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
+from appo.algorithms.ops.returns import Returns
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import ActionPart, EnvSpec
 from tests.unit.appo.batches import SPEC, batch_of, clone, learn, learner_of, parameters
 from tests.unit.models.cases import CORES, GAUSSIAN, MIXED, env_spec_of
 
@@ -44,7 +44,7 @@ OBJECTIVES: dict[str, dict[str, object]] = {
 }
 
 
-def pair_of(spec: EnvSpec, model: dict[str, object], flags: dict[str, object]) -> tuple[Learner, Learner]:
+def pair_of(spec: EnvSpec, model: dict[str, object], flags: dict[str, object]) -> tuple[APPOLearner, APPOLearner]:
     """A learner as it is, and one with the update without torch."""
     expected, found = (learner_of(spec, model={**PLAIN, **model}, **{**FLAGS, **flags}) for _ in range(2))
     for learner in (expected, found):
@@ -54,7 +54,7 @@ def pair_of(spec: EnvSpec, model: dict[str, object], flags: dict[str, object]) -
     return expected, found
 
 
-def assert_same_step(expected: Learner, found: Learner, batch: Batch) -> None:
+def assert_same_step(expected: APPOLearner, found: APPOLearner, batch: Batch) -> None:
     assert isinstance(found.quick_update, NumpyUpdate)
     target, metrics = expected.differentiate(clone(batch))
     found_target, found_metrics = found.quick_update.differentiate(batch)
@@ -132,7 +132,7 @@ def test_harmful_steps_are_skipped(emptied: str) -> None:
     assert found.quick_update is not None
 
 
-class WithWeightPenalty(Learner):
+class WithWeightPenalty(APPOLearner):
     """A loss that somebody has changed."""
 
     def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -188,7 +188,7 @@ def test_what_it_does_not_know_is_left_to_torch(
     assert numpy_update(learner_of(spec, model=model, **flags)) is None
 
 
-class OtherSurrogate(Learner):
+class OtherSurrogate(APPOLearner):
     """Its surrogate is twice as large."""
 
     def policy_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class OtherSurrogate(Learner):
         return 2 * super().policy_loss(ratio, advantage)
 
 
-class OtherReturns(Learner):
+class OtherReturns(APPOLearner):
     """Its targets are higher."""
 
     def returns(self, batch: Batch, ratio: Tensor, value: Tensor) -> Returns:
@@ -206,7 +206,7 @@ class OtherReturns(Learner):
 
 
 @pytest.mark.parametrize("kind", [OtherSurrogate, OtherReturns])
-def test_a_subclass_has_none_whoever_makes_it(kind: type[Learner]) -> None:
+def test_a_subclass_has_none_whoever_makes_it(kind: type[APPOLearner]) -> None:
     usual = learner_of(SPEC, model=PLAIN, **FLAGS)
     assert numpy_update(usual) is not None
     own = kind(usual.flat, SPEC, usual.config, 0, numpy_update)

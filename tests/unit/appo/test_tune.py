@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.appo.learner import Learner
-from algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
-from algorithms.parts.optimizer import WARM_UPS, CapturedUpdate
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
+from appo.algorithms.parts.optimizer import WARM_UPS, CapturedUpdate
 from tests.unit.appo.batches import ROLLOUT, batch_of, learn, learner_of
 from tests.unit.runtime.devices import RecordingDevice
 
@@ -22,7 +22,7 @@ OTHERS = {
     "gamma": 0.8,
 }
 STEPS_BEFORE = 5
-Quick = Callable[[Learner], object]
+Quick = Callable[[APPOLearner], object]
 WAYS: dict[str, Quick] = {
     "torch": lambda learner: None,
     "numpy": numpy_update,
@@ -30,18 +30,18 @@ WAYS: dict[str, Quick] = {
 }
 
 
-def tune(learner: Learner, values: dict[str, object]) -> int:
+def tune(learner: APPOLearner, values: dict[str, object]) -> int:
     learner.configure(replace(learner.config, **values))  # type: ignore[arg-type]
     return learner.config.macro_batch_columns
 
 
-def with_quick(learner: Learner, make: Quick) -> Learner:
+def with_quick(learner: APPOLearner, make: Quick) -> APPOLearner:
     learner._make_quick = make  # type: ignore[assignment]
     learner.quick_update = make(learner)  # type: ignore[assignment]
     return learner
 
 
-def trained(learner: Learner, seeds: range) -> Learner:
+def trained(learner: APPOLearner, seeds: range) -> APPOLearner:
     for seed in seeds:
         assert learn(learner, batch_of(learner_of(model={"use_rnn": False}).model, seed=seed)) == 1
     return learner
@@ -69,7 +69,7 @@ def test_they_take_effect_however_steps_are_made(way: str, name: str) -> None:
 def test_steps_are_captured_anew() -> None:
     learner, devices = learner_of(), []
 
-    def quick_update(learner: Learner) -> CapturedUpdate:
+    def quick_update(learner: APPOLearner) -> CapturedUpdate:
         devices.append(RecordingDevice())
         return CapturedUpdate(learner.update, devices[-1])
 

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec
 
-from envs.toys.agents import Shifts
+from appo.envs.toys.agents import Shifts
 
 UNIT = spaces.Box(0.0, 1.0, (1,), np.float32)
 

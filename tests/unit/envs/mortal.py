@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envs.spaces import spec_of
+from appo.envs.spaces import spec_of
 
 Place = tuple[int, str, int]
 """Number of the environment, what it is asked to do (init, reset, step or close), and for how many times; from 0, 1."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.journal import JournalMemory
-from envs.spec import ActionSpec, EpisodeStats, GroupEnv, StepRow
+from appo.envs.journal import JournalMemory
+from appo.envs.spec import ActionSpec, EpisodeStats, GroupEnv, StepRow
 
 Policy = Callable[[dict[str, np.ndarray]], np.ndarray]
 

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envs.toys.toy import Corridor, CounterVector
+from appo.envs.toys.toy import Corridor, CounterVector
 
 
 class Fixed(CounterVector):

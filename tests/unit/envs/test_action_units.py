@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.config import EnvConfig
-from envs.conversion import ActionConverter
-from envs.make import make_group
-from envs.masks import random_action
-from envs.spaces import ActionForm, require_spec, spec_of
-from envs.spec import MASK_KEY, ActionPart, ActionSpec
+from appo.envs.config import EnvConfig
+from appo.envs.conversion import ActionConverter
+from appo.envs.make import make_group
+from appo.envs.masks import random_action
+from appo.envs.spaces import ActionForm, require_spec, spec_of
+from appo.envs.spec import MASK_KEY, ActionPart, ActionSpec
+from appo.utils.errors import SpaceMismatch, UsageError
 from tests.reaching import ENV, Reach
-from utils.errors import SpaceMismatch, UsageError
 
 SEEN = spaces.Box(-1.0, 1.0, (1,))
 SCALED, SQUASHED = ActionForm(scaled=True), ActionForm(scaled=True, squashed=True)

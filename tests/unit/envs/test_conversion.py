@@ -8,20 +8,20 @@ from gymnasium.vector.utils import batch_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.config import EnvConfig
-from envs.conversion import (
+from appo.envs.config import EnvConfig
+from appo.envs.conversion import (
     ActionConverter,
     FiniteCheck,
     ObservationWriter,
     row_of_batched,
     scale_rewards,
 )
-from envs.infos import InfoReader
-from envs.make import make_group, with_precision
-from envs.precision import Precision
-from envs.spaces import spec_of
-from envs.spec import EpisodeStats
-from utils.errors import EnvironmentFailure
+from appo.envs.infos import InfoReader
+from appo.envs.make import make_group, with_precision
+from appo.envs.precision import Precision
+from appo.envs.spaces import spec_of
+from appo.envs.spec import EpisodeStats
+from appo.utils.errors import EnvironmentFailure
 
 BOX = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 0.5]), dtype=np.float64)
 ACTION_SPACES = [
@@ -339,7 +339,7 @@ def test_rounding_is_compared_with_all_that_a_number_went_through(step: float, l
 def test_an_environment_whose_steps_take_long_is_not_looked_at_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     group = make_group(EnvConfig(env=f"{__name__}:Offset", env_kwargs={"offset": 1e9}), 1)
     clock = iter(range(100))
-    monkeypatch.setattr("envs.make.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("appo.envs.make.time.monotonic", lambda: float(next(clock)))
     with_precision(group)
     assert next(clock) == 3
 

@@ -8,13 +8,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from envs.config import EnvConfig
-from envs.make import make_group, make_single
-from envs.python_loop import PythonLoop
-from envs.spec import SINGLE_KEY
-from envs.wrappers import NeverTerminates
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group, make_single
+from appo.envs.python_loop import PythonLoop
+from appo.envs.spec import SINGLE_KEY
+from appo.envs.wrappers import NeverTerminates
+from appo.utils.errors import UsageError
 from tests.unit.envs.rollouts import Rollout, collect
-from utils.errors import UsageError
 
 HERE = __name__
 COUNTERS = {

@@ -14,13 +14,13 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from algorithms.run.folder import new_name
-from envs import given
-from envs.config import EnvConfig
-from envs.make import check_name, is_factory, make_single
-from envs.presets import find_name
-from envs.toys.toy import Corridor
-from utils.errors import UsageError
+from appo.algorithms.run.folder import new_name
+from appo.envs import given
+from appo.envs.config import EnvConfig
+from appo.envs.make import check_name, is_factory, make_single
+from appo.envs.presets import find_name
+from appo.envs.toys.toy import Corridor
+from appo.utils.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -128,7 +128,7 @@ def test_a_number_is_no_part_of_what_a_run_goes_by(tmp_path: Path) -> None:
 def test_a_function_that_env_does_not_take_by_name_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its module knows no environments: `--env` refuses such names, as those of a stranger's run."""
     module = ModuleType("knows_none")
-    exec("def build():\n    from envs.toys.toy import Corridor\n    return Corridor(6)", module.__dict__)
+    exec("def build():\n    from appo.envs.toys.toy import Corridor\n    return Corridor(6)", module.__dict__)
     module.__spec__ = ModuleSpec("knows_none", None)
     monkeypatch.setitem(sys.modules, "knows_none", module)
     name = given.name_of(module.build, is_factory)

@@ -6,14 +6,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envs import incidents
-from envs.env_set import OnFailure
-from envs.incidents import Incident, IncidentFolder, random_state
-from envs.journal import Journal
-from envs.python_loop import PythonLoop
+from appo.envs import incidents
+from appo.envs.env_set import OnFailure
+from appo.envs.incidents import Incident, IncidentFolder, random_state
+from appo.envs.journal import Journal
+from appo.envs.python_loop import PythonLoop
+from appo.utils.errors import EnvironmentFailure, UsageError
 from tests.unit.envs.mortal import SPEC, Mortals
 from tests.unit.envs.rollouts import collect
-from utils.errors import EnvironmentFailure, UsageError
 
 STORY = Journal(1).story(0)
 

@@ -10,13 +10,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envs.agents.multi_agent import loop_over
-from envs.infos import InfoReader
-from envs.spec import EpisodeStats, GroupEnv
-from envs.vector import GymVector
-from envs.wrappers import RepeatAction
+from appo.envs.agents.multi_agent import loop_over
+from appo.envs.infos import InfoReader
+from appo.envs.spec import EpisodeStats, GroupEnv
+from appo.envs.vector import GymVector
+from appo.envs.wrappers import RepeatAction
+from appo.utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch
 from tests.unit.envs.rollouts import collect
-from utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch
 
 FRAMES = "expected the whole number of frames behind a step, from 1 to 2147483647"
 NUMBERS = "statistics in info must be numbers"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.spec import MASK_KEY
-from envs.wrappers import JoinedVectors, join_rows, joined_space
+from appo.envs.spec import MASK_KEY
+from appo.envs.wrappers import JoinedVectors, join_rows, joined_space
 
 FLOATS = spaces.Dict(
     {

@@ -2,9 +2,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envs.incidents import random_state
-from envs.journal import LEAST_STEPS, MOST_STEPS, NOBODY, Journal, JournalMemory, unfinished
-from envs.spec import ActionPart, ActionSpec
+from appo.envs.incidents import random_state
+from appo.envs.journal import LEAST_STEPS, MOST_STEPS, NOBODY, Journal, JournalMemory, unfinished
+from appo.envs.spec import ActionPart, ActionSpec
 from tests.unit.envs.rollouts import journal_memory
 
 CHOICE = ActionSpec((ActionPart("categorical", 1000),))

@@ -15,19 +15,19 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from envs import make, names
-from envs.agents import pettingzoo
-from envs.config import EnvConfig
-from envs.families import WITHOUT_ADAPTER, Family, adapter_names
-from envs.make import FAMILIES, check_name, make_first, make_group, make_single, with_company
-from envs.names import bare, suggestion
-from envs.python_loop import PythonLoop
-from envs.toys.toy import TOYS, CounterVector
-from envs.vector import GymVector
+from appo.envs import make, names
+from appo.envs.agents import pettingzoo
+from appo.envs.config import EnvConfig
+from appo.envs.families import WITHOUT_ADAPTER, Family, adapter_names
+from appo.envs.make import FAMILIES, check_name, make_first, make_group, make_single, with_company
+from appo.envs.names import bare, suggestion
+from appo.envs.python_loop import PythonLoop
+from appo.envs.toys.toy import TOYS, CounterVector
+from appo.envs.vector import GymVector
+from appo.utils.errors import CannotBeDrawn, EnvironmentFailure, SpaceMismatch, UsageError
+from appo.utils.flags import flags_of
 from tests.unit.envs import stubborn
 from tests.unit.envs.rollouts import collect
-from utils.errors import CannotBeDrawn, EnvironmentFailure, SpaceMismatch, UsageError
-from utils.flags import flags_of
 
 PACKAGE = {
     "__init__.py": "",
@@ -36,7 +36,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
-from envs.toys.toy import Corridor, CounterVector
+from appo.envs.toys.toy import Corridor, CounterVector
 
 class MyEnv(Corridor):
     def __init__(self, length=8, render_mode=None, frame_skip=1):
@@ -261,7 +261,7 @@ def test_ids_and_entry_points_decide_which_adapter_makes_an_environment(
     env_id: str, entry_point: str, adapter: str | None
 ) -> None:
     found = make._adapter(Registration(env_id, entry_point=entry_point))
-    assert found == (sys.modules[f"envs.families.{adapter}"] if adapter else None)
+    assert found == (sys.modules[f"appo.envs.families.{adapter}"] if adapter else None)
 
 
 def test_an_id_of_the_user_may_be_called_as_those_of_a_family_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,19 +8,19 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from algorithms.models.actor_critic import model_inputs
-from envs.agents.multi_agent import loop_over
-from envs.config import EnvConfig
-from envs.env_set import OnFailure
-from envs.make import make_group
-from envs.masks import masks_said, random_action
-from envs.spaces import spec_of
-from envs.spec import GroupEnv
-from envs.vector import GymVector
-from envs.wrappers import RepeatAction, with_masks_of_method, with_masks_of_methods
+from appo.algorithms.models.actor_critic import model_inputs
+from appo.envs.agents.multi_agent import loop_over
+from appo.envs.config import EnvConfig
+from appo.envs.env_set import OnFailure
+from appo.envs.make import make_group
+from appo.envs.masks import masks_said, random_action
+from appo.envs.spaces import spec_of
+from appo.envs.spec import GroupEnv
+from appo.envs.vector import GymVector
+from appo.envs.wrappers import RepeatAction, with_masks_of_method, with_masks_of_methods
+from appo.utils.errors import EnvironmentFailure, NothingAllowed, SpaceMismatch, UsageError
 from tests.unit.envs.mask_game import FORMS, SHOWN, STEPS, Game, Games
 from tests.unit.envs.rollouts import collect
-from utils.errors import EnvironmentFailure, NothingAllowed, SpaceMismatch, UsageError
 
 CASES = [
     *(("observation", form, "dict" if form in ("dict", "backwards") else "multi") for form in SHOWN),

@@ -6,14 +6,14 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from envs.masks import ActionMasks, random_action
-from envs.python_loop import PythonLoop
-from envs.spaces import MaskForm, spec_of
-from envs.spec import GroupEnv, ObservationSpec
-from envs.toys.spaces import Spaces, spaces_vector
-from envs.vector import GymVector
+from appo.envs.masks import ActionMasks, random_action
+from appo.envs.python_loop import PythonLoop
+from appo.envs.spaces import MaskForm, spec_of
+from appo.envs.spec import GroupEnv, ObservationSpec
+from appo.envs.toys.spaces import Spaces, spaces_vector
+from appo.envs.vector import GymVector
+from appo.utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 from tests.unit.envs.rollouts import collect
-from utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 TUPLE = spaces.Tuple([spaces.Discrete(3), BOX, spaces.MultiDiscrete([2, 4]), spaces.MultiBinary(2)])

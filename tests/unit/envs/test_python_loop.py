@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.env_set import OnFailure
-from envs.python_loop import PythonLoop
-from envs.spec import ActionPart, ObservationSpec, StepRow
-from envs.toys.toy import Counter, Target, counter_length, counter_step
+from appo.envs.env_set import OnFailure
+from appo.envs.python_loop import PythonLoop
+from appo.envs.spec import ActionPart, ObservationSpec, StepRow
+from appo.envs.toys.toy import Counter, Target, counter_length, counter_step
+from appo.utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
+from appo.utils.timing import ENV, PhaseClock
 from tests.unit.envs.rollouts import collect
-from utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
-from utils.timing import ENV, PhaseClock
 
 
 def counters(num_envs: int, **kwargs: object) -> PythonLoop:
@@ -80,7 +80,7 @@ def test_the_time_of_resets_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
         return 1000 * len(looked_at)
 
     clock = PhaseClock(now, lambda: 0)
-    monkeypatch.setattr("envs.env_set.clock", clock)
+    monkeypatch.setattr("appo.envs.env_set.clock", clock)
     loop = counters(4)
     clock.restart()
     clock.enter(ENV)

@@ -5,9 +5,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envs.env_set import OnFailure
-from envs.python_loop import PythonLoop
-from utils.errors import EnvironmentFailure, SpaceMismatch
+from appo.envs.env_set import OnFailure
+from appo.envs.python_loop import PythonLoop
+from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 
 
 class Paid(gymnasium.Env[Any, Any]):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.spaces import frames_per_step, spec_of
-from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
-from utils.errors import UsageError
+from appo.envs.spaces import frames_per_step, spec_of
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.utils.errors import UsageError
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 TWO = spaces.Discrete(2)

@@ -11,14 +11,14 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 from gymnasium.wrappers.vector import TransformReward
 
-from envs.config import EnvConfig
-from envs.make import make_alone, make_first, make_group
-from envs.python_loop import PythonLoop
-from envs.spec import GroupEnv
-from envs.toys.toy import Corridor, Counter, CounterVector, counter_length, counter_step
-from envs.vector import GymVector
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_alone, make_first, make_group
+from appo.envs.python_loop import PythonLoop
+from appo.envs.spec import GroupEnv
+from appo.envs.toys.toy import Corridor, Counter, CounterVector, counter_length, counter_step
+from appo.envs.vector import GymVector
+from appo.utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch, UsageError
 from tests.unit.envs.rollouts import Rollout, collect
-from utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch, UsageError
 
 MODES = list(AutoresetMode)
 SEEDS = [10, 11, 12, 13, 14]

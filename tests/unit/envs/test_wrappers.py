@@ -11,13 +11,13 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from gymnasium.wrappers.vector import NormalizeObservation as VectorNormalizeObservation
 
-from algorithms.playing.policy import look_at
-from envs.config import EnvConfig
-from envs.make import make_group, make_single
-from envs.toys.toy import Counter, counter_length, counter_step, register_toys
-from envs.wrappers import RepeatAction, know_actions_sooner, make_registered, stack_frames
+from appo.algorithms.playing.policy import look_at
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group, make_single
+from appo.envs.toys.toy import Counter, counter_length, counter_step, register_toys
+from appo.envs.wrappers import RepeatAction, know_actions_sooner, make_registered, stack_frames
+from appo.utils.errors import SpaceMismatch, UsageError
 from tests.unit.envs.rollouts import collect
-from utils.errors import SpaceMismatch, UsageError
 
 
 class Numbered(gymnasium.Env[Any, Any]):

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.build import build_model
-from algorithms.models.config import ModelConfig
-from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.build import build_model
+from appo.algorithms.models.config import ModelConfig
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 
 VECTOR = ObservationSpec((5,), "float32")
 IMAGE = ObservationSpec((3, 36, 40), "uint8")

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.config import ModelConfig
-from envs.spec import ObservationSpec
+from appo.algorithms.models.config import ModelConfig
+from appo.envs.spec import ObservationSpec
 
 
 class SumOfMeans(nn.Module):

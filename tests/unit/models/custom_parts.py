@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic
-from algorithms.models.config import ModelConfig
-from algorithms.models.cores import RecurrentCore
-from envs.spec import EnvSpec
+from appo.algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.cores import RecurrentCore
+from appo.envs.spec import EnvSpec
 from tests.unit.models.custom_encoders import SumOfMeans
 
 

@@ -4,9 +4,9 @@ from itertools import product
 import pytest
 import torch
 
-from algorithms.models.actor_critic import PolicyHead
-from algorithms.ops.distributions import ActionDistribution
-from envs.spec import ActionPart, EnvSpec, ObservationSpec
+from appo.algorithms.models.actor_critic import PolicyHead
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.envs.spec import ActionPart, EnvSpec, ObservationSpec
 from tests.unit.models.cases import (
     CATEGORICAL,
     CORES,

@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.models import encoders
-from algorithms.models.actor_critic import model_inputs
-from algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, build_tower, count_weights, describe
-from algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
-from algorithms.models.q_network import build_q_network
-from envs.spec import EnvSpec, ObservationSpec
+from appo.algorithms.models import encoders
+from appo.algorithms.models.actor_critic import model_inputs
+from appo.algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, build_tower, count_weights, describe
+from appo.algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
+from appo.algorithms.models.q_network import build_q_network
+from appo.envs.spec import EnvSpec, ObservationSpec
+from appo.utils import machine
+from appo.utils.errors import ResourceError, UsageError
+from appo.utils.flags import flags_of
 from tests.unit.models import custom_encoders
 from tests.unit.models.cases import (
     GAUSSIAN,
@@ -21,9 +24,6 @@ from tests.unit.models.cases import (
     model_of,
     observation,
 )
-from utils import machine
-from utils.errors import ResourceError, UsageError
-from utils.flags import flags_of
 
 SMALL_IMAGE = ObservationSpec((7, 7, 3), "uint8")
 

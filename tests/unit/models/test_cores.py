@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.models.cores import IdentityCore, RecurrentCore
+from appo.algorithms.models.cores import IdentityCore, RecurrentCore
 
 CASES = [("gru", 1), ("gru", 2), ("lstm", 1), ("lstm", 2)]
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.appo.learner import Learner
-from algorithms.models.build import build_model
-from algorithms.models.custom import custom_kind
-from algorithms.models.flat_module import FlatModule
-from envs.spec import EnvSpec, ObservationSpec
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.models.build import build_model
+from appo.algorithms.models.custom import custom_kind
+from appo.algorithms.models.flat_module import FlatModule
+from appo.envs.spec import EnvSpec, ObservationSpec
+from appo.utils.errors import UsageError
 from tests.unit.appo.batches import batch_of, learn, learning, parameters
 from tests.unit.models import custom_encoders, custom_parts
 from tests.unit.models.cases import GAUSSIAN, MIXED, VECTOR, act_through, config_of, env_spec_of, model_of
-from utils.errors import UsageError
 
 SPEC = env_spec_of()
 MASKED = replace(env_spec_of(obs=VECTOR, action_mask=ObservationSpec((4,), "uint8")), action_mask=4)
@@ -64,7 +64,7 @@ def test_custom_model_learns_in_our_learner(part: type, spec: EnvSpec) -> None:
     assert isinstance(model, part)
     assert model.training
     assert model.normalized_keys == ("obs",)
-    learner = Learner(FlatModule(model), spec, learning(), seed=3)
+    learner = APPOLearner(FlatModule(model), spec, learning(), seed=3)
     before = parameters(learner)
     assert learn(learner, batch_of(model.eval(), spec)) == 1
     metrics = learner.metrics()

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from algorithms.models.build import build_encoder
-from algorithms.models.config import ENCODERS, MLP, image_sides
-from algorithms.models.encoders import (
+from appo.algorithms.models.build import build_encoder
+from appo.algorithms.models.config import ENCODERS, MLP, image_sides
+from appo.algorithms.models.encoders import (
     CONVNET_ATARI,
     CONVNET_DQN,
     CONVNET_SIMPLE,
@@ -20,8 +20,8 @@ from algorithms.models.encoders import (
     mlp_encoder,
     share_images,
 )
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, FlattenImages, InputScaling
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, FlattenImages, InputScaling
 from tests.unit.models.cases import config_of
 
 AT_ONCE = IMAGES_AT_ONCE[torch.float32]

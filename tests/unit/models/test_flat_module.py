@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from algorithms.models.flat_module import FlatModule, split
+from appo.algorithms.models.flat_module import FlatModule, split
 
 
 class Small(nn.Module):

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower
-from algorithms.models.build import build_model
-from algorithms.models.config import ModelConfig
-from algorithms.models.flat_module import FlatModule
-from algorithms.models.numpy_mlp import MAX_WEIGHTS, has_numpy_twin, numpy_mlp, numpy_q_network
-from algorithms.models.q_network import build_q_network
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.numpy_twins import ActionSampler, is_supported
-from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower
+from appo.algorithms.models.build import build_model
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.numpy_mlp import MAX_WEIGHTS, has_numpy_twin, numpy_mlp, numpy_q_network
+from appo.algorithms.models.q_network import build_q_network
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.numpy_twins import ActionSampler, is_supported
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 
 ROWS, TOLERANCE = 7, 1e-5
 PLAIN = ModelConfig(use_rnn=False, encoder_mlp_layers=(16, 12), adaptive_stddev=False)

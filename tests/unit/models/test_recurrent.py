@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.models import cores
-from algorithms.models.cores import segments_at_resets, unroll
+from appo.algorithms.models import cores
+from appo.algorithms.models.cores import segments_at_resets, unroll
 
 T, B, D, HIDDEN = 11, 5, 4, 6
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from algorithms.models.build import build_model
-from algorithms.models.custom import refuse_two_behaviours
+from appo.algorithms.models.build import build_model
+from appo.algorithms.models.custom import refuse_two_behaviours
+from appo.utils.errors import UsageError
 from tests.unit.models import custom_encoders, custom_parts, two_minded
 from tests.unit.models.cases import GAUSSIAN, config_of, env_spec_of
-from utils.errors import UsageError
 
 SPEC = env_spec_of()
 

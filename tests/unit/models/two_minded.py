@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.utils import spectral_norm as old_spectral_norm
 from torch.nn.utils.parametrizations import spectral_norm
 
-from envs.spec import ObservationSpec
+from appo.envs.spec import ObservationSpec
 from tests.unit.models.custom_parts import Sum
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.models.build import build_model
-from algorithms.models.config import ModelConfig
-from algorithms.offline.fitted_q import FittedQ, Transitions
-from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.algorithms.models.build import build_model
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.offline.fitted_q import FittedQ, Transitions
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 
 STATES, GAMMA = 4, 0.8
 SPEC = EnvSpec({"obs": ObservationSpec((STATES,), "uint8", high=1)}, ActionSpec((ActionPart("categorical", 2),)))

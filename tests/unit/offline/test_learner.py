@@ -7,24 +7,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.models.config import ModelConfig
-from algorithms.models.flat_module import FlatModule
-from algorithms.offline.algorithm import MARWIL
-from algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
-from algorithms.offline.learner import ADVANTAGE_SQUARE, CloningLearner, MarwilLearner
-from algorithms.ppo.config import PPOConfig
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.config import SamplingConfig
-from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import EnvSpec
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.offline.algorithm import MARWIL
+from appo.algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
+from appo.algorithms.offline.learner import ADVANTAGE_SQUARE, CloningLearner, MarwilLearner
+from appo.algorithms.ppo.config import PPOConfig
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.config import SamplingConfig
+from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import EnvSpec
+from appo.utils.errors import UsageError
 from tests.unit.appo.batches import ROLLOUT, SPEC, batch_of
+from tests.unit.datasets.data import SPEC as DATA_SPEC
+from tests.unit.datasets.data import episodes, written
 from tests.unit.models.cases import CORES, GAUSSIAN, env_spec_of, model_of
-from tests.unit.offline.data import SPEC as DATA_SPEC
-from tests.unit.offline.data import episodes, written
 from tests.unit.ppo import reference
 from tests.unit.runtime.worlds import world_of
-from utils.errors import UsageError
 
 CASES = [("none", SPEC), ("gru", SPEC), ("none", env_spec_of(*GAUSSIAN))]
 FLAGS: dict[str, object] = {"input": ("x",), "rollout": ROLLOUT, "recurrence": 4, "batch_size": 48}

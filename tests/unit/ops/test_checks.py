@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 
-from algorithms.ops.checks import require_same_shape, require_shape
+from appo.algorithms.ops.checks import require_same_shape, require_shape
 
 
 def test_right_shapes_pass() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributions as reference
 
-from algorithms.ops.distributions import ActionDistribution, Parts
+from appo.algorithms.ops.distributions import ActionDistribution, Parts
 
 KINDS = ("categorical", "bernoulli", "gaussian")
 MIXED: Parts = (("categorical", 3), ("gaussian", 2), ("bernoulli", 2), ("categorical", 2))  # L = 3 + 4 + 2 + 2

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from algorithms.ops.losses import (
+from appo.algorithms.ops.losses import (
     clamped_ratio,
     clipped_value_loss,
     masked_mean,

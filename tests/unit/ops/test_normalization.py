@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize, std
+from appo.algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize, std
 
 NAN = float("nan")
 

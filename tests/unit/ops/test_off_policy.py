@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from algorithms.ops import off_policy
-from algorithms.ops.off_policy import Terms
+from appo.algorithms.ops import off_policy
+from appo.algorithms.ops.off_policy import Terms
 
 Floats = NDArray[np.float64]
 

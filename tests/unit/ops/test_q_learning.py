@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from algorithms.ops import q_learning
-from algorithms.ops.q_learning import FORBIDDEN, RESCALING_EPS
+from appo.algorithms.ops import q_learning
+from appo.algorithms.ops.q_learning import FORBIDDEN, RESCALING_EPS
 
 SIZES = (3, 2)
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.ops import numpy_twins, returns
-from algorithms.ops.losses import clamped_ratio, masked_mean, ppo_policy_loss
-from algorithms.ops.returns import Returns, gae, next_value, vtrace
+from appo.algorithms.ops import numpy_twins, returns
+from appo.algorithms.ops.losses import clamped_ratio, masked_mean, ppo_policy_loss
+from appo.algorithms.ops.returns import Returns, gae, next_value, vtrace
 from tests.unit.ops.trajectories import (
     NEXT_STEP,
     SAME_STEP,

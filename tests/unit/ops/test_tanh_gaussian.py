@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import distributions as reference
 
-from algorithms.ops.distributions import ActionDistribution, Parts
-from algorithms.ops.numpy_twins import ActionSampler, PolicyTerms
+from appo.algorithms.ops.distributions import ActionDistribution, Parts
+from appo.algorithms.ops.numpy_twins import ActionSampler, PolicyTerms
 
 PARTS: Parts = (("tanh_gaussian", 3), ("categorical", 2))
 

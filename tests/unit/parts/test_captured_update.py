@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.appo.learner import Learner
-from algorithms.models import actor_critic, cores
-from algorithms.parts.optimizer import WARM_UPS, CapturedUpdate
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import EnvSpec
+from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.models import actor_critic, cores
+from appo.algorithms.parts.optimizer import WARM_UPS, CapturedUpdate
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import EnvSpec
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of, learn, learner_of
 from tests.unit.models.cases import CORES, MIXED, env_spec_of
 from tests.unit.runtime.devices import RecordingDevice
@@ -18,7 +18,7 @@ from tests.unit.runtime.devices import RecordingDevice
 FLAGS = {"batch_size": 4 * ROLLOUT, "num_batches_per_iteration": 2, "ppo_epochs": 2, "lr_schedule": "kl_adaptive_epoch"}
 
 
-def train(learner: Learner, spec: EnvSpec = SPEC) -> Learner:
+def train(learner: APPOLearner, spec: EnvSpec = SPEC) -> APPOLearner:
     for seed in range(5):
         batch = batch_of(learner_of(spec, model=CORES["gru"]).model, spec, seed=seed)
         assert learn(learner, batch) == 4

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.offline.config import CloningConfig, MarwilConfig
-from algorithms.offline.learner import CloningLearner, MarwilLearner
-from algorithms.parts.learner import ActorCriticLearner, FlatLearner
-from algorithms.runtime.learning.batches import Batch
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.offline.config import CloningConfig, MarwilConfig
+from appo.algorithms.offline.learner import CloningLearner, MarwilLearner
+from appo.algorithms.parts.learner import ActorCriticLearner, FlatLearner
+from appo.algorithms.runtime.learning.batches import Batch
 from tests.unit.apex import test_learner as apex
 from tests.unit.appo import batches as appo
 from tests.unit.models.cases import model_of

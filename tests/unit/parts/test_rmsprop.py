@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.a3c.config import A3CConfig
-from algorithms.parts.rmsprop import SQUARES, FlatRMSProp
+from appo.algorithms.a3c.config import A3CConfig
+from appo.algorithms.parts.rmsprop import SQUARES, FlatRMSProp
 
 YES, NONE = torch.tensor(True), torch.zeros(())
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.ops.normalization import VARIANCE_EPS
-from algorithms.parts.statistics import IMAGE_VARIANCE, IMAGES_PER_BATCH, RETURN_MEMORY_SAMPLES, RunningStatistics
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import ObservationSpec
+from appo.algorithms.ops.normalization import VARIANCE_EPS
+from appo.algorithms.parts.statistics import IMAGE_VARIANCE, IMAGES_PER_BATCH, RETURN_MEMORY_SAMPLES, RunningStatistics
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import ObservationSpec
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, batch_of, clone, learn, learner_of
 from tests.unit.models.cases import IMAGE, VECTOR, env_spec_of, model_of
 

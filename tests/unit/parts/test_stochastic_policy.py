@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.flat_module import FlatModule
-from algorithms.ops.distributions import ActionDistribution
-from algorithms.ops.numpy_twins import ActionSampler
-from algorithms.parts.stochastic_policy import StochasticPolicy
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import Player
-from algorithms.tools.evaluate import cheapest
-from envs.spec import ActionPart, ActionSpec
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.numpy_twins import ActionSampler
+from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.player import Player
+from appo.algorithms.tools.evaluate import cheapest
+from appo.envs.spec import ActionPart, ActionSpec
 from tests.unit.models.cases import env_spec_of, model_of
 from tests.unit.runtime.worlds import world_of
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from algorithms.playing.episodes import EpisodeRecorder, agent_means, team_mean
-from envs.spec import TEAM_RETURN, EpisodeStats, StepRow
+from appo.algorithms.playing.episodes import EpisodeRecorder, agent_means, team_mean
+from appo.envs.spec import TEAM_RETURN, EpisodeStats, StepRow
 
 
 def step(rewards: list[float], done: list[bool], num_frames: int = 1) -> StepRow:

@@ -13,13 +13,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from algorithms.playing.video import FASTEST_GIF, Recorder, VideoFile, make_drawn
-from envs.config import EnvConfig
-from envs.make import make_single
-from envs.wrappers import natural_steps_per_second
+from appo.algorithms.playing.video import FASTEST_GIF, Recorder, VideoFile, make_drawn
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_single
+from appo.envs.wrappers import natural_steps_per_second
+from appo.utils.errors import EnvironmentFailure, ResourceError, UsageError
 from tests.unit.envs.rollouts import collect
 from tests.videos import durations_of, pictures_of, rate_of
-from utils.errors import EnvironmentFailure, ResourceError, UsageError
 
 pytest.importorskip("imageio_ffmpeg")
 pytest.importorskip("imageio")

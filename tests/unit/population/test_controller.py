@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.population.controller import Controller, objective_of
-from algorithms.population.exploit_explore import ExploitExplore
-from algorithms.population.lineage import Lineage, read_events
-from algorithms.run.config import parse_train
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.disk import DiskThread
-from algorithms.runtime.messages import (
+from appo.algorithms.population.controller import Controller, objective_of
+from appo.algorithms.population.exploit_explore import ExploitExplore
+from appo.algorithms.population.lineage import Lineage, read_events
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.disk import DiskThread
+from appo.algorithms.runtime.messages import (
     CopyWeights,
     EpisodesDone,
     LearnerReport,
@@ -25,8 +25,8 @@ from algorithms.runtime.messages import (
     TraitsSet,
     WorkerRestarted,
 )
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 
 FLAGS = (
     "--env=CartPole-v1", "--with_pbt", "--pbt_start_mutation=1000", "--pbt_period_env_steps=500",
@@ -48,7 +48,7 @@ class Population:
     """A controller, and learners that do at once what they are told, if they live."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *words: str, policies: int = 3) -> None:
-        monkeypatch.setattr("algorithms.population.lineage.DiskThread", AtOnce)
+        monkeypatch.setattr("appo.algorithms.population.lineage.DiskThread", AtOnce)
         config = parse_train([*FLAGS, f"--num_policies={policies}", *words])
         self.directory, self.exploit_explore = directory, ExploitExplore.of(config, SHAPING, seed=1)
         logging_config = LoggingConfig(tensorboard=False, stats_avg=4)

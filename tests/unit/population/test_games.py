@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from algorithms.population import matchmaking
-from algorithms.population.matchmaking import SelfPlayMatchmaker
-from algorithms.runtime.messages import MatchResults, Message, OpponentsReleased, OpponentTable
-from envs.spec import EpisodeStats, StepRow
+from appo.algorithms.population import matchmaking
+from appo.algorithms.population.matchmaking import SelfPlayMatchmaker
+from appo.algorithms.runtime.messages import MatchResults, Message, OpponentsReleased, OpponentTable
+from appo.envs.spec import EpisodeStats, StepRow
 from tests.unit.runtime.groups import PairEnv, Played, ready, requests
 
 ENVS = 64

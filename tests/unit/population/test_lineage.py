@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from algorithms import cli
-from algorithms.population import lineage as module
-from algorithms.population.lineage import Event, Lineage, numbers_of, read_events
-from algorithms.runtime.messages import PolicyTraits
-from algorithms.tools.flags import LineageConfig
-from algorithms.tools.lineage import describe, lineage
-from utils.errors import UsageError
+from appo.algorithms import cli
+from appo.algorithms.population import lineage as module
+from appo.algorithms.population.lineage import Event, Lineage, numbers_of, read_events
+from appo.algorithms.runtime.messages import PolicyTraits
+from appo.algorithms.tools.flags import LineageConfig
+from appo.algorithms.tools.lineage import describe, lineage
+from appo.utils.errors import UsageError
 
 EVENT = Event(
     "copy", 1, 0, 1, 500, 600, 1.5, {"0": 9.0, "1": None}, {"rate": 0.5, "clip": 1}, {"rate": 0.25, "clip": 1}

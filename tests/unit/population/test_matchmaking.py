@@ -4,10 +4,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from algorithms.population.matchmaking import PolicyMatchmaker
-from envs.spec import StepRow
+from appo.algorithms.population.matchmaking import PolicyMatchmaker
+from appo.envs.spec import StepRow
+from appo.utils.errors import UsageError
 from tests.unit.runtime.groups import PairEnv, Played
-from utils.errors import UsageError
 
 HERE = "tests.unit.population.test_matchmaking"
 SEEN: list[tuple[int, int]] = []

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.population.member import PopulationMember
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.learning import learner_worker as module
-from algorithms.runtime.learning.batches import ColumnBatches, HostStaging
-from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
-from algorithms.runtime.memory.learner_state import StateBlock
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import (
+from appo.algorithms.population.member import PopulationMember
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.learning import learner_worker as module
+from appo.algorithms.runtime.learning.batches import ColumnBatches, HostStaging
+from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from appo.algorithms.runtime.memory.learner_state import StateBlock
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import (
     Address,
     CopyWeights,
     Message,

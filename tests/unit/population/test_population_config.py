@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.run.config import parse_train
-from algorithms.run.placement import plan_workers, topology_of
-from utils.errors import UsageError
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.placement import plan_workers, topology_of
+from appo.utils.errors import UsageError
 
 
 @pytest.mark.parametrize(

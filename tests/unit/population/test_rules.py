@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.population.exploit_explore import (
+from appo.algorithms.population.exploit_explore import (
     RESET_PROBABILITY,
     Selection,
     Tuned,

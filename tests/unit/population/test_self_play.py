@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.population.past_versions import PastVersions
-from algorithms.population.self_play import SelfPlay
-from algorithms.run.config import parse_train
-from algorithms.run.observers import make_self_play
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import StateBlock
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import (
+from appo.algorithms.population.past_versions import PastVersions
+from appo.algorithms.population.self_play import SelfPlay
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.observers import make_self_play
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.learner_state import StateBlock
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import (
     MatchResults,
     Message,
     OpponentsReleased,
@@ -23,10 +23,10 @@ from algorithms.runtime.messages import (
     VersionDue,
     WorkerRestarted,
 )
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.topology import Topology
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.errors import UsageError
 from tests.states import adam_layout, adam_state
-from utils.errors import UsageError
 
 TABLE = [("weight", (3,))]
 META = {"version": 1, "updates": 0, "samples": 0, "discarded": 0, "adam_steps": 0, "learning_rate": 0.1}
@@ -188,7 +188,7 @@ def test_copies_among_past_versions_are_neither_read_nor_removed(tmp_path: Path)
 
 
 def test_hard_opponents_are_told_anew_after_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.population.self_play.TABLE_SECONDS", 0.0)
+    monkeypatch.setattr("appo.algorithms.population.self_play.TABLE_SECONDS", 0.0)
     pool = Pool(tmp_path, "--self_play_opponents=hard")
     pool.learned(0)
     assert pool.learned(100) == [OpponentTable(actor, 2, (1, 2), (0, 100), (0.5, 0.5)) for actor in (0, 1)]

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu
 
-from algorithms.ops.distributions import HALF_LOG_TWO_PI
-from algorithms.ppo.config import PPOConfig
-from algorithms.runtime.learning.batches import Batch
+from appo.algorithms.ops.distributions import HALF_LOG_TWO_PI
+from appo.algorithms.ppo.config import PPOConfig
+from appo.algorithms.runtime.learning.batches import Batch
 
 Weights = dict[str, Tensor]
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.parts.statistics import RETURN_MEMORY_SAMPLES
-from algorithms.ppo.config import METRICS, PPOConfig
-from algorithms.ppo.learner import ADVANTAGES, Minibatch, PPOLearner
-from algorithms.runtime.learning.batches import Batch
-from envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.parts.statistics import RETURN_MEMORY_SAMPLES
+from appo.algorithms.ppo.config import METRICS, PPOConfig
+from appo.algorithms.ppo.learner import ADVANTAGES, Minibatch, PPOLearner
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
+from appo.utils.errors import UsageError
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of, same
 from tests.unit.appo.test_learner import absent, assert_same_state, through_json
 from tests.unit.models.cases import CATEGORICAL, CORES, GAUSSIAN, IMAGE, MIXED, env_spec_of, model_of
 from tests.unit.ppo import reference
-from utils.errors import UsageError
 
 SAME_STEP = replace(SPEC, same_step=True)
 SEED, STEPS = 3, ROLLOUT * COLUMNS

@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.parts.columns import StreamedBatches
-from algorithms.ppo.config import STREAMING_METRICS
-from algorithms.ppo.learner import PPOLearner
-from algorithms.ppo.streaming import StreamingLearner
-from algorithms.run.config import Config
-from algorithms.run.placement import Sampling, topology_of
-from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.batches import Batch, ColumnBatches, Entered, HostStaging
-from algorithms.runtime.learning.gpu_batches import BUFFERS, DeviceStaging
-from algorithms.runtime.memory.slots import Trajectories, sizes_of
-from algorithms.runtime.messages import SlotReleased
-from envs.spec import ObservationSpec
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.parts.columns import StreamedBatches
+from appo.algorithms.ppo.config import STREAMING_METRICS
+from appo.algorithms.ppo.learner import PPOLearner
+from appo.algorithms.ppo.streaming import StreamingLearner
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.placement import Sampling, topology_of
+from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.learning.batches import Batch, ColumnBatches, Entered, HostStaging
+from appo.algorithms.runtime.learning.gpu_batches import BUFFERS, DeviceStaging
+from appo.algorithms.runtime.memory.slots import Trajectories, sizes_of
+from appo.algorithms.runtime.messages import SlotReleased
+from appo.envs.spec import ObservationSpec
+from appo.utils.errors import UsageError
 from tests.unit.appo.batches import ROLLOUT, SPEC, batch_of
 from tests.unit.appo.test_learner import assert_same_state, through_json
 from tests.unit.models.cases import CORES, model_of
 from tests.unit.ppo.test_learner import learn, learning, parameters
 from tests.unit.runtime.worlds import SPEC as ARENA_SPEC
 from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
-from utils.errors import UsageError
 
 COLUMNS = 32
 STEPS = COLUMNS * ROLLOUT

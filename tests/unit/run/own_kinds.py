@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from algorithms.appo.algorithm import APPO
+from appo.algorithms.appo.algorithm import APPO
 
 
 class Line(gymnasium.Env[Any, Any]):

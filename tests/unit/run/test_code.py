@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from algorithms.run import code
-from algorithms.run.code import CodeWatch, code_places, look
-from algorithms.run.config import Config
-from utils.user_modules import ROOT
+from appo.algorithms.run import code
+from appo.algorithms.run.code import CodeWatch, code_places, look
+from appo.algorithms.run.config import Config
+from appo.utils.user_modules import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.run.observers import comparison, difference
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.run.observers import comparison, difference
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 
 
 @pytest.mark.parametrize(

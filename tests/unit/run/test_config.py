@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from algorithms.appo import presets as learning_presets
-from algorithms.appo.algorithm import APPO
-from algorithms.cli import parse
-from algorithms.models.config import ModelConfig
-from algorithms.playing.config import EvaluationConfig
-from algorithms.run import folder
-from algorithms.run.algorithms import find_preset
-from algorithms.run.config import (
+from appo.algorithms.appo import presets as learning_presets
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.cli import parse
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.run import folder
+from appo.algorithms.run.algorithms import find_preset
+from appo.algorithms.run.config import (
     FLAGS,
     FLAGS_BY_PART,
     Config,
@@ -29,15 +29,15 @@ from algorithms.run.config import (
     parse_train_flags,
     resolve,
 )
-from algorithms.tools.train import asked_format, describe, format_flags
-from envs import presets as env_presets
-from envs.config import EnvConfig
-from utils.command_line import flag_text, negation, parse_command_line, words_of_flag
-from utils.errors import UsageError
-from utils.files import read_mapping, replaced_when_whole
-from utils.flags import flag, flags_of
-from utils.run_folder import append_json_line, write_json_atomic
-from utils.values import parse_text, shown
+from appo.algorithms.tools.train import asked_format, describe, format_flags
+from appo.envs import presets as env_presets
+from appo.envs.config import EnvConfig
+from appo.utils.command_line import flag_text, negation, parse_command_line, words_of_flag
+from appo.utils.errors import UsageError
+from appo.utils.files import read_mapping, replaced_when_whole
+from appo.utils.flags import flag, flags_of
+from appo.utils.run_folder import append_json_line, write_json_atomic
+from appo.utils.values import parse_text, shown
 
 
 @pytest.fixture(autouse=True)

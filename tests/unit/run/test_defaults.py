@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from algorithms.a3c import presets as a3c_presets
-from algorithms.appo import presets as learning_presets
-from algorithms.appo.algorithm import APPO
-from algorithms.run.config import FLAGS_BY_PART, Config, changed_flags, parse_train_flags, resolve
-from algorithms.run.defaults import (
+from appo.algorithms.a3c import presets as a3c_presets
+from appo.algorithms.appo import presets as learning_presets
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.run.config import FLAGS_BY_PART, Config, changed_flags, parse_train_flags, resolve
+from appo.algorithms.run.defaults import (
     ORIGIN,
     chosen_in,
     completed,
@@ -23,15 +23,15 @@ from algorithms.run.defaults import (
     origins_in,
     told,
 )
-from algorithms.run.folder import journal
-from algorithms.run.page import command_line
-from algorithms.run.training import _convert_flags
-from algorithms.run.trust import marked
-from envs import presets as env_presets
-from envs.presets import MANY_NUMBERS, MUJOCO_NAMES
-from envs.spaces import ActionForm, Space, spec_of
-from envs.spec import EnvSpec
-from utils.errors import UsageError
+from appo.algorithms.run.folder import journal
+from appo.algorithms.run.page import command_line
+from appo.algorithms.run.training import _convert_flags
+from appo.algorithms.run.trust import marked
+from appo.envs import presets as env_presets
+from appo.envs.presets import MANY_NUMBERS, MUJOCO_NAMES
+from appo.envs.spaces import ActionForm, Space, spec_of
+from appo.envs.spec import EnvSpec
+from appo.utils.errors import UsageError
 
 NUMBERS = env_presets.NUMBERS | learning_presets.NUMBERS
 IMAGES = env_presets.IMAGES | learning_presets.IMAGES

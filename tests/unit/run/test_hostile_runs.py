@@ -26,24 +26,24 @@ import pytest
 import torch
 from safetensors.numpy import save
 
-from algorithms.playing import video
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.saved_run import find_run
-from algorithms.run.config import Config, parse_train, resolve
-from algorithms.run.folder import refuse_links
-from algorithms.run.resume import begin_from, finished_before, seed_of_resumed
-from algorithms.run.summary import summaries
-from algorithms.runtime.checkpointing import resume
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import ModelDescription, StateBlock, encode
-from envs.config import EnvConfig
-from envs.make import check_name, make_single
+from appo.algorithms.playing import video
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.saved_run import find_run
+from appo.algorithms.run.config import Config, parse_train, resolve
+from appo.algorithms.run.folder import refuse_links
+from appo.algorithms.run.resume import begin_from, finished_before, seed_of_resumed
+from appo.algorithms.run.summary import summaries
+from appo.algorithms.runtime.checkpointing import resume
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock, encode
+from appo.envs.config import EnvConfig
+from appo.envs.make import check_name, make_single
+from appo.utils import checkpoint_files
+from appo.utils.errors import AppoError, ResourceError, UsageError
+from appo.utils.hashed_files import Entry
+from appo.utils.lock import RunLock
+from appo.utils.metrics import last_values, read_metrics, without_lost
 from tests.states import adam_layout, adam_state
-from utils import checkpoint_files
-from utils.errors import AppoError, ResourceError, UsageError
-from utils.hashed_files import Entry
-from utils.lock import RunLock
-from utils.metrics import last_values, read_metrics, without_lost
 
 TABLE = [("w", (2, 2)), ("b", (2,))]
 SIZE, MOMENTS = 6, 3

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from algorithms.run import observers
-from algorithms.run.observers import CommandBeside, ObserverProcess
-from algorithms.runtime.processes.janitor import kill_group
-from utils.errors import UsageError
+from appo.algorithms.run import observers
+from appo.algorithms.run.observers import CommandBeside, ObserverProcess
+from appo.algorithms.runtime.processes.janitor import kill_group
+from appo.utils.errors import UsageError
 
 
 class Watched(list[int]):

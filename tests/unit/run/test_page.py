@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from algorithms.run import page
-from algorithms.run.config import Config, parse_train
-from algorithms.run.page import command_line, leave_page
+from appo.algorithms.run import page
+from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.run.page import command_line, leave_page
+from appo.utils.run_folder import CURVE_FILE, PAGE_FILE
 from tests.unit.run.test_summary import reports, write_run
-from utils.run_folder import CURVE_FILE, PAGE_FILE
 
 STATUS: dict[str, Any] = {
     "state": "finished",

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.run.config import Config
-from algorithms.run.placement import (
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.placement import (
     Sampling,
     choose_placement,
     cores_of,
@@ -12,10 +12,10 @@ from algorithms.run.placement import (
     require_one_per_process,
     topology_of,
 )
-from algorithms.runtime.config import SamplingConfig
-from algorithms.runtime.messages import Address
-from algorithms.runtime.topology import Placement
-from utils.errors import UsageError
+from appo.algorithms.runtime.config import SamplingConfig
+from appo.algorithms.runtime.messages import Address
+from appo.algorithms.runtime.topology import Placement
+from appo.utils.errors import UsageError
 
 
 def config_of(**flags: object) -> Config:
@@ -127,7 +127,7 @@ def test_actors_see_one_gpu_each_in_turn() -> None:
 
 
 def test_actors_are_pinned_where_there_are_whole_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.run.placement.allowed_cores", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr("appo.algorithms.run.placement.allowed_cores", lambda: (0, 1, 2, 3))
     topology, actor = topology_of(config_of(), Sampling("local", 4, 8, 1), num_agents=1), Address("actor", 2)
     assert cores_of(actor, topology, SamplingConfig(), 4) == {2}
     assert cores_of(actor, topology, SamplingConfig(), 3) == frozenset()  # a cgroup gives time, not cores

@@ -6,27 +6,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.appo.algorithm import APPO
-from algorithms.models.build import new_model
-from algorithms.run.build_workers import Blueprint
-from algorithms.run.config import Config
-from algorithms.run.placement import plan_workers, topology_of
-from algorithms.run.plan import SEED_BRANCHES
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.learning.learner_worker import LearnerWorker
-from algorithms.runtime.memory.arena import Arena, Field
-from algorithms.runtime.memory.heartbeat import Activity, Heartbeat
-from algorithms.runtime.memory.learner_state import ModelDescription, StateLayout, Vector
-from algorithms.runtime.memory.slots import Trajectories
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import ActionRequest, Address, Begin, Message, PolicyTraits, Worker
-from algorithms.runtime.processes.process import Node, ProcessPlan
-from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, ROLES, Role
-from algorithms.runtime.sampling.actor_worker import ActorWorker
-from algorithms.runtime.sampling.policy_worker import PolicyWorker
-from algorithms.runtime.topology import Topology
-from envs.make import make_group
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.models.build import new_model
+from appo.algorithms.run.build_workers import Blueprint
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.placement import plan_workers, topology_of
+from appo.algorithms.run.plan import SEED_BRANCHES
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
+from appo.algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.memory.heartbeat import Activity, Heartbeat
+from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateLayout, Vector
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import ActionRequest, Address, Begin, Message, PolicyTraits, Worker
+from appo.algorithms.runtime.processes.process import Node, ProcessPlan
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, ROLES, Role
+from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
+from appo.algorithms.runtime.sampling.policy_worker import PolicyWorker
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.make import make_group
 
 FLAGS = {
     "env": "toy/Counter-v0", "rollout": 8, "recurrence": 4, "batch_size": 32, "encoder_mlp_layers": [4],

@@ -5,25 +5,25 @@ import sys
 
 import pytest
 
-from algorithms.appo.algorithm import APPO
-from algorithms.run.build_workers import Blueprint
-from algorithms.run.config import Config
-from algorithms.runtime.processes.process import run_process
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.run.build_workers import Blueprint
+from appo.algorithms.run.config import Config
+from appo.algorithms.runtime.processes.process import run_process
 
 SCRIPT = """
 import os, sys
 os.environ["APPO_MAIN_PID"] = str(os.getppid())
 from importlib import import_module
 import numpy as np
-from algorithms.run.preload import FIRST, LAST, preloaded
+from appo.algorithms.run.preload import FIRST, LAST, preloaded
 for module in preloaded(with_torch=True):
     if module not in (FIRST, LAST):  # these two change the process, and import no more than what follows
         import_module(module)
-from algorithms.models.config import ModelConfig
-from algorithms.run.algorithms import find_algorithm
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.devices import device_of
-from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.run.algorithms import find_algorithm
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.devices import device_of
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 algorithm = find_algorithm(sys.argv[1])
 spec = EnvSpec({"obs": ObservationSpec((4,), "float32")}, ActionSpec((ActionPart("categorical", 2),)))
 context = Context(spec, algorithm.flags(), ModelConfig(use_rnn=False), "fp32", "cpu", seeds=np.random.SeedSequence(1))
@@ -37,7 +37,7 @@ UNPICKLED = {run_process.__module__, Blueprint.__module__, Config.__module__, AP
 
 def test_the_plan_of_a_process_is_of_modules_that_are_there() -> None:
     """Every child would load, for itself, the modules of the classes that it unpickles."""
-    script = SCRIPT[: SCRIPT.index("from algorithms.models.config")].replace("(FIRST, LAST)", "(LAST,)")
+    script = SCRIPT[: SCRIPT.index("from appo.algorithms.models.config")].replace("(FIRST, LAST)", "(LAST,)")
     script += f"print(sorted(set({sorted(UNPICKLED)}) - set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert found.stdout.strip() == "[]", found.stdout + found.stderr

@@ -9,9 +9,9 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from algorithms.run.config import parse_train
-from algorithms.run.program import check_program, refuse_imported_script, script_of
-from utils.errors import UsageError
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.program import check_program, refuse_imported_script, script_of
+from appo.utils.errors import UsageError
 
 GUARDED = """
 def start():

@@ -2,14 +2,14 @@
 
 import pytest
 
-from algorithms.run import resources
-from algorithms.run.config import resolve
-from algorithms.run.placement import plan_workers
-from algorithms.run.resources import check_descriptors, check_machine, memory_plan, reserve
-from algorithms.runtime.memory.arena import Field
-from algorithms.runtime.topology import Topology
-from utils import limits, machine
-from utils.errors import ResourceError, UsageError
+from appo.algorithms.run import resources
+from appo.algorithms.run.config import resolve
+from appo.algorithms.run.placement import plan_workers
+from appo.algorithms.run.resources import check_descriptors, check_machine, memory_plan, reserve
+from appo.algorithms.runtime.memory.arena import Field
+from appo.algorithms.runtime.topology import Topology
+from appo.utils import limits, machine
+from appo.utils.errors import ResourceError, UsageError
 
 MIB = 1 << 20
 FIELDS = [

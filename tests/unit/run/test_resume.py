@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.run.config import Config, parse_train
-from algorithms.run.folder import (
+from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.run.folder import (
     find_source,
     journal,
     old_run_out_of_the_way,
@@ -21,7 +21,7 @@ from algorithms.run.folder import (
     remove_old,
     saved_flags,
 )
-from algorithms.run.resume import (
+from appo.algorithms.run.resume import (
     begin_from,
     changes,
     finished_before,
@@ -29,16 +29,16 @@ from algorithms.run.resume import (
     seed_of_resumed,
     seed_of_segment,
 )
-from algorithms.run.trust import marked
-from algorithms.run.tuning.choice import Costs
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, encode
+from appo.algorithms.run.trust import marked
+from appo.algorithms.run.tuning.choice import Costs
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, encode
+from appo.utils import checkpoint_files
+from appo.utils.errors import CheckpointError, DirectoryInUse, ResourceError, UsageError
+from appo.utils.lock import RunLock
+from appo.utils.run_folder import RunFolder, write_json_atomic
 from tests.states import adam_layout, adam_state, stacked
-from utils import checkpoint_files
-from utils.errors import CheckpointError, DirectoryInUse, ResourceError, UsageError
-from utils.lock import RunLock
-from utils.run_folder import RunFolder, write_json_atomic
 
 MODEL = ModelDescription([("w", (2, 2)), ("b", (2,))], 1, adam_layout(6, 3))
 
@@ -54,12 +54,12 @@ def test_a_full_disk_forbids_a_first_start_and_no_later_one(
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     with monkeypatch.context() as patched:
-        patched.setattr("algorithms.run.folder.write_json_atomic", no_room)
+        patched.setattr("appo.algorithms.run.folder.write_json_atomic", no_room)
         with pytest.raises(ResourceError, match="No space left"):
             journal(run.path, {"gamma": 0.5}, [], [0])
     journal(run.path, {"gamma": 0.5}, [], [0])
     before = run.config.read_bytes(), run.history.read_bytes()
-    monkeypatch.setattr(f"algorithms.run.folder.{refuses}", no_room)
+    monkeypatch.setattr(f"appo.algorithms.run.folder.{refuses}", no_room)
     journal(run.path, {"gamma": 0.5}, [], [100])
     assert "training goes on, and the flags of this start are not written down" in caplog.text
     assert (run.config.read_bytes(), run.history.read_bytes()) == before

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.run.config import Config, parse_train
-from utils.errors import UsageError
+from appo.algorithms.run.config import Config, parse_train
+from appo.utils.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

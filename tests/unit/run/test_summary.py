@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from algorithms import cli
-from algorithms.run.summary import RunSummary, summaries, summary
-from utils import checkpoint_files
-from utils.lock import RunLock
+from appo.algorithms import cli
+from appo.algorithms.run.summary import RunSummary, summaries, summary
+from appo.utils import checkpoint_files
+from appo.utils.lock import RunLock
 
 NOW = 1_700_000_000.0
 
@@ -180,7 +180,7 @@ def test_only_the_end_of_a_long_log_is_read_where_that_is_enough(
     def forbidden(metrics: Path) -> None:
         raise AssertionError(f"{metrics} is read as a whole")
 
-    monkeypatch.setattr("algorithms.run.summary._reported_returns", forbidden)
+    monkeypatch.setattr("appo.algorithms.run.summary._reported_returns", forbidden)
     assert found(directory) == run
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.saved_run import load_run
-from algorithms.run import trust
-from algorithms.run.config import Config, parse_train
-from algorithms.run.folder import MARK, MEASURED, journal, saved_flags
-from algorithms.run.observers import evaluation_words, trust_words
-from algorithms.run.trust import (
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.saved_run import load_run
+from appo.algorithms.run import trust
+from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.run.folder import MARK, MEASURED, journal, saved_flags
+from appo.algorithms.run.observers import evaluation_words, trust_words
+from appo.algorithms.run.trust import (
     ANSWERS,
     LOOKED_AT,
     OF_STRANGERS,
@@ -30,14 +30,14 @@ from algorithms.run.trust import (
     marked,
     uses,
 )
-from algorithms.tools.compare import flags_of_run
-from algorithms.tools.flags import ReplayConfig
-from algorithms.tools.hub import _examine
-from algorithms.tools.replay_incident import replay
-from envs.make import harmful_arguments
-from utils.errors import AppoError, UsageError
-from utils.run_folder import RunFolder
-from utils.user_modules import import_user_module, keep_out_of
+from appo.algorithms.tools.compare import flags_of_run
+from appo.algorithms.tools.flags import ReplayConfig
+from appo.algorithms.tools.hub import _examine
+from appo.algorithms.tools.replay_incident import replay
+from appo.envs.make import harmful_arguments
+from appo.utils.errors import AppoError, UsageError
+from appo.utils.run_folder import RunFolder
+from appo.utils.user_modules import import_user_module, keep_out_of
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch import Generator
 
-from algorithms.runtime.devices import CaptureError, HostDevice, HostStream
+from appo.algorithms.runtime.devices import CaptureError, HostDevice, HostStream
 
 
 class LateEvent:

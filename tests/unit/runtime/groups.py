@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from algorithms.population.matchmaking import matchmaker_of
-from algorithms.runtime.messages import ActionRequest, EpisodesDone, Message, SlotReleased, TrajectoryReady
-from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
-from envs.config import EnvConfig
-from envs.make import make_group
-from envs.spec import ActionPart, ActionSpec, EnvSpec, EpisodeStats, ObservationSpec, StepRow
+from appo.algorithms.population.matchmaking import matchmaker_of
+from appo.algorithms.runtime.messages import ActionRequest, EpisodesDone, Message, SlotReleased, TrajectoryReady
+from appo.algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, EpisodeStats, ObservationSpec, StepRow
 from tests.unit.runtime.worlds import World, world_of
 
 

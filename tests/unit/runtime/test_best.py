@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.checkpointing import load_best
-from algorithms.runtime.memory.learner_state import encode
-from algorithms.runtime.messages import SaveState
+from appo.algorithms.runtime.checkpointing import load_best
+from appo.algorithms.runtime.memory.learner_state import encode
+from appo.algorithms.runtime.messages import SaveState
+from appo.utils import checkpoint_files, failpoints
 from tests.unit.runtime.test_checkpointing import TABLE, Saving, names, state_of
-from utils import checkpoint_files, failpoints
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from algorithms.runtime import callbacks as module
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.callbacks import (
+from appo.algorithms.runtime import callbacks as module
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.callbacks import (
     Callbacks,
     CustomSummaries,
     Episode,
@@ -23,15 +23,15 @@ from algorithms.runtime.callbacks import (
     Trajectory,
     find_callbacks,
 )
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.messages import Address, EpisodesDone, LearnerReport, Stop, WorkerReport
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.sampling.actor_worker import ActorWorker
-from envs.spec import EpisodeStats
+from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.messages import Address, EpisodesDone, LearnerReport, Stop, WorkerReport
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
+from appo.envs.spec import EpisodeStats
+from appo.utils.errors import UsageError
+from appo.utils.metrics import read_metrics
 from tests.integration.runs import SerialRun
 from tests.unit.runtime.groups import Played, episodes
-from utils.errors import UsageError
-from utils.metrics import read_metrics
 
 HERE = __name__
 
@@ -287,8 +287,8 @@ def test_what_cannot_be_made_is_off(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (f"{HERE}:LoggingConfig", "is no class derived from algorithms.Callbacks"),
-        (f"{HERE}:step_of", "is no class derived from algorithms.Callbacks"),
+        (f"{HERE}:LoggingConfig", "is no class derived from appo.algorithms.Callbacks"),
+        (f"{HERE}:step_of", "is no class derived from appo.algorithms.Callbacks"),
         (f"{HERE}:Misspelt", "nobody calls its method on_episode_stop; did you mean on_episode_step?"),
         ("Note", "must read package.module:function"),
     ],

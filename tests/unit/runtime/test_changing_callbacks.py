@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.callbacks import Callbacks, Episode, GroupHooks, Hooks, Step, Trajectory
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.messages import EpisodesDone, LearnerReport
-from algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.callbacks import Callbacks, Episode, GroupHooks, Hooks, Step, Trajectory
+from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.messages import EpisodesDone, LearnerReport
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.utils.metrics import read_metrics
+from appo.utils.tensorboard import EventWriter
 from tests.unit.runtime.groups import PairEnv, Played
 from tests.unit.utils.test_metrics import events
-from utils.metrics import read_metrics
-from utils.tensorboard import EventWriter
 
 
 class Halves(Callbacks):

@@ -12,18 +12,25 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from algorithms.runtime import checkpointing as module
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.checkpointing import Checkpointing, resume
-from algorithms.runtime.config import LoggingConfig, RunConfig
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, Table, decode, encode
-from algorithms.runtime.messages import PolicyTraits, SaveState, StateSaved
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.runtime import checkpointing as module
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.checkpointing import Checkpointing, resume
+from appo.algorithms.runtime.config import LoggingConfig, RunConfig
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.learner_state import (
+    LearnerState,
+    ModelDescription,
+    StateBlock,
+    Table,
+    decode,
+    encode,
+)
+from appo.algorithms.runtime.messages import PolicyTraits, SaveState, StateSaved
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.utils import checkpoint_files, failpoints
+from appo.utils.errors import CheckpointError, NumericsError, UsageError
 from tests.states import NAMES, adam_layout, adam_state, stacked
-from utils import checkpoint_files, failpoints
-from utils.errors import CheckpointError, NumericsError, UsageError
 
 TABLE: Table = [("z.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())]
 SIZE, MOMENTS = 9, 4

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.runtime import devices
-from algorithms.runtime.devices import CaptureError, CudaDevice, OnStream
-from algorithms.runtime.memory.arena import Arena, Field
-from algorithms.runtime.messages import Message, SlotReleased, Stop
-from utils.errors import ResourceError
+from appo.algorithms.runtime import devices
+from appo.algorithms.runtime.devices import CaptureError, CudaDevice, OnStream
+from appo.algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.messages import Message, SlotReleased, Stop
+from appo.utils.errors import ResourceError
 
 
 class Driver:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from algorithms.runtime import disk
-from algorithms.runtime.disk import DiskThread, within
+from appo.algorithms.runtime import disk
+from appo.algorithms.runtime.disk import DiskThread, within
 
 LONG_SECONDS = 60.0
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from algorithms.runtime import messages
-from algorithms.runtime.messages import ALL, RECEIVERS, Address, AddressBook, Message, Wake, check_receivers, to
-from algorithms.runtime.roles import ACTOR, LEARNER, MAIN, POLICY_WORKER
-from algorithms.runtime.topology import Topology
+from appo.algorithms.runtime import messages
+from appo.algorithms.runtime.messages import ALL, RECEIVERS, Address, AddressBook, Message, Wake, check_receivers, to
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, MAIN, POLICY_WORKER
+from appo.algorithms.runtime.topology import Topology
 
 BOOK = Topology("central", 1, 1, 1, num_policies=1, policy_workers_per_policy=1, rows=1, rollout=1).address_book()
 NAMES_IT = Wake(Address("whom it names"))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.callbacks import CustomSummaries
-from utils.errors import UsageError
+from appo.algorithms.runtime.callbacks import CustomSummaries
+from appo.utils.errors import UsageError
 
 NUMBER = 3
 

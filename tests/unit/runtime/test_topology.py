@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.messages import (
     MAIN_ADDRESS,
     ActionRequest,
     ActionsReady,
@@ -18,9 +18,9 @@ from algorithms.runtime.messages import (
     Wake,
     WorkerReady,
 )
-from algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, ROLES, Role, register
-from algorithms.runtime.topology import Topology, check_slots, slots_per_group
-from utils.errors import UsageError
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, ROLES, Role, register
+from appo.algorithms.runtime.topology import Topology, check_slots, slots_per_group
+from appo.utils.errors import UsageError
 
 CENTRAL = Topology(
     placement="central",

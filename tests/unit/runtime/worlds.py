@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from algorithms.appo.algorithm import APPO
-from algorithms.runtime.learning.batches import Batch
-from algorithms.runtime.memory.arena import Arena, Field
-from algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, sizes_of
-from algorithms.runtime.messages import TrajectoryReady
-from algorithms.runtime.topology import Topology
-from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, sizes_of
+from appo.algorithms.runtime.messages import TrajectoryReady
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 
 SPEC = EnvSpec({"obs": ObservationSpec((4,), "float32")}, ActionSpec((ActionPart("categorical", 4),)))
 TOPOLOGY = Topology(

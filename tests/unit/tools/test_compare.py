@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from algorithms import cli
+from appo.algorithms import cli
+from appo.utils.errors import UsageError
 from tests.unit.run.test_summary import write_run
-from utils.errors import UsageError
 
 
 def record(seconds: float, env_steps: int, value: float) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from algorithms import cli
-from algorithms.run.config import Config
-from algorithms.run.tuning.choice import Costs
-from algorithms.run.tuning.measure import Measurement
-from algorithms.tools import doctor, examine_env
-from algorithms.tools.doctor import (
+from appo.algorithms import cli
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.tuning.choice import Costs
+from appo.algorithms.run.tuning.measure import Measurement
+from appo.algorithms.tools import doctor, examine_env
+from appo.algorithms.tools.doctor import (
     Finding,
     _spaces,
     of_installation,
@@ -22,12 +22,12 @@ from algorithms.tools.doctor import (
     report_inputs,
     report_scales,
 )
-from algorithms.tools.examine_env import REPEATED_STEPS, Examination, crowd, examine
-from envs.config import EnvConfig
-from envs.make import make_group
-from envs.spaces import ActionForm, spec_of
+from appo.algorithms.tools.examine_env import REPEATED_STEPS, Examination, crowd, examine
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group
+from appo.envs.spaces import ActionForm, spec_of
+from appo.utils.errors import EnvironmentFailure, UsageError
 from tests.unit.run.tuning.test_measure import config_of
-from utils.errors import EnvironmentFailure, UsageError
 
 EXAM = Examination(200, None, 1000, 20, 50.0, 1.2e-5, 3e-5, 2e-4, 9e-5, 700, 512 << 10, 0)
 
@@ -106,7 +106,7 @@ def test_episodes_are_measured_in_the_steps_of_their_agent() -> None:
 
 
 def said(exam: Examination) -> dict[str, Finding]:
-    from envs.make import make_group
+    from appo.envs.make import make_group
 
     return {
         finding.name: finding
@@ -166,7 +166,7 @@ def test_as_many_are_made_in_a_process_as_an_actor_has(name: str, most: int) -> 
 
 
 def test_the_recommendation_is_what_a_start_would_choose() -> None:
-    from algorithms.run.tuning.network import probe
+    from appo.algorithms.run.tuning.network import probe
 
     config = config_of("toy/Zero-v0")
     costs = Costs(env=((1, 1e-3),), act=((1, 1e-5), (64, 1e-4)), learn=((1, 1e-6),), env_bytes=1 << 20)

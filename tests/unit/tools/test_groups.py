@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from algorithms import cli
-from algorithms.run.folder import find_run, find_runs, newest_run
-from algorithms.tools.compare import interval, read_run, settings_of
+from appo.algorithms import cli
+from appo.algorithms.run.folder import find_run, find_runs, newest_run
+from appo.algorithms.tools.compare import interval, read_run, settings_of
+from appo.utils.errors import UsageError
+from appo.utils.values import nearest
 from tests.unit.run.test_summary import reports, write_run
-from utils.errors import UsageError
-from utils.values import nearest
 
 SIZES, SEEDS = (64, 256), (1, 2, 3)
 RETURNS = {(64, 1): 10.0, (64, 2): 20.0, (64, 3): 30.0, (256, 1): 40.0, (256, 2): 44.0}  # the sixth has crashed early

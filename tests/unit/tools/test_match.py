@@ -1,8 +1,8 @@
 import pytest
 
-from algorithms.cli import parse
-from algorithms.tools.match import score_of, wilson
-from utils.errors import UsageError
+from appo.algorithms.cli import parse
+from appo.algorithms.tools.match import score_of, wilson
+from appo.utils.errors import UsageError
 
 
 def test_shares_have_the_interval_of_wilson() -> None:

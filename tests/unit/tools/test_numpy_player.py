@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.parts.stochastic_policy import StochasticPolicy
-from algorithms.playing.config import EvaluationConfig
-from algorithms.playing.player import Player
-from algorithms.tools.evaluate import NumpyPlayer, cheapest
-from envs.spec import ActionPart, EnvSpec
+from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.player import Player
+from appo.algorithms.tools.evaluate import NumpyPlayer, cheapest
+from appo.envs.spec import ActionPart, EnvSpec
 from tests.unit.models.test_numpy_mlp import MIXED, PLAIN, VECTOR, flat_of, spec_of
 
 AGENTS = 4

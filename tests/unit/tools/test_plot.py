@@ -4,12 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms import cli
-from algorithms.runtime.monitor.curves import Point
-from algorithms.tools import plot
-from algorithms.tools.plot import Curve, band_of, group_runs, interquartile_mean
+from appo.algorithms import cli
+from appo.algorithms.runtime.monitor.curves import Point
+from appo.algorithms.tools import plot
+from appo.algorithms.tools.plot import Curve, band_of, group_runs, interquartile_mean
+from appo.utils.errors import UsageError
 from tests.unit.run.test_summary import reports, write_run
-from utils.errors import UsageError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -11,16 +11,16 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from algorithms import cli
-from algorithms.tools.flags import ReplayConfig
-from algorithms.tools.replay_incident import replay
-from envs.config import EnvConfig
-from envs.env_set import OnFailure
-from envs.incidents import Incident, IncidentFolder
-from envs.make import make_group, make_single
-from envs.python_loop import PythonLoop
+from appo.algorithms import cli
+from appo.algorithms.tools.flags import ReplayConfig
+from appo.algorithms.tools.replay_incident import replay
+from appo.envs.config import EnvConfig
+from appo.envs.env_set import OnFailure
+from appo.envs.incidents import Incident, IncidentFolder
+from appo.envs.make import make_group, make_single
+from appo.envs.python_loop import PythonLoop
+from appo.utils.errors import EnvironmentFailure, UsageError, traceback_of
 from tests.unit.envs.rollouts import collect, journal_memory
-from utils.errors import EnvironmentFailure, UsageError, traceback_of
 
 DICE = "tests.unit.tools.test_replay_incident:Dice"
 HOSTILE = "tests.chaos.hostile_env:Hostile"

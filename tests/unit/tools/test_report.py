@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from algorithms import cli
-from algorithms.runtime.monitor.curves import Point
-from algorithms.tools.report import contents
-from algorithms.tools.report.contents import MIB, Films, curves, thinned
+from appo.algorithms import cli
+from appo.algorithms.runtime.monitor.curves import Point
+from appo.algorithms.tools.report import contents
+from appo.algorithms.tools.report.contents import MIB, Films, curves, thinned
+from appo.utils.errors import UsageError
+from appo.utils.run_folder import RunFolder
 from tests.unit.run.test_summary import NOW, flags, reports, write_run
 from tests.unit.tools.test_top import STATUS
-from utils.errors import UsageError
-from utils.run_folder import RunFolder
 
 MP4 = b"\0\0\0\x18ftypmp42" + bytes(100)
 EVENT = {

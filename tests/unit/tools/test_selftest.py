@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.cli import parse, run_command
-from algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves
-from algorithms.tools.selftest.killer import zombies_of
-from algorithms.tools.selftest.selftest import Outcome
+from appo.algorithms.cli import parse, run_command
+from appo.algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves
+from appo.algorithms.tools.selftest.killer import zombies_of
+from appo.algorithms.tools.selftest.selftest import Outcome
+from appo.utils import checkpoint_files
+from appo.utils.command_line import own_command
 from tests.chaos.witness import SCALE, broken_steps, columns, traces
-from utils import checkpoint_files
-from utils.command_line import own_command
 
 TOTALS = {
     "env_steps": 900,

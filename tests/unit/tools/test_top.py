@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from algorithms import cli
-from algorithms.tools.top import ObservedRun
+from appo.algorithms import cli
+from appo.algorithms.tools.top import ObservedRun
+from appo.utils.errors import UsageError
+from appo.utils.lock import RunLock
 from tests.unit.run.test_summary import flags, reports, write_run
 from tests.unit.runtime.monitor.test_panel import OVERVIEW
 from tests.unit.runtime.terminals import Terminal
-from utils.errors import UsageError
-from utils.lock import RunLock
 
 STATUS: dict[str, Any] = {
     **OVERVIEW.plain(),
@@ -113,7 +113,7 @@ def test_on_a_terminal_it_stays_until_the_run_ends(tmp_path: Path, monkeypatch: 
         if len(looks) == 2:
             (directory / "status.json").write_text(json.dumps(STATUS | {"state": "finished", "reason": "enough"}))
 
-    monkeypatch.setattr("algorithms.tools.top.time.sleep", ends_meanwhile)
+    monkeypatch.setattr("appo.algorithms.tools.top.time.sleep", ends_meanwhile)
     with Terminal() as terminal, RunLock(directory / ".lock"):
         assert cli.run("top", [str(directory), "--interval_seconds=0.5"]) == 0
         lines = terminal.lines()
@@ -136,7 +136,7 @@ def test_on_a_small_terminal_nothing_wraps_and_what_matters_is_there(
         if len(seen) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("algorithms.tools.top.time.sleep", look)
+    monkeypatch.setattr("appo.algorithms.tools.top.time.sleep", look)
     with Terminal(columns, rows) as terminal, RunLock(directory / ".lock"):
         assert cli.run("top", [str(directory)]) == 0
     assert seen[0] == seen[1], "a frame takes the place of the one before, however small the terminal"
@@ -161,7 +161,7 @@ def test_ctrl_c_leaves_the_terminal_and_the_run_as_they_are(tmp_path: Path, monk
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("algorithms.tools.top.time.sleep", interrupted)
+    monkeypatch.setattr("appo.algorithms.tools.top.time.sleep", interrupted)
     with Terminal() as terminal, RunLock(directory / ".lock"):
         assert cli.run("top", [str(directory)]) == 0
         assert terminal.lines()[-1].startswith("training; last heard of ")

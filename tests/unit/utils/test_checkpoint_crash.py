@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from appo.utils import failpoints
+from appo.utils.checkpoint_files import checkpoint_name, clean_temporaries, load, save
+from appo.utils.errors import ResourceError
+from appo.utils.failpoints import FailpointError
 from tests.unit.utils.test_checkpoint_files import contents, save_step, temporaries
-from utils import failpoints
-from utils.checkpoint_files import checkpoint_name, clean_temporaries, load, save
-from utils.errors import ResourceError
-from utils.failpoints import FailpointError
 
 ROOT = Path(__file__).parents[3]
 PLACES = ("open", "write", "fsync", "manifest", "dirsync", "rename", "parentsync", "prune")
@@ -29,7 +29,7 @@ def _disarm():
 CHILD = """
 import sys
 from pathlib import Path
-from utils.checkpoint_files import prune, save
+from appo.utils.checkpoint_files import prune, save
 parent, name, step = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 save(parent, name, {"model.safetensors": bytes([step]) * 2_200_000, "state.json": b'{"step": %d}' % step})
 print("saved", flush=True)
@@ -37,7 +37,7 @@ prune(parent, 1)
 """
 WITH_SMALL_FILES_ONLY = """
 import resource
-from utils.errors import ResourceError
+from appo.utils.errors import ResourceError
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, -1))
 try:
     exec(CHILD)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.checkpoint_files import (
+from appo.utils.checkpoint_files import (
     MANIFEST,
     TEMPORARY,
     Damaged,
@@ -21,7 +21,7 @@ from utils.checkpoint_files import (
     save,
     verify,
 )
-from utils.errors import CheckpointError
+from appo.utils.errors import CheckpointError
 
 
 def contents(step: int) -> dict[str, bytes]:

@@ -3,9 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from utils import machine as module
-from utils.errors import UsageError
-from utils.machine import choose_device
+from appo.utils import machine as module
+from appo.utils.errors import UsageError
+from appo.utils.machine import choose_device
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from appo.utils.tensorboard import BUCKETS, EventWriter, histogram_of, image_of
 from tests.unit.utils.test_metrics import events
-from utils.tensorboard import BUCKETS, EventWriter, histogram_of, image_of
 
 
 def pixels_of(png: bytes) -> np.ndarray:

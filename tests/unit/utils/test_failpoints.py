@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from utils import failpoints
-from utils.errors import UsageError
-from utils.failpoints import FailpointError, arm, failpoint
+from appo.utils import failpoints
+from appo.utils.errors import UsageError
+from appo.utils.failpoints import FailpointError, arm, failpoint
 
 ROOT = Path(__file__).parents[3]
 
@@ -106,7 +106,7 @@ def test_what_is_not_understood_is_refused_in_one_line(text):
 
 @pytest.mark.parametrize(("action", "code"), [("kill9@2", -signal.SIGKILL), ("exit=7@2", 7), ("raise@2", 1)])
 def test_a_child_armed_by_its_environment_alone(action, code):
-    script = "from utils.failpoints import failpoint\nfor n in '123': failpoint('x.y'); print(n, flush=True)"
+    script = "from appo.utils.failpoints import failpoint\nfor n in '123': failpoint('x.y'); print(n, flush=True)"
     child = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,

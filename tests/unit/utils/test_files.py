@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from algorithms import cli
-from utils.errors import UsageError
-from utils.files import SETTINGS_BYTES, read_mapping
+from appo.algorithms import cli
+from appo.utils.errors import UsageError
+from appo.utils.files import SETTINGS_BYTES, read_mapping
 
 AT_ONCE = 60.0
 """Seconds in which every case is refused, on a machine however busy; without bounds they take years."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.cli import run_command
-from utils.errors import Interrupted
-from utils.interrupts import SAME_PRESS_SECONDS, SignalWatch
+from appo.algorithms.cli import run_command
+from appo.utils.errors import Interrupted
+from appo.utils.interrupts import SAME_PRESS_SECONDS, SignalWatch
 
 
 def interrupt() -> None:
@@ -98,7 +98,7 @@ def test_what_a_command_has_begun_is_ended_before_a_signal_ends_it(
     """With a signal that was ignored when the command began, as by nohup, it goes on."""
     code = f"""
 import os, signal, sys, tempfile
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 def command():
     with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
         os.kill(os.getpid(), {int(number)})
@@ -115,7 +115,7 @@ sys.exit(run_command(command))
 def test_a_second_signal_ends_a_command_that_does_not_end() -> None:
     code = f"""
 import os, signal, sys, time
-from algorithms.cli import run_command
+from appo.algorithms.cli import run_command
 def command():
     try:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from utils.errors import DirectoryInUse, UsageError
-from utils.lock import RunLock
+from appo.utils.errors import DirectoryInUse, UsageError
+from appo.utils.lock import RunLock
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
 import subprocess, sys
 from pathlib import Path
-from utils.lock import RunLock
+from appo.utils.lock import RunLock
 lock = RunLock(Path(sys.argv[1])).acquire()
 child = subprocess.Popen(["sleep", "60"], close_fds=False)  # a worker that outlives its parent holds nothing
 print(child.pid, flush=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.logging import shorten, tail
+from appo.utils.logging import shorten, tail
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,7 +20,7 @@ def run_python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
 def test_main_prints_plain_lines_warnings_to_stderr():
     script = """
 import logging
-from utils.logging import configure
+from appo.utils.logging import configure
 configure("main", None, "INFO")
 configure("main", None, "INFO")  # twice does not print twice
 logging.getLogger("a").debug("hidden")
@@ -36,7 +36,7 @@ def test_a_worker_writes_to_its_file_and_dumps_its_stacks_there(tmp_path):
     script = """
 import logging, os, signal, sys
 from pathlib import Path
-from utils.logging import configure
+from appo.utils.logging import configure
 configure("actor%1", Path(sys.argv[1]), logging.INFO)
 logging.info("stepping %d", 7)
 def stuck_here():
@@ -58,7 +58,7 @@ def test_a_full_disk_or_a_closed_pipe_costs_log_lines_only(tmp_path):
     script = """
 import logging, os, resource, sys
 from pathlib import Path
-from utils.logging import configure
+from appo.utils.logging import configure
 configure("actor_0", Path(sys.argv[1]), logging.INFO)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, -1))
 for n in range(100):
@@ -203,7 +203,7 @@ def test_no_file_of_others_is_shortened(tmp_path: Path) -> None:
 FOLLOW = """
 import logging, os, shutil, sys
 from pathlib import Path
-from utils.logging import configure, follow_log
+from appo.utils.logging import configure, follow_log
 path, how = Path(sys.argv[1]), sys.argv[2]
 configure("actor_1", path, logging.INFO)
 stream = logging.getLogger().handlers[0].stream

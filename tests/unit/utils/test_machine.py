@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 import pytest
 
-from utils import machine
+from appo.utils import machine
 
 ROOT = Path(__file__).parents[3]
 
@@ -278,11 +278,12 @@ def test_every_core_is_used_and_none_twice_while_there_are_enough():
 
 def test_threads_are_limited_for_libraries_loaded_before_and_after_and_for_children():
     script = """
-import os, numpy, utils.machine
-assert utils.machine.threads() == 1
-utils.machine.limit_threads(3)
-assert utils.machine.threads() == 3
-utils.machine.limit_threads(1)
+import os, numpy
+from appo.utils import machine
+assert machine.threads() == 1
+machine.limit_threads(3)
+assert machine.threads() == 3
+machine.limit_threads(1)
 from threadpoolctl import threadpool_info
 assert all(pool["num_threads"] == 1 for pool in threadpool_info()), threadpool_info()
 import subprocess, sys
@@ -294,31 +295,33 @@ print(subprocess.run(child, capture_output=True, text=True).stdout.strip(), "tor
 
 def test_niceness_is_relative_to_the_parent_and_pinning_keeps_to_what_is_allowed():
     script = """
-import os, subprocess, utils.machine
+import os, subprocess
+from appo.utils import machine
 before = os.nice(0)
-print(utils.machine.set_niceness(3) == min(19, before + 3) == os.getpriority(os.PRIO_PROCESS, 0))
+print(machine.set_niceness(3) == min(19, before + 3) == os.getpriority(os.PRIO_PROCESS, 0))
 os.setpgid(0, 0)
 game = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-print(utils.machine.set_niceness(5, group=True) == min(19, before + 8) == os.getpriority(os.PRIO_PROCESS, game.pid))
+print(machine.set_niceness(5, group=True) == min(19, before + 8) == os.getpriority(os.PRIO_PROCESS, game.pid))
 game.communicate()
-core = utils.machine.allowed_cores()[0]
-print(utils.machine.pin_to(frozenset({core, 4095})), utils.machine.allowed_cores() == (core,))
-print(utils.machine.pin_to(frozenset()), utils.machine.pin_to(frozenset({4095})))
-print(utils.machine.allowed_cores() == (core,))
+core = machine.allowed_cores()[0]
+print(machine.pin_to(frozenset({core, 4095})), machine.allowed_cores() == (core,))
+print(machine.pin_to(frozenset()), machine.pin_to(frozenset({4095})))
+print(machine.allowed_cores() == (core,))
 """
     assert run_python(script).split() == ["True", "True", "True", "True", "False", "False", "True"]
 
 
 def test_allocator_keeps_freed_memory_in_the_process():
     script = """
-import os, resource, utils.machine
+import os, resource
+from appo.utils import machine
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
         bytes(bytearray(8 << 20))
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 returned = faults()
-applied = utils.machine.allocator_settings()
+applied = machine.allocator_settings()
 faults()
 print(applied, returned, faults(), os.environ["THP_MEM_ALLOC_ENABLE"])
 """

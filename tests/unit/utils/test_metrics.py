@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from utils import failpoints, metrics
-from utils.metrics import BLOCK_BYTES, LONGEST_LINE, MetricsLog, read_metrics, sampled_lines, without_lost
-from utils.tensorboard import DIFFERS, EventWriter
-from utils.windows import RateMeter, RunningStatistic, Window
+from appo.utils import failpoints, metrics
+from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, MetricsLog, read_metrics, sampled_lines, without_lost
+from appo.utils.tensorboard import DIFFERS, EventWriter
+from appo.utils.windows import RateMeter, RunningStatistic, Window
 
 ROOT = Path(__file__).parents[3]
 
@@ -184,7 +184,7 @@ def test_records_that_a_crash_took_back_are_left_out():
 FULL_DISK_FOR_THE_LOG = """
 import resource, sys
 from pathlib import Path
-from utils.metrics import MetricsLog
+from appo.utils.metrics import MetricsLog
 log = MetricsLog(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
 first = [log.append({"n": n}) for n in range(200)]
@@ -273,7 +273,7 @@ def test_a_slow_disk_delays_nobody_and_drops_the_oldest(tmp_path):
 
 
 def test_after_a_failed_write_a_new_file_is_begun_and_purges_nothing_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.tensorboard._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("appo.utils.tensorboard._RETRY_SECONDS", 0.01)
     writer = EventWriter(tmp_path, purge_step=3)
     deadline = time.monotonic() + 30
     for step in range(5):
@@ -294,9 +294,9 @@ def test_after_a_failed_write_a_new_file_is_begun_and_purges_nothing_twice(tmp_p
 FULL_DISK_FOR_EVENTS = """
 import resource, sys, time
 from pathlib import Path
-import utils.metrics
-utils.tensorboard._RETRY_SECONDS = 0.02
-writer = utils.tensorboard.EventWriter(Path(sys.argv[1]), capacity=100)
+import appo.utils.tensorboard
+appo.utils.tensorboard._RETRY_SECONDS = 0.02
+writer = appo.utils.tensorboard.EventWriter(Path(sys.argv[1]), capacity=100)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
 slowest = 0.0
 for step in range(20_000):
@@ -329,7 +329,7 @@ def test_the_writer_loads_no_torch_and_leaves_tensorboardx_to_be_imported_by_oth
     script = """
 import sys
 from pathlib import Path
-from utils.tensorboard import EventWriter
+from appo.utils.tensorboard import EventWriter
 EventWriter(Path(sys.argv[1])).close()
 assert "torch" not in sys.modules and "tensorboardX" not in sys.modules
 sys.modules["torch"] = None  # an import that fails, as on a machine without it; and quick
@@ -515,7 +515,7 @@ def test_a_process_killed_while_records_are_left_out_loses_none_and_its_file_is_
     script = """
 import os, sys
 from pathlib import Path
-from utils import metrics
+from appo.utils import metrics
 def killed(*_):
     yield b"half"
     os.kill(os.getpid(), 9)
@@ -553,7 +553,7 @@ def test_main_takes_no_more_memory_for_it(tmp_path):
     script = """
 import resource, sys
 from pathlib import Path
-from utils.metrics import MetricsLog
+from appo.utils.metrics import MetricsLog
 log = MetricsLog(Path(sys.argv[1]), 8 << 20)
 record = {f"stats/{n}/mean": float(n) for n in range(500)}
 log.append(record)

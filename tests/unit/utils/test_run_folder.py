@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.offline import writer as dataset_writer
-from tests import structure
-from tests.structure import name_of
-from utils import checkpoint_files, logging, run_folder
-from utils.errors import CheckpointError, ResourceError, UsageError
-from utils.files import replaced_when_whole
-from utils.lock import RunLock
-from utils.metrics import MetricsLog
-from utils.run_folder import (
+from appo.algorithms.datasets import writer as dataset_writer
+from appo.utils import checkpoint_files, logging, run_folder
+from appo.utils.errors import CheckpointError, ResourceError, UsageError
+from appo.utils.files import replaced_when_whole
+from appo.utils.lock import RunLock
+from appo.utils.metrics import MetricsLog
+from appo.utils.run_folder import (
     CHECKPOINT_FOLDERS,
     CORRUPT,
     RunFolder,
@@ -34,7 +32,9 @@ from utils.run_folder import (
     root_of,
     write_json_atomic,
 )
-from utils.tensorboard import EventWriter
+from appo.utils.tensorboard import EventWriter
+from tests import structure
+from tests.structure import name_of
 
 
 def test_everything_lies_where_earlier_versions_have_left_it() -> None:
@@ -338,47 +338,47 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, content: bytes, reason: s
 
 
 ELSEWHERE = {
-    "algorithms.offline.door: folder.mkdir(parents=True, exist_ok=True)": "above a dataset that the user names",
-    "algorithms.playing.video: path.parent.mkdir(parents=True, exist_ok=True)": "of a video that the user names",
-    "algorithms.playing.video: self._temporary.unlink(missing_ok=True)": "a name that nobody can guess",
-    "algorithms.playing.video: os.replace(self._temporary, self.path)": "replaces a link itself",
-    "algorithms.tools.plot: path.parent.mkdir(parents=True, exist_ok=True)": "of a picture that the user names",
-    "algorithms.tools.report.report: path.parent.mkdir(parents=True, exist_ok=True)": "of a page that the user names",
-    "algorithms.tools.report.report: temporary.write_bytes(content)": "a page that the user names",
-    "algorithms.tools.launch: folder.mkdir(parents=True, exist_ok=True)": "above all runs",
-    "algorithms.tools.hub: folder.mkdir(parents=True)": "must be new",
-    "algorithms.tools.hub: shutil.copyfile(config.video, folder / f'replay{Path(config.video).suffix.lower()}')":
+    "appo.algorithms.datasets.door: folder.mkdir(parents=True, exist_ok=True)": "above a dataset that the user names",
+    "appo.algorithms.playing.video: path.parent.mkdir(parents=True, exist_ok=True)": "of a video that the user names",
+    "appo.algorithms.playing.video: self._temporary.unlink(missing_ok=True)": "a name that nobody can guess",
+    "appo.algorithms.playing.video: os.replace(self._temporary, self.path)": "replaces a link itself",
+    "appo.algorithms.tools.plot: path.parent.mkdir(parents=True, exist_ok=True)": "named by the user",
+    "appo.algorithms.tools.report.report: path.parent.mkdir(parents=True, exist_ok=True)": "named by the user",
+    "appo.algorithms.tools.report.report: temporary.write_bytes(content)": "named by the user",
+    "appo.algorithms.tools.launch: folder.mkdir(parents=True, exist_ok=True)": "above all runs",
+    "appo.algorithms.tools.hub: folder.mkdir(parents=True)": "must be new",
+    "appo.algorithms.tools.hub: shutil.copyfile(config.video, folder / f'replay{Path(config.video).suffix.lower()}')":
         "into a new folder",
-    "algorithms.tools.hub: Path(config.train_dir).mkdir(parents=True, exist_ok=True)": "above all runs",
-    "algorithms.tools.hub: target.parent.mkdir(parents=True, exist_ok=True)": "in a new folder",
-    "algorithms.tools.hub: target.open('xb')": "in a new folder",
-    "algorithms.tools.selftest.selftest: self._log_path.open('wb')": "in a temporary folder of its own",
-    "algorithms.tools.selftest.selftest: shutil.rmtree(folder, ignore_errors=True)": "the same",
-    "algorithms.tools.doctor: shutil.rmtree(folder, ignore_errors=True)": "in a temporary folder of its own",
-    "algorithms.run.folder: os.rename(directory, aside)": "the folder of a run, which is no link",
-    "algorithms.run.folder: os.rename(aside, directory)": "the same, back",
-    "algorithms.run.folder: os.mkdir(directory)": "a new folder, or an error",
-    "algorithms.run.folder: os.rmdir(folder)": "a folder above that of the run, if it is empty",
-    "algorithms.run.folder: shutil.rmtree(directory, ignore_errors=True)": "does not follow links",
-    "algorithms.run.folder: shutil.rmtree(aside, ignore_errors=True)": "does not follow links",
-    "algorithms.run.trust: path.parent.mkdir(mode=448, parents=True, exist_ok=True)": "of the user's key",
-    "algorithms.run.trust: os.link(temporary, path)": "the user's key",
-    "algorithms.run.trust: temporary.unlink()": "the user's key",
-    "algorithms.run.trust: os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, "
-    "384)": "the user's key",
-    "algorithms.runtime.processes.fork_server: directory.mkdir(mode=448, exist_ok=True)": "in the temporary folder",
-    "algorithms.runtime.processes.janitor: shutil.rmtree(directory, ignore_errors=True)": "in the temporary folder",
-    "algorithms.runtime.processes.strays: os.unlink(SHARED_MEMORY + name)": "shared memory",
-    "envs.families.vizdoom: Path(scratch.name, '_vizdoom').mkdir()": "in the temporary folder",
-    "algorithms.runtime.processes.janitor: os.unlink(name)": "shared memory",
-    "algorithms.runtime.processes.prctl: path.write_text(str(min(1000, int(path.read_text()) + score)))": "in /proc",
-    "algorithms.run.training: path.unlink(missing_ok=True)": "in the temporary folder",
-    "algorithms.runtime.learning.learner_worker: Path(path).unlink()": "in the temporary folder, named by main",
-    "utils.files: temporary.unlink()": "a name that nobody can guess, beside a file that the user names",
-    "utils.files: os.replace(temporary, path)": "replaces a link itself",
-    "utils.files: path.mkdir(exist_ok=True)": "above the folder of a run",
-    "utils.command_line: os.open(os.devnull, os.O_WRONLY)": "no file",
-    "utils.command_line: os.open(os.devnull, os.O_RDWR)": "no file",
+    "appo.algorithms.tools.hub: Path(config.train_dir).mkdir(parents=True, exist_ok=True)": "above all runs",
+    "appo.algorithms.tools.hub: target.parent.mkdir(parents=True, exist_ok=True)": "in a new folder",
+    "appo.algorithms.tools.hub: target.open('xb')": "in a new folder",
+    "appo.algorithms.tools.selftest.selftest: self._log_path.open('wb')": "in a temporary folder of its own",
+    "appo.algorithms.tools.selftest.selftest: shutil.rmtree(folder, ignore_errors=True)": "the same",
+    "appo.algorithms.tools.doctor: shutil.rmtree(folder, ignore_errors=True)": "in a temporary folder of its own",
+    "appo.algorithms.run.folder: os.rename(directory, aside)": "the folder of a run, which is no link",
+    "appo.algorithms.run.folder: os.rename(aside, directory)": "the same, back",
+    "appo.algorithms.run.folder: os.mkdir(directory)": "a new folder, or an error",
+    "appo.algorithms.run.folder: os.rmdir(folder)": "a folder above that of the run, if it is empty",
+    "appo.algorithms.run.folder: shutil.rmtree(directory, ignore_errors=True)": "does not follow links",
+    "appo.algorithms.run.folder: shutil.rmtree(aside, ignore_errors=True)": "does not follow links",
+    "appo.algorithms.run.trust: path.parent.mkdir(mode=448, parents=True, exist_ok=True)": "of the user's key",
+    "appo.algorithms.run.trust: os.link(temporary, path)": "the user's key",
+    "appo.algorithms.run.trust: temporary.unlink()": "the user's key",
+    "appo.algorithms.run.trust: os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW"
+    " | os.O_CLOEXEC, 384)": "the user's key",
+    "appo.algorithms.runtime.processes.fork_server: directory.mkdir(mode=448, exist_ok=True)": "temporary",
+    "appo.algorithms.runtime.processes.janitor: shutil.rmtree(directory, ignore_errors=True)": "temporary",
+    "appo.algorithms.runtime.processes.strays: os.unlink(SHARED_MEMORY + name)": "shared memory",
+    "appo.envs.families.vizdoom: Path(scratch.name, '_vizdoom').mkdir()": "temporary",
+    "appo.algorithms.runtime.processes.janitor: os.unlink(name)": "shared memory",
+    "appo.algorithms.runtime.processes.prctl: path.write_text(str(min(1000, int(path.read_text()) + score)))": "/proc",
+    "appo.algorithms.run.training: path.unlink(missing_ok=True)": "temporary",
+    "appo.algorithms.runtime.learning.learner_worker: Path(path).unlink()": "temporary, named by main",
+    "appo.utils.files: temporary.unlink()": "a name that nobody can guess, beside a file that the user names",
+    "appo.utils.files: os.replace(temporary, path)": "replaces a link itself",
+    "appo.utils.files: path.mkdir(exist_ok=True)": "above the folder of a run",
+    "appo.utils.command_line: os.open(os.devnull, os.O_WRONLY)": "no file",
+    "appo.utils.command_line: os.open(os.devnull, os.O_RDWR)": "no file",
 }  # fmt: skip
 """Calls that write, make, rename or remove by a path, and why that is nothing in the folder of a run."""
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from algorithms import cli
-from algorithms.population.config import PopulationConfig, values_per_policy
-from algorithms.run.algorithms import ALGORITHMS, flag_table
-from algorithms.run.config import FLAGS, FLAGS_BY_PART, parse_train_flags, resolve, typed
-from algorithms.run.training import Training
-from algorithms.tools.launch import jobs_of
-from algorithms.tools.train import asked_format
+from appo.algorithms import cli
+from appo.algorithms.population.config import PopulationConfig, values_per_policy
+from appo.algorithms.run.algorithms import ALGORITHMS, flag_table
+from appo.algorithms.run.config import FLAGS, FLAGS_BY_PART, parse_train_flags, resolve, typed
+from appo.algorithms.run.training import Training
+from appo.algorithms.tools.launch import jobs_of
+from appo.algorithms.tools.train import asked_format
+from appo.utils.command_line import parse_command_line
+from appo.utils.errors import UsageError
+from appo.utils.flags import flattened
+from appo.utils.values import flag_hint, nearest, synonyms
 from docs.reference import FRAMEWORKS, flags_of_tools
-from utils.command_line import parse_command_line
-from utils.errors import UsageError
-from utils.flags import flattened
-from utils.values import flag_hint, nearest, synonyms
 
 TOOLS = {name for flags in flags_of_tools().values() for name in flags}
 OURS = TOOLS.union(*(flag_table(algo).flags for algo in ALGORITHMS))

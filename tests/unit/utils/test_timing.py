@@ -1,6 +1,6 @@
 import pytest
 
-from utils.timing import (
+from appo.utils.timing import (
     COPYING,
     ENV,
     FRAMEWORK,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from utils import machine
-from utils.machine import Nvml, Usage
+from appo.utils import machine
+from appo.utils.machine import Nvml, Usage
 
 
 class Library:

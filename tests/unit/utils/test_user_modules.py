@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import utils.errors
-from utils.user_modules import import_user_module
+from appo.utils.errors import PACKAGE, UsageError
+from appo.utils.user_modules import import_user_module
 
 Write = Callable[[str, str], None]
 
@@ -18,6 +18,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Writes files into the working directory; what was imported from there is forgotten at the end."""
     monkeypatch.chdir(tmp_path)
     path, finders, modules = list(sys.path), list(sys.meta_path), set(sys.modules)
+    sys.path[:] = [place for place in path if Path(place) != PACKAGE.parent.parent]  # pytest has put the checkout there
 
     def write_file(name: str, text: str) -> None:
         file = tmp_path / name
@@ -27,48 +28,35 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     yield write_file
     sys.path[:], sys.meta_path[:] = path, finders
     for name in set(sys.modules) - modules:
-        del sys.modules[name]
+        places = [getattr(sys.modules[name], "__file__", None), *getattr(sys.modules[name], "__path__", ())]
+        if any(place and Path(place).is_relative_to(tmp_path) for place in places):
+            del sys.modules[name]
 
 
-def test_a_file_called_utils_beside_a_module_is_the_one_that_it_imports(write: Write) -> None:
-    write("utils.py", "def double(x):\n    return 2 * x\n")
-    write(
-        "beside_env.py",
-        """
-        import utils
-        from utils import double
-        from utils.errors import UsageError  # no file of the user's: ours
-
-        def late():
-            from utils import double as again
-            return utils.double(2), double(3), again(4), UsageError
-        """,
-    )
-    assert import_user_module("beside_env").late() == (4, 6, 8, utils.errors.UsageError)
-    assert sys.modules["utils"] is utils  # ours stay ours
-    assert "user_files.utils" in sys.modules
-
-
-def test_packages_of_the_users_with_names_of_ours(write: Write) -> None:
-    write("utils/__init__.py", "import utils.more\nTHREE = utils.more.THREE\n")
-    write("utils/more.py", "THREE = 3\n")
+def test_modules_of_the_user_have_names_of_former_packages_of_ours(write: Write) -> None:
+    write("utils/more.py", "THREE = 3\n")  # a folder without __init__
     write("envs/__init__.py", "")
-    write("envs/maze.py", "from utils import THREE\nfrom utils.more import THREE as same\nfrom . import walls\n")
-    write("envs/walls.py", "import algorithms.ops\nHEIGHT = 1\n")
+    write("envs/maze.py", "from utils.more import THREE\nfrom . import walls\nimport algorithms\n")
+    write("envs/walls.py", "from appo.utils.errors import UsageError\n")
+    write("algorithms.py", "HEIGHT = 1\n")
     maze = import_user_module("envs.maze")
-    assert (maze.THREE, maze.same, maze.walls.HEIGHT) == (3, 3, 1)
+    assert (maze.THREE, maze.algorithms.HEIGHT, maze.walls.UsageError) == (3, 1, UsageError)
     assert import_user_module("envs.maze") is maze
-    assert import_user_module("envs.spec").__name__ == "envs.spec"  # which only we have
+    assert sys.modules["appo.envs"].__file__ != sys.modules["envs"].__file__
 
 
-def test_without_such_names_nothing_is_changed(write: Write) -> None:
-    write("plain_module.py", "from utils import errors\n")
-    finders = list(sys.meta_path)
-    assert import_user_module("plain_module").errors is utils.errors
-    assert sys.meta_path == finders
+@pytest.mark.parametrize("name", ["envs.spec", "utils.errors", "algorithms.appo.config"])
+def test_a_former_name_means_a_module_of_ours_where_the_folder_has_none(write: Write, name: str) -> None:
+    write("other.py", "")
+    assert import_user_module(name).__name__ == f"appo.{name}"
 
 
-def test_what_is_missing_is_said_by_the_name_that_was_asked_for(write: Write) -> None:
+def test_a_former_name_means_a_module_of_ours_in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PACKAGE.parent.parent)
+    assert import_user_module("envs.toys.toy").__name__ == "appo.envs.toys.toy"
+
+
+def test_the_error_about_a_missing_name_has_the_name_that_was_asked_for(write: Write) -> None:
     write("utils.py", "")
     write("missing_name.py", "from utils import nothing_of_that_name\n")
     with pytest.raises(ImportError, match="nothing_of_that_name"):

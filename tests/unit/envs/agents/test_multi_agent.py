@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.agents import pettingzoo
-from envs.agents.multi_agent import MultiAgentLoop, Roster, loop_over
-from envs.config import EnvConfig
-from envs.env_set import OnFailure
-from envs.make import make_group
-from envs.python_loop import PythonLoop
-from envs.spaces import find_out_agents, num_agents_of
-from envs.spec import MASK_KEY, TEAM_RETURN
-from envs.toys.agents import Pair, RockPaperScissors, Shifts, shift_of, shift_reward
-from envs.toys.toy import Counter
+from appo.envs.agents import pettingzoo
+from appo.envs.agents.multi_agent import MultiAgentLoop, Roster, loop_over
+from appo.envs.config import EnvConfig
+from appo.envs.env_set import OnFailure
+from appo.envs.make import make_group
+from appo.envs.python_loop import PythonLoop
+from appo.envs.spaces import find_out_agents, num_agents_of
+from appo.envs.spec import MASK_KEY, TEAM_RETURN
+from appo.envs.toys.agents import Pair, RockPaperScissors, Shifts, shift_of, shift_reward
+from appo.envs.toys.toy import Counter
+from appo.utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 from tests.unit.envs.rollouts import Rollout, collect
-from utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 
 AGENTS = 3
 IDLE = {"is_active": False}

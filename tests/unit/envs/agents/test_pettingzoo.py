@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from algorithms.appo.algorithm import APPO
-from algorithms.run.algorithms import find_preset
-from envs.agents.common_spaces import AGENT_ID, CommonSpaces
-from envs.agents.multi_agent import MultiAgentLoop
-from envs.agents.pettingzoo import ParallelAgents, find
-from envs.config import EnvConfig
-from envs.make import check_name, make_group, make_single
-from envs.spec import MASK_KEY, TEAM_RETURN, ActionPart
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.run.algorithms import find_preset
+from appo.envs.agents.common_spaces import AGENT_ID, CommonSpaces
+from appo.envs.agents.multi_agent import MultiAgentLoop
+from appo.envs.agents.pettingzoo import ParallelAgents, find
+from appo.envs.config import EnvConfig
+from appo.envs.make import check_name, make_group, make_single
+from appo.envs.spec import MASK_KEY, TEAM_RETURN, ActionPart
+from appo.utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 from tests.unit.envs.rollouts import collect
-from utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 
 pytest.importorskip("pettingzoo")
 
 CROWDS = "tests.unit.envs.crowds"
-SIZES = "envs.toys.zoo:Sizes"
+SIZES = "appo.envs.toys.zoo:Sizes"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ class Nothing:
 
 
 def test_without_pettingzoo_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.agents.pettingzoo.find_spec", lambda name: None)
+    monkeypatch.setattr("appo.envs.agents.pettingzoo.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r'sisl/pursuit-v5 needs the package pettingzoo: pip install "appo\[multi'):
         check_name(EnvConfig("sisl/pursuit-v5"))
     monkeypatch.undo()

@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envs.config import EnvConfig
-from envs.make import make_group, make_single
-from envs.spec import ActionPart, ObservationSpec
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group, make_single
+from appo.envs.spec import ActionPart, ObservationSpec
 from tests.unit.envs.rollouts import collect
 
 pytest.importorskip("dm_control")

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.playing.video import natural_steps_per_second
-from envs.config import EnvConfig
-from envs.make import make_group, make_single
-from envs.python_loop import PythonLoop
-from envs.spec import GroupEnv, ObservationSpec
-from envs.vector import GymVector
+from appo.algorithms.playing.video import natural_steps_per_second
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group, make_single
+from appo.envs.python_loop import PythonLoop
+from appo.envs.spec import GroupEnv, ObservationSpec
+from appo.envs.vector import GymVector
+from appo.utils.errors import UsageError
 from tests.unit.envs.rollouts import Rollout, collect
-from utils.errors import UsageError
 
 pytest.importorskip("envpool")
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from algorithms.playing.video import make_drawn
-from envs.config import EnvConfig
-from envs.make import make_group
-from envs.spec import ObservationSpec
-from envs.wrappers import natural_steps_per_second
+from appo.algorithms.playing.video import make_drawn
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group
+from appo.envs.spec import ObservationSpec
+from appo.envs.wrappers import natural_steps_per_second
 from tests.unit.envs.rollouts import collect
 
 pytest.importorskip("highway_env")

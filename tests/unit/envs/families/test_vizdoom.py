@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.config import EnvConfig
-from envs.make import make_group, make_single
-from envs.spec import ActionPart, ObservationSpec
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group, make_single
+from appo.envs.spec import ActionPart, ObservationSpec
+from appo.utils.errors import UsageError
 from tests.unit.envs.rollouts import collect
-from utils.errors import UsageError
 
 pytest.importorskip("vizdoom")
 pytest.importorskip("cv2")
@@ -52,7 +52,7 @@ def made(name: str = "VizdoomBasic-v1", **flags: Any) -> Any:
     ],
 )
 def test_the_smallest_resolution_that_covers_the_size(width: int, height: int, name: str) -> None:
-    from envs.families.vizdoom import smallest_resolution
+    from appo.envs.families.vizdoom import smallest_resolution
 
     assert smallest_resolution(width, height) == name
 

@@ -7,9 +7,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from envs.spaces import children, flat_action_spaces
-from envs.toys.spaces import ACTIONS, NUM_QUESTIONS, OBSERVATIONS, Spaces, spaces_vector
-from envs.toys.toy import register_toys
+from appo.envs.spaces import children, flat_action_spaces
+from appo.envs.toys.spaces import ACTIONS, NUM_QUESTIONS, OBSERVATIONS, Spaces, spaces_vector
+from appo.envs.toys.toy import register_toys
 
 MASKABLE = ("discrete", "multi_discrete", "tuple", "dict")
 

@@ -4,7 +4,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from envs.toys.toy import (
+from appo.envs.toys.toy import (
     TOYS,
     Cliff,
     Corridor,

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.run.config import Config
-from algorithms.run.placement import Sampling
-from algorithms.run.tuning.choice import (
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.placement import Sampling
+from appo.algorithms.run.tuning.choice import (
     HAND_OVER_SECONDS,
     PROCESS_BYTES,
     RELIABLE,

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from algorithms.run.config import Config
-from algorithms.run.placement import Sampling
-from algorithms.run.tuning.choice import Costs, Plan, corrected, predict
-from algorithms.run.tuning.first_minute import FirstBatch, SecondLook
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
-from algorithms.runtime.topology import Topology
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.placement import Sampling
+from appo.algorithms.run.tuning.choice import Costs, Plan, corrected, predict
+from appo.algorithms.run.tuning.first_minute import FirstBatch, SecondLook
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.errors import NothingTrained
 from tests.unit.run.tuning.test_choice import COSTS
-from utils.errors import NothingTrained
 
 FLAGS = {"env": "a", "experiment": "r", "rollout": 32, "batch_size": 1024}
 

@@ -10,27 +10,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from algorithms.models.encoders import Encoder
-from algorithms.run.config import Config, resolve
-from algorithms.run.defaults import completed
-from algorithms.run.placement import plan_workers
-from algorithms.run.plan import Probe
-from algorithms.run.tuning import measure, network
-from algorithms.run.tuning.choice import Costs, usual_ratio
-from algorithms.run.tuning.environment import ROLLOUT, GroupTimer, Making, observation_bytes, stepping_costs
-from algorithms.run.tuning.measure import BUDGET_SECONDS, Measurement, measure_run
-from algorithms.run.tuning.network import NetworkTimer, _seconds, probe
-from algorithms.runtime.memory.learner_state import ModelDescription
-from algorithms.runtime.messages import WorkerFailed
-from algorithms.runtime.processes.supervisor import WorkerError
-from envs.make import make_group, make_single
-from envs.spec import ActionPart, ActionSpec, GroupEnv
+from appo.algorithms.models.encoders import Encoder
+from appo.algorithms.run.config import Config, resolve
+from appo.algorithms.run.defaults import completed
+from appo.algorithms.run.placement import plan_workers
+from appo.algorithms.run.plan import Probe
+from appo.algorithms.run.tuning import measure, network
+from appo.algorithms.run.tuning.choice import Costs, usual_ratio
+from appo.algorithms.run.tuning.environment import ROLLOUT, GroupTimer, Making, observation_bytes, stepping_costs
+from appo.algorithms.run.tuning.measure import BUDGET_SECONDS, Measurement, measure_run
+from appo.algorithms.run.tuning.network import NetworkTimer, _seconds, probe
+from appo.algorithms.runtime.memory.learner_state import ModelDescription
+from appo.algorithms.runtime.messages import WorkerFailed
+from appo.algorithms.runtime.processes.supervisor import WorkerError
+from appo.envs.make import make_group, make_single
+from appo.envs.spec import ActionPart, ActionSpec, GroupEnv
+from appo.utils import machine
+from appo.utils.errors import UsageError
+from appo.utils.limits import held_bytes
 from tests.states import adam_layout
 from tests.unit.run import own_kinds
 from tests.unit.runtime.worlds import SPEC
-from utils import machine
-from utils.errors import UsageError
-from utils.limits import held_bytes
 
 MODELS = (ModelDescription([("w", (2,))], 0, adam_layout(2)),)
 PROBE = Probe(SPEC, MODELS, completed(Config(), SPEC))
@@ -44,7 +44,7 @@ def config_of(env: str, **flags: object) -> Config:
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as little as possible."""
-    monkeypatch.setattr("algorithms.run.tuning.environment.STEPPING_SECONDS", 0.0)
+    monkeypatch.setattr("appo.algorithms.run.tuning.environment.STEPPING_SECONDS", 0.0)
     for name in ("ACTING_SECONDS", "TRAINING_SECONDS"):
         monkeypatch.setattr(network, name, 0.0)
     monkeypatch.setattr(network, "SLOWEST_ACTING_SECONDS", 1e9)
@@ -54,7 +54,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What other programs take of the cores; nothing, unless a test puts another number there."""
     share = [0.0]
-    monkeypatch.setattr("utils.machine.OtherPrograms.share", lambda programs: share[0])
+    monkeypatch.setattr("appo.utils.machine.OtherPrograms.share", lambda programs: share[0])
     return share
 
 
@@ -93,7 +93,7 @@ def test_a_larger_group_is_tried_where_that_is_quick(monkeypatch: pytest.MonkeyP
         ("LARGEST_BYTES", sixteen, {}, [1, 16]),
         ("LARGER_GROUP_SECONDS", 0.0, {}, [1]),
     ):
-        monkeypatch.setattr(f"algorithms.run.tuning.environment.{limit}", value)
+        monkeypatch.setattr(f"appo.algorithms.run.tuning.environment.{limit}", value)
         config = config_of("toy/Zero-v0", **flags)
         with ExitStack() as made:
             found = list(stepping_costs(config, make_group(config.env, 1), Making(0.0, held_bytes()), made))
@@ -499,7 +499,8 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(measure, "_enter", lambda name, log_path: None)
     monkeypatch.setattr(
-        "algorithms.run.tuning.environment.stepping_costs", lambda config, envs, making, made: ["costs", "better ones"]
+        "appo.algorithms.run.tuning.environment.stepping_costs",
+        lambda config, envs, making, made: ["costs", "better ones"],
     )
     monkeypatch.setattr(NetworkTimer, "costs", lambda self: "more costs")
     monkeypatch.setattr(NetworkTimer, "threads_ratio", lambda self, threads: f"{threads} threads")
@@ -531,7 +532,7 @@ def test_what_has_failed_is_told_before_it_is_closed(tmp_path: Path, monkeypatch
         raise ValueError("several")
 
     monkeypatch.setattr(measure, "_enter", lambda name, log_path: None)
-    monkeypatch.setattr("algorithms.run.tuning.environment.stepping_costs", fails)
+    monkeypatch.setattr("appo.algorithms.run.tuning.environment.stepping_costs", fails)
     config = config_of("toy/Zero-v0", num_envs_per_worker=1)
     measure.measure_environment(pipe, tmp_path, config, True)  # type: ignore[arg-type]
     _, one, failure, closed = told

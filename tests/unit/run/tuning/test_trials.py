@@ -8,23 +8,23 @@ from typing import Any, cast
 
 import pytest
 
-from algorithms import cli
-from algorithms.apex.algorithm import APEX
-from algorithms.run.build_learner import make_learner
-from algorithms.run.config import Config
-from algorithms.run.defaults import completed
-from algorithms.run.folder import journal
-from algorithms.run.plan import RunPlan
-from algorithms.run.trust import marked
-from algorithms.run.tuning import measure, network
-from algorithms.run.tuning.network import NetworkTimer, probe
-from algorithms.runtime.algorithm import Context
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.learning.learner_worker import LearnerWorker
-from algorithms.runtime.memory.arena import Field
-from algorithms.runtime.messages import Address
-from algorithms.runtime.roles import LEARNER
-from algorithms.runtime.topology import Topology
+from appo.algorithms import cli
+from appo.algorithms.apex.algorithm import APEX
+from appo.algorithms.run.build_learner import make_learner
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.defaults import completed
+from appo.algorithms.run.folder import journal
+from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.run.trust import marked
+from appo.algorithms.run.tuning import measure, network
+from appo.algorithms.run.tuning.network import NetworkTimer, probe
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
+from appo.algorithms.runtime.memory.arena import Field
+from appo.algorithms.runtime.messages import Address
+from appo.algorithms.runtime.roles import LEARNER
+from appo.algorithms.runtime.topology import Topology
 
 SMALL = {"encoder_mlp_layers": [8], "use_rnn": False, "rollout": 4}
 ALGORITHMS: dict[str, dict[str, object]] = {
@@ -93,7 +93,7 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.run.tuning.environment.STEPPING_SECONDS", 0.0)
+    monkeypatch.setattr("appo.algorithms.run.tuning.environment.STEPPING_SECONDS", 0.0)
     for name in ("ACTING_SECONDS", "TRAINING_SECONDS", "SLOWEST_SECONDS"):
         monkeypatch.setattr(network, name, 0.0)
     monkeypatch.setattr(measure, "_enter", lambda name, log_path: None)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.runtime.learning.batches import Batch, BatchCounts, ColumnBatches, HostStaging
-from algorithms.runtime.messages import SlotReleased, TrajectoryReady
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, ColumnBatches, HostStaging
+from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from tests.unit.runtime.worlds import SPEC, World, columns_in, copy_of, hand_over, number_all, world_of
 
 ROWS, ROLLOUT = 3, 4

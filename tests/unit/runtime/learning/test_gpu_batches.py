@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.batches import ColumnBatches
-from algorithms.runtime.learning.gpu_batches import COUNTED, DeviceStaging
-from algorithms.runtime.messages import SlotReleased
+from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.learning.batches import ColumnBatches
+from appo.algorithms.runtime.learning.gpu_batches import COUNTED, DeviceStaging
+from appo.algorithms.runtime.messages import SlotReleased
 from tests.unit.runtime.devices import LateDevice
 from tests.unit.runtime.worlds import SPEC, World, columns_in, copy_of, hand_over, number_all, world_of
 

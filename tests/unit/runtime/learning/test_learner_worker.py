@@ -8,15 +8,15 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.learning import learner_worker as module
-from algorithms.runtime.learning.batches import Batch, ColumnBatches, HostStaging
-from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
-from algorithms.runtime.memory.arena import Array
-from algorithms.runtime.memory.learner_state import LearnerState, StateBlock, empty_vectors
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import (
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.learning import learner_worker as module
+from appo.algorithms.runtime.learning.batches import Batch, ColumnBatches, HostStaging
+from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, empty_vectors
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import (
     Address,
     Begin,
     LearnerReport,
@@ -28,11 +28,11 @@ from algorithms.runtime.messages import (
     Stop,
     TrajectoryReady,
 )
+from appo.utils import checkpoint_files, failpoints
+from appo.utils.errors import NumericsError
 from tests.states import NAMES, adam_layout, adam_state
 from tests.unit.runtime.devices import LateDevice
 from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
-from utils import checkpoint_files, failpoints
-from utils.errors import NumericsError
 
 WEIGHTS = 3
 LAYOUT = adam_layout(WEIGHTS, 1)

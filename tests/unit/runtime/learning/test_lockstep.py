@@ -4,11 +4,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.batches import BatchCounts, ColumnBatches, HostStaging, Staging
-from algorithms.runtime.learning.gpu_batches import DeviceStaging
-from algorithms.runtime.memory.slots import Trajectories
-from algorithms.runtime.messages import SlotReleased, TrajectoryReady
+from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.learning.batches import BatchCounts, ColumnBatches, HostStaging, Staging
+from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from tests.unit.runtime.worlds import World, columns_in, copy_of, hand_over, number_all, world_of
 
 GROUPS, ROWS = 3, 2

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.learning.learner_worker import Publisher
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.learning.learner_worker import Publisher
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.weights import WeightRing
 from tests.unit.runtime.devices import LateDevice
 
 SIZE = 5

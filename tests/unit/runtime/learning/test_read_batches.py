@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from algorithms.runtime.learning.batches import Batch, ReadBatches
-from algorithms.runtime.memory.slots import LearnerLedger
-from utils.errors import UsageError
+from appo.algorithms.runtime.learning.batches import Batch, ReadBatches
+from appo.algorithms.runtime.memory.slots import LearnerLedger
+from appo.utils.errors import UsageError
 
 DATASET = 100
 """Steps, numbered by their reward; a batch has one of its columns invalid in every third place."""

@@ -1,4 +1,4 @@
-from algorithms.runtime.learning.rollback import RollbackRule, Verdict
+from appo.algorithms.runtime.learning.rollback import RollbackRule, Verdict
 
 GO_ON, ROLL_BACK, GIVE_UP = Verdict.GO_ON, Verdict.ROLL_BACK, Verdict.GIVE_UP
 

@@ -7,8 +7,8 @@ import resource
 import numpy as np
 import pytest
 
-from algorithms.runtime.memory.arena import ALIGNMENT, RESERVED_BYTES, Arena, Field, offsets
-from utils.errors import ResourceError
+from appo.algorithms.runtime.memory.arena import ALIGNMENT, RESERVED_BYTES, Arena, Field, offsets
+from appo.utils.errors import ResourceError
 
 FIELDS = (
     Field("flags", (3,), "bool"),

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.learner_state import META_BYTES, LearnerState, StateBlock
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.learner_state import META_BYTES, LearnerState, StateBlock
 from tests.states import adam_layout, adam_state, stacked
 
 SIZE, MOMENTS = 7, 3

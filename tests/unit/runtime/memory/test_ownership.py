@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.learning.batches import ColumnBatches, HostStaging
-from algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
-from algorithms.runtime.memory.learner_state import StateBlock
-from algorithms.runtime.memory.slots import (
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.learning.batches import ColumnBatches, HostStaging
+from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from appo.algorithms.runtime.memory.learner_state import StateBlock
+from appo.algorithms.runtime.memory.slots import (
     LearnerLedger,
     columns_used,
     handed_over,
@@ -20,11 +20,11 @@ from algorithms.runtime.memory.slots import (
     policies_in,
     take_back,
 )
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import Address, Begin, Message, SlotReleased, TrajectoryReady
-from algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
-from envs.config import EnvConfig
-from envs.make import make_group
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import Address, Begin, Message, SlotReleased, TrajectoryReady
+from appo.algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
+from appo.envs.config import EnvConfig
+from appo.envs.make import make_group
 from tests.states import adam_layout
 from tests.unit.runtime.learning.test_learner_worker import WEIGHTS, CountingLearner
 from tests.unit.runtime.worlds import hand_over, world_of

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from algorithms.appo.algorithm import APPO
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, sizes_of
-from envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, sizes_of
+from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from tests.unit.runtime.worlds import SPEC, TOPOLOGY, arrays_of, world_of
 
 RICH = EnvSpec(

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from algorithms.runtime.memory.arena import Arena, Field
-from algorithms.runtime.memory.weights import WeightRing, checksum
-from utils import failpoints
+from appo.algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.memory.weights import WeightRing, checksum
+from appo.utils import failpoints
 
 SIZE = 1 << 16
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.messages import LearnerReport, WorkerReport
-from algorithms.runtime.monitor import console
-from algorithms.runtime.monitor.console import (
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.messages import LearnerReport, WorkerReport
+from appo.algorithms.runtime.monitor import console
+from appo.algorithms.runtime.monitor.console import (
     JsonReports,
     LivePanel,
     PlainLines,
@@ -23,11 +23,11 @@ from algorithms.runtime.monitor.console import (
     console_for,
     obstacle,
 )
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.overview import Overview
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.overview import Overview
+from appo.utils.logging import JsonLines, configure
 from tests.unit.runtime.monitor.test_monitor import episodes
 from tests.unit.runtime.terminals import Terminal
-from utils.logging import JsonLines, configure
 
 TITLE = Title(Path("train_dir/a"), "CartPole-v1", "1k env steps", {})
 
@@ -130,7 +130,7 @@ def test_a_mistake_in_drawing_turns_the_panel_off(tmp_path: Path, caplog, monkey
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("algorithms.runtime.monitor.panel.draw", broken)
+    monkeypatch.setattr("appo.algorithms.runtime.monitor.panel.draw", broken)
     caplog.set_level(logging.INFO)
     with Terminal() as terminal:
         stdout = sys.stdout

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.monitor.curves import LONGEST_TRACE, Point, ReturnTraces, Trace, read_curve, value_at
+from appo.algorithms.runtime.monitor.curves import LONGEST_TRACE, Point, ReturnTraces, Trace, read_curve, value_at
 
 CURVE = [Point(100, 1.0, 5.0), Point(200, 1.5, 15.0), Point(200, 2.0, 17.0), Point(400, 3.0, 7.0)]
 

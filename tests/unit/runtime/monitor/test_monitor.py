@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.runtime.budget import BENCHMARK, Budget
-from algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
-from algorithms.runtime.messages import EpisodesDone, LearnerReport, TimeReport, WorkerReport, WorkerRestarted
-from algorithms.runtime.monitor.monitor import FIRST_MINUTES, Monitor
-from algorithms.runtime.monitor.overview import MemoryMeter
-from algorithms.runtime.monitor.performance import Machine
-from algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.runtime.budget import BENCHMARK, Budget
+from appo.algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from appo.algorithms.runtime.messages import EpisodesDone, LearnerReport, TimeReport, WorkerReport, WorkerRestarted
+from appo.algorithms.runtime.monitor.monitor import FIRST_MINUTES, Monitor
+from appo.algorithms.runtime.monitor.overview import MemoryMeter
+from appo.algorithms.runtime.monitor.performance import Machine
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from tests.unit.utils.test_metrics import events
 
 MILLION = Budget(1_000_000)
@@ -24,7 +24,7 @@ class Watched:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory, self.now = directory, 1000.0
-        monkeypatch.setattr("algorithms.runtime.monitor.monitor.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("appo.algorithms.runtime.monitor.monitor.time.monotonic", lambda: self.now)
 
     def monitor(self, num_policies: int = 1, *, budget: Budget = MILLION, **flags: object) -> Monitor:
         config = LoggingConfig(**{"tensorboard": False, **flags})  # type: ignore[arg-type]
@@ -152,8 +152,8 @@ def test_what_actors_collect_has_a_rate_whoever_trains_on_it(watched: Watched) -
 def test_records_have_the_memory_of_main_and_of_all_processes(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("utils.machine.family_memory_bytes", lambda: (40 << 20, 96 << 20))
-    monkeypatch.setattr("algorithms.runtime.monitor.monitor.memory", MemoryMeter())
+    monkeypatch.setattr("appo.utils.machine.family_memory_bytes", lambda: (40 << 20, 96 << 20))
+    monkeypatch.setattr("appo.algorithms.runtime.monitor.monitor.memory", MemoryMeter())
     monitor = watched.monitor(tensorboard=True)
     monitor.close()
     record = watched.records()[-1]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from algorithms.appo.config import PANEL
-from algorithms.runtime.monitor.curves import Trace
-from algorithms.runtime.monitor.overview import Overview
-from algorithms.runtime.monitor.panel import Snapshot, chart, draw, render
-from algorithms.runtime.monitor.performance import Performance, RoleTimes
+from appo.algorithms.appo.config import PANEL
+from appo.algorithms.runtime.monitor.curves import Trace
+from appo.algorithms.runtime.monitor.overview import Overview
+from appo.algorithms.runtime.monitor.panel import Snapshot, chart, draw, render
+from appo.algorithms.runtime.monitor.performance import Performance, RoleTimes
 
 ACTORS = {"env": 0.58, "inference": 0.24, "framework": 0.09, "waiting": 0.05, "copying": 0.04}
 PERFORMANCE = Performance(

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.apex.algorithm import REPLAY
-from algorithms.runtime.messages import TimeReport
-from algorithms.runtime.monitor.performance import (
+from appo.algorithms.apex.algorithm import REPLAY
+from appo.algorithms.runtime.messages import TimeReport
+from appo.algorithms.runtime.monitor.performance import (
     Machine,
     Performance,
     ProcessTimes,
@@ -14,7 +14,7 @@ from algorithms.runtime.monitor.performance import (
     bottleneck,
     performance,
 )
-from algorithms.runtime.roles import register
+from appo.algorithms.runtime.roles import register
 
 TWO_CORES = Machine(2)
 

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.messages import LearnerReport
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.overview import STATUS_SECONDS, Status
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.messages import LearnerReport
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.overview import STATUS_SECONDS, Status
+from appo.utils.run_folder import RunFolder
 from tests.unit.runtime.monitor.test_monitor import episodes
-from utils.run_folder import RunFolder
 
 
 @pytest.fixture
 def monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Monitor:
-    monkeypatch.setattr("algorithms.runtime.monitor.monitor.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr("appo.algorithms.runtime.monitor.monitor.time.monotonic", lambda: 1000.0)
     monitor = Monitor(tmp_path, LoggingConfig(tensorboard=False), [{}], Budget(1000, seconds=20.0))
-    monkeypatch.setattr("algorithms.runtime.monitor.monitor.time.monotonic", lambda: 1007.5)
+    monkeypatch.setattr("appo.algorithms.runtime.monitor.monitor.time.monotonic", lambda: 1007.5)
     return monitor
 
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from algorithms.runtime.monitor.terminal import Screen
+from appo.algorithms.runtime.monitor.terminal import Screen
+from appo.utils.logging import configure
 from tests.unit.runtime.terminals import Terminal
-from utils.logging import configure
 
 
 @pytest.fixture

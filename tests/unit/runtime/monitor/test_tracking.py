@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.run.config import Config
-from algorithms.run.observers import check_observers
-from algorithms.runtime.budget import Budget
-from algorithms.runtime.config import LoggingConfig
-from algorithms.runtime.monitor.monitor import Monitor
-from algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, wandb_settings
-from algorithms.runtime.processes.janitor import Janitor
-from utils.errors import UsageError
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.observers import check_observers
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, wandb_settings
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.utils.errors import UsageError
 
 DEADLINE_SECONDS = 30.0
 WANDB = """
@@ -329,7 +329,7 @@ def test_trackers_share_the_time_in_which_they_may_send_what_is_left(
 ) -> None:
     """All of them are told that nothing more comes before any is waited for; the first takes four of five seconds."""
     now, calls = [100.0], list[tuple[str, str, float]]()
-    monkeypatch.setattr("algorithms.runtime.monitor.monitor.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("appo.algorithms.runtime.monitor.monitor.time.monotonic", lambda: now[0])
 
     class Noting:
         def __init__(self, name: str) -> None:
@@ -373,7 +373,7 @@ def test_a_tracker_that_is_not_there_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], expected: str
 ) -> None:
     there = ["wandb"] if "track" in flags else []
-    monkeypatch.setattr("algorithms.run.observers.is_installed", lambda name: name in there)
+    monkeypatch.setattr("appo.algorithms.run.observers.is_installed", lambda name: name in there)
     with pytest.raises(UsageError) as caught:
         check_observers(Config.from_flat({"env": "a", **flags}))
     assert str(caught.value) == expected

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.monitor.upkeep import Belongings, Upkeep
-from utils.errors import DirectoryInUse
-from utils.lock import RunLock
-from utils.run_folder import RunFolder
+from appo.algorithms.runtime.monitor.upkeep import Belongings, Upkeep
+from appo.utils.errors import DirectoryInUse
+from appo.utils.lock import RunLock
+from appo.utils.run_folder import RunFolder
 
 MIB = 1 << 20
 

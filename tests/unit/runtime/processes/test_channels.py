@@ -8,9 +8,9 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.heartbeat import Heartbeat
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.heartbeat import Heartbeat
+from appo.algorithms.runtime.messages import (
     ActionRequest,
     ActionsReady,
     Address,
@@ -21,8 +21,17 @@ from algorithms.runtime.messages import (
     Wake,
     WorkerReady,
 )
-from algorithms.runtime.processes.channels import Channels, Doorbell, Links, Mailbox, Mailboxes, Postbox, decode, encode
-from algorithms.runtime.topology import Topology
+from appo.algorithms.runtime.processes.channels import (
+    Channels,
+    Doorbell,
+    Links,
+    Mailbox,
+    Mailboxes,
+    Postbox,
+    decode,
+    encode,
+)
+from appo.algorithms.runtime.topology import Topology
 
 CENTRAL = Topology(
     placement="central",

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import numpy as np
 
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.processes.crash_recorder import CrashRecorder, declare, memory_of
-from algorithms.runtime.processes.restarts import Death
-from algorithms.runtime.topology import Topology
-from envs.incidents import Incident
-from envs.journal import Journal
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.processes.crash_recorder import CrashRecorder, declare, memory_of
+from appo.algorithms.runtime.processes.restarts import Death
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.incidents import Incident
+from appo.envs.journal import Journal
 from tests.unit.runtime.worlds import SPEC
 
 TOPOLOGY = Topology("local", 2, 2, 2, 1, 1, rows=3, rollout=4)

@@ -16,13 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from algorithms.runtime.messages import WorkerFailed
-from algorithms.runtime.processes import fork_server
-from algorithms.runtime.processes.inquiry import Inquiry, _failure
-from algorithms.runtime.processes.janitor import Janitor
-from algorithms.runtime.processes.supervisor import WorkerError
-from utils.errors import EnvironmentFailure, UsageError
-from utils.interrupts import SignalWatch
+from appo.algorithms.runtime.messages import WorkerFailed
+from appo.algorithms.runtime.processes import fork_server
+from appo.algorithms.runtime.processes.inquiry import Inquiry, _failure
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.runtime.processes.supervisor import WorkerError
+from appo.utils.errors import EnvironmentFailure, UsageError
+from appo.utils.interrupts import SignalWatch
 
 
 def test_a_fork_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,17 +122,17 @@ def answer_and_stay(pipe: Connection, log_path: Path) -> None:
 
 
 def test_who_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.runtime.processes.inquiry.CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr("appo.algorithms.runtime.processes.inquiry.CLOSING_SECONDS", 0.2)
     with inquiry(answer_and_stay) as asked:
         pid = asked.answer(60.0)
         asked.finish()  # all the time there is
-        monkeypatch.setattr("algorithms.runtime.processes.inquiry.CLOSING_SECONDS", 1e9)
+        monkeypatch.setattr("appo.algorithms.runtime.processes.inquiry.CLOSING_SECONDS", 1e9)
     assert isinstance(pid, int)
     assert not psutil.pid_exists(pid)
 
 
 def test_nobody_waits_for_who_has_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.runtime.processes.inquiry.CLOSING_SECONDS", 1e9)
+    monkeypatch.setattr("appo.algorithms.runtime.processes.inquiry.CLOSING_SECONDS", 1e9)
     with inquiry(answer_and_stay) as asked:
         pid = asked.answer(60.0)
         assert asked.answer_by(0.0) is None
@@ -190,8 +190,8 @@ def test_timers_of_others_go_on() -> None:
 LONG = """
 import multiprocessing, os, sys, tempfile
 from pathlib import Path
-from algorithms.runtime.processes import fork_server
-from algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.runtime.processes import fork_server
+from appo.algorithms.runtime.processes.janitor import Janitor
 with Janitor() as janitor:
     fork_server.start_fork_server(janitor, [], with_torch=False)
     process = fork_server.context("forkserver").Process(target=os.getpid)

@@ -1,8 +1,8 @@
 from collections.abc import Callable, Iterator
 
-from algorithms.runtime.messages import Address, Begin, Message, SaveState, StateSaved, Stop
-from algorithms.runtime.processes.process import Node
-from algorithms.runtime.topology import Topology
+from appo.algorithms.runtime.messages import Address, Begin, Message, SaveState, StateSaved, Stop
+from appo.algorithms.runtime.processes.process import Node
+from appo.algorithms.runtime.topology import Topology
 
 BOOK = Topology("central", 1, 1, 1, num_policies=3, policy_workers_per_policy=1, rows=1, rollout=1).address_book()
 FIRST, SECOND = Address("learner", 0), Address("learner", 1)

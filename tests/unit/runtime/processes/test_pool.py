@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from algorithms.runtime.messages import Message, WorkerReady
-from algorithms.runtime.processes import pool
-from algorithms.runtime.processes.pool import Processes
-from algorithms.runtime.topology import Topology
-from utils.errors import ResourceError
-from utils.interrupts import SignalWatch
+from appo.algorithms.runtime.messages import Message, WorkerReady
+from appo.algorithms.runtime.processes import pool
+from appo.algorithms.runtime.processes.pool import Processes
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.errors import ResourceError
+from appo.utils.interrupts import SignalWatch
 
 TOPOLOGY = Topology(
     placement="central",

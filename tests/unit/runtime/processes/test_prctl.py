@@ -9,17 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.runtime.processes import prctl
-from algorithms.runtime.processes.prctl import TURN_SECONDS, sleeps
+from appo.algorithms.runtime.processes import prctl
+from appo.algorithms.runtime.processes.prctl import TURN_SECONDS, sleeps
 
 ROOT = Path(__file__).resolve().parents[4]
 TURNS = """
 import os
-from algorithms.runtime.processes.prctl import take_long_turns
+from appo.algorithms.runtime.processes.prctl import take_long_turns
 niceness = os.nice(3)
 print(take_long_turns(), take_long_turns(0.004), os.nice(0) - niceness)
 """
-CODE = "import sys; from algorithms.runtime.processes.prctl import *; die_with_parent(int(sys.argv[1])); print('lives')"
+CODE = """
+import sys
+from appo.algorithms.runtime.processes.prctl import *
+die_with_parent(int(sys.argv[1]))
+print('lives')
+"""
 
 
 @pytest.mark.parametrize(

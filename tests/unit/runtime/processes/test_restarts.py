@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.runtime.memory.heartbeat import Activity, Pulse
-from algorithms.runtime.processes.process import cause_of_death, failure_of
-from algorithms.runtime.processes.restarts import (
+from appo.algorithms.runtime.memory.heartbeat import Activity, Pulse
+from appo.algorithms.runtime.processes.process import cause_of_death, failure_of
+from appo.algorithms.runtime.processes.restarts import (
     BACKOFF_SECONDS,
     MAX_FAULTS,
     MAX_FIRST_RESETS,
@@ -20,7 +20,7 @@ from algorithms.runtime.processes.restarts import (
     Revival,
     SeatHistory,
 )
-from utils.errors import AppoError, CheckpointError, EnvironmentFailure, NumericsError, SpaceMismatch, UsageError
+from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, NumericsError, SpaceMismatch, UsageError
 
 KILLED = Death("killed", own_fault=False)
 RAISED = Death("raised", own_fault=True, exit_code=3)
@@ -192,6 +192,6 @@ def test_a_long_life_beside_forgives_all_ends_before() -> None:
     ],
 )
 def test_a_kill_is_called_by_its_cause(monkeypatch: pytest.MonkeyPatch, verdict: bool | None, line: str) -> None:
-    monkeypatch.setattr("algorithms.runtime.processes.process.kernel_kills.explain", lambda: verdict)
+    monkeypatch.setattr("appo.algorithms.runtime.processes.process.kernel_kills.explain", lambda: verdict)
     assert cause_of_death("actor_3", -signal.SIGKILL) == line
     assert cause_of_death("actor_3", -signal.SIGTERM) == "actor_3 was killed by SIGTERM"

@@ -1,5 +1,5 @@
-from algorithms.runtime.memory.heartbeat import Activity, Pulse
-from algorithms.runtime.processes.stalls import Stall, all_wait_since, who_waits
+from appo.algorithms.runtime.memory.heartbeat import Activity, Pulse
+from appo.algorithms.runtime.processes.stalls import Stall, all_wait_since, who_waits
 
 
 def pulse(activity: Activity, since: float, began: float) -> Pulse:

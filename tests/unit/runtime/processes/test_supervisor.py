@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from algorithms.runtime.messages import Address
-from algorithms.runtime.processes import supervisor
-from algorithms.runtime.processes.supervisor import _are_stuck, _other_end
+from appo.algorithms.runtime.messages import Address
+from appo.algorithms.runtime.processes import supervisor
+from appo.algorithms.runtime.processes.supervisor import _are_stuck, _other_end
 
 
 @pytest.mark.parametrize(

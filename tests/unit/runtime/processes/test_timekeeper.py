@@ -1,9 +1,9 @@
 import pytest
 
-from algorithms.runtime.messages import TimeReport
-from algorithms.runtime.processes import process as module
-from algorithms.runtime.processes.process import Timekeeper
-from utils.timing import ENV, INFERENCE, PhaseClock
+from appo.algorithms.runtime.messages import TimeReport
+from appo.algorithms.runtime.processes import process as module
+from appo.algorithms.runtime.processes.process import Timekeeper
+from appo.utils.timing import ENV, INFERENCE, PhaseClock
 
 SECOND = 1_000_000_000
 

@@ -1,6 +1,6 @@
 import pytest
 
-from algorithms.runtime.messages import (
+from appo.algorithms.runtime.messages import (
     ActionRequest,
     ActionsReady,
     Address,
@@ -13,10 +13,10 @@ from algorithms.runtime.messages import (
     WorkerReport,
     WorkerRetires,
 )
-from algorithms.runtime.sampling import actor_worker
-from algorithms.runtime.sampling import actor_worker as module
-from algorithms.runtime.sampling.actor_worker import ActorWorker, LeakWatch
-from algorithms.runtime.sampling.env_group import EnvGroup
+from appo.algorithms.runtime.sampling import actor_worker
+from appo.algorithms.runtime.sampling import actor_worker as module
+from appo.algorithms.runtime.sampling.actor_worker import ActorWorker, LeakWatch
+from appo.algorithms.runtime.sampling.env_group import EnvGroup
 from tests.unit.runtime.groups import Played
 
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.models.flat_module import FlatModule
-from algorithms.runtime.memory.arena import Arena
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.sampling.policy_worker import DAMAGED_VERSIONS, LOAD_ATTEMPTS, WeightReader
-from utils.errors import ResourceError
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.sampling.policy_worker import DAMAGED_VERSIONS, LOAD_ATTEMPTS, WeightReader
+from appo.utils.errors import ResourceError
 
 SIZE = 5
 

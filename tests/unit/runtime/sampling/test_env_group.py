@@ -4,17 +4,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from algorithms.runtime.messages import ActionRequest, EpisodesDone, SlotReleased, TrajectoryReady
-from algorithms.runtime.sampling.env_group import EnvGroup
-from envs.config import EnvConfig
-from envs.env_set import OnFailure
-from envs.make import make_group
-from envs.python_loop import PythonLoop
-from envs.toys.agents import shift_of, shift_reward
-from envs.toys.toy import counter_length, counter_step
+from appo.algorithms.runtime.messages import ActionRequest, EpisodesDone, SlotReleased, TrajectoryReady
+from appo.algorithms.runtime.sampling.env_group import EnvGroup
+from appo.envs.config import EnvConfig
+from appo.envs.env_set import OnFailure
+from appo.envs.make import make_group
+from appo.envs.python_loop import PythonLoop
+from appo.envs.toys.agents import shift_of, shift_reward
+from appo.envs.toys.toy import counter_length, counter_step
+from appo.utils.timing import clock
 from tests.unit.envs.mortal import Mortals
 from tests.unit.runtime.groups import PairEnv, Played, episodes, ready, requests
-from utils.timing import clock
 
 
 def test_nothing_is_said_before_the_beginning() -> None:

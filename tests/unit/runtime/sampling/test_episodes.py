@@ -1,9 +1,9 @@
 import numpy as np
 
-from algorithms.runtime.messages import EpisodesDone
-from algorithms.runtime.sampling import env_group as module
-from algorithms.runtime.sampling.env_group import Episodes
-from envs.spec import EpisodeStats, StepRow
+from appo.algorithms.runtime.messages import EpisodesDone
+from appo.algorithms.runtime.sampling import env_group as module
+from appo.algorithms.runtime.sampling.env_group import Episodes
+from appo.envs.spec import EpisodeStats, StepRow
 
 
 def row(

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.runtime.sampling import gpu_policy_worker as module
-from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine, bucket_sizes
+from appo.algorithms.runtime.sampling import gpu_policy_worker as module
+from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine, bucket_sizes
 from tests.unit.runtime.devices import RecordingDevice
 from tests.unit.runtime.sampling import test_policy_worker as acting
 from tests.unit.runtime.worlds import arrays_of

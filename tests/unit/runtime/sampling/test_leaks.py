@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from algorithms.runtime.sampling import actor_worker
-from algorithms.runtime.sampling.actor_worker import MIB, LeakWatch
+from appo.algorithms.runtime.sampling import actor_worker
+from appo.algorithms.runtime.sampling.actor_worker import MIB, LeakWatch
 
 LIMIT = 100  # MiB
 

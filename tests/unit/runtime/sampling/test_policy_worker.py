@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.models.actor_critic import ActorCritic
-from algorithms.models.build import build_model
-from algorithms.models.config import ModelConfig
-from algorithms.models.flat_module import FlatModule
-from algorithms.parts.stochastic_policy import StochasticPolicy
-from algorithms.runtime.devices import HostDevice
-from algorithms.runtime.memory.slots import Recorded
-from algorithms.runtime.memory.weights import WeightRing
-from algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Stop
-from algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
-from algorithms.runtime.sampling.policy_worker import ActingPlan, Engine, HostEngine, PolicyWorker
-from envs.spec import MASK_KEY, ActionPart, ActionSpec, EnvSpec, ObservationSpec
+from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.build import build_model
+from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.memory.slots import Recorded
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Stop
+from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
+from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, Engine, HostEngine, PolicyWorker
+from appo.envs.spec import MASK_KEY, ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from tests.unit.runtime.worlds import SPEC, World, arrays_of, world_of
 
 GRU = ModelConfig(encoder_mlp_layers=(8,), hidden_size=5)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from algorithms.run.config import Config, check
-from algorithms.runtime.callbacks import Callbacks, Episode, GroupHooks, Hooks
-from algorithms.runtime.messages import EpisodesDone
-from algorithms.runtime.sampling.env_group import SoftHorizon
-from envs.config import EnvConfig
-from envs.spec import StepRow
+from appo.algorithms.run.config import Config, check
+from appo.algorithms.runtime.callbacks import Callbacks, Episode, GroupHooks, Hooks
+from appo.algorithms.runtime.messages import EpisodesDone
+from appo.algorithms.runtime.sampling.env_group import SoftHorizon
+from appo.envs.config import EnvConfig
+from appo.envs.spec import StepRow
+from appo.utils.errors import UsageError
 from tests.integration.runs import SerialRun
 from tests.unit.runtime.groups import PairEnv, Played, episodes
-from utils.errors import UsageError
 
 
 def test_an_episode_that_goes_on_is_reported_again_and_again() -> None:

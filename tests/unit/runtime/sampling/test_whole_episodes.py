@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.run.config import Config, check
-from algorithms.run.placement import plan_workers, topology_of
-from envs.toys.toy import counter_length, counter_step
+from appo.algorithms.run.config import Config, check
+from appo.algorithms.run.placement import plan_workers, topology_of
+from appo.envs.toys.toy import counter_length, counter_step
+from appo.utils.errors import UsageError
 from tests.integration.runs import SerialRun
 from tests.unit.runtime.groups import Played, episodes, ready
-from utils.errors import UsageError
 
 FLAGS: dict[str, Any] = {
     "env": "toy/Counter-v0",

@@ -1,0 +1,207 @@
+"""The door of datasets: all folders and files in a dataset are opened here, each by its name in the folder above.
+
+A dataset may come from anybody, and others may write into its folder. So nothing in a dataset is opened behind a link,
+neither to read nor to write; new files never take the place of old ones. The folder that the user names may be a link,
+or lie behind one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from appo.utils.errors import UsageError
+from appo.utils.files import remove_tree
+from appo.utils.run_folder import OWN_BYTES, enter, inner_folder, open_in, read_own_mapping
+
+PART, DATA = "part-", "data"
+METADATA, EPISODE_FILE, HDF5_FILE = "metadata.json", "part-0.arrow", "main_data.hdf5"
+_PART_NAME = re.compile(rf"{PART}([0-9]{{5}}|[1-9][0-9]{{5,17}})")
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Place:
+    """A folder in a dataset; nothing is looked at until a method reads.
+
+    Args:
+        root: the folder that the user names.
+        inner: names of the folders from there to this one.
+    """
+
+    def __init__(self, root: Path, *inner: str) -> None:
+        self.root, self.inner, self.path = root, inner, root.joinpath(*inner)
+
+    def inside(self, *names: str) -> Place:
+        """Return a folder in this one."""
+        return Place(self.root, *self.inner, *names)
+
+    def entered(self) -> contextlib.AbstractContextManager[int]:
+        """While entered, the folder is open as a descriptor (OSError), for the `dir_fd` of functions of `os`."""
+        return inner_folder(self.root, self.inner)
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a plain file in the folder for reading; a pipe is not waited on.
+
+        Raises:
+            OSError: it cannot be read, is no plain file, or is or lies behind a link.
+        """
+        with self.entered() as folder:
+            return open_in(folder, name)
+
+    def mapping(self, name: str, most_bytes: int = OWN_BYTES) -> dict[str, object]:
+        """Return the mapping that a JSON file in the folder holds (UsageError: see `read_own_mapping`)."""
+        return read_own_mapping(self.path / name, most_bytes, opened=lambda path: self.open(path.name))
+
+    def holds(self, name: str) -> bool:
+        """Whether there is anything of that name in the folder.
+
+        Raises:
+            UsageError: the folder cannot be entered, as it is a link, for example.
+        """
+        try:
+            with self.entered() as folder:
+                os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
+        return True
+
+    def disk_bytes(self, names: Iterable[str]) -> int:
+        """Return the bytes that files in the folder take on the disk; missing ones take none (OSError)."""
+        total = 0
+        with self.entered() as folder:
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # of which reading says so
+                    total += stored_bytes(os.stat(name, dir_fd=folder, follow_symlinks=False))
+        return total
+
+    def parts(self) -> list[Place]:
+        """Return the folders of data of the parts in the folder, in order; a part has metadata.
+
+        Raises:
+            UsageError: one of them is a link, or cannot be read.
+        """
+        try:
+            with self.entered() as folder:
+                names = sorted((name for name in os.listdir(folder) if part_number(name) >= 0), key=part_number)
+        except OSError:
+            return []
+        return [data for name in names if (data := self.inside(name, DATA)).holds(METADATA)]
+
+
+def stored_bytes(found: os.stat_result) -> int:
+    """Return the bytes that a file takes on the disk: with holes it can have any size."""
+    return min(found.st_size, 512 * found.st_blocks) or min(found.st_size, 4096)  # small ones may stand in the folder
+
+
+def part_number(name: str) -> int:
+    """Return the number of a part by its name; -1: the name is of no part, but of a copy of the user's, for example."""
+    match = _PART_NAME.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
+class NewPart:
+    """A part that is being written, in a hidden folder until it is finished.
+
+    Args:
+        folder: of the dataset.
+        name: of the hidden folder, which must not be there.
+
+    Attributes:
+        episodes, steps, nbytes: that have been written.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._place, self._name = Place(folder), name
+        self.episodes = self.steps = self.nbytes = 0
+        with self._place.entered() as above:
+            os.mkdir(name, dir_fd=above)
+            self._folder = enter(above, name)
+        os.mkdir(DATA, dir_fd=self._folder)
+        self._data = enter(self._folder, DATA)
+
+    def add(self, encoded: bytes, steps: int) -> None:
+        """Write an episode (OSError)."""
+        name = str(self.episodes)
+        os.mkdir(name, dir_fd=self._data)
+        episode = enter(self._data, name)
+        try:
+            _write(episode, EPISODE_FILE, encoded)
+            _write(episode, METADATA, b'{"id": %d, "total_steps": %d}' % (self.episodes, steps))
+        finally:
+            os.close(episode)
+        self.episodes, self.steps, self.nbytes = self.episodes + 1, self.steps + steps, self.nbytes + len(encoded)
+
+    def finish(self, about: Mapping[str, object]) -> None:
+        """Write the metadata, with what has been counted, and give the folder the name of the next part.
+
+        Raises:
+            OSError: it cannot be done, or somebody has put something else in the place of the folder.
+        """
+        counts = {"total_episodes": self.episodes, "total_steps": self.steps}
+        metadata = {**about, **counts, "dataset_size": round(self.nbytes / 1e6, 1)}
+        _write(self._data, METADATA, json.dumps(metadata).encode())  # with Infinity, as Minari has it
+        with self._place.entered() as above:
+            if not os.path.samestat(os.stat(self._name, dir_fd=above, follow_symlinks=False), os.fstat(self._folder)):
+                raise OSError(errno.ESTALE, f"somebody has replaced {self._name}")
+            number = max(map(part_number, os.listdir(above)), default=-1) + 1
+            while not self._is_named(f"{PART}{number:05}", above):
+                number += 1
+        self.close()
+
+    def _is_named(self, name: str, above: int) -> bool:
+        """Give the folder a name; whether it could be: another writer may have just taken it."""
+        try:
+            os.rename(self._name, name, src_dir_fd=above, dst_dir_fd=above)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self._data)
+        os.close(self._folder)
+
+
+def _write(folder: int, name: str, content: bytes) -> None:
+    descriptor = os.open(name, _NEW, 0o666, dir_fd=folder)
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]
+    finally:
+        os.close(descriptor)
+
+
+def remove_hidden(folder: Path, name: str) -> None:
+    """Remove the hidden folder of a writer from a dataset, or a link of that name, as far as possible.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    with Place(folder).entered() as above:
+        remove_tree(name, dir_fd=above)
+
+
+def make_folder(folder: Path, name: str) -> None:
+    """Make the folder of a dataset, and find out whether a hidden folder can be made in it.
+
+    Raises:
+        OSError: it cannot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_hidden(folder, name)
+    with Place(folder).entered() as above:
+        os.mkdir(name, dir_fd=above)
+        os.rmdir(name, dir_fd=above)

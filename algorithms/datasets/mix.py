@@ -1,0 +1,252 @@
+"""Batches of which a share comes from datasets: of several, or of datasets and of what actors play."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from appo.algorithms.datasets.columns import NOTHING, Gather, Needs, ShuffledReader
+from appo.algorithms.datasets.config import InputConfig, Mix
+from appo.algorithms.datasets.episodes import form_of
+from appo.algorithms.datasets.reader import Dataset, open_dataset
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.learning.batches import IS_READ, Batch, BatchCounts, BatchSource, Entered, Feedback
+from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories
+from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
+from appo.envs.spec import Array, EnvSpec
+from appo.utils.errors import UsageError
+
+Read = Callable[[int, int], Batch]
+"""Returns the batch of so many units that follows so many steps; the first argument is the steps."""
+
+
+def datasets_of(flags: InputConfig, spec: EnvSpec) -> list[tuple[Dataset, float]]:
+    """Open the datasets of `--input`, each with its share of all that is read.
+
+    Raises:
+        UsageError: one cannot be read, or shows or takes something else than the spec says, or skips other frames.
+    """
+    mix, form = flags.mix, form_of(spec.action)
+    found = []
+    for words, share in mix.datasets:
+        dataset = open_dataset(words, flags.postprocess_inputs, form)
+        if (dataset.spec.observations, dataset.spec.action) != (spec.observations, spec.action):
+            raise UsageError(f"--input: {words[0]} shows or takes something else than the environment")
+        own, its = dataset.spec.frames_per_step, spec.frames_per_step
+        if dataset.says_frames and own != its:
+            raise UsageError(f"--input: a step of {words[0]} is {own} frames and not {its}, as of the environment")
+        found.append((dataset, share / (1.0 - mix.sampler)))
+    return found
+
+
+def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather, needs: Needs = NOTHING) -> Read:
+    """Return what reads batches of the datasets of `--input`, by their shares.
+
+    Args:
+        flags: of input.
+        spec: of what is shown and taken.
+        unit_rows: of a unit.
+        gather: makes batches of units.
+        needs: what every episode must have, and what is done to rewards.
+    """
+    readers = [
+        (ShuffledReader(dataset, flags.shuffle_buffer_size, unit_rows, gather, needs), share)
+        for dataset, share in datasets_of(flags, spec)
+    ]
+    if len(readers) == 1:
+        return readers[0][0].read
+
+    turns = turns_of([share for _, share in readers])
+    density = [reader.steps_per_unit for reader, _ in readers]
+    mean_density = sum(share * one for (_, share), one in zip(readers, density, strict=True))
+
+    def read(samples: int, units: int) -> Batch:
+        begin = int(samples / mean_density)
+        before, after = (units_before(turns, number, len(readers)) for number in (begin, begin + units))
+        parts = [
+            reader.read(int(before[i] * density[i]), int(after[i] - before[i]))
+            for i, (reader, _) in enumerate(readers)
+            if after[i] > before[i]
+        ]
+        return joined(parts)
+
+    return read
+
+
+PERIOD = 10_000
+"""Units after which datasets take turns as before, and of which shares are whole numbers."""
+
+
+def turns_of(shares: Sequence[float]) -> Array:
+    """Return whose turn it is, numbers of datasets for about a `PERIOD`: as evenly spread as their shares allow.
+
+    So shares hold however small batches are, over many of them where there is not a unit for each dataset.
+
+    >>> turns_of([0.5, 0.25, 0.25])[:8].tolist()
+    [0, 1, 2, 0, 0, 1, 2, 0]
+    """
+    counts = [max(1, count) for count in shares_of(PERIOD, shares)]
+    moments = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    turns: Array = np.repeat(np.arange(len(counts)), counts)[np.argsort(moments, kind="stable")]
+    return turns
+
+
+def units_before(turns: Array, number: int, datasets: int) -> Array:
+    """Return how many of the first units each dataset has had, [D]."""
+    periods, within = divmod(number, len(turns))
+    counts: Array = periods * np.bincount(turns, minlength=datasets) + np.bincount(turns[:within], minlength=datasets)
+    return counts
+
+
+def shares_of(units: int, shares: Sequence[float]) -> list[int]:
+    """Divide units by shares that add up to one; those that are left over go to the largest remainders.
+
+    >>> shares_of(10, [0.5, 0.26, 0.24])
+    [5, 3, 2]
+    """
+    wanted = [units * share for share in shares]
+    counts = [int(one + 1e-9) for one in wanted]
+    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - wanted[i])
+    for i in by_remainder[: units - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def mixed_in(
+    source: BatchSource,
+    read: Read,
+    context: Context,
+    trajectories: Trajectories,
+    *,
+    units: int = 1,
+    resize: Callable[[int], None] | None = None,
+) -> MixedBatches:
+    """Return a source whose batches have the part from datasets that `--input` says.
+
+    Args:
+        source: of what is played.
+        read: reads from the datasets.
+        context: of the learner.
+        trajectories: the shared arrays.
+        units: that a column is, for `read` and for the shares.
+        resize: lets the source give so many units; None: a unit is a column, which it can do itself.
+
+    Raises:
+        UsageError: the learner trains on a GPU.
+    """
+    if context.buffered:
+        raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
+    mix, columns = context.flags.mix, context.flags.macro_batch_columns
+    ledger = LearnerLedger(trajectories, context.policy)
+    return MixedBatches(source, read, mix, columns, ledger, units=units, resize=resize or source.resize)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the batch of all columns of some."""
+    named = [batch.named() for batch in batches]
+    return Batch.of({name: torch.cat([one[name] for one in named], dim=1) for name in named[0]})
+
+
+def _marked(batch: Batch, *, is_read: bool) -> Batch:
+    return replace(batch, recorded={**batch.recorded, IS_READ: torch.full_like(batch.valid, is_read)})
+
+
+class MixedBatches:
+    """Gives the batches of a source, each with columns from datasets behind its own; a `BatchSource`.
+
+    Steps of datasets are marked (`IS_READ`). They are used, and are no samples: the budget counts what is played. What
+    is read next follows from the number of steps used so far, which outlives the learner.
+
+    Args:
+        source: of what is played.
+        read: reads from the datasets.
+        mix: how much of a batch is read.
+        columns: of a batch.
+        ledger: of the learner, who notes its counts in it before every `take`.
+        units: that a column is, for `read` and for the shares.
+        resize: lets the source give so many units.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        read: Read,
+        mix: Mix,
+        columns: int,
+        ledger: LearnerLedger,
+        *,
+        units: int,
+        resize: Callable[[int], None],
+    ) -> None:
+        self.source, self.read, self.mix, self.ledger = source, read, mix, ledger
+        self.units, self._resize_source = units, resize
+        self.hold, self._version, self._own = source.hold, 0, 0
+        self._steps, self._read_steps = 0, 0
+        self.resize(columns)
+
+    @property
+    def staged_samples(self) -> int:
+        """Steps in the batch that is being filled."""
+        return self.source.staged_samples
+
+    @property
+    def waiting(self) -> int:
+        """Return how much the source has to do."""
+        return self.source.waiting
+
+    def counts(self) -> BatchCounts:
+        """Return what became of the trajectories."""
+        return self.source.counts()
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Hand a slot to the source."""
+        self.source.add(message)
+
+    def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
+        """Let the source go on."""
+        self._version = version
+        return self.source.fill(version)
+
+    def take(self) -> Batch | None:
+        """Return the next batch, if the source has its part of it."""
+        own = self.source.take()
+        if own is None or not self._read_units:
+            return own
+        of_batch = self._read_units / (self._read_units + own.valid.shape[1])
+        read = self.read(int(self.ledger.noted()["used"] * of_batch), self._read_units)
+        read.policy_version.fill_(self._version)  # numbers of another run
+        self._own = own.valid.shape[1]
+        steps = int(read.valid.sum())
+        self._steps, self._read_steps = self._steps + int(own.valid.sum()) + steps, self._read_steps + steps
+        return joined([_marked(own, is_read=False), _marked(read, is_read=True)])
+
+    def entered(self) -> Entered:
+        """Return the steps of the source that have entered training since the last call."""
+        return self.source.entered()
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
+        """Tell the source what concerns its own part."""
+        return self.source.trained([self._of_source(said) for said in feedback])
+
+    def _of_source(self, said: Feedback) -> Feedback:
+        if "priority" not in said or not self._read_units:
+            return said
+        return {**said, "priority": np.asarray(said["priority"])[:, : self._own]}
+
+    def resize(self, columns: int) -> None:
+        """Make batches of so many columns."""
+        played = self.mix.played(columns * self.units)
+        self._read_units = columns * self.units - played
+        self._resize_source(played)
+
+    def weights_replaced(self) -> None:
+        """Drop what the source must drop."""
+        self.source.weights_replaced()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the source, and the share of steps that were read since the last call."""
+        steps, read, self._steps, self._read_steps = self._steps, self._read_steps, 0, 0
+        return self.source.metrics() | ({"input/share": read / steps} if steps else {})

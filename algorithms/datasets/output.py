@@ -1,0 +1,293 @@
+"""`--output`: the worker that writes what is played in training into a dataset, from the rings that actors fill."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from appo.algorithms.datasets.config import COLUMNS, RunOutputConfig
+from appo.algorithms.datasets.episodes import POLICY_VERSION, Episode, EpisodeAssembler, Steps
+from appo.algorithms.datasets.writer import DatasetWriter, open_folder, require_pyarrow
+from appo.algorithms.runtime.memory.arena import Arena, Field
+from appo.algorithms.runtime.memory.output_ring import Entry, OutputRing
+from appo.algorithms.runtime.memory.slots import Recorded
+from appo.algorithms.runtime.messages import Message, OutputReport, Stop, Wake
+from appo.envs.spec import EnvSpec
+from appo.utils.errors import ResourceError, UsageError, text_of
+from appo.utils.timing import COPYING, FRAMEWORK, clock
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 1.0
+SAY_SECONDS = 60.0
+RING_SHARE = 4
+"""One part in so many of `--output_memory_mb` is for what waits to be written."""
+
+
+class Counts(NamedTuple):
+    """Counts that the writer keeps in the arena for a successor, who loses what is open and what is held.
+
+    Attributes:
+        episodes, steps, parts: that are whole.
+        dropped_episodes: that will be in no part. Steps are all others that were taken out of the rings.
+        open_episodes, open_steps: in the part that is being written.
+        held_episodes, held_steps: in memory, of episodes that have no end yet.
+    """
+
+    episodes: int = 0
+    steps: int = 0
+    parts: int = 0
+    dropped_episodes: int = 0
+    open_episodes: int = 0
+    open_steps: int = 0
+    held_episodes: int = 0
+    held_steps: int = 0
+
+
+def columns_of(config: RunOutputConfig, recorded: Mapping[str, Recorded]) -> dict[str, Recorded]:
+    """Return those fields that acting records in slots which are written."""
+    return {name: one for name, one in recorded.items() if name in COLUMNS and name in config.output_columns}
+
+
+def output_fields(
+    config: RunOutputConfig, sizes: dict[str, int], spec: EnvSpec, recorded: Mapping[str, Recorded]
+) -> list[Field]:
+    """Declare the rings between actors and writer."""
+    most_bytes = (config.output_memory_mb << 20) // RING_SHARE // max(1, sizes["G"])
+    return OutputRing.plan(sizes, spec, columns_of(config, recorded), most_bytes)
+
+
+def attach_ring(config: RunOutputConfig, arena: Arena, spec: EnvSpec, recorded: Mapping[str, Recorded]) -> OutputRing:
+    """Return the rings as laid out in the arena."""
+    return OutputRing.attach(arena, spec, columns_of(config, recorded))
+
+
+def check_output(config: RunOutputConfig, spec: EnvSpec, name: str) -> None:
+    """Refuse what cannot be written, before anything is played; remove what a start before has left open.
+
+    Raises:
+        UsageError: pyarrow is missing, the folder cannot be written or holds a dataset of other spaces, or no
+            trajectory has the last observations of episodes.
+    """
+    if find_spec("pyarrow") is None:
+        require_pyarrow("output")
+    if spec.same_step:
+        raise UsageError(
+            "--output: this vector environment resets in the step that ends an episode, so that no trajectory has the"
+            " last observation; take --env_vectorization=python"
+        )
+    open_folder(Path(config.output).absolute(), name, spec)
+
+
+def writer_name(run: Path) -> str:
+    """Return a name that the writer of no other run has."""
+    return f"{run.name}-{zlib.crc32(str(run.absolute()).encode()):08x}"
+
+
+class OutputWriter:
+    """Takes trajectories out of the rings, puts episodes together and writes them; nobody waits for it.
+
+    What cannot be written, as the disk is full or for any other reason, is dropped and counted, as training must go on;
+    the next episode is tried again.
+
+    Args:
+        config: the flags.
+        ring: what actors fill.
+        make: makes the writer of the dataset, when the first episode has ended.
+        skips_first: the first episode of each row of an actor begins somewhere in its middle.
+        looks: entries come without a message, as actors are other processes.
+        now: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: RunOutputConfig,
+        ring: OutputRing,
+        make: Callable[[], DatasetWriter],
+        *,
+        skips_first: bool,
+        looks: bool,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config, self.ring, self.skips_first, self.looks, self.now = config, ring, skips_first, looks, now
+        self._make = make
+        self._writer: DatasetWriter | None = None
+        self._groups: dict[int, _Group] = {}
+        self._most_bytes = (config.output_memory_mb << 20) * (RING_SHARE - 1) // RING_SHARE
+        before = Counts(*ring.counts[: len(Counts._fields)].tolist())
+        self._before = before._replace(
+            dropped_episodes=before.dropped_episodes + before.open_episodes + before.held_episodes
+        )
+        self._dropped_episodes = 0  # beside those of the groups
+        self._is_woken, self._reported, self._said = True, now(), -SAY_SECONDS
+        self._note()
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Look into the rings; at the end write what is left, and drop what has no end."""
+        if isinstance(message, Wake):
+            self._is_woken = True
+        elif isinstance(message, Stop):
+            while self._take():
+                pass
+            for group in self._groups.values():
+                group.assembler.close()
+            if self._writer is not None:
+                self._try(self._writer.close)
+            self._note()
+            yield self._report()
+
+    def pending(self) -> bool:
+        """Whether there is a trajectory."""
+        return self._is_woken or (self.looks and bool(self.ring.waiting().any()))
+
+    def work(self) -> Iterator[Message]:
+        """Take one trajectory."""
+        clock.enter(COPYING)
+        self._is_woken = self._take()
+        clock.enter(FRAMEWORK)
+        if self.now() - self._reported >= REPORT_SECONDS:
+            yield self._report()
+
+    def _take(self) -> bool:
+        """Take the oldest trajectory of the group that has most of them, if there is one; whether there was."""
+        waiting = self.ring.waiting()
+        index = int(waiting.argmax())
+        if not waiting[index]:
+            return False
+        place, entry = self.ring.oldest(index)
+        group = self._group(index, entry)
+        try:
+            for episode in group.assembler.add(self._steps(index, place)):
+                self._write(episode)
+            self._keep_within_memory()
+        except Exception as error:  # the memory is short, for example
+            group.assembler.close()
+            self._say_dropped(error)
+        self.ring.take(index)
+        self._note()
+        return True
+
+    def _group(self, index: int, entry: Entry) -> _Group:
+        """Return the state of a group, after what is missing between its last trajectory and this one is dropped."""
+        known = self._groups.get(index)
+        if known is None or known.entry.generation != entry.generation:
+            if known is not None:
+                known.assembler.close()
+                self._dropped_episodes += known.assembler.dropped_episodes
+            rows = self.ring.valid.shape[3]
+            assembler = EpisodeAssembler(rows, self.skips_first and bool(entry.is_first))
+            known = self._groups[index] = _Group(assembler, entry)
+        elif known.entry.number + 1 != entry.number:
+            known.assembler.close()
+        known.entry = entry
+        return known
+
+    def _steps(self, group: int, place: int) -> Steps:
+        r = self.ring
+        infos = {name: array[group, place] for name, array in r.recorded.items()}
+        if POLICY_VERSION in self.config.output_columns:
+            infos[POLICY_VERSION] = r.policy_version[group, place]
+        names = ("first", "valid", "reward", "terminated", "truncated", "action")
+        of_steps = {name: getattr(r, name)[group, place] for name in names}
+        return Steps({key: array[group, place] for key, array in r.obs.items()}, **of_steps, infos=infos)
+
+    def _write(self, episode: Episode) -> None:
+        if self._writer is None:
+            self._try(self._open)
+        writer = self._writer
+        if writer is None or not self._try(lambda: writer.add(episode)):
+            self._dropped_episodes += 1
+        elif writer.is_full:
+            self._try(writer.close)
+            self._note()
+
+    def _open(self) -> None:
+        self._writer = self._make()
+
+    def _try(self, action: Callable[[], None]) -> bool:
+        """Do something that needs the disk; whether it was done. If not, the open part is dropped."""
+        try:
+            action()
+        except Exception as error:  # of the disk, of the folder's content, of Arrow
+            if self._writer is not None:
+                self._dropped_episodes += self._writer.abandon()
+            self._say_dropped(error)
+            return False
+        return True
+
+    def _say_dropped(self, error: Exception) -> None:
+        known = isinstance(error, ResourceError | UsageError)
+        what = str(error) if known else f"{type(error).__name__}: {text_of(error)[:200]}"
+        self._say(f"{what.removeprefix('--output: ')}: episodes are dropped until it can be written again")
+
+    def _keep_within_memory(self) -> None:
+        """Let episodes that have no end yet hold their own steps alone, and drop the longest, until all of them fit."""
+        groups = list(self._groups.values())
+        if sum(group.held_bytes for group in groups) <= self._most_bytes:
+            return
+        for group in groups:
+            group.assembler.compact()
+        while sum(group.held_bytes for group in groups) > self._most_bytes:
+            longest = max(groups, key=lambda group: max(group.assembler.open_steps))
+            open_steps = longest.assembler.open_steps
+            longest.assembler.break_off(open_steps.index(max(open_steps)))
+            self._say("episodes that have no end yet do not fit into --output_memory_mb: the longest are dropped")
+
+    def _say(self, line: str) -> None:
+        if self.now() - self._said >= SAY_SECONDS:
+            self._said = self.now()
+            log.warning("--output: %s", line)
+
+    def counts(self) -> Counts:
+        """Return what has become of all that was taken, by all writers in this place."""
+        before, writer, groups = self._before, self._writer, self._groups.values()
+        open_episodes, open_steps = writer.open_counts if writer is not None else (0, 0)
+        written = (writer.episodes, writer.steps, writer.parts) if writer is not None else (0, 0, 0)
+        return Counts(
+            episodes=before.episodes + written[0] - open_episodes,
+            steps=before.steps + written[1] - open_steps,
+            parts=before.parts + written[2],
+            dropped_episodes=before.dropped_episodes
+            + self._dropped_episodes
+            + sum(group.assembler.dropped_episodes for group in groups),
+            open_episodes=open_episodes,
+            open_steps=open_steps,
+            held_episodes=sum(sum(map(bool, group.assembler.open_steps)) for group in groups),
+            held_steps=sum(sum(group.assembler.open_steps) for group in groups),
+        )
+
+    def _note(self) -> None:
+        self.ring.counts[: len(Counts._fields)] = self.counts()
+
+    def _report(self) -> OutputReport:
+        self._reported = self.now()
+        found, ring = self.counts(), self.ring
+        played = int(ring.taken[:, 1].sum()) + int(ring.left_out[:, 1].sum())
+        return OutputReport(
+            {
+                "episodes": found.episodes + found.open_episodes,
+                "steps": found.steps + found.open_steps,
+                "parts": found.parts,
+                "dropped_episodes": found.dropped_episodes,
+                "dropped_steps": played - found.steps - found.open_steps - found.held_steps,
+            }
+        )
+
+
+@dataclass
+class _Group:
+    """State of a group: its episodes that have no end yet, and the trajectory that came last."""
+
+    assembler: EpisodeAssembler
+    entry: Entry
+
+    @property
+    def held_bytes(self) -> int:
+        own = sum(self.assembler.open_steps) * self.assembler.step_bytes
+        return own + self.assembler.shared_bytes

@@ -1,0 +1,374 @@
+"""A replay on disk, so that a later start of the run goes on with it (`--save_replay`).
+
+The file is an image of the shared memory, with room for all of it and holes where nothing has been inserted. New
+content alone is written. The words of columns come last, and words of columns that will be overwritten are struck out
+first: whenever writing is cut off, all columns that still have a word are whole.
+
+Each column has a checksum. What changes with every batch (priorities, words) has one together, which does not count
+while it is written. Files of before there were checksums get them with the next writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+
+from appo.algorithms.replay.frame_stores import LARGEST
+from appo.algorithms.replay.storage import ReplayStorage
+from appo.algorithms.runtime.disk import DiskThread
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.messages import Begin, Message, Stop, WorkerReport
+from appo.utils.logging import SHOWN, take_raised
+from appo.utils.run_folder import open_own, put_aside_own, update_own
+
+log = logging.getLogger(__name__)
+
+HEADER_BYTES = PAGE = 4096
+WORD, DRAWN, CHECK = "word", "drawn", "check"
+WHOLE = ("note", "leaf", "largest", "pace")
+"""Arrays that are written as a whole every time, as priorities change everywhere."""
+REST = 512
+"""Place of the checksum of words, of `drawn` and of `WHOLE` but for notes; one sector of a disk is written whole."""
+NOT_WRITTEN = b"%08x" % 0
+
+
+class ReplayFile:
+    """The file of a replay.
+
+    Args:
+        path: of the file.
+        storage: the replay.
+    """
+
+    def __init__(self, path: Path, storage: ReplayStorage) -> None:
+        self.path, self.storage = path, storage
+        self._saved: Array | None = None  # words of the columns that are whole in the file; None: not looked at
+        self._arrays = storage.shared()
+        self._check = np.zeros(storage.columns, np.uint32)  # of columns that are whole in the file
+        frames = [f"obs.{key}.{name}" for key, ring in storage.rings.items() for name in ring.store.NAMES]
+        self._of_columns = [name for name in self._arrays if name not in (WORD, *WHOLE, *frames)]
+        self._place, self._nbytes = {}, HEADER_BYTES
+        for name, array in (*self._arrays.items(), (CHECK, self._check)):  # the last one is not in files of before
+            self._place[name] = self._nbytes
+            self._nbytes += -(-array.nbytes // PAGE) * PAGE
+        shapes = {name: (array.shape, array.dtype.name) for name, array in self._arrays.items()}
+        digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
+        numbers = f"{storage.columns} {storage.rollout}"
+        self._unchecked = f"replay 1 {digest}\n{numbers}\n".encode()
+        self._header = f"replay 2 {digest}\n{numbers} {zlib.crc32(numbers.encode()):08x}\n".encode()
+
+    # ---- out
+
+    def save(self) -> int:
+        """Write what is new, while columns may be inserted; return how many steps can be drawn of what the file has.
+
+        Raises:
+            OSError: the disk is full, or refuses; what was whole in the file still is.
+        """
+        storage = self.storage
+        descriptor = self._open()
+        try:
+            word = storage.word.copy()
+            rest = {"note": self._arrays["note"].copy()}  # now: those of columns that are kept have their checksums
+            saved = self._begin(descriptor)
+            os.pwrite(descriptor, NOT_WRITTEN, REST)
+            os.fdatasync(descriptor)
+            is_whole = (word > 0) & (word % 2 == 0) & (storage.word == word)
+            kept = is_whole & (saved == word)
+            self._saved = np.where(kept, word, 0)
+            self._write(descriptor, WORD, self._saved)
+            os.fdatasync(descriptor)
+            for begin, end in runs(is_whole & ~kept):
+                self._write_columns(descriptor, begin, end)
+                for column in range(begin, end):
+                    self._check[column] = self._checksum(column, int(word[column]))
+            self._write(descriptor, CHECK, self._check)
+            rest |= {name: self._arrays[name].copy() for name in WHOLE[1:]}
+            rest[DRAWN] = storage.arrays[DRAWN][: _used(word)].copy()
+            for name, array in rest.items():
+                self._write(descriptor, name, array)
+            os.fdatasync(descriptor)
+            # A column whose place has been taken meanwhile may have been copied in the middle of that.
+            is_whole &= storage.word == word
+            self._saved = np.where(is_whole, word, 0)
+            self._write(descriptor, WORD, self._saved)
+            os.fdatasync(descriptor)
+            os.pwrite(descriptor, _checksum_of_rest(self._saved, rest), REST)
+            os.fdatasync(descriptor)
+            return int(np.count_nonzero(storage.arrays["valid"][is_whole]))
+        finally:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        """Open the file to write; one of another shape is put aside."""
+        descriptor = update_own(self.path)
+        if os.fstat(descriptor).st_size and not self._header_in(descriptor):
+            os.close(descriptor)
+            log.warning("%s is put aside as %s, it is of another shape", self.path, put_aside_own(self.path))
+            descriptor = update_own(self.path)
+        return descriptor
+
+    def _begin(self, descriptor: int) -> Array:
+        """Return the words of the columns that are whole in the file, with a checksum each; the file may be new."""
+        words, header = np.zeros_like(self.storage.word), self._header_in(descriptor)
+        os.ftruncate(descriptor, self._nbytes)
+        if header and self._saved is not None:
+            words = self._saved
+        elif header:  # a learner that takes the place of one that died goes on with its file
+            self._read(descriptor, WORD, words)
+            self._read(descriptor, CHECK, self._check)
+        if header == self._unchecked:
+            words = np.where(words == self.storage.word, words, 0)  # what is taken since has another checksum
+            for column in np.flatnonzero(words).tolist():
+                self._check[column] = self._checksum(column, int(words[column]))
+            self._write(descriptor, WORD, words)
+            self._write(descriptor, CHECK, self._check)
+            os.fdatasync(descriptor)
+        if header != self._header:
+            os.pwrite(descriptor, self._header, 0)
+        return words
+
+    def _checksum(self, column: int, word: int) -> int:
+        """Return the checksum of all of a column that stays as it is, as memory has it."""
+        found = zlib.crc32(_bytes_of(np.array([word, *self._arrays["note"][column, 1:]], np.int64)))
+        for name in self._of_columns:
+            if name != DRAWN:
+                found = zlib.crc32(_bytes_of(self._arrays[name][column]), found)
+        for name, begin, end in self._frames_of(column):
+            found = zlib.crc32(_bytes_of(self._arrays[name][begin:end]), found)
+        return found
+
+    def _frames_of(self, column: int) -> Iterator[tuple[str, int, int]]:
+        """Yield where frames of a column lie: array, from and to."""
+        for key, ring in self.storage.rings.items():
+            for array, places in ring.places(column).items():
+                yield from ((f"obs.{key}.{array}", *place) for place in places)
+
+    def _write_columns(self, descriptor: int, begin: int, end: int) -> None:
+        for name in self._of_columns:
+            self._write(descriptor, name, self._arrays[name][begin:end], begin)
+        for column in range(begin, end):
+            for name, first, after in self._frames_of(column):
+                self._write(descriptor, name, self._arrays[name][first:after], first)
+
+    def _header_in(self, descriptor: int) -> bytes:
+        """Return the header of the file if it is of this shape, with checksums or of before there were any."""
+        size, begin = os.fstat(descriptor).st_size, os.pread(descriptor, HEADER_BYTES, 0)
+        sizes = {self._header: (self._nbytes,), self._unchecked: (self._place[CHECK], self._nbytes)}
+        return next((header for header in sizes if begin.startswith(header) and size in sizes[header]), b"")
+
+    def _write(self, descriptor: int, name: str, array: Array, begin: int = 0) -> None:
+        """Write elements of an array from index `begin` on."""
+        left = _bytes_of(array)
+        place = self._place[name] + begin * (array.nbytes // max(1, len(array)))
+        while left:
+            written = os.pwrite(descriptor, left[: 1 << 30], place)
+            left, place = left[written:], place + written
+
+    # ---- in
+
+    def load(self) -> None:
+        """Fill the replay, which must be empty, with what the file holds, if there is such a file.
+
+        A file that is damaged, or of a replay of another shape, is put aside with a warning.
+        """
+        storage = self.storage
+        try:
+            with open_own(self.path) as file:
+                self._read_all(file.fileno())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            try:
+                where = f"put aside as {put_aside_own(self.path)}"
+            except OSError as refused:
+                where = f"left as it is ({refused.strerror})"
+            log.warning("%s is %s, the replay fills again: %s", self.path, where, error, extra=SHOWN)
+        if not storage.word.any():  # nothing of what has been read counts
+            for name in WHOLE:
+                self._arrays[name][:] = 0
+        storage.recover()
+        self._saved = storage.word.copy()
+        if storage.size:
+            log.info("the replay goes on with %d steps of %s", storage.size, self.path)
+
+    def _read_all(self, descriptor: int) -> None:
+        storage, arrays = self.storage, self._arrays
+        if not os.fstat(descriptor).st_size:
+            return  # the first writing was cut off before its first byte
+        header = self._header_in(descriptor)
+        if not header:
+            raise ValueError("it is of a replay of another shape, or cut off")
+        word = np.zeros_like(storage.word)
+        whole, used = self._read_words(descriptor, word), _used(word)
+        storage.reserve_columns(used)
+        for name in WHOLE:
+            self._read(descriptor, name, arrays[name])
+        for name in self._of_columns:
+            self._read(descriptor, name, arrays[name][:used])
+        if header == self._header:
+            self._read(descriptor, CHECK, self._check)
+            if os.pread(descriptor, len(NOT_WRITTEN), REST) not in (NOT_WRITTEN, _checksum_of_rest(word, arrays)):
+                raise ValueError("it is damaged: words or priorities are not as they were written")
+        if not len(whole):
+            return  # the first writing was cut off
+        self._check_columns(whole)
+        for key, ring in storage.rings.items():
+            for array, into in ring.reserve(whole[np.argsort(word[whole])]):
+                self._read(descriptor, f"obs.{key}.{array}", into)
+        self._check_content(whole, word, has_checks=header == self._header)
+        leaf = arrays["leaf"][: storage.columns * storage.leaves].reshape(storage.columns, storage.leaves)
+        leaf[word == 0] = 0.0
+        arrays["note"][:, 0] = -1  # they came from no slot of this start
+        storage.word[:] = word
+
+    def _read_words(self, descriptor: int, word: Array) -> Array:
+        """Read the words of columns; return which columns are whole."""
+        self._read(descriptor, WORD, word)
+        whole = np.flatnonzero(word)
+        number = word[whole] // 2
+        are_numbers = not (word % 2).any() and (number >= 1).all() and (number < LARGEST).all()
+        if not are_numbers or ((number - 1) % self.storage.columns != whole).any():
+            raise ValueError("it is damaged: its columns have other places")
+        return whole
+
+    def _check_columns(self, whole: Array) -> None:
+        """Refuse what would be read beside arrays later: flags that are no flags, and actions that there are not."""
+        arrays, parts = self.storage.arrays, self.storage.spec.action.parts
+        flags = [array for array in arrays.values() if array.dtype == np.bool_]
+        if any((flag.view(np.uint8)[whole] > 1).any() for flag in flags):
+            raise ValueError("it is damaged: a flag is neither true nor false")
+        sizes = [2 if part.kind == "bernoulli" else part.size for part in parts for _ in range(part.num_values)]
+        action, counts = arrays["action"][whole], self._arrays["note"][whole, 1:]
+        if ((counts < 0) | (counts >= LARGEST)).any():
+            raise ValueError("it is damaged: steps are counted wrongly")
+        if action.dtype.kind == "i" and ((action < 0) | (action >= sizes)).any():
+            raise ValueError("it is damaged: an action is no choice")
+        if not all(
+            np.isfinite(one).all() and (one >= 0).all() for one in (self._arrays["leaf"], self._arrays["largest"])
+        ):
+            raise ValueError("it is damaged: a priority is negative or no number")
+
+    def _check_content(self, whole: Array, word: Array, *, has_checks: bool) -> None:
+        """Refuse columns that are not as they were written, and numbers that nothing can be learned from."""
+        arrays, observations = self._arrays, [f"obs.{key}" for key in self.storage.obs]
+        for column in whole.tolist():
+            if has_checks and self._checksum(column, int(word[column])) != self._check[column]:
+                raise ValueError(f"it is damaged: trajectory {word[column] // 2} is not as it was written")
+            valid = arrays["valid"][column]
+            for name in ("reward", *observations):
+                values = arrays[name][column][: len(valid)][valid]
+                if values.dtype.kind == "f" and not np.isfinite(values).all():
+                    raise ValueError(f"it is damaged: {name} of trajectory {word[column] // 2} is no number")
+
+    def _read(self, descriptor: int, name: str, into: Array) -> None:
+        left, place = into.reshape(-1).view(np.uint8).data, self._place[name]
+        while left:
+            count = os.preadv(descriptor, [left[: 1 << 30]], place)
+            if not count:
+                raise ValueError("it is cut off")
+            left, place = left[count:], place + count
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _used(word: Array) -> int:
+    """Return the number of places up to the last one with a word."""
+    return int(np.flatnonzero(word).max(initial=-1)) + 1
+
+
+def _checksum_of_rest(word: Array, rest: Mapping[str, Array]) -> bytes:
+    """Return the checksum of words and of all that changes with every batch; notes are in the checksums of columns."""
+    found = zlib.crc32(_bytes_of(word))
+    for array in (*(rest[name] for name in WHOLE[1:]), rest[DRAWN][: _used(word)]):
+        found = zlib.crc32(_bytes_of(array), found)
+    return b"%08x" % (found or 1)
+
+
+def kept_shape(path: Path) -> tuple[int, int] | None:
+    """Return columns and steps of each that the file of a replay has; None: it does not say so."""
+    with contextlib.suppress(OSError, ValueError):
+        with open_own(path) as file:
+            columns, rollout, *check = file.read(HEADER_BYTES).partition(b"\n")[2].partition(b"\n")[0].split()
+        if not check or int(check[0], 16) == zlib.crc32(columns + b" " + rollout):
+            return int(columns), int(rollout)
+    return None
+
+
+def runs(chosen: Array) -> list[tuple[int, int]]:
+    """Return where runs of True [N] begin and end.
+
+    >>> runs(np.array([True, True, False, True]))
+    [(0, 2), (3, 4)]
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False]))))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+class ReplayKeeper:
+    """Writes what is new of the replay that its process has, in a thread of its own and when the run stops.
+
+    It is beside the learner, or beside a shard.
+
+    Args:
+        file: of the replay; None: it is not kept.
+        seconds: from one time to the next.
+        clock: monotonic seconds.
+        name: of this worker.
+    """
+
+    def __init__(
+        self,
+        file: ReplayFile | None,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        name: str = "replay",
+    ) -> None:
+        self.file, self.seconds, self.clock, self.name = file, seconds, clock, name
+        self.thread = DiskThread("replay")
+        self._writing: Future[None] | None = None
+        self._due = clock() + seconds
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Let main show what has become of the file; write the rest when the run stops."""
+        if isinstance(message, Begin) and (raised := take_raised()):
+            yield WorkerReport(self.name, {}, raised)
+        if isinstance(message, Stop) and self.file is not None:
+            self.thread.finish("saving the replay")
+            self._save(self.file)
+
+    def pending(self) -> bool:
+        """Whether it is time to write."""
+        return self.file is not None and self.clock() >= self._due
+
+    def work(self) -> Iterator[Message]:
+        """Let the thread write, unless it still does."""
+        file = self.file
+        assert file is not None
+        self._due = self.clock() + self.seconds
+        if self._writing is None or self._writing.done():
+            self._writing = self.thread.submit(lambda: self._save(file))
+        yield from ()
+
+    @staticmethod
+    def _save(file: ReplayFile) -> None:
+        """A failure, of a full disk for example, costs nothing but that time."""
+        began = time.monotonic()
+        try:
+            steps = file.save()
+        except OSError as error:
+            log.warning("the replay is not saved, it will be tried again: %s", error)
+        else:
+            log.info("saved %d steps of the replay in %.1f s: %s", steps, time.monotonic() - began, file.path)

@@ -1,0 +1,319 @@
+"""The source of batches that are drawn from a replay (Ape-X, arXiv:1803.00933; priorities: arXiv:1511.05952)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from appo.algorithms.replay.batch_ring import SHOWN, BatchRing, Told
+from appo.algorithms.replay.keeper import ReplayFile
+from appo.algorithms.replay.part import Figures, ReplayPart, batch_shapes
+from appo.algorithms.replay.shards import num_shards, shard_prefix
+from appo.algorithms.replay.storage import Pace, ReplayPlan, ReplayStorage, Samples
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import StateBlock
+from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories, columns_used
+from appo.algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
+from appo.algorithms.runtime.roles import Role
+
+
+class ReplaySource:
+    """Inserts what is handed over into a replay, releases the slots at once, and gives batches drawn from it.
+
+    A step enters when it is inserted. While the learner owes uses of what has entered, slots wait and so hold the
+    actors; while none are owed, the learner waits. All of that is in shared memory: a learner that takes the place of
+    one that died goes on with the same replay, pace and counts. Batches are as `ReplayPart` draws them.
+
+    Args:
+        plan: of the replay.
+        context: of the learner, with the shared memory.
+        trajectories: the shared arrays.
+        lockstep: slots are taken in rounds, one of every group, and released when their uses are made.
+        path: of the file in which the replay is kept; None: there is none.
+
+    Attributes:
+        file: of the replay, from which the first learner of a start has taken it.
+    """
+
+    staged_samples = 0
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        context: Context,
+        trajectories: Trajectories,
+        lockstep: bool = False,
+        path: Path | None = None,
+    ) -> None:
+        assert context.arena is not None
+        assert context.seeds is not None
+        self.trajectories, self.hold, self.policy = trajectories, lockstep, context.policy
+        self.storage = storage = ReplayStorage(plan, context.spec, context.arena, self.policy)
+        self.queue: deque[TrajectoryReady] = deque()
+        self.held: list[TrajectoryReady] = []
+        self.queued_samples = self.trajectories_seen = self.released = self._version = 0
+        self._taken = 0.0  # when the last batch was
+        noted, state = LearnerLedger(trajectories, self.policy).noted(), StateBlock(context.arena, self.policy).read()
+        known = state.meta if state is not None and not any(noted.values()) else noted
+        self._told = int(known["samples"]), int(known["env_steps"])
+        self.file = None if path is None else ReplayFile(path, storage)
+        is_first = not Pace(*storage.pace.tolist()).known  # learner of this start
+        if is_first and self.file is not None:
+            self.file.load()
+        random = np.random.default_rng(context.seeds.spawn(1)[0])
+        self.part = ReplayPart(plan, storage, trajectories, (self.policy, context.num_policies), random)
+        if is_first:
+            self.part.begin(*self._told)
+        self._drawn: Samples | None = None
+        self.staging: dict[str, Array] = {}
+        self.draw_of(plan.batch_size)
+
+    @property
+    def pace(self) -> Pace:
+        """The pace, as it is noted."""
+        return self.part.pace
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a batch is due: training has begun, and the uses of what has been inserted are not all made."""
+        return self.part.owes
+
+    @property
+    def waiting(self) -> int:
+        """Batches that are due and slots that can be taken."""
+        return int(self.is_ready) or len(self._takeable)
+
+    @property
+    def _takeable(self) -> deque[TrajectoryReady]:
+        whole_round = len(self.queue) + len(self.held) == len(self.trajectories.owner)
+        return self.queue if whole_round or not self.hold else deque()
+
+    # ---- in
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Queue a slot unless the message is of an earlier hand-over."""
+        if message.sequence == self.trajectories.sequence[message.slot]:
+            self.queue.append(message)
+            self.trajectories_seen += 1
+            start = columns_used(self.trajectories, message)
+            self.queued_samples += int(np.count_nonzero(self.part.mine(message.slot)[:, start:]))
+            if self.hold:
+                self.queue = deque(sorted(self.queue))
+
+    def fill(self, version: int) -> Iterator[SlotReleased]:
+        """Insert what waits until a batch is due, or all of it if actors are not to be held; release the slots."""
+        self._version = version
+        self.part.figures.add("waiting_slots", len(self.queue))
+        self.part.figures.add("held", float(bool(self.queue) and self.part.holds_actors))
+        while self._takeable and not self.part.holds_actors:
+            message = self.queue.popleft()
+            self.queued_samples -= self.part.insert(message)
+            if self.hold:
+                self.held.append(message)
+            else:
+                yield self._release(message)
+        if self.hold and not self.queue and not self.is_ready:
+            yield from self._release_held()
+
+    def _release(self, message: TrajectoryReady) -> SlotReleased:
+        self.released += 1
+        return SlotReleased(self.policy, message.slot, message.sequence)
+
+    def _release_held(self) -> Iterator[SlotReleased]:
+        held, self.held = self.held, []
+        for message in held:
+            yield self._release(message)
+
+    def counts(self) -> BatchCounts:
+        """Return the counts of the trajectories; nothing is discarded."""
+        held = len(self.queue) + len(self.held)
+        return BatchCounts(self.trajectories_seen, self.released, 0, self.queued_samples, held)
+
+    def entered(self) -> Entered:
+        """Return what has been inserted since the last call; at first, what a predecessor has inserted and not told."""
+        totals = self.storage.totals
+        now = self.pace.samples + totals.samples, self.pace.env_steps + totals.env_steps
+        entered = Entered(now[0] - self._told[0], now[1] - self._told[1])
+        self._told = now
+        return entered
+
+    # ---- out
+
+    def take(self) -> Batch | None:
+        """Draw a batch if one is due; its tensors are overwritten by the next one."""
+        if not self.is_ready:
+            return None
+        self._drawn = self.part.draw(self.staging)
+        age = self._version - self.staging["policy_version"][self.staging["valid"]]
+        self.part.figures.add("age_updates", float(np.mean(age)))
+        self._taken = time.perf_counter()
+        return _as_batch(self.staging)
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
+        """Give what was drawn the priorities that the learner says, and follow the flags with which it learns.
+
+        Args:
+            feedback: "priority", absolute errors [T, B] in the order of the batch, negative where a step has none; and
+                "flags", if they may change while it learns.
+        """
+        if feedback:
+            self.part.figures.add("train_ms", 1e3 * (time.perf_counter() - self._taken))
+        for said in feedback:
+            if self._drawn is not None:
+                self.part.update(self._drawn, np.asarray(said["priority"]))
+            if "flags" in said:
+                self.part.follow(said["flags"])
+        if self.hold and not self.queue and not self.is_ready:
+            yield from self._release_held()
+
+    def resize(self, columns: int) -> None:
+        """Draw for the next batch so many trajectories, or as many steps as there are in them."""
+        self.draw_of(columns * self.storage.rollout)
+
+    def draw_of(self, samples: int) -> None:
+        """Draw so many steps for the next batch."""
+        self.part.plan = replace(self.part.plan, batch_size=samples)
+        segments, state_size = self.storage.arrays["rnn_state"].shape[1:]
+        shapes = batch_shapes(self.part.plan, self.storage.spec, self.storage.rollout, segments, state_size)
+        self.staging = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+
+    def weights_replaced(self) -> None:
+        """Keep everything: what is learned from it does not depend on the weights that acted."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of `REPLAY_METRICS`; means since the last call."""
+        totals, figures = self.storage.totals, self.part.figures.take()
+        figures |= {"size": self.storage.size, "mean_priority": self.storage.mean_priority}
+        figures |= {"dropped": totals.dropped, "unsampled": totals.unsampled}
+        if since := self.part.since_start:
+            figures["uses_per_step"] = self.pace.used / since
+        return {f"replay/{name}": float(value) for name, value in figures.items()}
+
+
+class ShardedSource:
+    """Gives the batches that the shards of a replay have drawn, in turn; they insert, and release slots.
+
+    A step enters when a shard has inserted it and this source sees it. All counts follow from shared memory.
+
+    Args:
+        plan: of the whole replay.
+        context: of the learner, with the shared memory.
+        trajectories: the shared arrays.
+        role: of the shards, which are woken when they get errors back.
+    """
+
+    staged_samples, hold = 0, False
+
+    def __init__(self, plan: ReplayPlan, context: Context, trajectories: Trajectories, role: Role) -> None:
+        assert context.arena is not None
+        self.plan, self.policy, self.trajectories, self.role = plan, context.policy, trajectories, role
+        count = num_shards(context.arena, self.policy)
+        self.rings = [BatchRing(context.arena, shard_prefix(self.policy, shard)) for shard in range(count)]
+        self._batches = [[_as_batch(tensors) for tensors in ring.tensors] for ring in self.rings]
+        noted, state = LearnerLedger(trajectories, self.policy).noted(), StateBlock(context.arena, self.policy).read()
+        known = state.meta if state is not None and not any(noted.values()) else noted
+        self._told = int(known["samples"]), int(known["env_steps"])
+        self._before = context.arena[f"replay.{self.policy}.before"]
+        if not self._before[2]:  # the first learner of this start
+            self._before[:] = (*self._told, 1)
+        self._released_before, self._version, self._shard, self._taken = noted["released"], 0, 0, 0.0
+        self._seen = [ring.figures.copy() for ring in self.rings]
+        self._figures = Figures()
+
+    @property
+    def waiting(self) -> int:
+        """Batches that are there, or steps that have entered and are not counted."""
+        return sum(ring.waiting for ring in self.rings) or int(self._totals() != self._told)
+
+    def counts(self) -> BatchCounts:
+        """Return the counts of the trajectories, as the arena says them; nothing is discarded."""
+        t, policy = self.trajectories, self.policy
+        slots = np.flatnonzero((t.owner >> policy & 1 > 0) & (t.released[:, policy] < t.sequence)).tolist()
+        seen, in_flight = int(t.sequence.sum()) - self._released_before, 0
+        for slot in slots:
+            used = columns_used(t, TrajectoryReady(policy, slot, int(t.sequence[slot]), 0))
+            in_flight += int(np.count_nonzero(t.valid[slot, :, used:]))
+        return BatchCounts(seen, seen - len(slots), 0, in_flight, len(slots))
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Leave the slot to its shard: a successor of a learner hears of it."""
+
+    def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
+        """Do nothing: shards insert."""
+        self._version = version
+        yield from ()
+
+    def take(self) -> Batch | None:
+        """Return the next batch of the next shard that has one."""
+        for offset in range(1, len(self.rings) + 1):
+            shard = (self._shard + offset) % len(self.rings)
+            if self.rings[shard].waiting:
+                self._shard, self._taken = shard, time.perf_counter()
+                batch = self._batches[shard][self.rings[shard].next_place]
+                age = self._version - batch.policy_version[batch.valid]
+                self._figures.add("age_updates", float(age.double().mean()))
+                return batch
+        return None
+
+    def entered(self) -> Entered:
+        """Return what has been inserted since the last call; at first, what a predecessor has not told."""
+        totals = self._totals()
+        entered = Entered(totals[0] - self._told[0], totals[1] - self._told[1])
+        self._told = totals
+        return entered
+
+    def _totals(self) -> tuple[int, int]:
+        samples, env_steps = self._before[:2].tolist()
+        told = [Told(*ring.told.tolist()) for ring in self.rings]
+        return samples + sum(int(t.samples) for t in told), env_steps + sum(int(t.env_steps) for t in told)
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
+        """Hand the errors of the last batch back to its shard, and wake that."""
+        self.rings[self._shard].give_back(np.asarray(feedback[-1]["priority"]) if feedback else None)
+        if feedback:
+            self._figures.add("train_ms", 1e3 * (time.perf_counter() - self._taken))
+        yield Wake(Address(self.role.name, self.policy, self._shard))
+
+    def resize(self, columns: int) -> None:
+        """Keep the size: that of a single policy does not change."""
+
+    def weights_replaced(self) -> None:
+        """Keep everything: what is learned from it does not depend on the weights that acted."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of `REPLAY_METRICS`, of all shards and of each; means since the last call."""
+        found, told = self._figures.take(), [Told(*ring.told.tolist()) for ring in self.rings]
+        now = [ring.figures.copy() for ring in self.rings]
+        since = np.array([a - b for a, b in zip(now, self._seen, strict=True)])  # [shard, figure, 2]
+        self._seen = now
+        for name, (total, count) in zip(SHOWN, since.sum(axis=0), strict=True):
+            if count:  # what a shard has inserted is a share of all
+                found[name] = total / count * (len(self.rings) if name == "age_samples" else 1)
+        found |= {name: sum(getattr(t, name) for t in told) for name in ("size", "dropped", "unsampled")}
+        found["mean_priority"] = sum(t.priority for t in told) / max(1.0, found["size"])
+        if starts := sum(t.since for t in told):
+            found["uses_per_step"] = sum(ring.trained_uses for ring in self.rings) / starts
+        for shard, (ring, one, sums) in enumerate(zip(self.rings, told, since, strict=True)):
+            found |= {
+                f"shard_{shard}/{name}": total / count
+                for name, (total, count) in zip(SHOWN, sums, strict=True)
+                if count
+            }
+            found |= {
+                f"shard_{shard}/size": one.size,
+                f"shard_{shard}/mean_priority": one.priority / max(1.0, one.size),
+            }
+            found |= {f"shard_{shard}/uses_per_step": ring.trained_uses / one.since} if one.since else {}
+        return {f"replay/{name}": float(value) for name, value in found.items()}
+
+
+def _as_batch(tensors: Mapping[str, Array]) -> Batch:
+    return Batch.of({name: torch.from_numpy(array) for name, array in tensors.items()})

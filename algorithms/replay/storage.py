@@ -1,0 +1,551 @@
+"""The memory of a replay: columns of T steps in shared memory, where they survive whoever writes them.
+
+A column is inserted by one process, that of the learner, and the word of its place says how far that is: odd while it
+is written, then twice its number. All totals lie in a note beside it, so they become true with that one store; cursor,
+totals and the tree over the leaves are found again from words, notes and leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from appo.algorithms.replay.frame_stores import Packed
+from appo.algorithms.replay.frames import FrameRing, stack_of
+from appo.algorithms.replay.sum_tree import SumTree, padded
+from appo.algorithms.runtime.memory.arena import Arena, Array, Field
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.memory.weights import barrier
+from appo.algorithms.runtime.topology import Topology
+from appo.envs.spec import EnvSpec
+
+EVICTED = -1  # the word of a column whose frames are being overwritten
+Q_TAKEN, Q_MAX = "q_taken", "q_max"
+"""Recorded by policies that act: the value of the action taken and the largest value, [T, R]."""
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """How a replay keeps steps and gives them away.
+
+    Attributes:
+        capacity: agent steps of the run, shared among its policies.
+        alpha: exponent of priorities; 0 is uniform.
+        priority_epsilon: added to every absolute error.
+        prioritized: whether errors decide what is drawn, else every step is as probable as any other.
+        n_steps: of which rewards are summed, at most.
+        gamma: discount per step.
+        batch_size: B, steps of a batch.
+        replay_ratio: uses per agent step; 0: as many as the learner manages.
+        learning_starts: agent steps that a policy has before the first batch.
+        sequences: whole columns are drawn, and have a priority each.
+        eta: of a column's priority, the share of its largest error; the rest is that of their mean.
+        rescaled: errors are differences of h(return), which the network predicts.
+        compressed_share: memory for compressed frames, over that of the same frames as they are; None: they are stored
+            as they are.
+    """
+
+    capacity: int
+    alpha: float
+    priority_epsilon: float
+    prioritized: bool
+    n_steps: int
+    gamma: float
+    batch_size: int
+    replay_ratio: float
+    learning_starts: int
+    sequences: bool = False
+    eta: float = 0.9
+    rescaled: bool = False
+    compressed_share: float | None = None
+
+    def share(self, shards: int) -> ReplayPlan:
+        """Return the plan of one of so many shards, which share capacity and what is there before the first batch."""
+        shared = {name: -(-getattr(self, name) // shards) for name in ("capacity", "learning_starts")}
+        return replace(self, **shared)
+
+    def columns_of_batch(self, rollout: int) -> int:
+        """Return how many columns of so many steps a batch has, where whole ones are drawn."""
+        return max(1, self.batch_size // rollout)
+
+    def leaves_per_column(self, rollout: int) -> int:
+        """Return L, the priorities that a column of so many steps has."""
+        return 1 if self.sequences else rollout
+
+
+class Note(NamedTuple):
+    """Facts of a column; totals are those of all columns up to it, dropped ones those that made room for it.
+
+    Attributes:
+        place: slot * R + row that it came from.
+        sequence: of the hand-over that it came with.
+        samples, env_steps: valid steps inserted, and frames behind them.
+        unsampled: of them, steps that are never drawn, as nothing is known of what came after.
+        dropped: steps that were overwritten before any batch had them.
+    """
+
+    place: int = 0
+    sequence: int = 0
+    samples: int = 0
+    env_steps: int = 0
+    unsampled: int = 0
+    dropped: int = 0
+
+
+class Samples(NamedTuple):
+    """Which steps were drawn, [B].
+
+    Attributes:
+        column, step: where; of whole columns the step is 0.
+        word: of the column at that time.
+        probability: with which each was drawn.
+    """
+
+    column: Array
+    step: Array
+    word: Array
+    probability: Array
+
+
+class Outcomes(NamedTuple):
+    """Rewards and ends of steps, flat, as n-step returns need them.
+
+    Attributes:
+        valid, reward, terminated, truncated: of the step.
+        same_step: the observation after a truncated step is of the next episode, so that nothing can follow it.
+    """
+
+    valid: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    same_step: bool
+
+
+class NStep(NamedTuple):
+    """N-step returns, [B].
+
+    Attributes:
+        length: m, steps that are summed; 0: the step was not taken, or nothing is known of what came after.
+        reward: sum over k < m of gamma^k r_{t+k}.
+        discount: gamma^m, the factor of the value of observation t+m; 0 after a terminated step.
+        terminated, truncated: how the last of the steps ended.
+    """
+
+    length: Array
+    reward: Array
+    discount: Array
+    terminated: Array
+    truncated: Array
+
+
+def n_step_returns(outcomes: Outcomes, start: Array, room: Array, stride: int, n_steps: int, gamma: float) -> NStep:
+    """Sum rewards over at most n steps, fewer where the episode ends or the column does.
+
+    Args:
+        outcomes: of all steps, flat.
+        start: [B] where the first steps are in them.
+        room: [B] steps from there to the end of the column, at least 1.
+        stride: from one step to the next in `outcomes`.
+        n_steps: n.
+        gamma: discount per step.
+    """
+    length, reward, factor = np.zeros(len(start), np.int64), np.zeros(len(start)), np.ones(len(start))
+    terminated, truncated = np.zeros((2, len(start)), np.bool_)
+    going = np.ones(len(start), np.bool_)
+    last = start + (room - 1) * stride
+    for k in range(n_steps):
+        at = np.minimum(start + k * stride, last)
+        going = going & (k < room) & outcomes.valid[at]
+        if outcomes.same_step:
+            going &= ~outcomes.truncated[at]
+        reward += np.where(going, factor * outcomes.reward[at], 0.0)
+        factor = np.where(going, factor * gamma, factor)
+        length += going
+        terminated |= going & outcomes.terminated[at]
+        truncated |= going & outcomes.truncated[at]
+        going = going & ~terminated & ~truncated
+    return NStep(length, reward, np.where(terminated, 0.0, factor), terminated, truncated)
+
+
+def rescaled_value(x: Array) -> Array:
+    """Return h(x), as `ops.q_learning` has it for tensors (arXiv:1805.11593, prop. A.2)."""
+    h: Array = np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
+    return h
+
+
+def num_columns(plan: ReplayPlan, rollout: int, num_policies: int) -> int:
+    """Return N, the columns of T steps that a policy has; the newest one is never overwritten, so there are two."""
+    return max(2, -(-plan.capacity // (rollout * num_policies)))
+
+
+def replay_fields(
+    plan: ReplayPlan,
+    spec: EnvSpec,
+    topology: Topology,
+    rnn_state_size: int = 0,
+    recurrence: int = 0,
+    policies: Iterable[int] | None = None,
+) -> list[Field]:
+    """Declare the shared memory of the replays of policies that learn.
+
+    Args:
+        plan: of each.
+        spec: of the environment.
+        topology: how many policies there are in all, and how long rollouts are.
+        rnn_state_size: H.
+        recurrence: steps of a BPTT segment; 0: a whole rollout.
+        policies: their numbers; None: all.
+    """
+    rollout = topology.rollout
+    n = num_columns(plan, rollout, topology.num_policies)
+    columns = column_shapes(spec, rollout, rollout // (recurrence or rollout), rnn_state_size)
+    numbers = range(topology.num_policies) if policies is None else policies
+    return [field for policy in numbers for field in fields_of_columns(f"replay.{policy}", plan, spec, n, columns)]
+
+
+def fields_of_columns(
+    prefix: str, plan: ReplayPlan, spec: EnvSpec, n: int, columns: Mapping[str, tuple[tuple[int, ...], str]]
+) -> list[Field]:
+    """Declare the shared memory of a replay of N columns.
+
+    Args:
+        prefix: of the names of the fields.
+        plan: of the replay.
+        spec: of the environment.
+        n: N.
+        columns: what they hold beside observations, as `column_shapes` gives it.
+    """
+    (rollout,) = columns["valid"][0]
+    fields = [
+        Field(f"{prefix}.word", (n,), "int64"),
+        Field(f"{prefix}.note", (n, len(Note._fields)), "int64"),
+        Field(f"{prefix}.leaf", (padded(n * plan.leaves_per_column(rollout)),), "float64"),
+        Field(f"{prefix}.largest", (1,), "float64"),  # error so far
+        Field(f"{prefix}.pace", (len(Pace._fields),), "int64"),
+    ]
+    for name, (shape, dtype) in columns.items():
+        fields.append(Field(f"{prefix}.{name}", (n, *shape), dtype, fills=True))
+    for key, observation in spec.observations.items():
+        stack = stack_of(observation, single=plan.compressed_share is not None)
+        if stack is None:
+            whole = (n, rollout + 1, *observation.shape)
+            fields.append(Field(f"{prefix}.obs.{key}", whole, observation.dtype, fills=True))
+        else:
+            fields += FrameRing.declare(f"{prefix}.obs.{key}", stack, n, rollout, plan.compressed_share)
+    return fields
+
+
+class Pace(NamedTuple):
+    """Counts from which a replay keeps its pace.
+
+    Attributes:
+        used: samples that batches have had.
+        starts: samples inserted when the first batch was due, and one; 0: it is not yet due.
+        samples, env_steps: of the learner before the first insertion of this start.
+        known: 1 if these are noted.
+    """
+
+    used: int = 0
+    starts: int = 0
+    samples: int = 0
+    env_steps: int = 0
+    known: int = 0
+
+
+def column_shapes(
+    spec: EnvSpec, rollout: int, segments: int, rnn_state_size: int
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return name -> shape and dtype of what a column holds beside observations, as `Trajectories` have it."""
+    return {
+        "first": ((rollout + 1,), "bool"),
+        "valid": ((rollout,), "bool"),
+        "reward": ((rollout,), "float32"),
+        "terminated": ((rollout,), "bool"),
+        "truncated": ((rollout,), "bool"),
+        "num_frames": ((rollout,), "int32"),
+        "action": ((rollout, spec.action.num_values), spec.action.dtype),
+        "policy_version": ((rollout,), "int64"),
+        "rnn_state": ((segments, rnn_state_size), "float32"),
+        "drawn": ((rollout,), "bool"),
+    }
+
+
+class ReplayStorage:
+    """The replay of one policy, as it is when it is attached to: what another process has left, or nothing.
+
+    Args:
+        plan: of the replay.
+        spec: of the environment.
+        arena: shared memory with the fields of `replay_fields`.
+        policy: whose.
+        prefix: of the names of the fields; empty: they are those of `replay_fields`.
+
+    Attributes:
+        columns: N.
+        rollout: T.
+        arrays: what columns hold beside observations, by name, [N, ...].
+        obs: observations by key that are stored as they are, [N, T+1, *].
+        rings: those by key that are stacks, or images to be compressed.
+        leaves: L, of a column; one a step, or one alone.
+        tree: over the leaves.
+        newest: number of the column that was inserted last, counted from 1.
+        size: samples that can be drawn.
+        totals: note of the newest column.
+    """
+
+    def __init__(self, plan: ReplayPlan, spec: EnvSpec, arena: Arena, policy: int, prefix: str = "") -> None:
+        self.plan, self.spec, self.arena, self._prefix = plan, spec, arena, prefix or f"replay.{policy}"
+        self.word, self._note = self._array("word"), self._array("note")
+        self.largest, self.pace = self._array("largest"), self._array("pace")
+        self.columns: int
+        self.rollout: int
+        self.columns, self.rollout = self._array("valid").shape
+        self.arrays = {name: self._array(name) for name in column_shapes(spec, 1, 1, 1)}
+        single = plan.compressed_share is not None
+        stacks = {key: stack_of(observation, single=single) for key, observation in spec.observations.items()}
+        self.rings = {
+            key: FrameRing(arena, f"{self._prefix}.obs.{key}", stack) for key, stack in stacks.items() if stack
+        }
+        self.obs = {key: self._array(f"obs.{key}") for key, stack in stacks.items() if not stack}
+        self.leaves = plan.leaves_per_column(self.rollout)
+        self._leaf = self._array("leaf")[: self.columns * self.leaves].reshape(self.columns, self.leaves)
+        self.recover()
+
+    def _array(self, name: str) -> Array:
+        return self.arena[f"{self._prefix}.{name}"]
+
+    def shared(self) -> dict[str, Array]:
+        """Return every array that this replay consists of, by name."""
+        names = ["word", "note", "leaf", "largest", "pace", *self.arrays, *(f"obs.{key}" for key in self.obs)]
+        names += [f"obs.{key}.{part}" for key, ring in self.rings.items() for part in ring.names]
+        return {name: self._array(name) for name in names}
+
+    def recover(self) -> None:
+        """Find cursor, totals and tree again; a column whose insertion was cut off is as if it had not been begun."""
+        self._leaf[self.word % 2 == 1] = 0.0
+        complete = self.word[(self.word > 0) & (self.word % 2 == 0)] // 2
+        self.newest = int(complete.max(initial=0))
+        self.oldest = int(complete.min(initial=self.newest + 1))
+        self.totals = Note(*self._note[self._place(self.newest)].tolist()) if self.newest else Note()
+        self.size = self._drawable(np.flatnonzero(self._leaf.any(axis=1)))
+        self.tree = SumTree(self._array("leaf"))
+        self._ready_columns = 0  # whose memory is reserved
+
+    def _place(self, number: int) -> int:
+        return (number - 1) % self.columns
+
+    def _drawable(self, place: Array | int) -> int:
+        """Return how many steps of columns can be drawn, alone or with their column."""
+        leaf = self._leaf[place]
+        return int(np.count_nonzero(self.arrays["valid"][place] & (leaf > 0) if self.plan.sequences else leaf))
+
+    # ---- in
+
+    def holds(self, place: int, sequence: int) -> bool:
+        """Whether the newest column is this one: then only its slot does not say so."""
+        return (self.totals.place, self.totals.sequence) == (place, sequence)
+
+    def insert(self, trajectories: Trajectories, slot: int, row: int, valid: Array, error: Array) -> int:
+        """Insert a column in place of the oldest one, which nobody sees before it is whole; the valid steps in it.
+
+        Args:
+            trajectories: the shared arrays.
+            slot: where the column is.
+            row: in the slot.
+            valid: [T] steps of the policy.
+            error: [T] first priorities as `first_errors` gives them.
+        """
+        number = self.newest + 1
+        place = self._place(number)
+        stacked = {key: trajectories.obs[key][slot, :, row] for key in self.rings}
+        plans = {key: self.rings[key].plan(obs) for key, obs in stacked.items()}
+        packed = {key: self.rings[key].pack(obs, plans[key]) for key, obs in stacked.items()}
+        dropped = self._make_room(number, packed)
+        self.word[place] = 2 * number - 1
+        barrier()
+        self._reserve(place)
+        for name, array in self.arrays.items():
+            if name not in ("valid", "drawn"):
+                array[place] = getattr(trajectories, name)[slot, :, row]
+        self.arrays["valid"][place], self.arrays["drawn"][place] = valid, False
+        for key, array in self.obs.items():
+            array[place] = trajectories.obs[key][slot, :, row]
+        for key, ring in self.rings.items():
+            ring.write(place, self._end(key), plans[key], packed[key])
+        self.tree.set(self._leaves_at(place), self._leaves_of(error[None])[0])
+        count, frames = int(np.count_nonzero(valid)), int(self.arrays["num_frames"][place][valid].sum())
+        before = self.totals
+        self.totals = Note(
+            place=slot * trajectories.valid.shape[2] + row,
+            sequence=int(trajectories.sequence[slot]),
+            samples=before.samples + count,
+            env_steps=before.env_steps + frames,
+            unsampled=before.unsampled + int(np.count_nonzero(valid & (error < 0))),
+            dropped=before.dropped + dropped,
+        )
+        self._note[place] = self.totals
+        barrier()
+        self.word[place] = 2 * number
+        self.newest, self.size = number, self.size + self._drawable(place)
+        return count
+
+    def _make_room(self, number: int, packed: Mapping[str, Packed]) -> int:
+        """Evict the columns in whose place, or in whose frames, the next one lies; steps of them no batch has had."""
+        dropped = 0
+        while self.oldest <= self.newest and (
+            self.oldest <= number - self.columns
+            or not all(
+                ring.has_room(int(ring.frames_of(self._place(self.oldest))[0]), self._end(key), packed[key])
+                for key, ring in self.rings.items()
+            )
+        ):
+            place = self._place(self.oldest)
+            self.word[place] = EVICTED
+            barrier()
+            self.size -= self._drawable(place)
+            dropped += int(np.count_nonzero(self.arrays["valid"][place] & ~self.arrays["drawn"][place]))
+            self.tree.set(self._leaves_at(place), np.zeros(self.leaves))
+            self.oldest += 1
+        return dropped
+
+    def _end(self, key: str) -> int:
+        """Where the frames of the next column begin."""
+        return int(self.rings[key].frames_of(self._place(self.newest))[1]) if self.newest else 0
+
+    def reserve_columns(self, count: int) -> None:
+        """Reserve the memory of the first `count` places, but for frames."""
+        if count:
+            self._reserve(count - 1)
+
+    def _reserve(self, place: int) -> None:
+        if place < self._ready_columns:
+            return
+        self._ready_columns = min(self.columns, place + 64)
+        for name in (*self.arrays, *(f"obs.{key}" for key in self.obs), *(f"obs.{key}.index" for key in self.rings)):
+            array = self._array(name)
+            self.arena.reserve(f"{self._prefix}.{name}", self._ready_columns * (array.nbytes // self.columns))
+
+    def first_errors(self, trajectories: Trajectories, slot: int, valid: Array) -> Array:
+        """Return the absolute n-step errors [T, R] of a slot by the values that acting recorded; -1: not to be drawn.
+
+        Where no value of observation t+m is recorded, as at the end of a column, it is the column's largest error; in
+        one without any, the largest error so far.
+
+        Args:
+            trajectories: the shared arrays.
+            slot: in them.
+            valid: [T, R] steps of the policy.
+        """
+        t = trajectories
+        rollout, rows = valid.shape
+        flat = [a.ravel() for a in (valid, t.reward[slot], t.terminated[slot], t.truncated[slot])]
+        outcomes = Outcomes(flat[0], flat[1], flat[2], flat[3], self.spec.same_step)
+        start = np.arange(rollout * rows)
+        step = start // rows
+        returns = n_step_returns(outcomes, start, rollout - step, rows, self.plan.n_steps, self.plan.gamma)
+        error = np.full(rollout * rows, np.nan)
+        if Q_TAKEN in t.recorded:
+            later = np.minimum(start + returns.length * rows, rollout * rows - rows + start % rows)
+            value = np.where(returns.terminated, 0.0, t.recorded[Q_MAX][slot].ravel()[later])
+            known = returns.terminated | (step + returns.length < rollout)
+            error = self._difference(returns.reward + returns.discount * value, t.recorded[Q_TAKEN][slot].ravel())
+            error[~known] = np.nan
+        drawable = returns.length > 0
+        error[~(np.isfinite(error) & drawable)] = -1.0
+        table = error.reshape(rollout, rows)
+        largest = table.max(axis=0)
+        self.largest[0] = max(self.largest[0], largest.max())
+        largest = np.where(largest < 0, self.largest[0] or 1.0, largest)
+        drawn: Array = np.where(drawable.reshape(rollout, rows), np.where(table < 0, largest, table), -1.0)
+        return drawn
+
+    def _difference(self, target: Array, value: Array) -> Array:
+        """Return the absolute errors of values, both in units of return, in those of the network."""
+        if self.plan.rescaled:
+            target, value = rescaled_value(target), rescaled_value(value)
+        error: Array = np.abs(target - value)
+        return error
+
+    def _leaves_at(self, place: int) -> Array:
+        return place * self.leaves + np.arange(self.leaves)
+
+    def _leaves_of(self, error: Array) -> Array:
+        """Return what leaves hold, [B, L]: (error + epsilon)^alpha (arXiv:1511.05952, eq. 1), 1 if errors say nothing.
+
+        Of whole columns the error is eta times the largest and 1 - eta times the mean (Kapturowski et al. 2019, R2D2,
+        section 2.3).
+
+        Args:
+            error: [B, T] of the steps of columns, [B, 1] of single steps; negative: there is none.
+        """
+        known = np.asarray(error >= 0)
+        if self.plan.sequences:
+            mean = np.where(known, error, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+            mixed = self.plan.eta * error.max(axis=1) + (1 - self.plan.eta) * mean
+            error, known = mixed[:, None], np.asarray(known.any(axis=1))[:, None]
+        if not self.plan.prioritized:
+            return known.astype(np.float64)
+        leaf = (np.maximum(error, 0.0) + self.plan.priority_epsilon) ** self.plan.alpha
+        return np.where(known, leaf, 0.0)
+
+    # ---- out
+
+    def draw(self, count: int, random: np.random.Generator) -> Samples:
+        """Draw samples in proportion to their leaves, one from each of `count` equal parts of the sum."""
+        leaf = self.tree.sample(count, random)
+        column, step = np.divmod(leaf, self.leaves)
+        return Samples(column, step, self.word[column], self.tree.levels[0][leaf] / self.tree.total)
+
+    def note_drawn(self, samples: Samples) -> None:
+        """Note that a batch has these: what is overwritten from now on has not been dropped."""
+        self.arrays["drawn"][samples.column, slice(None) if self.plan.sequences else samples.step] = True
+
+    def returns_of(self, samples: Samples) -> NStep:
+        """Return the n-step returns of samples."""
+        flat = [self.arrays[name].reshape(-1) for name in ("valid", "reward", "terminated", "truncated")]
+        outcomes = Outcomes(flat[0], flat[1], flat[2], flat[3], self.spec.same_step)
+        start = samples.column * self.rollout + samples.step
+        return n_step_returns(outcomes, start, self.rollout - samples.step, 1, self.plan.n_steps, self.plan.gamma)
+
+    def read_obs(self, key: str, column: Array, step: Array, out: Array) -> None:
+        """Copy the observations [B, *] at these places into contiguous memory; steps are from 0 to T."""
+        if key in self.rings:
+            self.rings[key].read(column, step, out)
+            return
+        flat = self.obs[key].reshape(self.columns * (self.rollout + 1), -1)
+        place = column * (self.rollout + 1) + step
+        flat.take(place, axis=0, out=out.reshape(len(column), -1), mode="clip")
+
+    def update(self, samples: Samples, error: Array) -> int:
+        """Give samples the priorities of these absolute errors; how many.
+
+        Those whose column has been overwritten meanwhile are left out, and those with an error that is not finite.
+
+        Args:
+            samples: B of them.
+            error: [B], or of whole columns [T, B], negative where a step has none.
+        """
+        if not self.plan.prioritized:
+            return 0
+        table = np.atleast_2d(error).T.astype(np.float64)
+        current = (self.word[samples.column] == samples.word) & np.isfinite(table).all(axis=1)
+        table = table[current]
+        self.largest[0] = max(self.largest[0], table.max(initial=0.0))
+        leaves = self._leaves_of(table)[:, 0]
+        index = samples.column[current] * self.leaves + samples.step[current]
+        self.tree.set(index[leaves > 0], leaves[leaves > 0])
+        return len(index)
+
+    def samples_before(self, column: Array) -> Array:
+        """Return how many steps had been inserted with each of these columns, [B]: their age follows."""
+        counted: Array = self._note[column, Note._fields.index("samples")]
+        return counted
+
+    @property
+    def mean_priority(self) -> float:
+        """The mean of all leaves that can be drawn; 0 without any."""
+        return self.tree.total / self.size if self.size else 0.0
